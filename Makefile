@@ -1,0 +1,77 @@
+# The one door for contributors. `make` alone lists what there is.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= auto
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# The first interpreter that really runs and is new enough; `make PYTHON=/path/to/python` overrides the search.
+PYTHON ?=
+CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
+NEW_ENOUGH := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: venv
+venv: $(STAMP) ## Create .venv with everything that development needs
+
+$(STAMP): pyproject.toml constraints.txt
+	@set -e; found=; \
+	for candidate in $(CANDIDATES); do \
+	    if "$$candidate" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then found=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	    echo "semel needs Python 3.11 or newer with its venv module; none of these is: $(CANDIDATES)." >&2; \
+	    echo "Install one, or name yours: make venv PYTHON=/path/to/python" >&2; \
+	    exit 1; \
+	fi; \
+	if ! $(BIN)/python -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then \
+	    echo "creating $(VENV) with $$found ($$("$$found" --version))"; \
+	    "$$found" -m venv --clear $(VENV); \
+	fi
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev,cli]'
+	@touch $@
+
+.PHONY: format
+format: $(STAMP) ## Rewrite the code in the one format, and fix what ruff can fix
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix-only --quiet
+
+.PHONY: lint
+lint: $(STAMP) ## Lint, and check the format without rewriting anything
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+
+.PHONY: types
+types: $(STAMP) ## Check the types (mypy strict), and that every public name has one (pyright)
+	$(BIN)/mypy $(wildcard src tests benchmarks examples)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes semel --ignoreexternal
+
+.PHONY: check
+check: format lint types ## Format, lint, type and run the fast tests: under a minute
+	$(PYTEST) --hypothesis-profile=fast -m 'not slow' --quiet
+
+.PHONY: test
+test: lint types ## Lint, type and run every test
+	$(PYTEST) --hypothesis-profile=ci
+
+.PHONY: soak
+soak: $(STAMP) ## Run every test in its long form: many more schedules, examples and kills
+	SEMEL_SOAK=1 $(PYTEST) --hypothesis-profile=soak --timeout=0
+
+.PHONY: bench
+bench: $(STAMP) ## Measure every store beside the raw limit of the same run
+	$(BIN)/python -m benchmarks
+
+.PHONY: clean
+clean: ## Remove the environment, the caches and the builds
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""semel (Latin: once): events arrive many times; their effect happens once."""

@@ -1,0 +1,215 @@
+"""Values to bytes and back, exactly as they went in. One codec byte first; never code that runs on reading.
+
+======  ==========================================================================================
+``j``   JSON: None, bool, int, float, str, list, dict with text keys, and nothing else inside
+``m``   MessagePack with tags: tuples, sets, Decimal, dates, UUID, bytes, big integers, any dict keys
+``r``   raw bytes
+``o``   an object (dataclass, msgspec, attrs, pydantic, enum) that the handler's return annotation names
+======  ==========================================================================================
+"""
+
+import math
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgspec
+from msgspec.msgpack import Ext
+
+from semel.errors import HandlerFailed, RecordCorrupt, ValueNotEncodable, ValueTooLarge
+
+__all__ = ["decode", "decode_error", "encode", "encode_error"]
+
+DEPTH_MAX = 64
+"""Deeper values are refused: they are cycles, or would overflow the reader's stack."""
+ERROR_CHARS_MAX = 4096
+_INT64 = 2**63
+
+_json = msgspec.json.Encoder()
+_pack = msgspec.msgpack.Encoder()
+_NULL = b"jnull"
+
+
+def encode(value: Any, returns: Any = None, bytes_max: int | None = None) -> bytes:
+    """The bytes of a value. `returns`: the annotated type of an object that is not built of plain parts.
+
+    Raises `ValueNotEncodable` where it would not come back as it went in, `ValueTooLarge` past `bytes_max`.
+    """
+    if value is None:
+        return _NULL
+    try:
+        encoded = _encode(value, returns)
+    except (RecursionError, UnicodeError, OverflowError) as error:
+        raise ValueNotEncodable(f"a {type(value).__name__} cannot be stored: {error}") from error
+    if bytes_max is not None and len(encoded) > bytes_max:
+        raise ValueTooLarge(
+            f"the value takes {len(encoded)} bytes, more than {bytes_max}; return less or raise value_bytes_max"
+        )
+    return encoded
+
+
+def decode(encoded: bytes, returns: Any = None) -> Any:
+    """The value that `encode` was given. Raises `RecordCorrupt` rather than guess."""
+    codec, body = encoded[:1], encoded[1:]
+    try:
+        match codec:
+            case b"j":
+                return msgspec.json.decode(body)
+            case b"m":
+                return _unpack.decode(body)
+            case b"r":
+                return body
+            case b"o":
+                return _decode_object(body, returns)
+            case _:
+                raise RecordCorrupt(f"a stored value has the unknown codec {codec!r}; is this semel too old?")
+    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError) as error:
+        raise RecordCorrupt(f"a stored value does not decode any more: {error}") from error
+
+
+def encode_error(error: BaseException) -> bytes:
+    """What is kept of a permanent failure: its type and message, never the object."""
+    kind = type(error)
+    message = str(error)[:ERROR_CHARS_MAX].encode("utf-8", "replace").decode()
+    return b"j" + _json.encode([f"{kind.__module__}.{kind.__qualname__}", message])
+
+
+def decode_error(encoded: bytes | None) -> HandlerFailed:
+    """The stored failure, as the error that a duplicate gets."""
+    if encoded is None:
+        return HandlerFailed("unknown", "the error was not kept")
+    kind, message = decode(encoded)
+    return HandlerFailed(kind, message)
+
+
+def _encode(value: Any, returns: Any) -> bytes:
+    if type(value) is bytes:
+        return b"r" + value
+    if _is_plain(value, 0):
+        return b"j" + _json.encode(value)
+    try:
+        return b"m" + _pack.encode(_tagged(value, 0))
+    except ValueNotEncodable:
+        if returns is None:
+            raise
+        return b"o" + _encode_object(value, returns)
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return True
+    if kind is int:
+        return -_INT64 <= value < _INT64
+    if kind is float:
+        return math.isfinite(value)
+    if depth > DEPTH_MAX:
+        raise RecursionError("nested too deeply")
+    if kind is list:
+        return all(_is_plain(part, depth + 1) for part in value)
+    if kind is dict:
+        return all(type(name) is str and _is_plain(part, depth + 1) for name, part in value.items())
+    return False
+
+
+# --- MessagePack with tags ----------------------------------------------------------------------
+
+
+def _zoned(moment: datetime) -> list[Any]:
+    """A datetime's text, fold and zone; a named zone comes back as that zone, not as an offset."""
+    zone = moment.tzinfo
+    if zone is None or type(zone) is timezone:
+        return [moment.isoformat(), moment.fold, None]
+    if type(zone) is ZoneInfo and zone.key:
+        return [moment.replace(tzinfo=None).isoformat(), moment.fold, zone.key]
+    raise ValueNotEncodable(f"a datetime with the time zone {zone!r} cannot be stored; use UTC or a ZoneInfo")
+
+
+def _unzoned(text: str, fold: int, zone: str | None) -> datetime:
+    moment = datetime.fromisoformat(text).replace(fold=fold)
+    return moment if zone is None else moment.replace(tzinfo=ZoneInfo(zone))
+
+
+def _clocked(moment: time) -> list[Any]:
+    if moment.tzinfo is not None and type(moment.tzinfo) is not timezone:
+        raise ValueNotEncodable(f"a time with the time zone {moment.tzinfo!r} cannot be stored")
+    return [moment.isoformat(), moment.fold]
+
+
+_TAGS: list[tuple[int, type, Callable[[Any], Any], Callable[..., Any]]] = [
+    (1, tuple, list, lambda *parts: parts),
+    (2, set, list, lambda *parts: set(parts)),
+    (3, frozenset, list, lambda *parts: frozenset(parts)),
+    (4, Decimal, lambda number: [str(number)], Decimal),
+    (5, datetime, _zoned, _unzoned),
+    (6, date, lambda day: [day.isoformat()], date.fromisoformat),
+    (7, time, _clocked, lambda text, fold: time.fromisoformat(text).replace(fold=fold)),
+    (8, timedelta, lambda span: [span.days, span.seconds, span.microseconds], timedelta),
+    (9, UUID, lambda uid: [uid.bytes], lambda raw: UUID(bytes=raw)),
+    (10, int, lambda number: [hex(number)], lambda text: int(text, 16)),
+    (11, dict, lambda mapping: [list(pair) for pair in mapping.items()], lambda *pairs: dict(map(tuple, pairs))),
+    (12, bytearray, lambda raw: [bytes(raw)], bytearray),
+    (13, complex, lambda number: [number.real, number.imag], complex),
+]
+_BY_TYPE = {kind: (code, parts) for code, kind, parts, _ in _TAGS}
+_BY_CODE = {code: build for code, _, _, build in _TAGS}
+
+
+def _tagged(value: Any, depth: int) -> Any:
+    kind = type(value)
+    if kind in (str, bool, float, bytes) or value is None or (kind is int and -_INT64 <= value < _INT64):
+        return value
+    if depth > DEPTH_MAX:
+        raise RecursionError("nested too deeply")
+    if kind is list:
+        return [_tagged(part, depth + 1) for part in value]
+    if kind is dict and all(type(name) is str for name in value):
+        return {name: _tagged(part, depth + 1) for name, part in value.items()}
+    if kind not in _BY_TYPE:
+        raise ValueNotEncodable(
+            f"a {kind.__module__}.{kind.__qualname__} cannot be stored; return plain data,"
+            " or annotate the handler with the type it returns"
+        )
+    code, parts = _BY_TYPE[kind]
+    return Ext(code, _pack.encode([_tagged(part, depth + 1) for part in parts(value)]))
+
+
+def _untag(code: int, data: memoryview) -> Any:
+    if code not in _BY_CODE:
+        raise RecordCorrupt(f"a stored value has the unknown tag {code}; is this semel too old?")
+    return _BY_CODE[code](*_unpack.decode(data))
+
+
+_unpack = msgspec.msgpack.Decoder(ext_hook=_untag)
+
+
+# --- objects ------------------------------------------------------------------------------------
+
+
+def _encode_object(value: Any, returns: Any) -> bytes:
+    """JSON of an object, after a look that the annotation really brings it back."""
+    try:
+        body = _object_json(value)
+        back = _decode_object(body, returns)
+        if type(back) is type(value) and _object_json(back) == body:
+            return body
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        raise ValueNotEncodable(f"a {type(value).__name__} cannot be stored: {error}") from error
+    raise ValueNotEncodable(f"a {type(value).__name__} does not come back from the annotation {returns!r}")
+
+
+def _object_json(value: Any) -> bytes:
+    if hasattr(type(value), "model_dump_json"):
+        return str(value.model_dump_json()).encode()
+    return _json.encode(value)
+
+
+def _decode_object(body: bytes, returns: Any) -> Any:
+    if returns is None:
+        raise RecordCorrupt("a stored object needs the handler's return annotation, which is gone")
+    if hasattr(returns, "model_validate_json"):
+        return returns.model_validate_json(body)
+    return msgspec.json.decode(body, type=returns)

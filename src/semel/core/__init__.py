@@ -1,0 +1,1 @@
+"""The rules of semel: pure, without I/O, clock, thread or event loop."""

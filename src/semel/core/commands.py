@@ -1,0 +1,306 @@
+"""What flows ask for and what they get back: one small frozen struct each.
+
+*Items* go to a store, many in one round trip, each atomic on its own. The other commands are for
+the driver that runs the flow. `answer = yield from command` is typed: a command knows its answer.
+"""
+
+from collections.abc import Callable, Generator
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+from msgspec import Struct
+
+from semel.types import (
+    Absent,
+    Busy,
+    Completed,
+    Forgotten,
+    Id,
+    Late,
+    Lost,
+    Mismatch,
+    Mode,
+    Record,
+    Renewed,
+    State,
+    Stats,
+    Unavailable,
+    Unknown,
+)
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+Flow: TypeAlias = Generator["Command[Any]", Any, T]
+"""A piece of protocol: yields commands, is sent their answers, returns its result."""
+
+
+class Command(Struct, Generic[R], frozen=True, gc=False):
+    """Something a flow asks for, answered with an `R`."""
+
+    def __iter__(self) -> Generator["Command[R]", R, R]:
+        return (yield self)
+
+
+# --- answers of a store -------------------------------------------------------------------------
+
+
+class Granted(Struct, frozen=True, gc=False):
+    """The claim is yours: run, then settle with this fence and your owner."""
+
+    fence: int
+    attempt: int
+    lease_until: int
+    first_seen: int
+    steps: tuple[tuple[str, bytes | None], ...] = ()
+    journal: bytes | None = None
+
+
+class Known(Struct, frozen=True, gc=False):
+    """The key is settled: what a duplicate is answered with."""
+
+    state: Literal["done", "failed"]
+    value: bytes | None
+    fence: int
+    settled_at: int
+    first_seen: int
+
+
+class Marked(Struct, frozen=True, gc=False):
+    """For each key of the mark, in order: was this the first time?"""
+
+    firsts: list[bool]
+
+
+class Page(Struct, frozen=True, gc=False):
+    """Some records, and where to go on (`None`: that was all)."""
+
+    records: list[Record]
+    cursor: str | None = None
+
+
+class Purged(Struct, frozen=True, gc=False):
+    """How many expired records were removed, and how long the oldest had been waiting for it."""
+
+    count: int
+    lag_s: float = 0.0
+    more: bool = False
+
+
+class Settings(Struct, frozen=True, gc=False):
+    """The store's own settings: windows and modes by (tenant, consumer)."""
+
+    windows: dict[tuple[str, str, str], int]
+    """(tenant, consumer, event type; empty: any) -> microseconds, 0: off."""
+    modes: dict[tuple[str, str], Mode]
+
+
+ClaimAnswer: TypeAlias = Granted | Known | Busy | Mismatch | Late | Unknown | Unavailable
+SettleAnswer: TypeAlias = Completed | Lost[Any] | Unavailable
+RenewAnswer: TypeAlias = Renewed | Lost[Any] | Unavailable
+
+
+# --- items: commands for a store ----------------------------------------------------------------
+
+
+class Claim(Command[ClaimAnswer], frozen=True, gc=False, tag="claim"):
+    """The exclusive right to run, or what a duplicate needs to know. Repeating it is safe: same owner."""
+
+    id: Id
+    owner: bytes
+    lease_us: int
+    window_us: int
+    fingerprint: bytes | None = None
+    event_type: str = ""
+    event_time_us: int | None = None
+    refuse_late: bool = False
+    journal: bytes | None = None
+    meta: bytes | None = None
+    quarantine: bool = False
+    sliding: bool = False
+
+
+class Renew(Command[RenewAnswer], frozen=True, gc=False, tag="renew"):
+    """Move the lease to now + `lease_us`; with a `step`, write (name, value) into the record too."""
+
+    id: Id
+    owner: bytes
+    fence: int
+    lease_us: int
+    step: tuple[str, bytes | None] | None = None
+
+
+class Settle(Command[SettleAnswer], frozen=True, gc=False, tag="settle"):
+    """End a claim: complete, fail, release or quarantine it, iff fence and owner still match."""
+
+    id: Id
+    owner: bytes
+    fence: int
+    to: Literal["done", "failed", "released", "unknown"]
+    value: bytes | None = None
+    window_us: int = 0
+    lease_us: int = 0
+    """With `window_us` it says when a record that the store lost would have expired."""
+    sliding: bool = False
+    delay_us: int = 0
+    count_attempt: bool = True
+
+
+class Mark(Command[Marked | Unavailable], frozen=True, gc=False, tag="mark"):
+    """Note each key as done, at once. The keys differ from one another; each is atomic on its own."""
+
+    tenant: str
+    consumer: str
+    keys: list[str]
+    window_us: int
+
+
+class Lookup(Command[Record | Absent | Unavailable], frozen=True, gc=False, tag="lookup"):
+    """The record as it stands, without any effect on it."""
+
+    id: Id
+
+
+class Forget(Command[Forgotten | Absent | Busy | Lost[Any] | Unavailable], frozen=True, gc=False, tag="forget"):
+    """Make the key new again; `Busy` on a running claim unless forced, `Lost` if it is not that record."""
+
+    id: Id
+    force: bool = False
+    fence: int | None = None
+    state: State | None = None
+
+
+class Resolve(Command[Completed | Forgotten | Lost[Any] | Unavailable], frozen=True, gc=False, tag="resolve"):
+    """Decide an unknown record, compare-and-set on the fence that was seen."""
+
+    id: Id
+    fence: int
+    to: Literal["done", "absent"]
+    value: bytes | None = None
+    window_us: int = 0
+
+
+class Scan(Command[Page | Unavailable], frozen=True, gc=False, tag="scan"):
+    """Records by tenant, consumer, state, key prefix and age, a page at a time, in a stable order."""
+
+    tenant: str | None = None
+    consumer: str | None = None
+    state: State | None = None
+    prefix: str = ""
+    seen_before: int | None = None
+    orphaned: bool = False
+    """Only journaled claims whose lease is over: what `sweep` takes."""
+    cursor: str | None = None
+    limit: int = 100
+
+
+class Purge(Command[Purged | Unavailable], frozen=True, gc=False, tag="purge"):
+    """Remove up to `limit` records whose expiry and lease are over. It never changes an answer."""
+
+    limit: int = 1000
+    dry_run: bool = False
+
+
+class Count(Command[Stats | Unavailable], frozen=True, gc=False, tag="count"):
+    """How much the store holds."""
+
+    tenant: str | None = None
+
+
+class ReadSettings(Command[Settings | Unavailable], frozen=True, gc=False, tag="read_settings"):
+    """All windows and modes."""
+
+
+class SetWindow(Command[None | Unavailable], frozen=True, gc=False, tag="set_window"):
+    """Store a window (0: off, `None`: remove); with `existing`, move stored expiries too."""
+
+    tenant: str
+    consumer: str
+    event_type: str
+    window_us: int | None
+    existing: bool = False
+
+
+class Admit(Command[Mode | Unavailable], frozen=True, gc=False, tag="admit"):
+    """Record the consumer's mode if it has none; answers with the recorded one."""
+
+    tenant: str
+    consumer: str
+    mode: Mode
+
+
+class SwitchMode(Command[int | Unavailable], frozen=True, gc=False, tag="switch_mode"):
+    """Change the consumer's mode; answers how many unfinished records forbid it (0: changed)."""
+
+    tenant: str
+    consumer: str
+    mode: Mode
+
+
+RecordItem: TypeAlias = Claim | Renew | Settle | Lookup | Forget | Resolve
+"""Items on one record each: what `machine.decide` decides."""
+
+Item: TypeAlias = (
+    RecordItem | Mark | Scan | Purge | Count | ReadSettings | SetWindow | Admit | SwitchMode
+)
+Answer: TypeAlias = Any
+"""The answer of the item at the same position; its type is the item's own."""
+
+
+# --- commands for the driver --------------------------------------------------------------------
+
+
+class Returned(Struct, frozen=True):
+    """The handler returned."""
+
+    value: Any
+
+
+class Raised(Struct, frozen=True):
+    """The handler raised. `interrupted`: from outside (cancelled, Ctrl-C), not by its own doing."""
+
+    error: BaseException
+    interrupted: bool = False
+    lost: bool = False
+    """It was stopped because its claim was lost."""
+
+
+Ran: TypeAlias = Returned | Raised
+
+
+class Invoke(Command[Ran], frozen=True):
+    """Call the handler under a granted claim. Never throws: the answer says how it ended."""
+
+    call: Callable[[], Any]
+    claim: Claim | None = None
+    granted: Granted | None = None
+
+
+class Watch(Command[Any], frozen=True, gc=False):
+    """Listen for changes of a record from now on, for at most `wait_s`. Answers with a handle."""
+
+    id: Id
+    wait_s: float
+
+
+class Sleep(Command[bool], frozen=True):
+    """Sleep until the watched record may have changed; `False` when `wait_s` is over."""
+
+    watch: Any
+    retry_after_s: float
+
+
+class Unwatch(Command[None], frozen=True):
+    """Stop listening."""
+
+    watch: Any
+
+
+class Pause(Command[bool], frozen=True, gc=False):
+    """Back off before asking an unreachable store again; `False` when there is no time left.
+
+    With an owner the time is that claim's own deadline; without, the policy's `wait_s`.
+    """
+
+    tries: int
+    owner: bytes = b""
+    wait_s: float = 0.0

@@ -1,0 +1,259 @@
+"""Decide what one item does to one record: the specification that every store carries out.
+
+`decide(record, item, now)` answers the item and says what to write. Memory and SQLite call it under
+their lock; the Lua and SQL of the other stores say the same in their own words, and one contract suite
+holds them to it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from semel.core.commands import Claim, Forget, Granted, Known, Lookup, RecordItem, Renew, Resolve, Settle
+from semel.errors import RecordCorrupt
+from semel.types import (
+    FOREVER,
+    Absent,
+    Busy,
+    Completed,
+    Forgotten,
+    Late,
+    Lost,
+    Mismatch,
+    Record,
+    Renewed,
+    Unknown,
+)
+
+TOMBSTONE_US = 12 * 3600 * 1_000_000
+"""How long a forgotten key keeps its fence: the longest that a lease may last, so no run outlives it."""
+
+NOBODY = b""
+"""The owner of a released or forgotten record; no claim call has it."""
+
+Decision = tuple[Any, Record | None]
+"""The answer, and the record to write (`None`: nothing changes)."""
+
+
+def decide(record: Record | None, item: RecordItem, now: int) -> Decision:
+    """Answer `item` against what is stored; `now` is the store's clock in microseconds."""
+    return _RULES[type(item)](standing(record, now), item, now, record)
+
+
+def standing(record: Record | None, now: int) -> Record | None:
+    """What a stored record means at `now`.
+
+    Expired with no running lease is absent in every respect, and a quarantined claim whose owner let its
+    lease run out is unknown: whether somebody purged or swept it meanwhile never changes an answer.
+    """
+    if record is None:
+        return None
+    if record.state != "claimed":
+        return record if record.expires_at > now else None
+    if record.lease_until > now:
+        return record
+    if record.quarantine and record.owner:
+        return replace(record, state="unknown", settled_at=record.lease_until, expires_at=FOREVER)
+    return record if record.expires_at > now else None
+
+
+def differs(mine: bytes | None, stored: bytes | None) -> bool:
+    """Whether two fingerprints say "another payload". The first byte is their version."""
+    return bool(mine) and bool(stored) and mine[0] == stored[0] and mine != stored  # type: ignore[index]
+
+
+# Each rule gets the record as it stands and, last, as it is stored: the fence goes on even from an expired one.
+
+
+def _claim(record: Record | None, item: Claim, now: int, stored: Record | None) -> Decision:
+    if record is None or record.state == "forgotten":
+        if item.refuse_late and item.event_time_us is not None and now - item.event_time_us > item.window_us:
+            return Late((now - item.event_time_us) / 1e6), None
+        return _grant(item, now, _next_fence(stored, now), None)
+    if differs(item.fingerprint, record.fingerprint):
+        return Mismatch(), None
+    if record.state == "claimed":
+        if record.lease_until <= now:
+            return _grant(item, now, _next_fence(stored, now), record)
+        if record.owner == item.owner:
+            return _granted(record), None
+        return Busy((record.lease_until - now) / 1e6, record.journal is not None), None
+    if record.state == "unknown":
+        return Unknown(record.settled_at), None if record is stored else record
+    return Known(record.state, record.value, record.fence, record.settled_at, record.first_seen), None
+
+
+def _grant(item: Claim, now: int, fence: int, orphan: Record | None) -> Decision:
+    lease_until = now + item.lease_us
+    journal = item.journal if orphan is None or orphan.journal is None else orphan.journal
+    if item.quarantine or journal is not None:
+        expires_at = FOREVER
+    elif item.sliding:
+        expires_at = now + item.window_us if orphan is None else orphan.expires_at
+    else:
+        expires_at = lease_until + item.window_us
+    record = Record(
+        id=item.id,
+        state="claimed",
+        owner=item.owner,
+        fence=fence,
+        lease_until=lease_until,
+        attempt=1 if orphan is None else orphan.attempt + 1,
+        expires_at=expires_at,
+        first_seen=now if orphan is None else orphan.first_seen,
+        fingerprint=item.fingerprint if orphan is None else item.fingerprint or orphan.fingerprint,
+        steps=() if orphan is None else orphan.steps,
+        journal=journal,
+        event_type=item.event_type if orphan is None else item.event_type or orphan.event_type,
+        meta=item.meta if orphan is None else item.meta or orphan.meta,
+        quarantine=item.quarantine,
+        sliding=item.sliding,
+    )
+    return _granted(record), record
+
+
+def _granted(record: Record) -> Granted:
+    return Granted(
+        record.fence, record.attempt, record.lease_until, record.first_seen, record.steps, record.journal
+    )
+
+
+def _renew(record: Record | None, item: Renew, now: int, _stored: Record | None) -> Decision:
+    if record is None or record.state != "claimed" or not _mine(record, item):
+        return Lost(), None
+    lease_until = now + item.lease_us
+    steps = record.steps
+    if item.step is not None and item.step[0] not in {name for name, _ in steps}:
+        steps = (*steps, item.step)
+    renewed = replace(
+        record, lease_until=lease_until, expires_at=_moved(record, lease_until), steps=steps
+    )
+    return Renewed(lease_until), renewed
+
+
+def _settle(record: Record | None, item: Settle, now: int, _stored: Record | None) -> Decision:
+    if record is None:
+        return _recreate(item, now) if item.to in ("done", "failed") else (Lost(), None)
+    if not _mine(record, item):
+        return Lost(), None
+    if record.state == item.to:
+        return Completed(already=True, at=record.settled_at), None
+    if item.to in ("done", "failed"):
+        if record.state not in ("claimed", "unknown"):
+            return Lost(), None
+        expires_at = now + item.window_us
+        if record.sliding:
+            expires_at = record.expires_at if record.expires_at != FOREVER else record.first_seen + item.window_us
+        return Completed(at=now), replace(
+            record, state=item.to, value=item.value, settled_at=now, expires_at=expires_at, journal=None
+        )
+    if record.state != "claimed":
+        return Lost(), None
+    if item.to == "unknown":
+        return Completed(at=now), replace(record, state="unknown", settled_at=now, expires_at=FOREVER)
+    lease_until = now + item.delay_us
+    return Completed(at=now), replace(
+        record,
+        owner=NOBODY,
+        lease_until=lease_until,
+        expires_at=_moved(record, lease_until),
+        attempt=record.attempt if item.count_attempt else record.attempt - 1,
+    )
+
+
+def _recreate(item: Settle, now: int) -> Decision:
+    """The store lost the record of an effect that exists; remember it for as long as it would have been."""
+    expires_at = item.fence + item.window_us + (0 if item.sliding else item.lease_us)
+    if expires_at <= now:
+        return Completed(recreated=True, at=now), None
+    return Completed(recreated=True, at=now), Record(
+        id=item.id,
+        state="failed" if item.to == "failed" else "done",
+        owner=item.owner,
+        fence=item.fence,
+        lease_until=0,
+        attempt=1,
+        expires_at=expires_at,
+        first_seen=item.fence,
+        settled_at=now,
+        value=item.value,
+        sliding=item.sliding,
+    )
+
+
+def _lookup(record: Record | None, _item: Lookup, _now: int, _stored: Record | None) -> Decision:
+    return (Absent() if record is None or record.state == "forgotten" else record), None
+
+
+def _forget(record: Record | None, item: Forget, now: int, _stored: Record | None) -> Decision:
+    if record is None or record.state == "forgotten":
+        return Absent(), None
+    if item.fence not in (None, record.fence) or item.state not in (None, record.state):
+        return Lost(), None
+    if record.state == "claimed" and record.owner and record.lease_until > now and not item.force:
+        return Busy((record.lease_until - now) / 1e6, record.journal is not None), None
+    return _bury(record, now)
+
+
+def _resolve(record: Record | None, item: Resolve, now: int, _stored: Record | None) -> Decision:
+    if record is None or record.state != "unknown" or record.fence != item.fence:
+        return Lost(), None
+    if item.to == "absent":
+        return _bury(record, now)
+    return Completed(at=now), replace(
+        record, state="done", value=item.value, settled_at=now, expires_at=now + item.window_us, journal=None
+    )
+
+
+def _bury(record: Record, now: int) -> Decision:
+    tombstone = Record(
+        id=record.id,
+        state="forgotten",
+        owner=NOBODY,
+        fence=_next_fence(record, now),
+        lease_until=0,
+        attempt=0,
+        expires_at=now + TOMBSTONE_US,
+        first_seen=record.first_seen,
+    )
+    return Forgotten(tombstone.fence), tombstone
+
+
+def _next_fence(stored: Record | None, now: int) -> int:
+    return now if stored is None or stored.fence < now else stored.fence + 1
+
+
+def _mine(record: Record, item: Renew | Settle) -> bool:
+    return record.fence == item.fence and record.owner == item.owner and bool(item.owner)
+
+
+def _moved(record: Record, lease_until: int) -> int:
+    """The expiry after the lease moved: by as much, except where a decision or the first claim sets it."""
+    if record.sliding or record.expires_at == FOREVER:
+        return record.expires_at
+    return record.expires_at + lease_until - record.lease_until
+
+
+def check(record: Record) -> Record:
+    """Refuse a record that breaks the table of states, before it is written and after it was read."""
+    sound = (
+        record.state in ("claimed", "done", "failed", "unknown", "forgotten")
+        and record.fence > 0
+        and record.attempt >= 0
+        and (record.owner != NOBODY or record.state in ("claimed", "forgotten", "done"))
+        and (record.expires_at == FOREVER or record.state != "unknown")
+    )
+    if not sound:
+        raise RecordCorrupt(f"record {record.id!r} is in no state that semel writes: {record.state!r}")
+    return record
+
+
+_RULES: dict[type, Callable[[Record | None, Any, int, Record | None], Decision]] = {
+    Claim: _claim,
+    Renew: _renew,
+    Settle: _settle,
+    Lookup: _lookup,
+    Forget: _forget,
+    Resolve: _resolve,
+}

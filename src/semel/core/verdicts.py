@@ -1,0 +1,82 @@
+"""What the end of a handler means: for its record, and for the caller."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from semel.codec import decode, decode_error, encode, encode_error
+from semel.core.commands import Claim, Known, Ran, Returned, SettleAnswer
+from semel.errors import AttemptsExhausted, NotApplied, ValueInvalid
+from semel.policy import Policy
+from semel.types import Completed, Done, Errored, Failed, Lost, Outcome, Unavailable, Unknown
+
+RETRY_DELAY_MAX_S = 300.0
+
+
+class Task(NamedTuple):
+    """One delivery to be handled: what to claim, what to call, and by which policy."""
+
+    claim: Claim
+    call: Callable[[], Any]
+    policy: Policy
+    returns: Any = None
+    """The handler's return annotation, for values that are objects."""
+
+
+class Verdict(NamedTuple):
+    """What a handler's end means for its record."""
+
+    to: Any
+    value: bytes | None = None
+    delay_s: float = 0.0
+    count_attempt: bool = True
+
+
+def plain(ran: Ran) -> Outcome[Any]:
+    """The outcome of a handler that ran without a claim of its own."""
+    return Done(ran.value, kept=False) if isinstance(ran, Returned) else Errored(ran.error, 1)
+
+
+def replay(answer: Known | Busy | Any, returns: Any) -> Outcome[Any]:
+    """What a duplicate gets: the stored value or failure, or the store's own answer."""
+    if not isinstance(answer, Known):
+        return answer  # type: ignore[no-any-return]  # Busy, Mismatch, Late, Unknown, Unavailable
+    if answer.state == "failed":
+        return Failed(decode_error(answer.value), replayed=True)
+    if answer.value is None:
+        return Done(None, replayed=True, kept=False)
+    return Done(decode(answer.value, returns), replayed=True)
+
+
+def judge(ran: Ran, task: Task, attempt: int) -> Verdict:
+    """What the record shall say. A finished handler is always `done`, with or without its value."""
+    policy = task.policy
+    if isinstance(ran, Returned):
+        try:
+            kept = encode(ran.value, task.returns, policy.value_bytes_max) if policy.keep_value else None
+        except ValueInvalid:
+            kept = None  # the effect has happened, so it is completed all the same
+        return Verdict("done", kept)
+    if isinstance(ran.error, (AttemptsExhausted, *policy.permanent)):
+        return Verdict("failed", encode_error(ran.error))
+    if task.claim.quarantine and not isinstance(ran.error, NotApplied):
+        return Verdict("unknown")
+    if ran.interrupted:
+        return Verdict("released", count_attempt=False)
+    return Verdict("released", delay_s=min(RETRY_DELAY_MAX_S, policy.retry_delay_s * 2 ** min(attempt - 1, 30)))
+
+
+def conclude(ran: Ran, verdict: Verdict, settled: SettleAnswer, attempt: int) -> Outcome[Any]:
+    """What the caller gets, from how the handler ended and what the store said to it."""
+    if isinstance(ran, Returned):
+        if isinstance(settled, Lost):
+            return Lost(ran.value)
+        return Done(
+            ran.value, kept=verdict.value is not None, recorded=not isinstance(settled, Unavailable)
+        )
+    if ran.lost:
+        return Lost()
+    if verdict.to == "failed" and not isinstance(settled, Unavailable):
+        return Lost() if isinstance(settled, Lost) else Failed(ran.error)
+    if verdict.to == "unknown" and not ran.interrupted:
+        return Unknown(settled.at if isinstance(settled, Completed) else 0, ran.error)
+    return Errored(ran.error, attempt, verdict.delay_s)

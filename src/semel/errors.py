@@ -1,0 +1,219 @@
+"""Every error semel raises, under one root.
+
+::
+
+    SemelError
+    ├── UsageError                 the call is wrong; repeating it cannot help
+    │   ├── KeyInvalid             too long, empty, control characters (also a ValueError)
+    │   ├── KeyMissing             no key was found in the event, and none is invented
+    │   ├── PolicyInvalid          a setting is out of its bounds (also a ValueError)
+    │   ├── ModeMismatch           the consumer works in another mode
+    │   ├── StepRepeated           one step name used twice in one attempt
+    │   ├── NotInHandler           current() or step() outside a handler
+    │   ├── NoTransaction          inbox() without an open transaction
+    │   ├── WrongDatabase          inbox() on a connection to another database
+    │   └── StoreUnknown           no store for that URL, or its extra is not installed
+    ├── StoreError
+    │   ├── StoreUnavailable       no answer; nothing is known, try again
+    │   │   ├── StoreUncertain     a mark without an answer: it may or may not be written
+    │   │   └── StoreFull          no room; what is stored still answers
+    │   ├── StoreRefused           damaged, foreign, too new, or on a network file system
+    │   ├── StoreClosed            used after close()
+    │   └── RecordCorrupt          stored data breaks the table of states
+    ├── ValueInvalid               a value cannot be stored as it is
+    │   ├── ValueNotEncodable
+    │   └── ValueTooLarge
+    └── OutcomeError               what guard() raises instead of returning an outcome
+        ├── HandlerFailed          the handler failed for good, earlier
+        ├── AttemptsExhausted      more attempts than policy.max_attempts
+        ├── StillRunning           another attempt holds the claim and waiting ran out
+        ├── ClaimLost              another attempt took over
+        ├── PayloadMismatch        the key was used before with another payload
+        ├── LateEvent              older than the window, so nobody can tell
+        ├── OutcomeUnknown         quarantined: somebody has to decide
+        ├── NotRecorded            the handler ran, the store could not be told
+        └── ValueNotKept           the handler ran earlier, its value was not stored
+
+    NotApplied                     raised BY a handler: "nothing happened, run me again"
+"""
+
+from typing import Any
+
+__all__ = [
+    "AttemptsExhausted",
+    "ClaimLost",
+    "HandlerFailed",
+    "KeyInvalid",
+    "KeyMissing",
+    "LateEvent",
+    "ModeMismatch",
+    "NoTransaction",
+    "NotApplied",
+    "NotInHandler",
+    "NotRecorded",
+    "OutcomeError",
+    "OutcomeUnknown",
+    "PayloadMismatch",
+    "PolicyInvalid",
+    "RecordCorrupt",
+    "SemelError",
+    "StepRepeated",
+    "StillRunning",
+    "StoreClosed",
+    "StoreError",
+    "StoreFull",
+    "StoreRefused",
+    "StoreUnavailable",
+    "StoreUncertain",
+    "StoreUnknown",
+    "UsageError",
+    "ValueInvalid",
+    "ValueNotEncodable",
+    "ValueNotKept",
+    "ValueTooLarge",
+    "WrongDatabase",
+]
+
+
+class SemelError(Exception):
+    """The root of everything semel raises."""
+
+
+class UsageError(SemelError):
+    """The call is wrong; repeating it cannot help."""
+
+
+class KeyInvalid(UsageError, ValueError):
+    """A key or consumer name breaks its limits."""
+
+
+class KeyMissing(UsageError):
+    """No key was found where one was looked for; semel never invents one."""
+
+
+class PolicyInvalid(UsageError, ValueError):
+    """A setting is out of its bounds."""
+
+
+class ModeMismatch(UsageError):
+    """The consumer is recorded with another mode than the one asked for."""
+
+
+class StepRepeated(UsageError):
+    """A step name was used twice in one attempt, so the two could not be told apart on the next."""
+
+
+class NotInHandler(UsageError):
+    """`current()` or `step()` was called outside a handler that semel runs."""
+
+
+class NoTransaction(UsageError):
+    """The inbox joins the caller's transaction, and there is none."""
+
+
+class WrongDatabase(UsageError):
+    """The connection given to the inbox is not to the database that holds the store."""
+
+
+class StoreUnknown(UsageError):
+    """No store answers to this URL, or the package it needs is not installed."""
+
+
+class StoreError(SemelError):
+    """Something is wrong with the store."""
+
+
+class StoreUnavailable(StoreError):
+    """The store gave no answer; whether it acted is not known."""
+
+
+class StoreUncertain(StoreUnavailable):
+    """A mark got no answer: it may be written or not, and guessing would lose or repeat the event."""
+
+
+class StoreFull(StoreUnavailable):
+    """The store has no room for a new record; what it holds still answers."""
+
+
+class StoreRefused(StoreError):
+    """The store exists but must not be used as it is; it was not touched."""
+
+
+class StoreClosed(StoreError):
+    """The client or store was used after `close()`."""
+
+
+class RecordCorrupt(StoreError):
+    """A stored record breaks the table of states; it is never guessed at."""
+
+
+class ValueInvalid(SemelError):
+    """A value cannot be stored as it is."""
+
+
+class ValueNotEncodable(ValueInvalid):
+    """The value has a type that would not come back as it went in."""
+
+
+class ValueTooLarge(ValueInvalid):
+    """The encoded value is larger than `policy.value_bytes_max`."""
+
+
+class OutcomeError(SemelError):
+    """What `guard` raises where the other verbs return an outcome."""
+
+
+class HandlerFailed(OutcomeError):
+    """The handler failed for good on an earlier delivery; this is the stored failure."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(kind, message)
+        self.kind = kind
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"the handler failed for good earlier: {self.kind}: {self.message}"
+
+
+class AttemptsExhausted(OutcomeError):
+    """The event was tried more often than `policy.max_attempts` allows."""
+
+
+class StillRunning(OutcomeError):
+    """Another attempt holds the claim, and waiting for it ran out."""
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ClaimLost(OutcomeError):
+    """Another attempt took over while this one ran."""
+
+
+class PayloadMismatch(OutcomeError):
+    """The key was used before with another payload."""
+
+
+class LateEvent(OutcomeError):
+    """The event is older than its window, so whether it ran cannot be told any more."""
+
+
+class OutcomeUnknown(OutcomeError):
+    """The record is quarantined: an effect may or may not have happened; resolve it."""
+
+
+class NotRecorded(OutcomeError):
+    """The handler ran, but the store could not be told; `value` is what it returned."""
+
+    def __init__(self, message: str, value: Any = None) -> None:
+        super().__init__(message)
+        self.value = value
+
+
+class ValueNotKept(OutcomeError):
+    """The handler ran on an earlier delivery, but its value was not stored."""
+
+
+class NotApplied(Exception):
+    """Raised by a handler to say that nothing happened, so that even a quarantined claim is released."""

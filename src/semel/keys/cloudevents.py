@@ -1,0 +1,109 @@
+"""The key of a CloudEvent: its `source` and its `id` together, because an id is unique only within its source."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from semel.errors import KeyInvalid, KeyMissing
+from semel.keys.extract import Reader
+from semel.keys.limits import KEY_BYTES_MAX, check
+from semel.keys.message import HeaderIndex, headers_of, payload_of
+from semel.keys.schemes import derive
+
+__all__ = ["CloudEvent", "cloudevent", "compose", "find_cloudevent"]
+
+# (prefix of the header, whether its values are percent-encoded): HTTP and NATS, Kafka, AMQP in both its spellings.
+_BINDINGS = (("ce-", True), ("ce_", False), ("cloudevents:", False), ("cloudevents_", False))
+_ESCAPED = re.compile(r"\\(.)")
+
+
+class _Structured(msgspec.Struct):
+    specversion: str
+    source: str
+    id: str
+
+
+_decode = msgspec.json.Decoder(_Structured).decode
+
+
+class CloudEvent(Reader):
+    """The key of a CloudEvent in binary mode (headers) or structured mode (a JSON body)."""
+
+    __slots__ = ()
+
+    def __call__(self, event: Any, /) -> str:
+        """Read source and id. Raises `KeyMissing` where either is absent: an SDK may invent an id, semel does not."""
+        found = find_cloudevent(headers_of(event), payload_of(event))
+        if found is None:
+            raise KeyMissing(
+                "the message is no CloudEvent with both source and id (headers ce-*, ce_*, cloudEvents:*, "
+                "or a JSON body with specversion); have the producer set them"
+            )
+        return found[0]
+
+    def __repr__(self) -> str:
+        return "CloudEvent()"
+
+
+def cloudevent() -> CloudEvent:
+    """Read the key from a CloudEvent's source and id, in whichever mode it came."""
+    return CloudEvent()
+
+
+def compose(source: str, event_id: str) -> str:
+    """Join source and id so that no other pair gives the same key: `ce:<length of source>:<source>:<id>`.
+
+    A pair too long for a key becomes `ce:v1.<SHA-256>`. Raises `KeyInvalid` for control characters.
+    """
+    key = f"ce:{len(source)}:{source}:{event_id}"
+    if len(key) > KEY_BYTES_MAX or len(key.encode(errors="replace")) > KEY_BYTES_MAX:
+        return derive([("source", source), ("id", event_id)], namespace="ce", version=1, allow_floats=False)
+    return check(key)
+
+
+def find_cloudevent(headers: HeaderIndex, payload: Any) -> tuple[str, str] | None:
+    """Return the key and where it stood, or None for a message that is no complete CloudEvent."""
+    for prefix, encoded in _BINDINGS:
+        event_id, source = headers.get(prefix + "id"), headers.get(prefix + "source")
+        if event_id is not None and source is not None:
+            if encoded:
+                event_id, source = _decoded(event_id), _decoded(source)
+            return compose(source, event_id), f"headers {prefix}source and {prefix}id"
+    pair = _structured(payload)
+    return None if pair is None else (compose(*pair), "source and id in the body")
+
+
+def _structured(payload: Any) -> tuple[str, str] | None:
+    """Recognise structured mode by its required members: a WebSocket has no content type to tell."""
+    if isinstance(payload, bytes):
+        if b'"specversion"' not in payload:  # spares other bodies the decoding
+            return None
+        try:
+            event = _decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        source, event_id = event.source, event.id
+    elif isinstance(payload, dict) and "specversion" in payload:
+        source, event_id = payload.get("source"), payload.get("id")
+    else:
+        return None
+    return (
+        (source, event_id)
+        if isinstance(source, str) and isinstance(event_id, str) and source and event_id
+        else None
+    )
+
+
+def _decoded(value: str) -> str:
+    """Undo what the HTTP binding does to values, so that both modes give one key: quotes, then percent signs."""
+    if len(value) > 1 and value[0] == value[-1] == '"':
+        value = _ESCAPED.sub(r"\1", value[1:-1])
+    if "%" not in value:
+        return value
+    from urllib.parse import unquote
+
+    try:
+        return unquote(value, errors="strict")
+    except UnicodeDecodeError as error:
+        raise KeyInvalid(f"the CloudEvents header value {value!r} is not percent-encoded UTF-8") from error

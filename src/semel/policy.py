@@ -1,0 +1,65 @@
+"""How a client treats a delivery: frozen, keyword-only, checked on birth."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from semel.errors import PolicyInvalid
+
+__all__ = ["LEASE_MAX_S", "LEASE_MIN_S", "VALUE_BYTES_LIMIT", "Policy"]
+
+LEASE_MIN_S = 0.02
+"""Below this a lease ends while its own renewal is under way."""
+LEASE_MAX_S = 12 * 3600.0
+"""The hard cap: as long as a forgotten key keeps its fence."""
+VALUE_BYTES_LIMIT = 1024 * 1024
+WAIT_MAX_S = 3600.0
+ATTEMPTS_LIMIT = 1_000_000
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """Options of `run`, `run_many` and `guard`; give it to `open` or to `once.using(policy)`."""
+
+    lease_s: float | None = None
+    """How long a claim lasts without renewal; `None`: the client's."""
+    window_s: float | None = None
+    """How long a finished key is remembered; `None`: the client's. A window stored for the event type wins."""
+    wait_s: float = 10.0
+    """How long a concurrent duplicate waits for the first one; 0: `Busy` at once."""
+    run_max_s: float = 900.0
+    """After this a handler's lease is not renewed any more, so that a hung one frees its key."""
+    max_attempts: int = 10
+    """More attempts than this fail for good."""
+    retry_delay_s: float = 0.0
+    """After a transient failure the key is free again after this, doubled with each attempt up to 5 min."""
+    permanent: tuple[type[Exception], ...] = ()
+    """Errors that no repetition cures: stored, and replayed to every duplicate."""
+    late: Literal["run", "hold", "reject"] = "run"
+    """What to do with an event older than its window: run it, or answer `Late`."""
+    keep_value: bool = True
+    """`False`: duplicates learn that it was done, not what came of it."""
+    value_bytes_max: int = 256 * 1024
+    event_type: str = ""
+    fingerprint: Callable[..., bytes] | None = None
+    """Called with the handler's arguments; two deliveries of one key must agree on it."""
+
+    def __post_init__(self) -> None:
+        bounds: list[tuple[str, Any, float, float]] = [
+            ("lease_s", self.lease_s, LEASE_MIN_S, LEASE_MAX_S),
+            ("window_s", self.window_s, 0, 90 * 86400.0),
+            ("wait_s", self.wait_s, 0, WAIT_MAX_S),
+            ("run_max_s", self.run_max_s, LEASE_MIN_S, LEASE_MAX_S),
+            ("max_attempts", self.max_attempts, 1, ATTEMPTS_LIMIT),
+            ("retry_delay_s", self.retry_delay_s, 0, LEASE_MAX_S),
+            ("value_bytes_max", self.value_bytes_max, 0, VALUE_BYTES_LIMIT),
+        ]
+        for name, setting, low, high in bounds:
+            if setting is not None and not low <= setting <= high:
+                raise PolicyInvalid(f"Policy.{name} is {setting}; it must lie between {low:g} and {high:g}")
+        if self.late not in ("run", "hold", "reject"):
+            raise PolicyInvalid(f"Policy.late is {self.late!r}; it must be run, hold or reject")
+        if self.lease_s is not None and self.run_max_s < self.lease_s:
+            raise PolicyInvalid(
+                f"Policy.run_max_s {self.run_max_s:g} is shorter than the lease {self.lease_s:g}; raise it"
+            )

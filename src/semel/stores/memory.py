@@ -1,0 +1,373 @@
+"""Records in this process's memory: for tests, and for programs of one process that may forget on exit.
+
+Every operation is O(1): a dict, one lock, and a wheel of expiry times instead of scans.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from threading import Lock
+from typing import Any
+
+from msgspec.structs import replace
+
+from semel.clock import Clock, SystemClock
+from semel.core.commands import (
+    Admit,
+    Answer,
+    Claim,
+    Count,
+    Forget,
+    Forgotten,
+    Item,
+    Lookup,
+    Mark,
+    Marked,
+    Page,
+    Purge,
+    Purged,
+    ReadSettings,
+    Renew,
+    Resolve,
+    Scan,
+    Settings,
+    Settle,
+    SetWindow,
+    SwitchMode,
+)
+from semel.core.machine import decide, standing
+from semel.core.ports import Capabilities, Listener
+from semel.errors import StoreFull
+from semel.types import FOREVER, Absent, Id, Mode, Record, Stats, Unavailable
+
+RECORDS_MAX = 1_000_000
+GRANULE_US = 1_000_000
+"""Records expire exactly; they are *removed* by the wheel's buckets of a second."""
+PURGE_STEP = 32
+"""How many expired records one claim clears away, so that no claim pays for a backlog."""
+
+
+class MemoryStore:
+    """A bounded store in memory. Its name: `memory:`.
+
+    When `records_max` live records are held, new keys are answered with `StoreFull`; keys it knows
+    go on. A fork copies it: the child's changes are its own.
+    """
+
+    name = "memory:"
+    capabilities = Capabilities(durable=False, notifies=True, instant=True)
+
+    def __init__(self, *, records_max: int = RECORDS_MAX, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._records_max = records_max
+        self._lock = Lock()
+        os.register_at_fork(after_in_child=self._after_fork)
+        self._records: dict[Id, Record] = {}
+        self._marks: dict[tuple[str, str], Marks] = {}
+        self._journaled: dict[Id, None] = {}
+        self._wheel = Wheel()
+        self._windows: dict[tuple[str, str, str], int] = {}
+        self._modes: dict[tuple[str, str], Mode] = {}
+        self._listeners: tuple[Listener, ...] = ()
+        self._last_us = 0
+        self._offset_us = 0
+
+    def open(self) -> None:
+        """Nothing to connect."""
+
+    def close(self) -> None:
+        """Nothing to let go: the records stay, for a client opened on the same object."""
+
+    def watch(self, listener: Listener, /) -> Callable[[], None]:
+        """Tell `listener` of every settled, released or forgotten record."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+        def stop() -> None:
+            with self._lock:
+                self._listeners = tuple(each for each in self._listeners if each is not listener)
+
+        return stop
+
+    def send(self, items: Sequence[Item], /) -> list[Answer]:
+        """Carry out the items one after the other, under the lock."""
+        changed: list[Id] = []
+        with self._lock:
+            now = self._now()
+            answers = [self._apply(item, now, changed) for item in items]
+        if self._listeners:
+            for record_id in changed:
+                for listener in self._listeners:
+                    listener(record_id)
+        return answers
+
+    def _apply(self, item: Item, now: int, changed: list[Id]) -> Answer:
+        if isinstance(item, (Claim, Settle, Renew, Lookup, Forget, Resolve)):
+            stored = self._records.get(item.id)
+            if stored is None:
+                if type(item) is Claim and not self._has_room(now):
+                    return Unavailable(self._full())
+                if item.id[:2] in self._marks and isinstance(item, (Lookup, Forget)):
+                    return self._marks[item.id[:2]].apply(item, now)
+            answer, record = decide(stored, item, now)
+            if record is not None:
+                self._write(stored, record)
+                if type(item) is not Claim:
+                    changed.append(item.id)
+            return answer
+        return _ADMIN[type(item)](self, item, now)
+
+    def _write(self, stored: Record | None, record: Record) -> None:
+        self._records[record.id] = record
+        if record.expires_at != FOREVER and (
+            stored is None or record.expires_at < stored.expires_at - GRANULE_US or stored.expires_at == FOREVER
+        ):
+            self._wheel.add(record.id, record.expires_at)
+        if record.journal is not None:
+            self._journaled[record.id] = None
+        elif stored is not None and stored.journal is not None:
+            self._journaled.pop(record.id, None)
+
+    def _now(self) -> int:
+        """The wall clock, made to go forward only and never to stand still."""
+        now = self._clock.now_us() + self._offset_us
+        if now <= self._last_us:
+            self._offset_us += self._last_us + 1 - now
+            now = self._last_us + 1
+        self._last_us = now
+        return now
+
+    def _has_room(self, now: int) -> bool:
+        if self._wheel.due(now):
+            self._clear(now, PURGE_STEP)
+        if len(self._records) + self._marks_held() < self._records_max:
+            return True
+        return self._clear(now, PURGE_STEP).count > 0
+
+    def _full(self) -> StoreFull:
+        return StoreFull(
+            f"memory: holds {self._records_max} live records; raise records_max, shorten the window,"
+            " or use a store that keeps them on disk"
+        )
+
+    def _marks_held(self) -> int:
+        return sum(map(len, self._marks.values())) if self._marks else 0
+
+    def _clear(self, now: int, limit: int) -> Purged:
+        """Remove expired records: only those whose time has come are looked at."""
+        count, oldest = 0, now
+        for record_id in self._wheel.pop(now, limit):
+            record = self._records.get(record_id)
+            if record is None or record.expires_at == FOREVER:
+                continue
+            gone_at = max(record.expires_at, record.lease_until if record.state == "claimed" else 0)
+            if gone_at > now:
+                self._wheel.add(record_id, gone_at)
+                continue
+            del self._records[record_id]
+            count, oldest = count + 1, min(oldest, gone_at)
+        return Purged(count, (now - oldest) / 1e6, self._wheel.due(now))
+
+    # --- items that are not about one record ---
+
+    def _mark(self, item: Mark, now: int) -> Marked | Unavailable:
+        scope = (item.tenant, item.consumer)
+        marks = self._marks.get(scope)
+        if marks is None:
+            marks = self._marks[scope] = Marks()
+        marks.purge(now)
+        if len(self._records) + self._marks_held() + len(item.keys) > self._records_max:
+            return Unavailable(self._full())
+        return Marked(marks.add(item.keys, now, now + item.window_us))
+
+    def _scan(self, item: Scan, now: int) -> Page:
+        after = tuple(json.loads(item.cursor)) if item.cursor else ("", "", "")
+        ids = sorted(self._journaled if item.orphaned else self._records)
+        found: list[Record] = []
+        for record_id in ids:
+            record = standing(self._records[record_id], now)
+            if record is None or record.state == "forgotten" or record_id <= after or not _fits(record, item, now):
+                continue
+            if len(found) == item.limit:
+                return Page(found, json.dumps(found[-1].id))
+            found.append(record)
+        return Page(found)
+
+    def _purge(self, item: Purge, now: int) -> Purged:
+        if item.dry_run:
+            gone = [record for record in self._records.values() if standing(record, now) is None]
+            marks = sum(marks.expired(now) for marks in self._marks.values())
+            oldest = min((record.expires_at for record in gone), default=now)
+            return Purged(len(gone) + marks, (now - oldest) / 1e6)
+        marks = sum(marks.purge(now, whole=True) for marks in self._marks.values())
+        purged = self._clear(now, item.limit)
+        return Purged(purged.count + marks, purged.lag_s, purged.more)
+
+    def _count(self, item: Count, now: int) -> Stats:
+        states: dict[str, int] = {}
+        consumers: dict[str, int] = {}
+        expired, oldest = 0, now
+        for stored in self._records.values():
+            if item.tenant not in (None, stored.id[0]):
+                continue
+            record = standing(stored, now)
+            if record is None:
+                expired, oldest = expired + 1, min(oldest, max(stored.expires_at, stored.lease_until))
+            elif record.state != "forgotten":
+                states[record.state] = states.get(record.state, 0) + 1
+                consumers[record.id[1]] = consumers.get(record.id[1], 0) + 1
+        marks = 0
+        for (tenant, consumer), held in self._marks.items():
+            if item.tenant in (None, tenant) and (live := len(held) - held.expired(now)):
+                consumers[consumer] = consumers.get(consumer, 0) + live
+                marks += live
+        return Stats(
+            now=now, states=states, consumers=consumers, marks=marks, expired=expired, purge_lag_s=(now - oldest) / 1e6
+        )
+
+    def _read_settings(self, _item: ReadSettings, _now: int) -> Settings:
+        return Settings(dict(self._windows), dict(self._modes))
+
+    def _set_window(self, item: SetWindow, now: int) -> None:
+        name = (item.tenant, item.consumer, item.event_type)
+        if item.window_us is None:
+            self._windows.pop(name, None)
+            return
+        self._windows[name] = item.window_us
+        if not item.existing:
+            return
+        for stored in list(self._records.values()):
+            if stored.id[:2] != name[:2] or item.event_type not in ("", stored.event_type):
+                continue
+            if stored.state in ("done", "failed") and standing(stored, now) is not None:
+                start = stored.first_seen if stored.sliding else stored.settled_at
+                self._write(stored, replace(stored, expires_at=start + item.window_us))
+
+    def _admit(self, item: Admit, _now: int) -> Mode:
+        return self._modes.setdefault((item.tenant, item.consumer), item.mode)
+
+    def _switch_mode(self, item: SwitchMode, now: int) -> int:
+        scope = (item.tenant, item.consumer)
+        unfinished = sum(
+            record is not None and record.state in ("claimed", "unknown")
+            for record in (standing(each, now) for each in self._records.values() if each.id[:2] == scope)
+        )
+        if not unfinished:
+            self._modes[scope] = item.mode
+        return unfinished
+
+    def _after_fork(self) -> None:
+        self._lock = Lock()  # another thread of the parent may have held it, and is not here to let go
+
+
+def _fits(record: Record, item: Scan, now: int) -> bool:
+    return (
+        item.tenant in (None, record.id[0])
+        and item.consumer in (None, record.id[1])
+        and item.state in (None, record.state)
+        and record.id[2].startswith(item.prefix)
+        and (item.seen_before is None or record.first_seen < item.seen_before)
+        and (not item.orphaned or (record.state == "claimed" and record.lease_until <= now))
+    )
+
+
+class Wheel:
+    """Ids by the second in which they expire. Adding and taking what is due are O(1) per id."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, list[Id]] = {}
+        self._order: list[int] = []
+
+    def add(self, record_id: Id, expires_at: int) -> None:
+        """Remember to look at this record once `expires_at` is over."""
+        granule = expires_at // GRANULE_US + 1
+        bucket = self._buckets.get(granule)
+        if bucket is None:
+            bucket = self._buckets[granule] = []
+            heappush(self._order, granule)
+        bucket.append(record_id)
+
+    def due(self, now: int) -> bool:
+        """Whether anything is to be looked at."""
+        return bool(self._order) and self._order[0] * GRANULE_US <= now
+
+    def pop(self, now: int, limit: int) -> list[Id]:
+        """Up to `limit` ids whose time has come."""
+        taken: list[Id] = []
+        while len(taken) < limit and self.due(now):
+            bucket = self._buckets[self._order[0]]
+            taken += [bucket.pop() for _ in range(min(len(bucket), limit - len(taken)))]
+            if not bucket:
+                del self._buckets[heappop(self._order)]
+        return taken
+
+
+class Marks:
+    """The marks of one consumer: key -> expiry, in the order of their making.
+
+    The order is also the order of expiry as long as the window does not change, so what is over is
+    taken from the front; after a change it may stay longer, which costs room and changes no answer.
+    """
+
+    def __init__(self) -> None:
+        self._expiry: dict[str, int] = {}
+        self._purge_at_len = 1024
+
+    def __len__(self) -> int:
+        return len(self._expiry)
+
+    def add(self, keys: list[str], now: int, expires_at: int) -> list[bool]:
+        """Mark each key; says for each whether it was the first. One object marks this call's own."""
+        setdefault = self._expiry.setdefault
+        seen = [setdefault(key, expires_at) for key in keys]
+        firsts = [expiry is expires_at for expiry in seen]
+        if not all(firsts) and min(seen) <= now:
+            for position, expiry in enumerate(seen):
+                if expiry <= now:
+                    del self._expiry[keys[position]]  # out and in again, to keep the order
+                    self._expiry[keys[position]] = expires_at
+                    firsts[position] = True
+        return firsts
+
+    def purge(self, now: int, *, whole: bool = False) -> int:
+        """Take what is over from the front; without `whole` only when the dict has grown by an eighth."""
+        if not whole and len(self._expiry) < self._purge_at_len:
+            return 0
+        over: list[str] = []
+        for key, expiry in self._expiry.items():
+            if expiry > now:
+                break
+            over.append(key)
+        for key in over:
+            del self._expiry[key]
+        self._purge_at_len = max(1024, len(self._expiry) + len(self._expiry) // 8)
+        return len(over)
+
+    def expired(self, now: int) -> int:
+        """How many are over and still held."""
+        return sum(expiry <= now for expiry in self._expiry.values())
+
+    def apply(self, item: Lookup | Forget, now: int) -> Record | Absent | Forgotten:
+        """Answer for a single mark: it is a done record without owner or value."""
+        expiry = self._expiry.get(item.id[2], 0)
+        if expiry <= now:
+            return Absent()
+        if isinstance(item, Forget):
+            del self._expiry[item.id[2]]
+            return Forgotten(now)
+        return Record(
+            id=item.id, state="done", owner=b"", fence=1, lease_until=0, attempt=1, expires_at=expiry, first_seen=0
+        )
+
+
+_ADMIN: dict[type, Any] = {
+    Mark: MemoryStore._mark,
+    Scan: MemoryStore._scan,
+    Purge: MemoryStore._purge,
+    Count: MemoryStore._count,
+    ReadSettings: MemoryStore._read_settings,
+    SetWindow: MemoryStore._set_window,
+    Admit: MemoryStore._admit,
+    SwitchMode: MemoryStore._switch_mode,
+}

@@ -1,0 +1,205 @@
+"""The words of the protocol as types: outcomes, deliveries, records.
+
+Outcomes are frozen and exhaustive: `match` them and end with `assert_never`.
+"""
+
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+from msgspec import Struct, field
+
+__all__ = [
+    "Absent",
+    "Busy",
+    "Completed",
+    "Delivery",
+    "Done",
+    "Errored",
+    "Failed",
+    "Forgotten",
+    "Id",
+    "Late",
+    "Lost",
+    "Mismatch",
+    "Mode",
+    "Outcome",
+    "Record",
+    "Renewed",
+    "State",
+    "Stats",
+    "Unavailable",
+    "Unknown",
+    "Verdict",
+]
+
+T = TypeVar("T")
+
+Id: TypeAlias = tuple[str, str, str]
+"""What names a record: (tenant, consumer, key)."""
+
+State: TypeAlias = Literal["claimed", "done", "failed", "unknown", "forgotten"]
+Mode: TypeAlias = Literal["inbox", "lease", "quarantine", "mark", "transaction", "observe"]
+
+FOREVER = 2**53 - 1
+"""The expiry of what only a decision ends; exact in JSON and in Lua's doubles."""
+
+
+class Done(Struct, Generic[T], frozen=True):
+    """The effect has happened. `replayed`: on an earlier delivery, and this is its stored value."""
+
+    value: T
+    replayed: bool = False
+    kept: bool = True
+    """False: the value was too large or not encodable, so a duplicate gets `None`."""
+    recorded: bool = True
+    """False: the handler ran but the store could not be told; the source must not be acknowledged."""
+
+
+class Failed(Struct, frozen=True):
+    """The handler failed for good; the failure is stored and answers every duplicate."""
+
+    error: BaseException
+    replayed: bool = False
+
+
+class Errored(Struct, frozen=True):
+    """The handler failed this time; the claim was released and the event may run again."""
+
+    error: BaseException
+    attempt: int
+    retry_after_s: float = 0.0
+
+
+class Busy(Struct, frozen=True):
+    """Another attempt holds the claim. `recoverable`: its payload is journaled, so it cannot be lost."""
+
+    retry_after_s: float
+    recoverable: bool = False
+
+
+class Mismatch(Struct, frozen=True):
+    """The key was used before with another payload; nothing of that record is shown."""
+
+
+class Lost(Struct, Generic[T], frozen=True):
+    """Another attempt took over, or the record was forgotten; nothing was overwritten."""
+
+    value: T | None = None
+
+
+class Late(Struct, frozen=True):
+    """The event is older than its window, so whether it ran before cannot be told."""
+
+    age_s: float
+
+
+class Unknown(Struct, frozen=True):
+    """An attempt ended without saying what happened; `resolve` decides. `since`: store clock, microseconds."""
+
+    since: int
+    error: BaseException | None = None
+    """What the handler raised, for the caller whose own attempt it was."""
+
+
+class Unavailable(Struct, frozen=True):
+    """The store gave no answer for this item."""
+
+    error: BaseException
+
+
+Outcome: TypeAlias = (
+    Done[T] | Failed | Errored | Busy | Mismatch | Lost[T] | Late | Unknown | Unavailable
+)
+"""What one delivery came to."""
+
+
+class Completed(Struct, frozen=True):
+    """The record says what the caller said. `already`: it did before. `recreated`: the store had lost it."""
+
+    already: bool = False
+    recreated: bool = False
+    at: int = 0
+    """When, by the store's clock."""
+
+
+class Renewed(Struct, frozen=True):
+    """The lease runs on until `lease_until` (store clock, microseconds)."""
+
+    lease_until: int
+
+
+class Forgotten(Struct, frozen=True):
+    """The record is gone; a late completion of its run is told `Lost`."""
+
+    fence: int
+
+
+class Absent(Struct, frozen=True):
+    """There is no record for this key."""
+
+
+Verdict: TypeAlias = Completed | Lost[Any] | Unavailable
+"""What became of a complete, fail or release."""
+
+
+class Delivery(Struct, Generic[T], frozen=True, kw_only=True):
+    """One arrival of an event: its key and what the handler is called with."""
+
+    key: str
+    body: T
+    event_type: str = ""
+    event_time_us: int | None = None
+    fingerprint: bytes | None = None
+    journal: bytes | None = None
+
+
+class Record(Struct, frozen=True, gc=False, kw_only=True):
+    """What a store keeps for one key. All times: the store's clock, microseconds."""
+
+    id: Id
+    state: State
+    owner: bytes
+    """Empty: nobody's (released or forgotten)."""
+    fence: int
+    lease_until: int
+    attempt: int
+    expires_at: int
+    first_seen: int
+    settled_at: int = 0
+    value: bytes | None = None
+    """Encoded value or error; `None`: not kept."""
+    fingerprint: bytes | None = None
+    steps: tuple[tuple[str, bytes | None], ...] = ()
+    journal: bytes | None = None
+    event_type: str = ""
+    meta: bytes | None = None
+    quarantine: bool = False
+    sliding: bool = False
+
+    @property
+    def tenant(self) -> str:
+        """Whose record it is; empty where there are no tenants."""
+        return self.id[0]
+
+    @property
+    def consumer(self) -> str:
+        """Who processes the event."""
+        return self.id[1]
+
+    @property
+    def key(self) -> str:
+        """What makes two deliveries the same event."""
+        return self.id[2]
+
+
+class Stats(Struct, frozen=True, kw_only=True):
+    """How many records a store holds, by state and by consumer."""
+
+    now: int
+    states: dict[str, int] = field(default_factory=dict[str, int])
+    consumers: dict[str, int] = field(default_factory=dict[str, int])
+    marks: int = 0
+    expired: int = 0
+    """Past their expiry and not yet purged."""
+    purge_lag_s: float = 0.0
+    """How long the oldest of those has been waiting."""
+    bytes_used: int | None = None

@@ -1,0 +1,64 @@
+"""Windows and durations: `24h` as microseconds, the presets, and which window an event type has."""
+
+import re
+from collections.abc import Mapping
+
+from semel.errors import PolicyInvalid
+
+__all__ = ["OFF", "PRESETS", "WINDOW_MAX_S", "WINDOW_MIN_S", "duration_us", "resolve", "window_us"]
+
+OFF = 0
+"""The window of an event type that is not deduplicated."""
+
+PRESETS: Mapping[str, str] = {
+    "payments": "24h",
+    "orders": "4h",
+    "notifications": "15m",
+    "analytics": "5m",
+    "webhooks": "96h",
+}
+"""Windows by what the events are about; a name stands wherever a duration does."""
+
+WINDOW_MIN_S = 0.02
+WINDOW_MAX_S = 90 * 86400
+"""Longer than the redelivery horizon of any broker we know; beyond it a record is an archive."""
+
+_UNITS_US = {"us": 1, "ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)")
+
+
+def duration_us(duration: str | float) -> int:
+    """Microseconds of `"24h"`, `"1h30m"`, `"250ms"` or a number of seconds.
+
+    Raises `PolicyInvalid` for anything else, negative and endless durations included.
+    """
+    if isinstance(duration, str):
+        parts = _PART.findall(duration)
+        if not parts or "".join(number + unit for number, unit in parts) != duration:
+            raise PolicyInvalid(f"{duration!r} is not a duration; write it like 24h, 15m, 1h30m, 30s or 250ms")
+        return round(sum(float(number) * _UNITS_US[unit] for number, unit in parts))
+    if not 0 <= duration < 2**40:
+        raise PolicyInvalid(f"{duration!r} seconds is not a duration; give a number of seconds, 0 or more")
+    return round(duration * 10**6)
+
+
+def window_us(window: str | float) -> int:
+    """Microseconds of a window: a duration, a preset's name, or `"off"`."""
+    if window == "off":
+        return OFF
+    us = duration_us(PRESETS.get(window, window) if isinstance(window, str) else window)
+    if not WINDOW_MIN_S * 10**6 <= us <= WINDOW_MAX_S * 10**6:
+        raise PolicyInvalid(
+            f"a window of {window!r} is out of bounds; use 20ms to 90d, one of {', '.join(PRESETS)}, or off"
+        )
+    return us
+
+
+def resolve(
+    stored: Mapping[tuple[str, str, str], int], tenant: str, consumer: str, event_type: str, default_us: int
+) -> int:
+    """The window of an event type: its own, else the consumer's, else the client's."""
+    own = stored.get((tenant, consumer, event_type)) if event_type else None
+    if own is None:
+        own = stored.get((tenant, consumer, ""))
+    return default_us if own is None else own

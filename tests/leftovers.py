@@ -1,0 +1,61 @@
+"""Fail the run when a process that a test started outlives it.
+
+Every process of the run inherits a marker in its environment, so that orphans are found too.
+Only Linux lets one look; elsewhere nothing is checked.
+"""
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+MARKER = "SEMEL_TEST_RUN"
+GRACE_S = 5.0
+"""Helpers of `multiprocessing` end a moment after their parent."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        os.environ[MARKER] = uuid.uuid4().hex
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
+    yield
+    if hasattr(session.config, "workerinput"):
+        return
+    leftovers = await_none_left(os.environ[MARKER], GRACE_S)
+    if leftovers:
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line("")
+            for pid, command in sorted(leftovers.items()):
+                reporter.write_line(f"left behind by a test: process {pid}: {command}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def await_none_left(marker: str, grace_s: float) -> dict[int, str]:
+    """Look until no marked process is left or the grace is over; return those that are left."""
+    between_looks = threading.Event()  # never set: the process table sends no signal
+    give_up_at = time.monotonic() + grace_s
+    while (leftovers := marked_processes(marker)) and time.monotonic() < give_up_at:
+        between_looks.wait(0.05)
+    return leftovers
+
+
+def marked_processes(marker: str) -> dict[int, str]:
+    """The processes, by id with their command line, whose environment carries the marker."""
+    needle = f"{MARKER}={marker}".encode()
+    found: dict[int, str] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        try:
+            if pid != os.getpid() and needle in (folder / "environ").read_bytes().split(b"\0"):
+                found[pid] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it ended while we looked, or it is somebody else's
+    return found

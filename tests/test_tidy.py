@@ -1,0 +1,189 @@
+"""The habits of this codebase, held by rules that may only be tightened.
+
+Each rule is a function of one file, and each is shown to catch what it is for.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULE_LINES_MAX = 500
+FUNCTION_LINES_MAX = 70
+
+Rule = Callable[[str, str], Iterator[str]]
+"""Takes a file's path inside the project and its text; yields what is wrong."""
+
+MAY_PROMISE = {"docs/explain/guarantees.md"}
+"""Where the strongest promise may be named: the page that is rendered from the tested table."""
+
+# Put together from halves, so that this file passes its own rules.
+NOTE_TO_SELF = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
+HOME_PATH = re.compile(r"(?<![\w.~-])/(?:ho" + r"me|Us" + r"ers|ro" + r"ot)/\w")
+REGISTRY_HOST = re.compile(
+    r"(?:py" + r"pi\.org|python" + r"hosted\.org|registry\.npm" + r"js|npm" + r"js\.com)"
+)
+SLEEP = re.compile(r"\btime\.sl" + r"eep\(|\bfrom time import\b.*\bsl" + r"eep\b")
+PROMISE = re.compile(r"exactly[\s_-]+once", re.IGNORECASE)
+
+SKIPPED_FOLDERS = {"build", "dist", "htmlcov", "__pycache__", "node_modules"}
+SUFFIXES = {
+    "", ".cfg", ".css", ".html", ".ini", ".js", ".json", ".lua", ".md", ".py", ".pyi", ".sh", ".sql",
+    ".svg", ".toml", ".txt", ".typed", ".yaml", ".yml",
+}  # fmt: skip
+
+
+def module_is_short(path: str, text: str) -> Iterator[str]:
+    lines = text.count("\n")
+    if lines > MODULE_LINES_MAX:
+        yield f"{lines} lines: a module past {MODULE_LINES_MAX} has two jobs"
+
+
+def module_says_its_job(path: str, text: str) -> Iterator[str]:
+    docstring = ast.get_docstring(ast.parse(text))
+    if not docstring:
+        yield "no docstring; its first line says the module's one job"
+    elif not docstring.splitlines()[0].endswith("."):
+        yield "the first line of the docstring does not end with a full stop"
+
+
+def functions_fit_a_screen(path: str, text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if ast.get_docstring(node) is not None:
+            lines -= (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
+        if lines > FUNCTION_LINES_MAX:
+            yield f"line {node.lineno}: {node.name} has {lines} lines; {FUNCTION_LINES_MAX} fit a screen"
+
+
+def durations_carry_their_unit(path: str, text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+        else:
+            continue
+        if name in {"ttl", "timeout"}:
+            yield f"line {node.lineno}: {name!r}: say of what, and in which unit: lease_s, window_s"
+
+
+def values_are_never_unpickled(path: str, text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Import(names=names):
+                modules = {alias.name.split(".")[0] for alias in names}
+            case ast.ImportFrom(module=str(module)):
+                modules = {module.split(".")[0]}
+            case _:
+                continue
+        for module in modules & {"cloudpickle", "dill", "marshal", "pickle", "shelve"}:
+            yield f"line {node.lineno}: imports {module}, which runs what it reads"
+
+
+def sleeps_nowhere(path: str, text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if SLEEP.search(line):
+            yield f"line {number}: sleeps; advance a clock or await a signal"
+
+
+def no_notes_to_self(path: str, text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if NOTE_TO_SELF.search(line):
+            yield f"line {number}: a note to self; do it or write it down as an issue"
+
+
+def speaks_of_no_computer(path: str, text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if HOME_PATH.search(line):
+            yield f"line {number}: a path of somebody's computer"
+        if REGISTRY_HOST.search(line):
+            yield f"line {number}: the host of a package registry; name the package alone"
+
+
+def promises_only_what_is_tested(path: str, text: str) -> Iterator[str]:
+    if path not in MAY_PROMISE:
+        for match in PROMISE.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            yield f"line {line}: {match.group()!r} is said only where the tested table is shown"
+
+
+SOURCE_RULES: list[Rule] = [
+    module_is_short,
+    module_says_its_job,
+    functions_fit_a_screen,
+    durations_carry_their_unit,
+    values_are_never_unpickled,
+]
+TEST_RULES: list[Rule] = [sleeps_nowhere]
+TREE_RULES: list[Rule] = [no_notes_to_self, speaks_of_no_computer, promises_only_what_is_tested]
+
+WRONG: list[tuple[Rule, str]] = [
+    (module_is_short, "x = 1\n" * (MODULE_LINES_MAX + 1)),
+    (module_says_its_job, "x = 1\n"),
+    (module_says_its_job, '"""Does a thing"""\n'),
+    (functions_fit_a_screen, "def f():\n" + "    x = 1\n" * FUNCTION_LINES_MAX),
+    (functions_fit_a_screen, "class C:\n    async def f(self):\n" + "        x = 1\n" * FUNCTION_LINES_MAX),
+    (durations_carry_their_unit, "def f(*, ttl=1): ..."),
+    (durations_carry_their_unit, "class C:\n    timeout: float = 1.0"),
+    (values_are_never_unpickled, "import pickle"),
+    (values_are_never_unpickled, "def f():\n    from pickle import loads"),
+    (sleeps_nowhere, "time.sl" + "eep(1)"),
+    (sleeps_nowhere, "from time import monotonic, sl" + "eep"),
+    (no_notes_to_self, "x = 1  # TO" + "DO: more"),
+    (speaks_of_no_computer, "open('/ho" + "me/me/events.db')"),
+    (speaks_of_no_computer, "https://py" + "pi.org/simple"),
+    (promises_only_what_is_tested, "delivers exactly" + "-once"),
+    (promises_only_what_is_tested, "delivers Exactly" + "\nonce"),
+]
+
+
+def project_files() -> Iterator[tuple[str, Path]]:
+    for path in sorted(ROOT.rglob("*")):
+        parts = path.relative_to(ROOT).parts
+        hidden = any(part.startswith(".") and part not in {".ci", ".gitignore"} for part in parts)
+        if hidden or SKIPPED_FOLDERS.intersection(parts) or path.suffix not in SUFFIXES or not path.is_file():
+            continue
+        yield "/".join(parts), path
+
+
+def broken(rules: list[Rule], folder: str, suffix: str = "") -> list[str]:
+    return [
+        f"{name}: {what}"
+        for name, path in project_files()
+        if name.startswith(folder) and name.endswith(suffix)
+        for text in [path.read_text(encoding="utf-8")]
+        for rule in rules
+        for what in rule(name, text)
+    ]
+
+
+def test_source_is_tidy() -> None:
+    assert broken(SOURCE_RULES, "src/semel/", ".py") == []
+
+
+def test_tests_do_not_sleep() -> None:
+    assert broken(TEST_RULES, "tests/", ".py") == []
+
+
+def test_tree_is_tidy() -> None:
+    assert broken(TREE_RULES, "") == []
+
+
+def test_the_tree_is_looked_at() -> None:
+    names = {name for name, _ in project_files()}
+    assert {"Makefile", ".ci/run", "pyproject.toml", "tests/test_tidy.py", "src/semel/errors.py"} <= names
+
+
+@pytest.mark.parametrize(("rule", "text"), WRONG)
+def test_each_rule_catches_what_it_is_for(rule: Rule, text: str) -> None:
+    assert list(rule("some/file.py", text)) != []
+
+
+def test_every_rule_is_shown_to_catch() -> None:
+    assert {rule for rule, _ in WRONG} == {*SOURCE_RULES, *TEST_RULES, *TREE_RULES}
