@@ -13,9 +13,9 @@ SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 LAYERS: list[set[str]] = [
     {"errors", "types"},
-    {"clock", "codec", "digests", "keys", "policy", "windows"},
+    {"clock", "codec", "digests", "forks", "keys", "policy", "windows"},
     {"core"},
-    {"coalesce", "drive", "keeper", "observe", "stores"},
+    {"batches", "coalesce", "context", "drive", "keeper", "observe", "runtime", "stores", "waiting"},
     {"brokers", "client", "decorators", "inbox", "outbox"},
     {""},  # semel/__init__.py: the front door; nothing below it comes in through it
     {"__main__", "asgi", "cli", "server", "testing", "webhooks", "wsgi"},

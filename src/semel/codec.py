@@ -150,7 +150,12 @@ _TAGS: list[tuple[int, type, Callable[[Any], Any], Callable[..., Any]]] = [
     (8, timedelta, lambda span: [span.days, span.seconds, span.microseconds], timedelta),
     (9, UUID, lambda uid: [uid.bytes], lambda raw: UUID(bytes=raw)),
     (10, int, lambda number: [hex(number)], lambda text: int(text, 16)),
-    (11, dict, lambda mapping: [list(pair) for pair in mapping.items()], lambda *pairs: dict(map(tuple, pairs))),
+    (
+        11,
+        dict,
+        lambda mapping: [list(pair) for pair in mapping.items()],
+        lambda *pairs: dict(map(tuple, pairs)),
+    ),
     (12, bytearray, lambda raw: [bytes(raw)], bytearray),
     (13, complex, lambda number: [number.real, number.imag], complex),
 ]

@@ -106,9 +106,7 @@ class Unavailable(Struct, frozen=True):
     error: BaseException
 
 
-Outcome: TypeAlias = (
-    Done[T] | Failed | Errored | Busy | Mismatch | Lost[T] | Late | Unknown | Unavailable
-)
+Outcome: TypeAlias = Done[T] | Failed | Errored | Busy | Mismatch | Lost[T] | Late | Unknown | Unavailable
 """What one delivery came to."""
 
 

@@ -35,7 +35,9 @@ def duration_us(duration: str | float) -> int:
     if isinstance(duration, str):
         parts = _PART.findall(duration)
         if not parts or "".join(number + unit for number, unit in parts) != duration:
-            raise PolicyInvalid(f"{duration!r} is not a duration; write it like 24h, 15m, 1h30m, 30s or 250ms")
+            raise PolicyInvalid(
+                f"{duration!r} is not a duration; write it like 24h, 15m, 1h30m, 30s or 250ms"
+            )
         return round(sum(float(number) * _UNITS_US[unit] for number, unit in parts))
     if not 0 <= duration < 2**40:
         raise PolicyInvalid(f"{duration!r} seconds is not a duration; give a number of seconds, 0 or more")

@@ -160,7 +160,9 @@ class Lookup(Command[Record | Absent | Unavailable], frozen=True, gc=False, tag=
     id: Id
 
 
-class Forget(Command[Forgotten | Absent | Busy | Lost[Any] | Unavailable], frozen=True, gc=False, tag="forget"):
+class Forget(
+    Command[Forgotten | Absent | Busy | Lost[Any] | Unavailable], frozen=True, gc=False, tag="forget"
+):
     """Make the key new again; `Busy` on a running claim unless forced, `Lost` if it is not that record."""
 
     id: Id
@@ -239,9 +241,7 @@ class SwitchMode(Command[int | Unavailable], frozen=True, gc=False, tag="switch_
 RecordItem: TypeAlias = Claim | Renew | Settle | Lookup | Forget | Resolve
 """Items on one record each: what `machine.decide` decides."""
 
-Item: TypeAlias = (
-    RecordItem | Mark | Scan | Purge | Count | ReadSettings | SetWindow | Admit | SwitchMode
-)
+Item: TypeAlias = RecordItem | Mark | Scan | Purge | Count | ReadSettings | SetWindow | Admit | SwitchMode
 Answer: TypeAlias = Any
 """The answer of the item at the same position; its type is the item's own."""
 

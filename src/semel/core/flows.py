@@ -35,13 +35,16 @@ from semel.core.verdicts import Task, Verdict, conclude, judge, plain, replay
 from semel.errors import AttemptsExhausted
 from semel.types import Busy, Done, Outcome, Record, Unavailable
 
+
 def once(task: Task) -> Flow[Outcome[Any]]:
     """Claim, run, settle. The effect happens under the claim, and the record says so afterwards."""
     answer = yield from claimed(task.claim, task.policy.wait_s)
     if not isinstance(answer, Granted):
         return replay(answer, task.returns)
     if answer.attempt > task.policy.max_attempts:
-        ran: Ran = Raised(AttemptsExhausted(f"attempt {answer.attempt} of {task.policy.max_attempts} allowed"))
+        ran: Ran = Raised(
+            AttemptsExhausted(f"attempt {answer.attempt} of {task.policy.max_attempts} allowed")
+        )
     else:
         ran = yield from Invoke(task.call, task.claim, answer)
     verdict = judge(ran, task, answer.attempt)
@@ -140,3 +143,8 @@ def observed(task: Task, duplicate: Callable[[ClaimAnswer], None]) -> Flow[Outco
     ran = yield from Invoke(task.call, task.claim, answer)
     yield from settle(task.claim, answer, judge(ran, task, answer.attempt))
     return plain(ran)
+
+
+def unguarded(task: Task) -> Flow[Outcome[Any]]:
+    """The event type's window is off: run, and remember nothing."""
+    return plain((yield from Invoke(task.call)))

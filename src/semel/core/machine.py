@@ -126,9 +126,7 @@ def _renew(record: Record | None, item: Renew, now: int, _stored: Record | None)
     steps = record.steps
     if item.step is not None and item.step[0] not in {name for name, _ in steps}:
         steps = (*steps, item.step)
-    renewed = replace(
-        record, lease_until=lease_until, expires_at=_moved(record, lease_until), steps=steps
-    )
+    renewed = replace(record, lease_until=lease_until, expires_at=_moved(record, lease_until), steps=steps)
     return Renewed(lease_until), renewed
 
 
@@ -144,7 +142,9 @@ def _settle(record: Record | None, item: Settle, now: int, _stored: Record | Non
             return Lost(), None
         expires_at = now + item.window_us
         if record.sliding:
-            expires_at = record.expires_at if record.expires_at != FOREVER else record.first_seen + item.window_us
+            expires_at = (
+                record.expires_at if record.expires_at != FOREVER else record.first_seen + item.window_us
+            )
         return Completed(at=now), replace(
             record, state=item.to, value=item.value, settled_at=now, expires_at=expires_at, journal=None
         )

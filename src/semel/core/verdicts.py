@@ -36,7 +36,7 @@ def plain(ran: Ran) -> Outcome[Any]:
     return Done(ran.value, kept=False) if isinstance(ran, Returned) else Errored(ran.error, 1)
 
 
-def replay(answer: Known | Busy | Any, returns: Any) -> Outcome[Any]:
+def replay(answer: Any, returns: Any) -> Outcome[Any]:
     """What a duplicate gets: the stored value or failure, or the store's own answer."""
     if not isinstance(answer, Known):
         return answer  # type: ignore[no-any-return]  # Busy, Mismatch, Late, Unknown, Unavailable
@@ -62,7 +62,9 @@ def judge(ran: Ran, task: Task, attempt: int) -> Verdict:
         return Verdict("unknown")
     if ran.interrupted:
         return Verdict("released", count_attempt=False)
-    return Verdict("released", delay_s=min(RETRY_DELAY_MAX_S, policy.retry_delay_s * 2 ** min(attempt - 1, 30)))
+    return Verdict(
+        "released", delay_s=min(RETRY_DELAY_MAX_S, policy.retry_delay_s * 2 ** min(attempt - 1, 30))
+    )
 
 
 def conclude(ran: Ran, verdict: Verdict, settled: SettleAnswer, attempt: int) -> Outcome[Any]:
@@ -70,9 +72,7 @@ def conclude(ran: Ran, verdict: Verdict, settled: SettleAnswer, attempt: int) ->
     if isinstance(ran, Returned):
         if isinstance(settled, Lost):
             return Lost(ran.value)
-        return Done(
-            ran.value, kept=verdict.value is not None, recorded=not isinstance(settled, Unavailable)
-        )
+        return Done(ran.value, kept=verdict.value is not None, recorded=not isinstance(settled, Unavailable))
     if ran.lost:
         return Lost()
     if verdict.to == "failed" and not isinstance(settled, Unavailable):

@@ -1,6 +1,7 @@
 """The key of a CloudEvent: its `source` and its `id` together, because an id is unique only within its source."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -76,23 +77,32 @@ def find_cloudevent(headers: HeaderIndex, payload: Any) -> tuple[str, str] | Non
 
 def _structured(payload: Any) -> tuple[str, str] | None:
     """Recognise structured mode by its required members: a WebSocket has no content type to tell."""
+    members: Any = payload
     if isinstance(payload, bytes):
         if b'"specversion"' not in payload:  # spares other bodies the decoding
             return None
-        try:
-            event = _decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
-        source, event_id = event.source, event.id
-    elif isinstance(payload, dict) and "specversion" in payload:
-        source, event_id = payload.get("source"), payload.get("id")
-    else:
+        members = _members(payload)
+    if not isinstance(members, Mapping):
         return None
-    return (
-        (source, event_id)
-        if isinstance(source, str) and isinstance(event_id, str) and source and event_id
-        else None
-    )
+    version, source, event_id = members.get("specversion"), members.get("source"), members.get("id")
+    if (
+        isinstance(version, str)
+        and isinstance(source, str)
+        and isinstance(event_id, str)
+        and source
+        and event_id
+    ):
+        return source, event_id
+    return None
+
+
+def _members(payload: bytes) -> Mapping[str, Any] | None:
+    """Read the three members that identify a CloudEvent, and skip the rest."""
+    try:
+        event = _decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return {"specversion": event.specversion, "source": event.source, "id": event.id}
 
 
 def _decoded(value: str) -> str:

@@ -44,11 +44,13 @@ def sight(
 
 
 class _History:
-    __slots__ = ("accepted", "newest_us")
+    __slots__ = ("accepted", "floor_us", "newest_us")
 
-    def __init__(self) -> None:
+    def __init__(self, floor_us: int | None) -> None:
         self.accepted: list[int] = []
         self.newest_us: int | None = None
+        # Below this there may be accepted events of an earlier history of this fingerprint, which was dropped.
+        self.floor_us = floor_us
 
 
 class EventTimeWindow:
@@ -65,9 +67,9 @@ class EventTimeWindow:
     def __init__(
         self, window_us: int, lateness_us: int | None = None, *, fingerprints_max: int = FINGERPRINTS_MAX
     ) -> None:
-        self.window_us = window_us
-        self.lateness_us = 2 * window_us if lateness_us is None else lateness_us
-        self.fingerprints_max = fingerprints_max
+        self.window_us: int = window_us
+        self.lateness_us: int = 2 * window_us if lateness_us is None else lateness_us
+        self.fingerprints_max: int = fingerprints_max
         if not 0 < window_us <= self.lateness_us <= HISTORY_MAX * window_us:
             raise PolicyInvalid(
                 f"lateness {self.lateness_us / 1e6:g}s is the history that is kept: with a window of "
@@ -77,10 +79,10 @@ class EventTimeWindow:
             raise PolicyInvalid(f"fingerprints_max is {fingerprints_max}; remember at least one")
         self._lock = Lock()
         self._histories: dict[str, _History] = {}
-        self._ages: list[
-            tuple[int, str]
-        ] = []  # one entry per fingerprint, brought up to date when it surfaces
-        self._floor_us: int | None = None  # an unknown fingerprint below this may be one that was dropped
+        # One entry per fingerprint, brought up to date when it surfaces.
+        self._ages: list[tuple[int, str]] = []
+        # A fingerprint unknown so far may have been dropped with events up to here.
+        self._floor_us: int | None = None
 
     def __len__(self) -> int:
         return len(self._histories)
@@ -89,11 +91,9 @@ class EventTimeWindow:
         """Decide about one event and, where it is `new`, remember it as accepted. Logarithmic."""
         with self._lock:
             history = self._histories.get(fingerprint)
+            known = history is not None
             if history is None:
-                if self._floor_us is not None and time_us < self._floor_us:
-                    return "late"
-                history = self._histories[fingerprint] = _History()
-                heappush(self._ages, (time_us, fingerprint))
+                history = _History(self._floor_us)
             verdict = sight(
                 history.accepted,
                 history.newest_us,
@@ -101,9 +101,15 @@ class EventTimeWindow:
                 window_us=self.window_us,
                 lateness_us=self.lateness_us,
             )
-            if verdict == "new":
-                self._accept(history, time_us)
-            return verdict
+            if verdict != "new":
+                return verdict
+            if history.floor_us is not None and time_us < history.floor_us:
+                return "late"
+            if not known:
+                self._histories[fingerprint] = history
+                heappush(self._ages, (time_us, fingerprint))
+            self._accept(history, time_us)
+            return "new"
 
     def forget(self, fingerprint: str, time_us: int) -> bool:
         """Withdraw an accepted event whose handling failed, so that its copy is `new` again; False if unknown.

@@ -60,7 +60,7 @@ class Path(Reader):
     __slots__ = ("_segments", "path")
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path: str = path
         self._segments = parse(path)
 
     def __call__(self, event: Any, /) -> str:
@@ -77,7 +77,7 @@ class Call(Reader):
     __slots__ = ("function",)
 
     def __init__(self, function: Callable[[Any], object]) -> None:
-        self.function = function
+        self.function: Callable[[Any], object] = function
 
     def __call__(self, event: Any, /) -> str:
         """Call the function with the event; its own exceptions pass."""
@@ -93,7 +93,7 @@ class Header(Reader):
     __slots__ = ("name",)
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name: str = name
 
     def __call__(self, event: Any, /) -> str:
         """Read the header of a message. Linear in the number of headers."""
@@ -114,7 +114,7 @@ class Body(Reader):
     __slots__ = ("_decoder", "_segments", "path")
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path: str = path
         self._segments = parse(path)
         self._decoder = _leaf_decoder(self._segments)
 
@@ -147,10 +147,10 @@ class Content(Reader):
     def __init__(
         self, *paths: str, namespace: str = "content", version: int = 1, allow_floats: bool = False
     ) -> None:
-        self.namespace = check_namespace(namespace)
-        self.version = check_version(version)
-        self.allow_floats = allow_floats
-        self.paths = paths
+        self.namespace: str = check_namespace(namespace)
+        self.version: int = check_version(version)
+        self.allow_floats: bool = allow_floats
+        self.paths: tuple[str, ...] = paths
         self._paths = sorted((part_name(path), parse(path)) for path in paths)
         if len({name for name, _ in self._paths}) < len(paths):
             raise KeyInvalid(f"a path is named twice in {', '.join(paths)}; name each field once")

@@ -65,7 +65,8 @@ class HeaderIndex:
     def __init__(self, headers: Headers) -> None:
         self._values: dict[str, Any] = {}
         self._clashes: set[str] = set()
-        for name, value in headers.items() if isinstance(headers, Mapping) else headers:
+        pairs: Any = headers.items() if isinstance(headers, Mapping) else headers
+        for name, value in pairs:
             lower = (name.decode("latin-1") if isinstance(name, bytes) else name).lower()
             if self._values.setdefault(lower, value) != value:
                 self._clashes.add(lower)

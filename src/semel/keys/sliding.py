@@ -42,11 +42,11 @@ class Sliding(Content):
         allow_floats: bool = False,
     ) -> None:
         super().__init__(*paths, namespace=namespace, version=version, allow_floats=allow_floats)
-        self.window_us = window_us(window)
+        self.window_us: int = window_us(window)
         if self.window_us == OFF:
             raise PolicyInvalid("a sliding window that is off forgets at once; give a duration like 5m")
         self._event_time = parse(event_time) if isinstance(event_time, str) else event_time
-        self.lateness_us = None if lateness is None else duration_us(lateness)
+        self.lateness_us: int | None = None if lateness is None else duration_us(lateness)
         if self.lateness_us is not None and event_time is None:
             raise PolicyInvalid(
                 "lateness is about the events' own times; say where they are with event_time="

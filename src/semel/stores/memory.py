@@ -4,7 +4,6 @@ Every operation is O(1): a dict, one lock, and a wheel of expiry times instead o
 """
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from threading import Lock
@@ -19,7 +18,6 @@ from semel.core.commands import (
     Claim,
     Count,
     Forget,
-    Forgotten,
     Item,
     Lookup,
     Mark,
@@ -39,7 +37,8 @@ from semel.core.commands import (
 from semel.core.machine import decide, standing
 from semel.core.ports import Capabilities, Listener
 from semel.errors import StoreFull
-from semel.types import FOREVER, Absent, Id, Mode, Record, Stats, Unavailable
+from semel.forks import restart_after_fork
+from semel.types import FOREVER, Absent, Forgotten, Id, Mode, Record, Stats, Unavailable
 
 RECORDS_MAX = 1_000_000
 GRANULE_US = 1_000_000
@@ -62,7 +61,7 @@ class MemoryStore:
         self._clock = clock or SystemClock()
         self._records_max = records_max
         self._lock = Lock()
-        os.register_at_fork(after_in_child=self._after_fork)
+        restart_after_fork(self)
         self._records: dict[Id, Record] = {}
         self._marks: dict[tuple[str, str], Marks] = {}
         self._journaled: dict[Id, None] = {}
@@ -121,7 +120,9 @@ class MemoryStore:
     def _write(self, stored: Record | None, record: Record) -> None:
         self._records[record.id] = record
         if record.expires_at != FOREVER and (
-            stored is None or record.expires_at < stored.expires_at - GRANULE_US or stored.expires_at == FOREVER
+            stored is None
+            or record.expires_at < stored.expires_at - GRANULE_US
+            or stored.expires_at == FOREVER
         ):
             self._wheel.add(record.id, record.expires_at)
         if record.journal is not None:
@@ -187,7 +188,12 @@ class MemoryStore:
         found: list[Record] = []
         for record_id in ids:
             record = standing(self._records[record_id], now)
-            if record is None or record.state == "forgotten" or record_id <= after or not _fits(record, item, now):
+            if (
+                record is None
+                or record.state == "forgotten"
+                or record_id <= after
+                or not _fits(record, item, now)
+            ):
                 continue
             if len(found) == item.limit:
                 return Page(found, json.dumps(found[-1].id))
@@ -223,7 +229,12 @@ class MemoryStore:
                 consumers[consumer] = consumers.get(consumer, 0) + live
                 marks += live
         return Stats(
-            now=now, states=states, consumers=consumers, marks=marks, expired=expired, purge_lag_s=(now - oldest) / 1e6
+            now=now,
+            states=states,
+            consumers=consumers,
+            marks=marks,
+            expired=expired,
+            purge_lag_s=(now - oldest) / 1e6,
         )
 
     def _read_settings(self, _item: ReadSettings, _now: int) -> Settings:
@@ -257,7 +268,8 @@ class MemoryStore:
             self._modes[scope] = item.mode
         return unfinished
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
+        """The records are the child's own from here on."""
         self._lock = Lock()  # another thread of the parent may have held it, and is not here to let go
 
 
@@ -357,7 +369,14 @@ class Marks:
             del self._expiry[item.id[2]]
             return Forgotten(now)
         return Record(
-            id=item.id, state="done", owner=b"", fence=1, lease_until=0, attempt=1, expires_at=expiry, first_seen=0
+            id=item.id,
+            state="done",
+            owner=b"",
+            fence=1,
+            lease_until=0,
+            attempt=1,
+            expires_at=expiry,
+            first_seen=0,
         )
 
 

@@ -1,0 +1,216 @@
+"""The client that awaits.
+
+The same verbs as `client.Semel`, held to it by a test; what it says to the store is in `plans`.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from functools import partial
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from semel.base import ClaimOutcome, Client, raised
+from semel.batches import adrive_many, copies
+from semel.claims import Claimed
+from semel.core import flows
+from semel.core.commands import Item
+from semel.core.folding import leaders
+from semel.decorators import AsyncGuard, KeySource, awaitable
+from semel.drive import AsyncHands, adrive
+from semel.plans import Plan, reachable, unreachable
+from semel.policy import Policy
+from semel.records import AsyncRecords, AsyncWindows
+from semel.runtime import Runtime
+from semel.types import Completed, Delivery, Lost, Outcome, Renewed, Unavailable, Verdict
+
+__all__ = ["AsyncSemel"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class AsyncSemel(Client):
+    """A client that awaits. Use it from any event loop; on a networked store no thread is involved."""
+
+    def __init__(self, plan: Plan, runtime: Runtime) -> None:
+        super().__init__(plan, runtime)
+        self.records = AsyncRecords(plan, self._ask)
+        self.windows = AsyncWindows(plan, self._ask, runtime.expire_settings)
+
+    def using(self, policy: Policy) -> "AsyncSemel":
+        """The same client by another policy; both share one connection."""
+        return AsyncSemel(self._plan.using(policy), self._runtime)
+
+    async def __aenter__(self) -> Self:
+        await self._connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Send what is queued and let go. Idempotent; works while other tasks wait."""
+        await self._runtime.aclose()
+
+    async def _connect(self) -> Any:
+        """Connect at first use; returns the stored windows."""
+        await self._runtime.aconnect(self._plan.tenant, self._plan.consumer, self._plan.mode)
+        return await self._runtime.awindows()
+
+    async def _ask(self, item: Item) -> Any:
+        await self._connect()
+        return (await self._runtime.channel.asend((item,)))[0]
+
+    def _hands(self) -> AsyncHands:
+        policy, runtime = self._plan.policy, self._runtime
+        return AsyncHands(
+            runtime.channel, runtime.loop_keeper(), runtime.watches, policy.run_max_s, policy.value_bytes_max
+        )
+
+    # --- run ---
+
+    async def run(
+        self, key: str, fn: Callable[..., Awaitable[R]], /, *args: Any, **kwargs: Any
+    ) -> Outcome[R]:
+        """Run `fn` once for this key; a duplicate gets the first one's outcome. Two round trips, one for a duplicate.
+
+        An exception of `fn` is an outcome: `Failed` if the policy calls it permanent, else `Errored`, with the
+        claim released. Raises for wrong use, and passes interrupts on once the claim is released.
+        """
+        call = partial(awaitable(fn), *args, **kwargs)
+        return await self._run(self._delivered(key, args, kwargs), call, fn)
+
+    async def _run(
+        self, delivery: Delivery[None], call: Any, fn: Any, sliding_us: int | None = None
+    ) -> Outcome[Any]:
+        flow, owner = self._plan.flow(await self._connect(), delivery, call, fn, sliding_us)
+        try:
+            outcome = await adrive(flow, self._hands())
+        finally:
+            self._runtime.loop_keeper().drop(owner)
+        return raised(outcome)
+
+    async def run_many(
+        self, deliveries: Sequence[Delivery[T]], handler: Callable[[T], Awaitable[R]], *, concurrency: int = 1
+    ) -> list[Outcome[R]]:
+        """Run `handler(delivery.body)` once for each key. One claim for all; outcomes in input order.
+
+        One delivery's failure never touches another's. Completions leave as handlers finish; a crash repeats
+        at most those under way. `concurrency`: how many handlers run at once, in tasks.
+        """
+        made, first_at, place_of = self._many(await self._connect(), deliveries, awaitable(handler))
+        try:
+            outcomes = await adrive_many([flow for flow, _ in made], self._hands(), concurrency)
+        finally:
+            for _, owner in made:
+                self._runtime.loop_keeper().drop(owner)
+        return copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
+
+    async def sweep(self, handler: Callable[[Any], Awaitable[R]], *, limit: int = 100) -> list[Outcome[R]]:
+        """Take over journaled claims whose owner died, and run `handler(payload)` for each."""
+        task = self._plan.recovery(await self._connect(), awaitable(handler))
+        return await adrive(flows.sweep(self._plan.orphans(limit), task), self._hands())
+
+    def guard(self, *, key: KeySource, policy: Policy | None = None) -> AsyncGuard:
+        """Decorate a function so that it runs once per key and every call returns the first one's value.
+
+        `key`: an attribute path that starts with a parameter's name (`"order.id"`), or a callable that is given
+        the arguments. Only for `async def`: a function that blocks would stop the loop.
+        """
+        return AsyncGuard(self if policy is None else self.using(policy), key)
+
+    # --- plain verbs ---
+
+    async def claim(
+        self,
+        key: str,
+        *,
+        event_type: str | None = None,
+        fingerprint: bytes | None = None,
+        event_time: datetime | None = None,
+        journal: Any = None,
+    ) -> ClaimOutcome:
+        """The right to run, or what a duplicate needs to know. One round trip, no waiting."""
+        item = self._claim_item(await self._connect(), key, event_type, fingerprint, event_time, journal)
+        sent_at = monotonic()
+        return self._outcome(item, reachable((await self._runtime.channel.asend((item,)))[0]), sent_at)  # type: ignore[no-any-return]
+
+    async def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
+        """Claims for all, in one round trip per 500; a later copy of a key gets `Busy`."""
+        claims = self._claim_items(await self._connect(), deliveries)
+        first_at, place_of = leaders(claim.id for claim in claims)
+        sent_at = monotonic()
+        answers = await self._runtime.channel.asend([claims[at] for at in first_at])
+        return self._outcomes(claims, answers, sent_at, (first_at, place_of))
+
+    async def complete(self, claim: Claimed, value: Any = None) -> Completed | Lost[Any]:
+        """The effect has happened: remember it. `Lost` if another attempt took over; nothing is overwritten."""
+        verdict = (await self.complete_many([claim], [value]))[0]
+        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+
+    async def fail(self, claim: Claimed, error: BaseException | str) -> Completed | Lost[Any]:
+        """It failed for good: every duplicate gets this failure."""
+        verdict = (await self.fail_many([claim], [error]))[0]
+        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+
+    async def release(
+        self, claim: Claimed, *, delay_s: float = 0.0, count_attempt: bool = True
+    ) -> Completed | Lost[Any]:
+        """Give the claim up; anybody may claim again after `delay_s`."""
+        verdict = (await self.release_many([claim], delay_s=delay_s, count_attempt=count_attempt))[0]
+        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+
+    async def renew(self, claim: Claimed) -> Renewed | Lost[Any]:
+        """The lease once more, from now."""
+        verdict = (await self.renew_many([claim]))[0]
+        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+
+    async def complete_many(
+        self, claims: Sequence[Claimed], values: Sequence[Any] | None = None
+    ) -> list[Verdict]:
+        """Complete all of them in one round trip per 500."""
+        return await self._end(claims, self._completions(claims, values))
+
+    async def fail_many(
+        self, claims: Sequence[Claimed], errors: Sequence[BaseException | str]
+    ) -> list[Verdict]:
+        """Fail all of them in one round trip per 500."""
+        return await self._end(claims, self._failures(claims, errors))
+
+    async def release_many(
+        self, claims: Sequence[Claimed], *, delay_s: float = 0.0, count_attempt: bool = True
+    ) -> list[Verdict]:
+        """Release all of them in one round trip per 500."""
+        return await self._end(claims, self._releases(claims, delay_s, count_attempt=count_attempt))
+
+    async def renew_many(self, claims: Sequence[Claimed]) -> list[Renewed | Lost[Any] | Unavailable]:
+        """Renew all of them in one round trip per 500."""
+        return await self._runtime.channel.asend(self._renewals(claims))
+
+    async def mark(self, key: str) -> bool:
+        """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event."""
+        return (await self.mark_many((key,)))[0]
+
+    async def mark_many(self, keys: Sequence[str]) -> list[bool]:
+        """Note many keys in one round trip; a later copy of a key is `False`."""
+        item, first_at, place_of = self._marks(await self._connect(), keys)
+        return self._firsts((await self._runtime.channel.asend((item,)))[0], first_at, place_of)
+
+    # --- claims in the caller's hands ---
+
+    async def _end(self, claims: Sequence[Claimed], items: Sequence[Item]) -> list[Verdict]:
+        for claim in claims:
+            claim.settled = True
+        return await self._runtime.channel.asend(items)
+
+    def _hold(self, claim: Claimed) -> None:
+        self._runtime.loop_keeper().keep(claim._kept)  # noqa: SLF001 - the claim and its client are one mechanism
+
+    def _drop(self, claim: Claimed) -> None:
+        self._runtime.loop_keeper().drop(claim.claim.owner)
+
+    async def _settle(self, claim: Claimed, error: BaseException | None) -> None:
+        await self._end([claim], [self._plan.leaving(claim.claim, claim.granted, error)])

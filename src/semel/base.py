@@ -1,0 +1,181 @@
+"""What both clients hold and know; how each of them waits is in `client` and `aclient`."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from semel.claims import Claimed
+from semel.core.commands import Claim, Granted, Mark, Renew, Settle
+from semel.core.folding import copy_of_claim, leaders
+from semel.core.ports import AsyncStore, Store
+from semel.core.verdicts import replay
+from semel.errors import UsageError
+from semel.keeper import Kept
+from semel.keys.limits import check as check_key
+from semel.plans import Observed, Plan, marks_of, time_us
+from semel.policy import Policy
+from semel.runtime import Runtime
+from semel.types import Busy, Delivery, Done, Errored, Failed, Late, Mismatch, Mode, Outcome, Unknown
+
+__all__ = ["Client", "ClaimOutcome", "raised"]
+
+T = TypeVar("T")
+
+ClaimOutcome: TypeAlias = Claimed | Done[Any] | Failed | Busy | Mismatch | Late | Unknown
+"""What `claim` comes to."""
+
+
+class Client:
+    """What both clients hold."""
+
+    def __init__(self, plan: Plan, runtime: Runtime) -> None:
+        self._plan = plan
+        self._runtime = runtime
+
+    def __repr__(self) -> str:
+        plan = self._plan
+        return f"{type(self).__name__}({self._runtime.store.name!r}, consumer={plan.consumer!r}, mode={plan.mode!r})"
+
+    @property
+    def consumer(self) -> str:
+        """Who processes."""
+        return self._plan.consumer
+
+    @property
+    def mode(self) -> Mode:
+        """How the consumer works."""
+        return self._plan.mode
+
+    @property
+    def policy(self) -> Policy:
+        """How deliveries are treated."""
+        return self._plan.policy
+
+    @property
+    def store(self) -> Store | AsyncStore:
+        """Where the records live."""
+        return self._runtime.store
+
+    @property
+    def observed(self) -> Observed:
+        """What observe mode has counted in this process."""
+        return self._plan.observed
+
+    def _delivered(self, key: str, args: Any, kwargs: Any) -> Delivery[None]:
+        """One delivery of `run` or `guard`, with the fingerprint that the policy takes of its arguments."""
+        take = self._plan.policy.fingerprint
+        return Delivery(key=key, body=None, fingerprint=None if take is None else take(*args, **kwargs))
+
+    def _claim_item(
+        self,
+        stored: Any,
+        key: str,
+        event_type: str | None,
+        fingerprint: bytes | None,
+        event_time: datetime | None,
+        journal: Any,
+    ) -> Claim:
+        self._plan.require("lease", "quarantine", "observe")
+        self._check_journal(journal)
+        return self._plan.claim(
+            stored,
+            key,
+            event_type=event_type or "",
+            fingerprint=fingerprint,
+            event_time_us=time_us(event_time),
+            journal=journal,
+        )
+
+    def _check_journal(self, journal: Any) -> None:
+        if journal is not None and not self._runtime.store.capabilities.durable:
+            raise UsageError(
+                f"{self._runtime.store.name} forgets on exit, and a journal must not; use sqlite:"
+            )
+
+    def _claim_items(self, stored: Any, deliveries: Sequence[str | Delivery[Any]]) -> list[Claim]:
+        self._plan.require("lease", "quarantine", "observe")
+        claims = []
+        for each in deliveries:
+            delivery = Delivery(key=each, body=None) if isinstance(each, str) else each
+            self._check_journal(delivery.journal)
+            claims.append(
+                self._plan.claim(
+                    stored,
+                    delivery.key,
+                    event_type=delivery.event_type,
+                    fingerprint=delivery.fingerprint,
+                    event_time_us=delivery.event_time_us,
+                    journal=delivery.journal,
+                )
+            )
+        return claims
+
+    def _outcome(self, claim: Claim, answer: Any, sent_at: float) -> Any:
+        if isinstance(answer, Granted):
+            return Claimed(self, claim, answer, Kept(claim, answer, sent_at, self._plan.policy.run_max_s))
+        return replay(answer, None)
+
+    def _outcomes(self, claims: list[Claim], answers: list[Any], sent_at: float, fold: Any) -> list[Any]:
+        """The outcomes of `claim_many`: a later copy of a key is answered from the first one's answer."""
+        first_at, place_of = fold
+        return [
+            self._outcome(claim, answers[place], sent_at)
+            if first_at[place] == at
+            else self._outcome(claim, copy_of_claim(claims[first_at[place]], claim, answers[place]), sent_at)
+            for at, (claim, place) in enumerate(zip(claims, place_of, strict=True))
+        ]
+
+    def _many(
+        self, stored: Any, deliveries: Sequence[Delivery[Any]], handler: Callable[[Any], Any]
+    ) -> tuple[list[Any], list[int], list[int]]:
+        """The flows of `run_many`, one for each distinct key, and how the copies relate to them."""
+        for delivery in deliveries:
+            self._check_journal(delivery.journal)
+        keys = range(len(deliveries)) if self._plan.mode == "observe" else [each.key for each in deliveries]
+        first_at, place_of = leaders(keys)
+        made = [
+            self._plan.flow(stored, deliveries[at], partial(handler, deliveries[at].body), handler)
+            for at in first_at
+        ]
+        return made, first_at, place_of
+
+    def _completions(self, claims: Sequence[Claimed], values: Sequence[Any] | None) -> list[Settle]:
+        values = [None] * len(claims) if values is None else values
+        return [
+            self._plan.completion(claim.claim, claim.granted, value)
+            for claim, value in zip(claims, values, strict=True)
+        ]
+
+    def _failures(self, claims: Sequence[Claimed], errors: Sequence[BaseException | str]) -> list[Settle]:
+        return [
+            self._plan.failure(claim.claim, claim.granted, error)
+            for claim, error in zip(claims, errors, strict=True)
+        ]
+
+    def _releases(self, claims: Sequence[Claimed], delay_s: float, *, count_attempt: bool) -> list[Settle]:
+        return [
+            self._plan.release(claim.claim, claim.granted, delay_s, count_attempt=count_attempt)
+            for claim in claims
+        ]
+
+    def _renewals(self, claims: Sequence[Claimed]) -> list[Renew]:
+        return [self._plan.renewal(claim.claim, claim.granted) for claim in claims]
+
+    def _marks(self, stored: Any, keys: Sequence[str]) -> tuple[Mark, list[int], list[int]]:
+        self._plan.require("mark")
+        for key in keys:
+            check_key(key)
+        first_at, place_of = leaders(keys)
+        return self._plan.mark(stored, [keys[at] for at in first_at]), first_at, place_of
+
+    def _firsts(self, answer: Any, first_at: Sequence[int], place_of: Sequence[int]) -> list[bool]:
+        firsts = marks_of(answer)
+        return [firsts[place] and first_at[place] == at for at, place in enumerate(place_of)]
+
+
+def raised(outcome: Outcome[T]) -> Outcome[T]:
+    """The outcome, unless it was an interrupt: that goes on its way once the claim is released."""
+    if isinstance(outcome, Errored) and not isinstance(outcome.error, Exception):
+        raise outcome.error
+    return outcome

@@ -1,0 +1,274 @@
+"""The client that blocks, and the two doors: `open` and `aopen`.
+
+What it says to the store is in `plans`, the protocol in `core.flows`; here is only how it waits.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from semel.aclient import AsyncSemel
+from semel.base import ClaimOutcome, Client, raised
+from semel.batches import copies, drive_many
+from semel.claims import Claimed
+from semel.core import flows
+from semel.core.commands import Item
+from semel.core.folding import leaders
+from semel.core.ports import AsyncStore, Store
+from semel.decorators import Guard, KeySource
+from semel.drive import Hands, drive
+from semel.errors import PolicyInvalid, StoreUnknown
+from semel.plans import Plan, reachable, unreachable
+from semel.policy import Policy
+from semel.records import Records, Windows
+from semel.runtime import Runtime
+from semel.stores.registry import store_for
+from semel.types import Completed, Delivery, Lost, Mode, Outcome, Renewed, Unavailable, Verdict
+
+__all__ = ["Semel", "aopen", "open"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def open(  # noqa: A001 - semel.open reads as it should, and nobody imports it bare
+    store: str | Store,
+    *,
+    consumer: str,
+    tenant: str = "",
+    window: str | float = "24h",
+    lease: str | float = "30s",
+    mode: Mode = "lease",
+    policy: Policy | None = None,
+) -> "Semel":
+    """A client of a store, named by its URL or given. No I/O yet: the first use connects, or `with`."""
+    plan = Plan(
+        consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode, policy=policy or Policy()
+    )
+    return Semel(plan, _runtime(store, mode))
+
+
+def aopen(
+    store: str | Store | AsyncStore,
+    *,
+    consumer: str,
+    tenant: str = "",
+    window: str | float = "24h",
+    lease: str | float = "30s",
+    mode: Mode = "lease",
+    policy: Policy | None = None,
+) -> AsyncSemel:
+    """The same for an event loop. No I/O yet: the first use connects, or `async with`."""
+    plan = Plan(
+        consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode, policy=policy or Policy()
+    )
+    return AsyncSemel(plan, _runtime(store, mode))
+
+
+def _runtime(store: str | Store | AsyncStore, mode: Mode) -> Runtime:
+    owned = isinstance(store, str)
+    found = store_for(store) if isinstance(store, str) else store
+    if not isinstance(found, Store | AsyncStore):
+        raise StoreUnknown(f"{found!r} is neither a store URL nor a store")
+    if mode == "inbox":
+        if not found.capabilities.transactional:
+            raise PolicyInvalid(f"{found.name} cannot hold an inbox: your transaction does not reach it")
+        if owned and hasattr(found, "adopt"):
+            found.adopt = True  # the tables belong beside the application's own
+    return Runtime(found, owned=owned)
+
+
+class Semel(Client):
+    """A client that blocks. Use it from any thread; after a fork the child goes on with its own connections."""
+
+    def __init__(self, plan: Plan, runtime: Runtime) -> None:
+        super().__init__(plan, runtime)
+        policy = plan.policy
+        self._hands = Hands(
+            runtime.channel, runtime.keeper, runtime.watches, policy.run_max_s, policy.value_bytes_max
+        )
+        self.records = Records(plan, self._ask)
+        self.windows = Windows(plan, self._ask, runtime.expire_settings)
+
+    def using(self, policy: Policy) -> "Semel":
+        """The same client by another policy; both share one connection."""
+        return Semel(self._plan.using(policy), self._runtime)
+
+    @property
+    def twin(self) -> AsyncSemel:
+        """The async client of the same store; what `guard` uses for an `async def`."""
+        return AsyncSemel(self._plan, self._runtime)
+
+    def __enter__(self) -> Self:
+        self._connect()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Send what is queued and let go. Idempotent; works while other threads wait."""
+        self._runtime.close()
+
+    def _connect(self) -> Any:
+        """Connect at first use; returns the stored windows."""
+        self._runtime.connect(self._plan.tenant, self._plan.consumer, self._plan.mode)
+        return self._runtime.windows()
+
+    def _ask(self, item: Item) -> Any:
+        self._connect()
+        return self._runtime.channel.send((item,))[0]
+
+    # --- run ---
+
+    def run(self, key: str, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Outcome[R]:
+        """Run `fn` once for this key; a duplicate gets the first one's outcome. Two round trips, one for a duplicate.
+
+        An exception of `fn` is an outcome: `Failed` if the policy calls it permanent, else `Errored`, with the
+        claim released. Raises for wrong use, and passes interrupts on once the claim is released.
+        """
+        call = partial(fn, *args, **kwargs) if args or kwargs else fn
+        return self._run(self._delivered(key, args, kwargs), call, fn)
+
+    def _run(
+        self, delivery: Delivery[None], call: Any, fn: Any, sliding_us: int | None = None
+    ) -> Outcome[Any]:
+        flow, owner = self._plan.flow(self._connect(), delivery, call, fn, sliding_us)
+        try:
+            outcome = drive(flow, self._hands)
+        finally:
+            self._runtime.keeper.drop(owner)
+        return raised(outcome)
+
+    def run_many(
+        self, deliveries: Sequence[Delivery[T]], handler: Callable[[T], R], *, concurrency: int = 1
+    ) -> list[Outcome[R]]:
+        """Run `handler(delivery.body)` once for each key. One claim for all; outcomes in input order.
+
+        One delivery's failure never touches another's. Completions leave as handlers finish; a crash repeats
+        at most those under way. `concurrency`: how many handlers run at once, in threads.
+        """
+        made, first_at, place_of = self._many(self._connect(), deliveries, handler)
+        try:
+            outcomes = drive_many([flow for flow, _ in made], self._hands, concurrency)
+        finally:
+            for _, owner in made:
+                self._runtime.keeper.drop(owner)
+        return copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
+
+    def sweep(self, handler: Callable[[Any], R], *, limit: int = 100) -> list[Outcome[R]]:
+        """Take over journaled claims whose owner died, and run `handler(payload)` for each."""
+        task = self._plan.recovery(self._connect(), handler)
+        return drive(flows.sweep(self._plan.orphans(limit), task), self._hands)
+
+    def guard(self, *, key: KeySource, policy: Policy | None = None) -> Guard:
+        """Decorate a function so that it runs once per key and every call returns the first one's value.
+
+        `key`: an attribute path that starts with a parameter's name (`"order.id"`), or a callable that is given
+        the arguments. An `async def` is served by the async twin.
+        """
+        return Guard(self if policy is None else self.using(policy), key)
+
+    # --- plain verbs ---
+
+    def claim(
+        self,
+        key: str,
+        *,
+        event_type: str | None = None,
+        fingerprint: bytes | None = None,
+        event_time: datetime | None = None,
+        journal: Any = None,
+    ) -> ClaimOutcome:
+        """The right to run, or what a duplicate needs to know. One round trip, no waiting."""
+        item = self._claim_item(self._connect(), key, event_type, fingerprint, event_time, journal)
+        sent_at = self._hands.steady_s()
+        return self._outcome(item, reachable(self._runtime.channel.send((item,))[0]), sent_at)  # type: ignore[no-any-return]
+
+    def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
+        """Claims for all, in one round trip per 500; a later copy of a key gets `Busy`."""
+        claims = self._claim_items(self._connect(), deliveries)
+        first_at, place_of = leaders(claim.id for claim in claims)
+        sent_at = self._hands.steady_s()
+        answers = self._runtime.channel.send([claims[at] for at in first_at])
+        return self._outcomes(claims, answers, sent_at, (first_at, place_of))
+
+    def complete(self, claim: Claimed, value: Any = None) -> Completed | Lost[Any]:
+        """The effect has happened: remember it. `Lost` if another attempt took over; nothing is overwritten."""
+        verdict = self.complete_many([claim], [value])[0]
+        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+
+    def fail(self, claim: Claimed, error: BaseException | str) -> Completed | Lost[Any]:
+        """It failed for good: every duplicate gets this failure."""
+        verdict = self.fail_many([claim], [error])[0]
+        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+
+    def release(
+        self, claim: Claimed, *, delay_s: float = 0.0, count_attempt: bool = True
+    ) -> Completed | Lost[Any]:
+        """Give the claim up; anybody may claim again after `delay_s`."""
+        verdict = self.release_many([claim], delay_s=delay_s, count_attempt=count_attempt)[0]
+        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+
+    def renew(self, claim: Claimed) -> Renewed | Lost[Any]:
+        """The lease once more, from now."""
+        verdict = self.renew_many([claim])[0]
+        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+
+    def complete_many(self, claims: Sequence[Claimed], values: Sequence[Any] | None = None) -> list[Verdict]:
+        """Complete all of them in one round trip per 500."""
+        return self._end(claims, self._completions(claims, values))
+
+    def fail_many(self, claims: Sequence[Claimed], errors: Sequence[BaseException | str]) -> list[Verdict]:
+        """Fail all of them in one round trip per 500."""
+        return self._end(claims, self._failures(claims, errors))
+
+    def release_many(
+        self, claims: Sequence[Claimed], *, delay_s: float = 0.0, count_attempt: bool = True
+    ) -> list[Verdict]:
+        """Release all of them in one round trip per 500."""
+        return self._end(claims, self._releases(claims, delay_s, count_attempt=count_attempt))
+
+    def renew_many(self, claims: Sequence[Claimed]) -> list[Renewed | Lost[Any] | Unavailable]:
+        """Renew all of them in one round trip per 500."""
+        return self._runtime.channel.send(self._renewals(claims))
+
+    def mark(self, key: str) -> bool:
+        """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event."""
+        return (self.mark_many((key,)))[0]
+
+    def mark_many(self, keys: Sequence[str]) -> list[bool]:
+        """Note many keys in one round trip; a later copy of a key is `False`."""
+        item, first_at, place_of = self._marks(self._connect(), keys)
+        return self._firsts((self._runtime.channel.send((item,)))[0], first_at, place_of)
+
+    def inbox(self, handle: Any) -> Any:
+        """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does."""
+        from semel.inbox import inbox_for
+
+        self._plan.require("inbox")
+        stored = self._connect()
+        plan = self._plan
+        return inbox_for(
+            handle, self._runtime.store, plan.tenant, plan.consumer, partial(plan.window_us, stored)
+        )
+
+    # --- claims in the caller's hands ---
+
+    def _end(self, claims: Sequence[Claimed], items: Sequence[Item]) -> list[Verdict]:
+        for claim in claims:
+            claim.settled = True
+        return self._runtime.channel.send(items)
+
+    def _hold(self, claim: Claimed) -> None:
+        self._runtime.keeper.keep(claim._kept)  # noqa: SLF001 - the claim and its client are one mechanism
+
+    def _drop(self, claim: Claimed) -> None:
+        self._runtime.keeper.drop(claim.claim.owner)
+
+    def _settle(self, claim: Claimed, error: BaseException | None) -> None:
+        self._end([claim], [self._plan.leaving(claim.claim, claim.granted, error)])

@@ -1,0 +1,198 @@
+"""What a handler can ask about itself: `current()` and `step()`."""
+
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from functools import partial
+from inspect import iscoroutinefunction
+from time import monotonic
+from typing import Any, ParamSpec, TypeVar, overload
+
+from semel.codec import decode, encode
+from semel.core import flows
+from semel.core.commands import Granted, Raised, Ran, Renew, RenewAnswer
+from semel.digests import idempotency_key
+from semel.errors import (
+    ClaimLost,
+    NotInHandler,
+    NotRecorded,
+    StepRepeated,
+    UsageError,
+    ValueInvalid,
+    ValueNotKept,
+    ValueTooLarge,
+)
+from semel.keeper import Kept
+from semel.types import Lost, Unavailable
+
+__all__ = ["Context", "current", "step"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+STEPS_MAX = 64
+"""Each step rewrites the record, so many of them cost the square."""
+STEP_NAME_BYTES_MAX = 128
+
+
+class Context:
+    """The claim that the running handler holds."""
+
+    __slots__ = (
+        "_kept",
+        "_named",
+        "_perform",
+        "_steps",
+        "_value_bytes_max",
+        "attempt",
+        "fence",
+        "first_seen",
+    )
+
+    def __init__(self, kept: Kept, granted: Granted, perform: Any, value_bytes_max: int) -> None:
+        self._kept = kept
+        self._perform = perform
+        self._steps = dict(granted.steps)
+        self._named: set[str] = set()
+        self._value_bytes_max = value_bytes_max
+        self.fence = granted.fence
+        """Grows with every claim of this key: a sink that remembers it refuses zombies."""
+        self.attempt = granted.attempt
+        """1 for the first."""
+        self.first_seen = granted.first_seen
+        """When the event was first claimed: store clock, microseconds."""
+
+    @property
+    def key(self) -> str:
+        """The event's key."""
+        return self._kept.claim.id[2]
+
+    @property
+    def consumer(self) -> str:
+        """Who processes it."""
+        return self._kept.claim.id[1]
+
+    @property
+    def idempotency_key(self) -> str:
+        """For the systems that the handler calls: the same on every attempt."""
+        return idempotency_key(self._kept.claim.id)
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds until the claim ends if it is not renewed any more."""
+        return self._kept.deadline - monotonic()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the claim is lost: stop, and touch nothing more."""
+        return self._kept.lost
+
+    def step_key(self, name: str) -> str:
+        """The idempotency key of one step."""
+        return idempotency_key(self._kept.claim.id, name)
+
+    def _begin(self, name: str) -> None:
+        if not 0 < len(name.encode()) <= STEP_NAME_BYTES_MAX:
+            raise UsageError(f"a step's name takes 1 to {STEP_NAME_BYTES_MAX} bytes, not {name!r}")
+        if name in self._named:
+            raise StepRepeated(f"step {name!r} was already used in this attempt; give each step its own name")
+        if name not in self._steps and len(self._steps) >= STEPS_MAX:
+            raise UsageError(f"a handler has at most {STEPS_MAX} steps; put several effects into one")
+        self._named.add(name)
+
+    def _stored(self, name: str, returns: Any) -> Any:
+        value = self._steps[name]
+        if value is None:
+            raise ValueNotKept(f"step {name!r} ran on an earlier attempt, but its value was not kept")
+        return decode(value, returns)
+
+    def _encoded(self, returns: Any, value: Any) -> bytes | None:
+        """The value's bytes, or `None`: the effect has happened, so it is noted all the same."""
+        try:
+            encoded = encode(value, returns, self._value_bytes_max)
+            if len(encoded) + sum(len(held or b"") for held in self._steps.values()) > self._value_bytes_max:
+                raise ValueTooLarge("the steps of one record share one value limit")
+        except ValueInvalid:
+            return None
+        return encoded
+
+    def _renew(self, name: str, encoded: bytes | None) -> Renew:
+        claim = self._kept.claim
+        return Renew(claim.id, claim.owner, self.fence, claim.lease_us, (name, encoded))
+
+    def _flow(self, name: str, call: Callable[[], Any], returns: Any) -> Any:
+        return flows.step(partial(self._renew, name), call, partial(self._encoded, returns))
+
+    def _conclude(self, name: str, noted: tuple[Ran, RenewAnswer | None]) -> Any:
+        ran, answer = noted
+        if isinstance(ran, Raised):
+            raise ran.error
+        if isinstance(answer, Lost):
+            self._kept.tell()
+            raise ClaimLost(f"the claim was lost while step {name!r} ran")
+        if isinstance(answer, Unavailable):
+            raise NotRecorded(
+                f"step {name!r} ran, but the store could not be told", ran.value
+            ) from answer.error
+        return ran.value
+
+
+_current: ContextVar[Context] = ContextVar("semel.current")
+
+
+def current() -> Context:
+    """The claim of the handler that is running. Raises `NotInHandler` elsewhere."""
+    try:
+        return _current.get()
+    except LookupError:
+        raise NotInHandler(
+            "current() and step() work inside a handler that semel runs under a claim"
+        ) from None
+
+
+@overload
+def step(name: str, fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
+
+
+@overload
+def step(name: str, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+
+def step(name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run one effect inside a handler so that a later attempt does not repeat it.
+
+    Its value is noted in the event's record: one round trip. A crash between the effect and the note
+    repeats it; hand `current().step_key(name)` to the other system to make that harmless. An `async def`
+    is awaited. Raises `StepRepeated`, `ClaimLost`, `NotRecorded`, and what `fn` raises.
+    """
+    context = current()
+    returns = return_type(fn)
+    context._begin(name)  # noqa: SLF001 - a step is a method of the context, spelled as a function
+    call = partial(fn, *args, **kwargs)
+    if iscoroutinefunction(fn):
+        return _astep(context, name, call, returns)
+    if name in context._steps:  # noqa: SLF001
+        return context._stored(name, returns)  # noqa: SLF001
+    return context._conclude(name, context._perform.step(context._flow(name, call, returns)))  # noqa: SLF001
+
+
+async def _astep(context: Context, name: str, call: Callable[[], Any], returns: Any) -> Any:
+    if name in context._steps:  # noqa: SLF001
+        return context._stored(name, returns)  # noqa: SLF001
+    flow = context._flow(name, call, returns)  # noqa: SLF001
+    return context._conclude(name, await context._perform.astep(flow))  # noqa: SLF001
+
+
+def return_type(fn: Any) -> Any:
+    """The type that a handler's return annotation names, or `None`."""
+    annotations = getattr(fn, "__annotations__", None)
+    if not annotations or "return" not in annotations:
+        return None
+    returns = annotations["return"]
+    if not isinstance(returns, str):
+        return returns
+    from typing import get_type_hints
+
+    try:
+        return get_type_hints(fn).get("return")
+    except (NameError, TypeError):
+        return None

@@ -1,0 +1,152 @@
+"""Fold equal keys before the store sees them, and unfold the answers.
+
+A store is promised that no two items of a kind in one batch are about the same record. What a folded copy
+is answered follows from what its leader got: a copy of a granted claim is `Busy`, a copy of a won mark is
+not the first, and of several settles only the greatest fence can still be right.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from semel.core.commands import Answer, Claim, ClaimAnswer, Granted, Item, Mark, Marked, Renew, Settle
+from semel.types import Busy, Id, Lost, Mismatch, Renewed
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+View: TypeAlias = Callable[[Answer], Answer]
+"""What one taker sees of the answer to a shared item."""
+
+
+def leaders(keys: Iterable[K]) -> tuple[list[int], list[int]]:
+    """Positions of each key's first appearance, and for every input its place among those."""
+    first_at: list[int] = []
+    places: dict[K, int] = {}
+    place_of: list[int] = []
+    for at, key in enumerate(keys):
+        place = places.setdefault(key, len(first_at))
+        if place == len(first_at):
+            first_at.append(at)
+        place_of.append(place)
+    return first_at, place_of
+
+
+def copy_of_claim(leader: Claim, copy: Claim, answer: ClaimAnswer) -> ClaimAnswer:
+    """What a claim gets whose key was already in the batch."""
+    if copy.fingerprint and leader.fingerprint and copy.fingerprint != leader.fingerprint:
+        return Mismatch()
+    if isinstance(answer, Granted) and copy.owner != leader.owner:
+        return Busy(leader.lease_us / 1e6, answer.journal is not None)
+    return answer
+
+
+class Slot(Generic[T]):
+    """One item for the store, and everybody who waits for its answer."""
+
+    __slots__ = ("item", "takers")
+
+    def __init__(self, item: Item, taker: T, view: View | None = None) -> None:
+        self.item = item
+        self.takers: list[tuple[T, View | None]] = [(taker, view)]
+
+
+class Fold(Generic[T]):
+    """The folding of one batch of (item, taker) pairs from many callers."""
+
+    def __init__(self, entries: Sequence[tuple[Item, T]]) -> None:
+        self.slots: list[Slot[T]] = []
+        """What to send."""
+        self.ready: list[tuple[T, Answer]] = []
+        """What can be answered without the store."""
+        self.later: list[tuple[Item, T]] = []
+        """What must wait for the next batch."""
+        self._claims: dict[Id, Slot[T]] = {}
+        self._settles: dict[Id, Slot[T]] = {}
+        self._renews: dict[Id, Slot[T]] = {}
+        self._marks: dict[tuple[str, str, int], tuple[Slot[T], dict[str, int]]] = {}
+        for item, taker in entries:
+            if isinstance(item, Claim):
+                self._claim(item, taker)
+            elif isinstance(item, Settle):
+                self._fenced(self._settles, item, taker)
+            elif isinstance(item, Renew):
+                self._fenced(self._renews, item, taker)
+            elif isinstance(item, Mark):
+                self._mark(item, taker)
+            else:
+                self.slots.append(Slot(item, taker))
+        for (tenant, consumer, window_us), (slot, places) in self._marks.items():
+            slot.item = Mark(tenant, consumer, list(places), window_us)
+        if self._settles and self._renews:
+            self.slots = [slot for slot in self.slots if not self._outrun(slot)]
+
+    def _claim(self, item: Claim, taker: T) -> None:
+        slot = self._claims.get(item.id)
+        if slot is None:
+            self._claims[item.id] = slot = Slot(item, taker)
+            self.slots.append(slot)
+            return
+        leader = slot.item
+        assert isinstance(leader, Claim)
+        if _weighs_the_same(leader, item):
+            slot.takers.append((taker, partial(copy_of_claim, leader, item)))
+        else:
+            self.later.append((item, taker))
+
+    def _fenced(self, seen: dict[Id, Slot[T]], item: Settle | Renew, taker: T) -> None:
+        slot = seen.get(item.id)
+        if slot is None:
+            seen[item.id] = slot = Slot(item, taker)
+            self.slots.append(slot)
+            return
+        rival = slot.item
+        assert isinstance(rival, Settle | Renew)
+        if rival == item:
+            slot.takers.append((taker, None))
+        elif item.fence == rival.fence and item.owner == rival.owner:
+            self.later.append((item, taker))  # the same claim says two different things: one after the other
+        elif item.fence > rival.fence:
+            self.ready.extend((loser, Lost()) for loser, _ in slot.takers)
+            slot.item, slot.takers = item, [(taker, None)]
+        else:
+            self.ready.append((taker, Lost()))
+
+    def _mark(self, item: Mark, taker: T) -> None:
+        scope = (item.tenant, item.consumer, item.window_us)
+        group = self._marks.get(scope)
+        if group is None:
+            group = self._marks[scope] = (Slot(item, taker), {})
+            group[0].takers.clear()
+            self.slots.append(group[0])
+        slot, places = group
+        share = [None if key in places else places.setdefault(key, len(places)) for key in item.keys]
+        slot.takers.append((taker, partial(_share_of_mark, share)))
+
+    def _outrun(self, slot: Slot[T]) -> bool:
+        """Whether this is a plain renewal whose claim is settled in the same batch."""
+        item = slot.item
+        if not isinstance(item, Renew) or item.step is not None or item.id not in self._settles:
+            return False
+        settle = self._settles[item.id].item
+        assert isinstance(settle, Settle)
+        if settle.fence != item.fence:
+            return False
+        self.ready.extend((taker, Renewed(0)) for taker, _ in slot.takers)
+        return True
+
+
+def _weighs_the_same(one: Claim, other: Claim) -> bool:
+    """Whether two callers' claims may share one item: nothing that the store weighs differs."""
+    return (
+        one.fingerprint == other.fingerprint
+        and one.journal == other.journal
+        and one.event_time_us == other.event_time_us
+        and one.refuse_late == other.refuse_late
+    )
+
+
+def _share_of_mark(share: list[int | None], answer: Answer) -> Answer:
+    if not isinstance(answer, Marked):
+        return answer
+    return Marked([place is not None and answer.firsts[place] for place in share])

@@ -1,0 +1,245 @@
+"""Run flows: one loop that blocks, one that awaits. They carry out commands and decide nothing."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from semel.coalesce import Channel
+from semel.context import Context, _current
+from semel.core.commands import (
+    Claim,
+    Command,
+    Flow,
+    Granted,
+    Invoke,
+    Pause,
+    Raised,
+    Ran,
+    Returned,
+    Settle,
+    Sleep,
+    Unwatch,
+    Watch,
+)
+from semel.errors import ClaimLost
+from semel.keeper import Keeper, Kept, LoopKeeper
+from semel.types import Unavailable
+from semel.waiting import Watches
+
+__all__ = ["AsyncHands", "Hands", "adrive", "drive"]
+
+T = TypeVar("T")
+
+BACKOFF_FIRST_S = 0.02
+BACKOFF_MAX_S = 1.0
+
+
+def drive(flow: Flow[T], perform: Callable[[Command[Any]], Any], answer: Any = None) -> T:
+    """Run a flow to its end, blocking; `answer` is to the command it last asked for, if any."""
+    while True:
+        try:
+            command = flow.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        answer = perform(command)
+
+
+async def adrive(flow: Flow[T], perform: Callable[[Command[Any]], Any], answer: Any = None) -> T:
+    """Run a flow to its end, awaiting; `answer` is to the command it last asked for, if any."""
+    while True:
+        try:
+            command = flow.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        answer = await perform(command)
+
+
+def backoff_s(tries: int) -> float:
+    """How long to wait before asking an unreachable store again, without the jitter."""
+    return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(tries, 16))
+
+
+class Bench:
+    """What both kinds of hands work with."""
+
+    def __init__(
+        self, channel: Channel, keeper: Any, watches: Watches, run_max_s: float, value_bytes_max: int
+    ) -> None:
+        self.channel = channel
+        self.keeper = keeper
+        self.watches = watches
+        self.run_max_s = run_max_s
+        self.value_bytes_max = value_bytes_max
+        self.steady_s: Callable[[], float] = time.monotonic
+
+    def keep(self, claim: Claim, granted: Granted, sent_at: float) -> Kept:
+        """Renew a granted claim from now on."""
+        kept = Kept(claim, granted, sent_at, self.run_max_s)
+        self.keeper.keep(kept)
+        return kept
+
+    def pause_s(self, command: Pause) -> float | None:
+        """How long to back off; `None` when there is no time left for another try."""
+        delay = backoff_s(command.tries) * (0.5 + random.random() / 2)  # noqa: S311 - jitter, not a secret
+        if command.owner:
+            kept = self.keeper.kept.get(command.owner)
+            left = kept.deadline - self.steady_s() if kept is not None else 0.0
+        else:
+            left = command.wait_s - sum(backoff_s(each) for each in range(command.tries))
+        return delay if delay < left else None
+
+
+class Hands(Bench):
+    """Carry out commands, blocking."""
+
+    keeper: Keeper
+
+    def __call__(self, command: Command[Any]) -> Any:
+        """One command, one answer."""
+        kind = type(command)
+        if kind is Claim:
+            sent_at = self.steady_s()
+            answer = self.channel.send((command,))[0]  # type: ignore[arg-type]
+            if type(answer) is Granted:
+                self.keep(command, answer, sent_at)  # type: ignore[arg-type]
+            return answer
+        if kind is Invoke:
+            return self.invoke(command)  # type: ignore[arg-type]
+        if kind is Settle:
+            answer = self.channel.send((command,))[0]  # type: ignore[arg-type]
+            if type(answer) is not Unavailable:
+                self.keeper.drop(command.owner)  # type: ignore[attr-defined]
+            return answer
+        return self._rarely(command)
+
+    def _rarely(self, command: Command[Any]) -> Any:
+        match command:
+            case Watch():
+                return self.watches.enter(command.id, command.wait_s)
+            case Sleep():
+                return self.watches.sleep(command.watch, command.retry_after_s)
+            case Unwatch():
+                return command.watch.leave()
+            case Pause():
+                delay_s = self.pause_s(command)
+                if delay_s is not None:
+                    time.sleep(delay_s)
+                return delay_s is not None
+            case _:
+                return self.channel.send((command,))[0]  # type: ignore[arg-type]
+
+    def invoke(self, command: Invoke) -> Ran:
+        """Call the handler. Whatever it raises is an answer."""
+        claim, granted = command.claim, command.granted
+        if claim is None or granted is None:
+            return _call(command.call)
+        kept = self.keeper.kept.get(claim.owner)
+        if kept is None or kept.lost:  # its renewal was refused before its turn came
+            return Raised(ClaimLost("the claim was lost before the handler started"), lost=True)
+        token = _current.set(Context(kept, granted, self, self.value_bytes_max))
+        try:
+            return _call(command.call)
+        finally:
+            _current.reset(token)
+
+    def step(self, flow: Flow[Any]) -> Any:
+        """Run a step's flow inside a handler."""
+        return drive(flow, self)
+
+    def astep(self, _flow: Flow[Any]) -> Any:
+        """A handler that blocks has no loop to await in."""
+        raise TypeError("an async step needs an async handler; make the handler async def, or the step def")
+
+
+def _call(call: Callable[[], Any]) -> Ran:
+    try:
+        return Returned(call())
+    except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
+        return Raised(
+            error, interrupted=isinstance(error, KeyboardInterrupt), lost=isinstance(error, ClaimLost)
+        )
+
+
+class AsyncHands(Bench):
+    """Carry out commands, awaiting."""
+
+    keeper: LoopKeeper
+
+    async def __call__(self, command: Command[Any]) -> Any:
+        """One command, one answer."""
+        match command:
+            case Claim():
+                sent_at = self.steady_s()
+                answer = (await self.channel.asend((command,)))[0]
+                if type(answer) is Granted:
+                    self.keep(command, answer, sent_at)
+                return answer
+            case Invoke():
+                return await self.invoke(command)
+            case Settle():
+                # Cancelled or not, what a handler came to must reach the store: the item is queued by then.
+                answer = (await self.channel.asend((command,)))[0]
+                if type(answer) is not Unavailable:
+                    self.keeper.drop(command.owner)
+                return answer
+            case Watch():
+                return self.watches.enter(command.id, command.wait_s)
+            case Sleep():
+                return await self.watches.asleep(command.watch, command.retry_after_s)
+            case Unwatch():
+                return command.watch.leave()
+            case Pause():
+                delay_s = self.pause_s(command)
+                if delay_s is not None:
+                    await asyncio.sleep(delay_s)
+                return delay_s is not None
+            case _:
+                return (await self.channel.asend((command,)))[0]  # type: ignore[arg-type]
+
+    async def invoke(self, command: Invoke) -> Ran:
+        """Await the handler. Whatever it raises is an answer; a lost claim cancels it."""
+        claim, granted = command.claim, command.granted
+        if claim is None or granted is None:
+            return await _acall(command.call, None)
+        kept = self.keeper.kept.get(claim.owner)
+        if kept is None or kept.lost:
+            return Raised(ClaimLost("the claim was lost before the handler started"), lost=True)
+        token = _current.set(Context(kept, granted, self, self.value_bytes_max))
+        try:
+            return await _acall(command.call, kept)
+        finally:
+            kept.on_lost = None
+            _current.reset(token)
+
+    def step(self, _flow: Flow[Any]) -> Any:
+        """A step that blocks would stop the loop, and with it the keeper."""
+        raise TypeError("in an async handler a step must be async def too")
+
+    async def astep(self, flow: Flow[Any]) -> Any:
+        """Run a step's flow inside a handler."""
+        return await adrive(flow, self)
+
+
+async def _acall(call: Callable[[], Any], kept: Kept | None) -> Ran:
+    task = asyncio.current_task()
+    assert task is not None
+    cancelling = task.cancelling()
+    if kept is not None:
+        kept.on_lost = task.cancel
+    try:
+        value = await call()
+        if kept is not None and kept.lost and task.cancelling() > cancelling:
+            task.uncancel()  # the handler finished all the same; the store will say whose result counts
+        return Returned(value)
+    except asyncio.CancelledError as error:
+        if kept is not None and kept.lost and task.uncancel() <= cancelling:
+            return Raised(
+                ClaimLost("another attempt took over, or the store could not be reached"), lost=True
+            )
+        return Raised(error, interrupted=True)
+    except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
+        return Raised(
+            error, interrupted=isinstance(error, KeyboardInterrupt), lost=isinstance(error, ClaimLost)
+        )

@@ -1,0 +1,252 @@
+"""Renew the live claims of a client: all of them in one batch, each at a third of its own lease.
+
+A claim that is lost, or that cannot be renewed until shortly before its lease ends, is told to its
+handler at once. The bookkeeping is shared; what differs is only the alarm: a thread or an event loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from threading import Condition, Lock, Thread, current_thread
+
+from semel.coalesce import Channel
+from semel.core.commands import Answer, Claim, Granted, Renew
+from semel.forks import restart_after_fork
+from semel.types import Lost, Renewed
+
+__all__ = ["Keeper", "Kept", "LoopKeeper"]
+
+RENEW_AT = 1 / 3
+"""Of the lease: two renewals may fail before it ends."""
+RETRY_AT = 1 / 10
+"""Of the lease: how soon a renewal without an answer is repeated."""
+TOGETHER = 1 / 12
+"""Of the lease: claims due this soon are renewed along with those due now."""
+IDLE_S = 2.0
+"""A keeper with nothing to keep for this long ends; the next claim starts another."""
+AWAKE = float("inf")
+"""While the thread looks, whoever keeps a new claim must have it look once more."""
+
+
+class Kept:
+    """A live claim: until when it is ours, and what to do when it is not."""
+
+    __slots__ = ("claim", "deadline", "due", "ends", "fence", "lost", "on_lost", "posted_at")
+
+    def __init__(self, claim: Claim, granted: Granted, sent_at: float, run_max_s: float) -> None:
+        lease_s = claim.lease_us / 1e6
+        self.claim = claim
+        self.fence = granted.fence
+        self.deadline = sent_at + lease_s
+        self.due = sent_at + lease_s * RENEW_AT
+        self.ends = sent_at + run_max_s
+        self.posted_at = 0.0
+        """When the renewal under way was sent; 0: none is."""
+        self.lost = False
+        self.on_lost: Callable[[], object] | None = None
+
+    @property
+    def lease_s(self) -> float:
+        """How long it lasts without renewal."""
+        return self.claim.lease_us / 1e6
+
+    @property
+    def tell_at(self) -> float:
+        """When a claim that could not be renewed is given up: before its lease ends, never after."""
+        return self.deadline - min(self.lease_s * RENEW_AT, max(0.5, self.lease_s * RETRY_AT))
+
+    def tell(self) -> None:
+        """The claim is lost: say so once."""
+        if not self.lost:
+            self.lost = True
+            if self.on_lost is not None:
+                self.on_lost()
+
+
+class Ledger:
+    """The live claims by owner, and what is to be done about them at a given time."""
+
+    def __init__(self, channel: Channel, steady_s: Callable[[], float]) -> None:
+        self._channel = channel
+        self._steady_s = steady_s
+        self.kept: dict[bytes, Kept] = {}
+
+    def act(self, now: float) -> float | None:
+        """Renew what is due, tell what is lost; returns when to act again (`None`: nothing is kept)."""
+        due: list[Kept] = []
+        next_at: float | None = None
+        for kept in list(self.kept.values()):
+            at = self._act_on(kept, now, due)
+            if at is not None and (next_at is None or at < next_at):
+                next_at = at
+        if due:
+            self._post(due, now)
+        return next_at
+
+    def _act_on(self, kept: Kept, now: float, due: list[Kept]) -> float | None:
+        if kept.lost:
+            return None
+        if now >= kept.tell_at:
+            kept.tell()
+            return None
+        if kept.posted_at:
+            return kept.tell_at
+        if kept.due - kept.lease_s * TOGETHER > now:
+            return min(kept.due, kept.tell_at)
+        if now < kept.ends:
+            kept.posted_at = now
+            due.append(kept)
+        return kept.tell_at
+
+    def _post(self, due: list[Kept], now: float) -> None:
+        items = [Renew(kept.claim.id, kept.claim.owner, kept.fence, kept.claim.lease_us) for kept in due]
+
+        def note(answers: list[Answer]) -> None:
+            for kept, answer in zip(due, answers, strict=True):
+                self._note(kept, answer, now)
+
+        self._channel.post(items, lambda answers: self._answered(lambda: note(answers)))
+
+    def _note(self, kept: Kept, answer: Answer, sent_at: float) -> None:
+        kept.posted_at = 0.0
+        if isinstance(answer, Renewed):
+            kept.deadline = max(kept.deadline, sent_at + kept.lease_s)
+            kept.due = sent_at + kept.lease_s * RENEW_AT
+        elif isinstance(answer, Lost):
+            if self.kept.get(kept.claim.owner) is kept:
+                kept.tell()
+        else:
+            kept.due = self._steady_s() + kept.lease_s * RETRY_AT
+
+    def _answered(self, note: Callable[[], None]) -> None:
+        """Renewals were answered, in whichever thread: note it where the claims are kept."""
+        note()
+
+
+class Keeper(Ledger):
+    """A ledger with a thread for its alarm, started by the first claim and ended when idle or closed."""
+
+    def __init__(self, channel: Channel, steady_s: Callable[[], float]) -> None:
+        super().__init__(channel, steady_s)
+        self.after_fork()
+        restart_after_fork(self)
+
+    def after_fork(self) -> None:
+        """The parent's claims stay the parent's."""
+        self.kept = {}
+        self._wake = Condition(Lock())
+        self._thread: Thread | None = None
+        self._asleep_until = AWAKE
+        self._stirred = False
+        self._closed = False
+
+    def keep(self, kept: Kept) -> None:
+        """Renew this claim until it is dropped."""
+        self.kept[kept.claim.owner] = kept
+        if self._thread is None:
+            self._start()
+        elif kept.due < self._asleep_until:
+            self._look_again()
+
+    def drop(self, owner: bytes) -> None:
+        """The claim is settled, or nobody's business any more."""
+        self.kept.pop(owner, None)
+
+    def _answered(self, note: Callable[[], None]) -> None:
+        note()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        with self._wake:
+            self._stirred = True
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Stop renewing and wait for the thread to end."""
+        with self._wake:
+            self._closed = True
+            thread = self._thread
+            self._wake.notify()
+        if thread is not None:
+            thread.join()
+
+    def _start(self) -> None:
+        with self._wake:
+            if self._thread is None and not self._closed:
+                self._asleep_until = AWAKE
+                self._thread = Thread(target=self._run, name="semel-keeper", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._asleep_until = AWAKE
+            next_at = self.act(self._steady_s())
+            with self._wake:
+                if self._closed:
+                    self._thread = None
+                    return
+                if not self._stirred:
+                    self._asleep_until = self._steady_s() + IDLE_S if next_at is None else next_at
+                    self._wake.wait(max(0.0, self._asleep_until - self._steady_s()))
+                idle, self._stirred = next_at is None and not self._stirred and not self._closed, False
+                if idle and not self.kept:
+                    self._thread = None
+                    if not self.kept:  # a claim kept before this line saw a thread, so this thread must stay
+                        return
+                    self._thread = current_thread()
+
+
+class LoopKeeper(Ledger):
+    """A ledger with the event loop for its alarm: no thread, no task."""
+
+    def __init__(self, channel: Channel, steady_s: Callable[[], float]) -> None:
+        super().__init__(channel, steady_s)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = 0.0
+
+    def after_fork(self) -> None:
+        """The parent's claims stay the parent's."""
+        self.kept = {}
+        self._loop = self._alarm = None
+
+    def keep(self, kept: Kept) -> None:
+        """Renew this claim until it is dropped."""
+        self.kept[kept.claim.owner] = kept
+        if self._alarm is None or kept.due < self._alarm_at:
+            self._loop = asyncio.get_running_loop()
+            self._ring_at(kept.due)
+
+    def drop(self, owner: bytes) -> None:
+        """The claim is settled, or nobody's business any more."""
+        self.kept.pop(owner, None)
+
+    def _answered(self, note: Callable[[], None]) -> None:
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._note_and_ring, note)
+
+    def _note_and_ring(self, note: Callable[[], None]) -> None:
+        note()
+        self._ring()
+
+    def close(self) -> None:
+        """Stop renewing."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._loop = self._alarm = None
+        self.kept = {}
+
+    def _ring_at(self, at: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        assert self._loop is not None
+        self._alarm_at = at
+        self._alarm = self._loop.call_later(max(0.0, at - self._steady_s()), self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        if self._loop is None:
+            return
+        next_at = self.act(self._steady_s())
+        if next_at is not None:
+            self._ring_at(next_at)

@@ -1,0 +1,307 @@
+"""What both clients say to a store, before either of them says it: items, flows, and what answers mean.
+
+`Plan` knows one consumer and one policy. It does no I/O: the sync and the async client differ only in how
+they wait, and everything else is here, once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from semel.codec import decode, encode, encode_error
+from semel.context import return_type
+from semel.core import flows
+from semel.core.commands import (
+    Claim,
+    ClaimAnswer,
+    Flow,
+    Granted,
+    Mark,
+    Marked,
+    Raised,
+    Renew,
+    Returned,
+    Scan,
+    Settle,
+)
+from semel.core.verdicts import Task, judge
+from semel.digests import fingerprint as fingerprint_of
+from semel.errors import (
+    ModeMismatch,
+    PolicyInvalid,
+    StoreError,
+    StoreUnavailable,
+    StoreUncertain,
+    UsageError,
+    ValueInvalid,
+)
+from semel.forks import new_owner
+from semel.keys.limits import check as check_key
+from semel.keys.limits import check_consumer
+from semel.policy import LEASE_MAX_S, LEASE_MIN_S, Policy
+from semel.types import Delivery, Id, Mode, Outcome, Record, Unavailable
+from semel.windows import OFF, duration_us, resolve, window_us
+
+__all__ = ["Observed", "Plan", "marks_of", "reachable", "time_us", "unreachable"]
+
+T = TypeVar("T")
+
+MODES: tuple[Mode, ...] = ("inbox", "lease", "quarantine", "mark", "transaction", "observe")
+TENANT_BYTES_MAX = 128
+META_BYTES_MAX = 4096
+
+
+class Observed(msgspec.Struct):
+    """What observe mode has seen: how often handlers ran, and how many of those were duplicates."""
+
+    runs: int = 0
+    duplicates: int = 0
+
+
+class Plan:
+    """One consumer's claims by one policy."""
+
+    def __init__(
+        self,
+        *,
+        consumer: str,
+        tenant: str,
+        window: str | float,
+        lease: str | float,
+        mode: Mode,
+        policy: Policy,
+    ) -> None:
+        if mode not in MODES:
+            raise PolicyInvalid(f"mode {mode!r} is unknown; choose one of {', '.join(MODES)}")
+        self.tenant = tenant if not tenant else check_consumer(tenant)
+        self.consumer = check_consumer(consumer)
+        self.mode: Mode = mode
+        self.policy = policy
+        self.observed = Observed()
+        self._default_us = window_us(window if policy.window_s is None else policy.window_s)
+        self.lease_us = duration_us(lease if policy.lease_s is None else policy.lease_s)
+        if not LEASE_MIN_S * 1e6 <= self.lease_us <= LEASE_MAX_S * 1e6:
+            raise PolicyInvalid(f"a lease of {lease!r} is out of bounds; use {LEASE_MIN_S * 1000:g}ms to 12h")
+        if policy.run_max_s * 1e6 < self.lease_us:
+            raise PolicyInvalid(
+                f"lease {self.lease_us / 1e6:g}s is longer than Policy.run_max_s {policy.run_max_s:g}; raise run_max_s"
+            )
+        self._base = (window, lease)
+
+    def using(self, policy: Policy) -> "Plan":
+        """The same consumer by another policy."""
+        window, lease = self._base
+        plan = Plan(
+            consumer=self.consumer,
+            tenant=self.tenant,
+            window=window,
+            lease=lease,
+            mode=self.mode,
+            policy=policy,
+        )
+        plan.observed = self.observed
+        return plan
+
+    def id(self, key: str) -> Id:
+        """The record's name. Raises `KeyInvalid`."""
+        return (self.tenant, self.consumer, check_key(key))
+
+    def window_us(self, stored: Mapping[tuple[str, str, str], int], event_type: str) -> int:
+        """The window of an event type: the stored one, else this plan's."""
+        return resolve(stored, self.tenant, self.consumer, event_type, self._default_us)
+
+    def require(self, *modes: Mode) -> None:
+        """Refuse a verb that the consumer's mode does not have."""
+        if self.mode not in modes:
+            raise ModeMismatch(
+                f"consumer {self.consumer!r} works in mode {self.mode!r}; this call is for {' or '.join(modes)}"
+            )
+
+    # --- items ---
+
+    def claim(
+        self,
+        stored: Mapping[tuple[str, str, str], int],
+        key: str,
+        *,
+        event_type: str = "",
+        fingerprint: bytes | None = None,
+        event_time_us: int | None = None,
+        journal: Any = None,
+        meta: Mapping[str, str] | None = None,
+        sliding_us: int | None = None,
+    ) -> Claim:
+        """A claim of this consumer with an owner of its own."""
+        event_type = event_type or self.policy.event_type
+        return Claim(
+            (self.tenant, self.consumer, check_key(key)),
+            new_owner(),
+            self.lease_us,
+            self.window_us(stored, event_type) if sliding_us is None else sliding_us,
+            None if fingerprint is None else fingerprint_of(fingerprint),
+            event_type,
+            event_time_us,
+            self.policy.late != "run",
+            None if journal is None else encode(journal, None, self.policy.value_bytes_max),
+            None if meta is None else _encode_meta(meta),
+            self.mode == "quarantine",
+            sliding_us is not None,
+        )
+
+    def settle(
+        self, claim: Claim, granted: Granted, to: Any, value: bytes | None = None, **more: Any
+    ) -> Settle:
+        """The end of a claim."""
+        return Settle(
+            claim.id,
+            claim.owner,
+            granted.fence,
+            to,
+            value,
+            window_us=claim.window_us,
+            lease_us=claim.lease_us,
+            sliding=claim.sliding,
+            **more,
+        )
+
+    def completion(self, claim: Claim, granted: Granted, value: Any) -> Settle:
+        """`done` with its value, or without it where it cannot be kept: the effect has happened."""
+        try:
+            kept = encode(value, None, self.policy.value_bytes_max) if self.policy.keep_value else None
+        except ValueInvalid:
+            kept = None
+        return self.settle(claim, granted, "done", kept)
+
+    def failure(self, claim: Claim, granted: Granted, error: BaseException | str) -> Settle:
+        """`failed`, with what is kept of the error."""
+        error = RuntimeError(error) if isinstance(error, str) else error
+        return self.settle(claim, granted, "failed", encode_error(error))
+
+    def release(self, claim: Claim, granted: Granted, delay_s: float, *, count_attempt: bool) -> Settle:
+        """Back to nobody, claimable after the delay."""
+        if not 0 <= delay_s <= LEASE_MAX_S:
+            raise PolicyInvalid(f"delay_s is {delay_s}; it must lie between 0 and {LEASE_MAX_S:g}")
+        return self.settle(
+            claim, granted, "released", delay_us=round(delay_s * 1e6), count_attempt=count_attempt
+        )
+
+    def leaving(self, claim: Claim, granted: Granted, error: BaseException | None) -> Settle:
+        """What the end of a `with` block means for its claim."""
+        ran = Returned(None) if error is None else Raised(error, interrupted=not isinstance(error, Exception))
+        verdict = judge(ran, Task(claim, _nothing, self.policy), granted.attempt)
+        delay_us = round(verdict.delay_s * 1e6)
+        return self.settle(
+            claim, granted, verdict.to, verdict.value, delay_us=delay_us, count_attempt=verdict.count_attempt
+        )
+
+    def renewal(self, claim: Claim, granted: Granted) -> Renew:
+        """The lease once more, from now."""
+        return Renew(claim.id, claim.owner, granted.fence, claim.lease_us)
+
+    def mark(self, stored: Mapping[tuple[str, str, str], int], keys: Sequence[str]) -> Mark:
+        """Marks for keys that differ from one another."""
+        window = self.window_us(stored, self.policy.event_type)
+        return Mark(self.tenant, self.consumer, list(keys), window)
+
+    # --- flows ---
+
+    def flow(
+        self,
+        stored: Mapping[tuple[str, str, str], int],
+        delivery: Delivery[Any],
+        call: Callable[[], Any],
+        fn: Any,
+        sliding_us: int | None = None,
+    ) -> tuple[Flow[Outcome[Any]], bytes]:
+        """The flow that handles one delivery in this consumer's mode, and the owner it claims with."""
+        claim = self.claim(
+            stored,
+            delivery.key,
+            event_type=delivery.event_type,
+            fingerprint=delivery.fingerprint,
+            event_time_us=delivery.event_time_us,
+            journal=delivery.journal,
+            sliding_us=sliding_us,
+        )
+        task = Task(claim, call, self.policy, return_type(fn))
+        if claim.window_us == OFF:
+            return flows.unguarded(task), claim.owner
+        if self.mode in ("lease", "quarantine"):
+            return flows.once(task), claim.owner
+        if self.mode == "mark":
+            return flows.marked(
+                Mark(self.tenant, self.consumer, [delivery.key], claim.window_us), task
+            ), claim.owner
+        if self.mode == "observe":
+            self.observed.runs += 1
+            return flows.observed(task, self._count), claim.owner
+        raise ModeMismatch(
+            f"consumer {self.consumer!r} works in mode {self.mode!r}: its effects run in your own transaction;"
+            " use once.inbox(connection)"
+        )
+
+    def _count(self, answer: ClaimAnswer) -> None:
+        if not isinstance(answer, Unavailable):
+            self.observed.duplicates += 1
+
+    def orphans(self, limit: int) -> Scan:
+        """Journaled claims of this consumer whose owner is gone."""
+        return Scan(self.tenant, self.consumer, orphaned=True, limit=limit)
+
+    def recovery(
+        self, stored: Mapping[tuple[str, str, str], int], handler: Callable[[Any], Any]
+    ) -> Callable[[Record], Task]:
+        """How an orphan is run again: claimed anew, without waiting, with its journaled payload."""
+        policy = replace(self.policy, wait_s=0)
+
+        def task(record: Record) -> Task:
+            claim = self.claim(stored, record.key, event_type=record.event_type)
+            payload = None if record.journal is None else decode(record.journal)
+            return Task(claim, partial(handler, payload), policy, return_type(handler))
+
+        return task
+
+
+def reachable(answer: T | Unavailable) -> T:
+    """The answer, or the error that says there is none. Raises `StoreUnavailable`."""
+    return unreachable(answer) if isinstance(answer, Unavailable) else answer
+
+
+def unreachable(answer: Unavailable) -> NoReturn:
+    """Raise what kept the store from answering, as a `StoreError`."""
+    if isinstance(answer.error, StoreError):
+        raise answer.error
+    raise StoreUnavailable(str(answer.error)) from answer.error
+
+
+def marks_of(answer: Marked | Unavailable) -> list[bool]:
+    """Which keys were new. Without an answer nobody knows, and guessing loses or repeats: `StoreUncertain`."""
+    if isinstance(answer, Unavailable):
+        raise StoreUncertain(
+            f"a mark got no answer, so it may be written or not: {answer.error}"
+        ) from answer.error
+    return answer.firsts
+
+
+def time_us(event_time: datetime | None) -> int | None:
+    """Microseconds since the epoch of an aware datetime."""
+    if event_time is None:
+        return None
+    if event_time.tzinfo is None:
+        raise UsageError("event_time has no time zone, so it names no instant; give it one, such as UTC")
+    return round(event_time.timestamp() * 1e6)
+
+
+def _encode_meta(meta: Mapping[str, str]) -> bytes:
+    encoded = msgspec.json.encode(dict(meta))
+    if len(encoded) > META_BYTES_MAX:
+        raise UsageError(f"metadata takes {len(encoded)} bytes, more than {META_BYTES_MAX}; keep less of it")
+    return encoded
+
+
+def _nothing() -> None:
+    """The handler of a claim that is settled by hand."""

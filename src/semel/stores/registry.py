@@ -1,0 +1,58 @@
+"""Find the store for a URL. Drivers are imported when their URL is opened, not before.
+
+Third parties add a scheme by an entry point in the group `semel.stores`: a function from URL to store.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from threading import Lock
+from typing import TypeAlias
+from urllib.parse import parse_qsl, urlsplit
+
+from semel.core.ports import AsyncStore, Store
+from semel.errors import StoreUnknown
+from semel.stores.memory import RECORDS_MAX, MemoryStore
+
+__all__ = ["store_for"]
+
+AnyStore: TypeAlias = Store | AsyncStore
+
+_BUILT_IN: dict[str, str] = {
+    "memory": "semel.stores.registry:memory",
+    "sqlite": "semel.stores.sqlite:from_url",
+}
+
+_named: dict[str, MemoryStore] = {}
+_named_lock = Lock()
+
+
+def store_for(url: str) -> AnyStore:
+    """The store that a URL names, not yet connected. Raises `StoreUnknown` with what to do."""
+    scheme, colon, _ = url.partition(":")
+    if not colon:
+        raise StoreUnknown(f"{url!r} is not a store URL; write memory: or sqlite:///events.db")
+    return _maker(scheme)(url)
+
+
+def memory(url: str) -> MemoryStore:
+    """`memory:` is a store of its own; `memory:name` is the same one wherever this process opens it."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    records_max = int(options.pop("records_max", RECORDS_MAX))
+    if options:
+        raise StoreUnknown(f"memory: has no option {', '.join(options)}; it has records_max")
+    if not parts.path:
+        return MemoryStore(records_max=records_max)
+    with _named_lock:
+        return _named.setdefault(parts.path, MemoryStore(records_max=records_max))
+
+
+def _maker(scheme: str) -> Callable[[str], AnyStore]:
+    if scheme in _BUILT_IN:
+        module, _, function = _BUILT_IN[scheme].partition(":")
+        return getattr(import_module(module), function)  # type: ignore[no-any-return]
+    for point in entry_points(group="semel.stores", name=scheme):
+        return point.load()  # type: ignore[no-any-return]
+    known = ", ".join(f"{name}:" for name in _BUILT_IN)
+    raise StoreUnknown(f"no store answers to {scheme}: here; known are {known} and what plug-ins register")

@@ -1,0 +1,241 @@
+"""The items that are not about one record: scan, purge, count, windows and modes."""
+
+import sqlite3
+from typing import Any
+
+from semel.core.commands import Admit, Count, Page, Purge, Purged, Scan, Settings, SetWindow, SwitchMode
+from semel.core.machine import standing
+from semel.errors import RecordCorrupt
+from semel.stores.sqlite import wire
+from semel.stores.sqlite.wire import GONE_AT, GRANULE_US, LIVE, RUNNING, STANDING_STATE
+from semel.types import Mode, Record, Stats
+
+EXAMINED_PER_REMOVED = 4
+"""How many rows a purge looks at for each that it may remove, so that one call's cost is bounded."""
+
+_MARKS_CURSOR = "marks_purged_to"
+_SCAN_COLUMNS = wire.COLUMNS.replace("id,", "r.id,", 1)
+
+
+def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
+    """A page of records as they stand, in the order of their first arrival."""
+    clauses = ["r.id > :after", "r.state & 7 <> 4", LIVE]
+    parameters: dict[str, Any] = {"1": now, "after": int(item.cursor or 0), "limit": item.limit + 1}
+    for column, wanted in (("c.tenant", item.tenant), ("c.consumer", item.consumer)):
+        if wanted is not None:
+            clauses.append(f"{column} = :{column[2:]}")
+            parameters[column[2:]] = wanted
+    if item.state is not None:
+        clauses.append(f"{STANDING_STATE} = :state")
+        parameters["state"] = wire.CODES[item.state]
+    if item.prefix:
+        clauses.append("substr(r.key, 1, length(:prefix)) = :prefix")
+        parameters["prefix"] = item.prefix
+    if item.seen_before is not None:
+        clauses.append("r.fence - r.seen < :seen_before")
+        parameters["seen_before"] = item.seen_before
+    joins = "JOIN semel_consumers AS c ON c.id = r.consumer_id"
+    if item.orphaned:
+        joins += " JOIN semel_journal AS j ON j.id = r.id"
+        clauses.append(f"{STANDING_STATE} = 0 AND NOT {RUNNING}")
+    where = " AND ".join(clauses).replace("?1", ":now")
+    parameters["now"] = parameters.pop("1")
+    found = connection.execute(
+        f"SELECT {_SCAN_COLUMNS}, r.key, c.tenant, c.consumer FROM semel_records AS r {joins}"
+        f" WHERE {where} ORDER BY r.id LIMIT :limit",
+        parameters,
+    ).fetchall()
+    rows, more = found[: item.limit], len(found) > item.limit
+    records: list[Record] = []
+    for row, beside in zip(rows, extras_of(connection, rows), strict=True):
+        key, tenant, consumer = row[-3:]
+        record_id = (tenant, consumer, row[1].hex() if key is None else key)
+        try:
+            record = standing(wire.from_row(row[:-3], record_id, *beside), now)
+        except RecordCorrupt:
+            if item.orphaned:
+                continue  # one that does not read must not keep the others from being taken over
+            raise
+        if record is not None:
+            records.append(record)
+    return Page(records, str(rows[-1][0]) if more else None)
+
+
+def extras_of(
+    connection: sqlite3.Connection, rows: list[wire.Row]
+) -> list[tuple[bytes | None, bytes | None, bytes | None]]:
+    """Steps, meta and journal of each row; rows without them cost nothing."""
+    nothing = (None, None, None)
+    wanted = [row[0] for row in rows if type(row[2]) is int and row[2] & (wire.EXTRAS | wire.JOURNAL)]
+    if not wanted:
+        return [nothing] * len(rows)
+    found: dict[int, tuple[bytes | None, bytes | None, bytes | None]] = {}
+    for ids in wire.chunks(wanted):
+        found |= {
+            rowid: (steps, meta, journal)
+            for rowid, steps, meta, journal in connection.execute(
+                "SELECT r.id, e.steps, e.meta, j.payload FROM semel_records AS r"
+                " LEFT JOIN semel_extras AS e ON e.id = r.id LEFT JOIN semel_journal AS j ON j.id = r.id"
+                f" WHERE r.id IN ({wire.marks_of(len(ids))})",
+                ids,
+            )
+        }
+    return [found.get(row[0], nothing) for row in rows]
+
+
+def purge(connection: sqlite3.Connection, item: Purge, now: int) -> tuple[Purged, bool]:
+    """Remove what is over, oldest first; the second answer says whether anything was written."""
+    if item.dry_run:
+        return _would_purge(connection, now), False
+    minute = now // GRANULE_US
+    rows = connection.execute(
+        f"SELECT id, purge_at, {GONE_AT} FROM semel_records WHERE purge_at <= ? ORDER BY purge_at LIMIT ?",
+        (minute + 1 + wire.PURGE_SLACK, item.limit * EXAMINED_PER_REMOVED),
+    ).fetchall()
+    gone = [row for row in rows if row[2] <= now]
+    early = [
+        (-(-gone_at // GRANULE_US), rowid) for rowid, at, gone_at in rows if gone_at > now and at <= minute
+    ]
+    removed = gone[: item.limit]
+    for ids in wire.chunks([row[0] for row in removed]):
+        for table in ("semel_records", "semel_extras", "semel_journal"):
+            connection.execute(f"DELETE FROM {table} WHERE id IN ({wire.marks_of(len(ids))})", ids)
+    connection.executemany("UPDATE semel_records SET purge_at = ? WHERE id = ?", early)
+    more = len(gone) > item.limit or (
+        len(rows) == item.limit * EXAMINED_PER_REMOVED and bool(gone or early) and rows[-1][1] <= minute
+    )
+    marks, marks_more, moved = _purge_marks(connection, item.limit - len(removed), now)
+    lag_s = (now - min((row[2] for row in removed), default=now)) / 1e6
+    return Purged(len(removed) + marks, lag_s, more or marks_more), bool(removed or early or marks or moved)
+
+
+def _purge_marks(connection: sqlite3.Connection, limit: int, now: int) -> tuple[int, bool, bool]:
+    """Walk on through the marks from where the last purge stopped."""
+    if limit <= 0:
+        return 0, True, False
+    stored = connection.execute("SELECT value FROM semel_meta WHERE name = ?", (_MARKS_CURSOR,)).fetchone()
+    rows = connection.execute(
+        "SELECT digest, expires_at FROM semel_marks WHERE digest > ? ORDER BY digest LIMIT ?",
+        (b"" if stored is None else stored[0], limit * EXAMINED_PER_REMOVED),
+    ).fetchall()
+    gone = [digest for digest, expires_at in rows if expires_at <= now]
+    more = len(gone) > limit or len(rows) == limit * EXAMINED_PER_REMOVED
+    for digests in wire.chunks(gone[:limit]):
+        connection.execute(
+            f"DELETE FROM semel_marks WHERE digest IN ({wire.marks_of(len(digests))})", digests
+        )
+    if more:
+        reached = gone[limit - 1] if len(gone) > limit else rows[-1][0]
+        connection.execute("INSERT OR REPLACE INTO semel_meta VALUES (?, ?)", (_MARKS_CURSOR, reached))
+    elif stored is not None:
+        connection.execute("DELETE FROM semel_meta WHERE name = ?", (_MARKS_CURSOR,))
+    return len(gone[:limit]), more, more or stored is not None
+
+
+def _would_purge(connection: sqlite3.Connection, now: int) -> Purged:
+    count, oldest = connection.execute(
+        f"SELECT count(*), min({GONE_AT}) FROM semel_records WHERE NOT {LIVE}", (now,)
+    ).fetchone()
+    (marks,) = connection.execute("SELECT count(*) FROM semel_marks WHERE expires_at <= ?", (now,)).fetchone()
+    return Purged(count + marks, 0.0 if oldest is None else (now - oldest) / 1e6)
+
+
+def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:
+    """How much is held, counted row by row: a full scan."""
+    states: dict[str, int] = {}
+    consumers: dict[str, int] = {}
+    expired, oldest, marks = 0, now, 0
+    for consumer, state, live, number, gone_at in connection.execute(
+        f"SELECT c.consumer, {STANDING_STATE} AS standing, {LIVE} AS live, count(*), min({GONE_AT})"
+        " FROM semel_records AS r JOIN semel_consumers AS c ON c.id = r.consumer_id"
+        " WHERE ?2 IS NULL OR c.tenant = ?2 GROUP BY r.consumer_id, standing, live",
+        (now, item.tenant),
+    ):
+        if not live:
+            expired, oldest = expired + number, min(oldest, gone_at)
+        elif state in (wire.CLAIMED, wire.DONE, wire.FAILED, wire.UNKNOWN):
+            states[wire.STATES[state]] = states.get(wire.STATES[state], 0) + number
+            consumers[consumer] = consumers.get(consumer, 0) + number
+    for consumer, number in connection.execute(
+        "SELECT c.consumer, count(*) FROM semel_marks AS m JOIN semel_consumers AS c ON c.id = m.consumer_id"
+        " WHERE m.expires_at > ?1 AND (?2 IS NULL OR c.tenant = ?2) GROUP BY m.consumer_id",
+        (now, item.tenant),
+    ):
+        consumers[consumer] = consumers.get(consumer, 0) + number
+        marks += number
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+    return Stats(
+        now=now,
+        states=states,
+        consumers=consumers,
+        marks=marks,
+        expired=expired,
+        purge_lag_s=(now - oldest) / 1e6,
+        bytes_used=pages * page_bytes,
+    )
+
+
+def read_settings(connection: sqlite3.Connection) -> Settings:
+    """All windows and modes."""
+    windows = connection.execute("SELECT tenant, consumer, event_type, window_us FROM semel_windows")
+    modes = connection.execute("SELECT tenant, consumer, mode FROM semel_consumers WHERE mode IS NOT NULL")
+    return Settings(
+        {(tenant, consumer, event_type): window_us for tenant, consumer, event_type, window_us in windows},
+        {(tenant, consumer): mode for tenant, consumer, mode in modes},
+    )
+
+
+def set_window(connection: sqlite3.Connection, item: SetWindow, now: int) -> None:
+    """Store or remove a window; with `existing`, move the expiries of settled records that still stand."""
+    name = (item.tenant, item.consumer, item.event_type)
+    if item.window_us is None:
+        connection.execute(
+            "DELETE FROM semel_windows WHERE tenant = ? AND consumer = ? AND event_type = ?", name
+        )
+        return
+    connection.execute("INSERT OR REPLACE INTO semel_windows VALUES (?, ?, ?, ?)", (*name, item.window_us))
+    if item.existing:
+        moved = f"(CASE WHEN state & {wire.SLIDING} THEN -seen ELSE coalesce(settled, -fence) END + ?2)"
+        connection.execute(
+            f"UPDATE semel_records SET expires = {moved},"
+            f" purge_at = (fence + {moved} + {GRANULE_US - 1}) / {GRANULE_US}"
+            " WHERE consumer_id = (SELECT id FROM semel_consumers WHERE tenant = ?3 AND consumer = ?4)"
+            f" AND ?5 IN ('', coalesce(event_type, '')) AND state & 7 IN (1, 2) AND {LIVE}",
+            (now, item.window_us, *name),
+        )
+
+
+def admit(connection: sqlite3.Connection, item: Admit) -> tuple[Mode, bool]:
+    """The consumer's mode, recorded now if it had none; the second answer says whether it was."""
+    name = (item.tenant, item.consumer)
+    stored = connection.execute(
+        "SELECT mode FROM semel_consumers WHERE tenant = ? AND consumer = ?", name
+    ).fetchone()
+    if stored is not None and stored[0] is not None:
+        mode: Mode = stored[0]
+        return mode, False
+    _put_mode(connection, *name, item.mode)
+    return item.mode, True
+
+
+def switch_mode(connection: sqlite3.Connection, item: SwitchMode, now: int) -> int:
+    """Change the mode; answers how many unfinished records forbid it."""
+    unfinished: int
+    (unfinished,) = connection.execute(
+        "SELECT count(*) FROM semel_records"
+        " WHERE consumer_id = (SELECT id FROM semel_consumers WHERE tenant = ?2 AND consumer = ?3)"
+        f" AND {STANDING_STATE} IN (0, 3) AND {LIVE}",
+        (now, item.tenant, item.consumer),
+    ).fetchone()
+    if not unfinished:
+        _put_mode(connection, item.tenant, item.consumer, item.mode)
+    return unfinished
+
+
+def _put_mode(connection: sqlite3.Connection, tenant: str, consumer: str, mode: Mode) -> None:
+    connection.execute(
+        "INSERT INTO semel_consumers (tenant, consumer, mode) VALUES (?, ?, ?)"
+        " ON CONFLICT (tenant, consumer) DO UPDATE SET mode = excluded.mode",
+        (tenant, consumer, mode),
+    )

@@ -1,0 +1,332 @@
+"""Carry out a batch of items inside one transaction: read what is needed, decide, write what changed."""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from semel.core.commands import (
+    Admit,
+    Answer,
+    Claim,
+    Count,
+    Forget,
+    Item,
+    Lookup,
+    Mark,
+    Marked,
+    Purge,
+    ReadSettings,
+    RecordItem,
+    Renew,
+    Resolve,
+    Scan,
+    Settle,
+    SetWindow,
+    SwitchMode,
+)
+from semel.core.machine import check, decide
+from semel.digests import digest
+from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
+from semel.stores.sqlite import admin, wire
+from semel.stores.sqlite.wire import EXTRAS, JOURNAL, Stored
+from semel.types import FOREVER, Absent, Forgotten, Id, Record, Unavailable
+
+RECORD_ITEMS = frozenset((Claim, Renew, Settle, Lookup, Forget, Resolve))
+READS = frozenset((Lookup, Scan, Count, ReadSettings))
+"""Items that never write: a batch of them alone does not wait for the write lock."""
+FRUGAL = frozenset((Settle, Renew, Forget, Resolve, Purge))
+"""Items that change what is there: they may still fit when nothing new does."""
+
+Scope = tuple[str, str]
+
+
+class Batch:
+    """One batch. `full`: what to answer items that would write and are not in `permitted`."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        now: int,
+        consumers: dict[Scope, int],
+        *,
+        readable_keys: bool,
+        full: StoreFull | None = None,
+        permitted: frozenset[type] = frozenset(),
+    ) -> None:
+        self._connection = connection
+        self._now = now
+        self._consumers = consumers
+        self._readable_keys = readable_keys
+        self._full = full
+        self._permitted = permitted
+        self._stored: dict[bytes, Stored] = {}
+        self._broken: dict[bytes, RecordCorrupt] = {}
+        self._current: dict[bytes, Record] = {}
+        self._dirty: dict[bytes, None] = {}
+        self.found: dict[Scope, int] = {}
+        """Consumers that this batch looked up or made: known to others once it is committed."""
+        self.changed: list[Id] = []
+        self.wrote = False
+
+    def run(self, items: Sequence[Item]) -> list[Answer]:
+        """The answers, by position. Nothing is committed here."""
+        answers: list[Answer] = [None] * len(items)
+        together: list[int] = []
+        for position, item in enumerate(items):
+            if type(item) in RECORD_ITEMS:
+                together.append(position)
+                continue
+            self._records(items, together, answers)
+            self._flush()
+            together = []
+            answers[position] = self._apart(item)
+        self._records(items, together, answers)
+        self._flush()
+        return answers
+
+    # --- items on one record each ---
+
+    def _records(self, items: Sequence[Any], positions: list[int], answers: list[Answer]) -> None:
+        if not positions:
+            return
+        digests = self._read(items, positions, answers)
+        current, now, full = self._current, self._now, self._full
+        for position, key in zip(positions, digests, strict=True):
+            item: RecordItem = items[position]
+            kind = type(item)
+            if key in self._broken:
+                answers[position] = Unavailable(self._broken[key])
+                continue
+            stored = current.get(key)
+            if stored is None and (kind is Lookup or kind is Forget):
+                answers[position] = self._without_record(item, key)
+                continue
+            try:
+                answer, record = decide(stored, item, now)
+                if record is not None:
+                    if full is not None and kind not in self._permitted:
+                        answers[position] = Unavailable(full)
+                        continue
+                    current[key] = _fit(check(record))
+                    self._dirty[key] = None
+                    if kind is not Claim:
+                        self.changed.append(item.id)
+                answers[position] = answer
+            except (RecordCorrupt, KeyInvalid) as error:
+                answers[position] = Unavailable(error)
+
+    def _read(self, items: Sequence[Any], positions: list[int], answers: list[Answer]) -> list[bytes]:
+        """The digests of the items, and what is stored under them."""
+        digests: list[bytes] = []
+        ids: dict[bytes, Id] = {}
+        fitting: list[int] = []
+        for position in positions:
+            record_id = items[position].id
+            try:
+                key = digest(record_id)
+            except UnicodeEncodeError as error:
+                answers[position] = Unavailable(KeyInvalid(f"key {record_id!r} is not valid text: {error}"))
+                continue
+            digests.append(key)
+            ids[key] = record_id
+            fitting.append(position)
+        positions[:] = fitting
+        connection = self._connection
+        for some in wire.chunks(list(ids)):
+            rows = connection.execute(wire.select_records(len(some)), some).fetchall()
+            if not rows:
+                continue
+            for row, beside in zip(rows, admin.extras_of(connection, rows), strict=True):
+                key = row[1]
+                try:
+                    record = wire.from_row(row, ids[key], *beside)
+                except RecordCorrupt as error:
+                    self._broken[key] = error
+                    continue
+                self._stored[key] = Stored(row[0], row[10], row[2], record)
+                self._current[key] = record
+        return digests
+
+    def _without_record(self, item: Lookup | Forget, key: bytes) -> Record | Absent | Forgotten | Unavailable:
+        """What a mark answers: it is a done record without owner or value."""
+        mark = self._connection.execute(
+            "SELECT expires_at FROM semel_marks WHERE digest = ?", (key,)
+        ).fetchone()
+        if mark is None or mark[0] <= self._now:
+            return Absent()
+        if type(item) is Forget:
+            if self._full is not None and Forget not in self._permitted:
+                return Unavailable(self._full)
+            self._connection.execute("DELETE FROM semel_marks WHERE digest = ?", (key,))
+            self.wrote = True
+            self.changed.append(item.id)
+            return Forgotten(self._now)
+        return Record(
+            id=item.id,
+            state="done",
+            owner=b"",
+            fence=1,
+            lease_until=0,
+            attempt=1,
+            expires_at=mark[0],
+            first_seen=0,
+        )
+
+    def _flush(self) -> None:
+        """Write what changed, each record once, and forget what was read."""
+        if self._dirty:
+            self._write()
+        self._dirty.clear()
+        self._stored.clear()
+        self._current.clear()
+        self._broken.clear()
+
+    def _write(self) -> None:
+        connection = self._connection
+        inserts: list[wire.Row] = []
+        updates: list[wire.Row] = []
+        moves: list[wire.Row] = []
+        for key in self._dirty:
+            record = self._current[key]
+            row = wire.to_row(record)
+            stored = self._stored.get(key)
+            if stored is None:
+                readable = self._readable_keys or record.journal is not None or record.quarantine
+                row = (
+                    *row,
+                    wire.purge_at(record, None),
+                    record.id[2] if readable else None,
+                    key,
+                    self._consumer_id(record.id[:2]),
+                )
+                if row[0] & (EXTRAS | JOURNAL):
+                    rowid = connection.execute(wire.INSERT_RECORD, row).lastrowid
+                    self._write_beside(rowid or 0, record, None)
+                else:
+                    inserts.append(row)
+                continue
+            at = wire.purge_at(record, stored.purge_at)
+            if at == stored.purge_at:
+                updates.append((*row, stored.rowid))
+            else:
+                moves.append((*row, at, stored.rowid))
+            if (row[0] | stored.flags) & (EXTRAS | JOURNAL):
+                self._write_beside(stored.rowid, record, stored.record)
+        if inserts:
+            connection.executemany(wire.INSERT_RECORD, inserts)
+        if updates:
+            connection.executemany(wire.UPDATE_RECORD, updates)
+        if moves:
+            connection.executemany(wire.MOVE_RECORD, moves)
+        self.wrote = True
+
+    def _write_beside(self, rowid: int, record: Record, before: Record | None) -> None:
+        """Steps, meta and journal have tables of their own, written only when they change."""
+        if before is None or (record.steps, record.meta) != (before.steps, before.meta):
+            if record.steps or record.meta is not None:
+                self._connection.execute(
+                    "INSERT OR REPLACE INTO semel_extras (id, steps, meta) VALUES (?, ?, ?)",
+                    (rowid, wire.pack_steps(record.steps), record.meta),
+                )
+            else:
+                self._connection.execute("DELETE FROM semel_extras WHERE id = ?", (rowid,))
+        if before is None or record.journal != before.journal:
+            if record.journal is not None:
+                self._connection.execute(
+                    "INSERT OR REPLACE INTO semel_journal (id, payload) VALUES (?, ?)",
+                    (rowid, record.journal),
+                )
+            else:
+                self._connection.execute("DELETE FROM semel_journal WHERE id = ?", (rowid,))
+
+    def _consumer_id(self, scope: Scope) -> int:
+        known = self._consumers.get(scope) or self.found.get(scope)
+        if known is not None:
+            return known
+        row = self._connection.execute(
+            "SELECT id FROM semel_consumers WHERE tenant = ? AND consumer = ?", scope
+        ).fetchone()
+        if row is None:
+            row = self._connection.execute(
+                "INSERT INTO semel_consumers (tenant, consumer) VALUES (?, ?) RETURNING id", scope
+            ).fetchone()
+        number: int = row[0]
+        self.found[scope] = number
+        return number
+
+    # --- the other items ---
+
+    def _apart(self, item: Item) -> Answer:
+        if self._full is not None and type(item) not in READS and type(item) not in self._permitted:
+            return Unavailable(self._full)
+        try:
+            return self._admin(item)
+        except RecordCorrupt as error:
+            return Unavailable(error)
+        except UnicodeEncodeError as error:
+            return Unavailable(KeyInvalid(f"a name is not valid text: {error}"))
+
+    def _admin(self, item: Item) -> Answer:
+        connection, now = self._connection, self._now
+        match item:
+            case Mark():
+                return self._mark(item)
+            case Scan():
+                return admin.scan(connection, item, now)
+            case Count():
+                return admin.count(connection, item, now)
+            case ReadSettings():
+                return admin.read_settings(connection)
+            case Purge():
+                purged, wrote = admin.purge(connection, item, now)
+                self.wrote |= wrote
+                return purged
+            case SetWindow():
+                admin.set_window(connection, item, now)
+                self.wrote = True
+                return None
+            case Admit():
+                mode, wrote = admin.admit(connection, item)
+                self.wrote |= wrote
+                return mode
+            case SwitchMode():
+                unfinished = admin.switch_mode(connection, item, now)
+                self.wrote |= not unfinished
+                return unfinished
+        raise TypeError(f"{type(item).__name__} is no item that a store knows")
+
+    def _mark(self, item: Mark) -> Marked:
+        digests = wire.digests_of(item.tenant, item.consumer, item.keys)
+        consumer_id = self._consumer_id((item.tenant, item.consumer))
+        expires_at = self._now + item.window_us
+        new: set[bytes] = set()
+        for some in wire.chunks(sorted(digests)):
+            new.update(
+                row[0]
+                for row in self._connection.execute(
+                    wire.insert_marks(len(some)), (consumer_id, expires_at, self._now, *some)
+                )
+            )
+        if new:
+            self.wrote = True
+        if len(new) == len(digests):
+            return Marked([True] * len(digests))
+        return Marked([key in new for key in digests])
+
+
+def _fit(record: Record) -> Record:
+    """Refuse what a row cannot hold, before it spoils the statement for the others."""
+    if record.fence > FOREVER or record.expires_at > FOREVER or record.lease_until > FOREVER:
+        raise RecordCorrupt(f"record {record.id!r} has a time that no store can hold")
+    if record.event_type and not record.event_type.isascii():
+        _encodable(record.event_type)
+    for name, _ in record.steps:
+        _encodable(name)
+    return record
+
+
+def _encodable(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise KeyInvalid(f"{text!r} is not valid text: {error}") from error

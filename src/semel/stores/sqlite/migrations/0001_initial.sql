@@ -1,0 +1,93 @@
+-- What a record, a mark, a window and a consumer look like on disk.
+-- Times are microseconds of the store's clock. To keep a row small, all but the fence are kept as their distance
+-- from it; the view semel_events adds them up again.
+
+CREATE TABLE semel_meta (
+    name TEXT PRIMARY KEY,
+    value
+) WITHOUT ROWID;
+
+-- One row. It is written by every transaction that writes, so that time never goes back.
+CREATE TABLE semel_clock (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    last_us INTEGER NOT NULL,
+    offset_us INTEGER NOT NULL
+);
+
+CREATE TABLE semel_consumers (
+    id INTEGER PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    consumer TEXT NOT NULL,
+    mode TEXT,
+    UNIQUE (tenant, consumer)
+);
+
+CREATE TABLE semel_windows (
+    tenant TEXT NOT NULL,
+    consumer TEXT NOT NULL,
+    event_type TEXT NOT NULL,
+    window_us INTEGER NOT NULL,
+    PRIMARY KEY (tenant, consumer, event_type)
+) WITHOUT ROWID;
+
+CREATE TABLE semel_records (
+    id INTEGER PRIMARY KEY,
+    digest BLOB NOT NULL,
+    consumer_id INTEGER NOT NULL,
+    state INTEGER NOT NULL,     -- 0 claimed, 1 done, 2 failed, 3 unknown, 4 forgotten; +8 quarantine, +16 sliding,
+                                -- +32 has a row in semel_extras, +64 has a row in semel_journal
+    owner BLOB NOT NULL,
+    fence INTEGER NOT NULL,
+    seen INTEGER NOT NULL,      -- fence - first_seen
+    attempt INTEGER NOT NULL,
+    lease INTEGER,              -- lease_until - fence; NULL: none
+    settled INTEGER,            -- settled_at - fence; no meaning while claimed, where it only holds the room
+    expires INTEGER,            -- expires_at - fence; NULL: never
+    purge_at INTEGER,           -- the minute in which to look whether it can be removed; NULL: never
+    value BLOB,
+    fingerprint BLOB,
+    event_type TEXT,
+    key TEXT                    -- for people; the digest is what identifies
+);
+CREATE UNIQUE INDEX semel_records_digest ON semel_records (digest);
+CREATE INDEX semel_records_purge ON semel_records (purge_at) WHERE purge_at IS NOT NULL;
+
+CREATE TABLE semel_extras (
+    id INTEGER PRIMARY KEY,     -- of the record
+    steps BLOB,
+    meta BLOB
+);
+
+CREATE TABLE semel_journal (
+    id INTEGER PRIMARY KEY,     -- of the record
+    payload BLOB NOT NULL
+);
+
+CREATE TABLE semel_marks (
+    digest BLOB PRIMARY KEY,
+    consumer_id INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE VIEW semel_events AS
+SELECT
+    coalesce(r.key, lower(hex(r.digest))) AS event_id,
+    r.event_type AS event_type,
+    c.tenant AS tenant,
+    c.consumer AS consumer,
+    CASE r.state & 7
+        WHEN 0 THEN 'claimed' WHEN 1 THEN 'done' WHEN 2 THEN 'failed' WHEN 3 THEN 'unknown'
+    END AS state,
+    r.attempt AS attempt,
+    strftime('%Y-%m-%d %H:%M:%f', (r.fence - r.seen) / 1000000.0, 'unixepoch') AS first_seen,
+    CASE WHEN r.state & 7 <> 0
+        THEN strftime('%Y-%m-%d %H:%M:%f', (r.fence + r.settled) / 1000000.0, 'unixepoch')
+    END AS processed_at,
+    strftime('%Y-%m-%d %H:%M:%f', (r.fence + r.expires) / 1000000.0, 'unixepoch') AS expires_at,
+    CASE WHEN substr(r.value, 1, 1) = X'6A' THEN CAST(substr(r.value, 2) AS TEXT) END AS value
+FROM semel_records AS r
+JOIN semel_consumers AS c ON c.id = r.consumer_id
+WHERE r.state & 7 <> 4;
+
+INSERT INTO semel_clock (id, last_us, offset_us) VALUES (1, 0, 0);
+INSERT INTO semel_meta (name, value) VALUES ('schema_version', 1);

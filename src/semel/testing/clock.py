@@ -1,0 +1,45 @@
+"""A clock that stands still until a test moves it."""
+
+from threading import Lock
+
+__all__ = ["ManualClock"]
+
+START_US = 1_800_000_000_000_000
+"""A moment in January 2027: large enough that no difference of times falls below zero."""
+
+
+class ManualClock:
+    """A `semel.clock.Clock` for tests. Thread-safe.
+
+    A store that takes it still makes its own time go forward by a microsecond with each call.
+    """
+
+    def __init__(self, now_us: int = START_US) -> None:
+        self._lock = Lock()
+        self._now_us = now_us
+        self._steady_us = 0
+
+    def now_us(self) -> int:
+        """The wall clock in microseconds, as the test has set it."""
+        return self._now_us
+
+    def steady_s(self) -> float:
+        """Seconds since the clock was made; stepping back does not touch it."""
+        return self._steady_us / 1e6
+
+    def advance(self, us: int = 0, *, s: float = 0.0) -> None:
+        """Let time pass on both clocks."""
+        step = us + round(s * 1e6)
+        if step < 0:
+            raise ValueError("time passes forward; use step_back for a wall clock that was set back")
+        with self._lock:
+            self._now_us += step
+            self._steady_us += step
+
+    def step_back(self, us: int = 0, *, s: float = 0.0) -> None:
+        """Set the wall clock back, as an operator or a time server does; the steady clock goes on."""
+        step = us + round(s * 1e6)
+        if step < 0:
+            raise ValueError("give the size of the step back as a positive number")
+        with self._lock:
+            self._now_us -= step

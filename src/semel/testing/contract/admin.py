@@ -1,0 +1,232 @@
+"""What operators ask for: scans, statistics, windows and modes."""
+
+from typing import Any
+
+from semel.core.commands import (
+    Admit,
+    Count,
+    Flow,
+    Forget,
+    Page,
+    ReadSettings,
+    Scan,
+    Settings,
+    SetWindow,
+    SwitchMode,
+)
+from semel.testing.contract.bench import LONG, SHORT, Bench, check, equal, expect, scenario
+from semel.types import Completed, Record, Stats
+
+WILD = ["a%b", "a_b", "a*b", "a?b", "a[b]", "a\\b", "a'b", "axb", "A%b", "\u00e4%b"]
+
+
+def _scan(b: Bench, **filters: Any) -> Flow[list[str]]:
+    """The keys of one scan, page by page; a record must not come twice."""
+    keys: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = expect((yield from Scan(tenant=b.tenant, cursor=cursor, **filters)), Page)
+        check(len(page.records) <= filters.get("limit", 100), "a page is longer than its limit")
+        keys += [record.key for record in page.records]
+        cursor = page.cursor
+        if cursor is None:
+            equal(len(set(keys)), len(keys), "keys that came, without repetition")
+            return keys
+
+
+@scenario()
+def a_scan_shows_the_records_as_they_stand(b: Bench) -> Flow[None]:
+    """By state: orphans of quarantine are unknown, what has expired or was forgotten is not there."""
+    yield from b.finish("done")
+    failed = yield from b.hold("failed")
+    yield from failed.settle("failed", b"r")
+    yield from b.hold("running")
+    yield from b.hold("orphan", lease=SHORT, quarantine=True)
+    yield from b.finish("expired", window=SHORT)
+    yield from b.hold("gone", lease=SHORT, window=0)
+    yield from b.finish("forgotten")
+    yield from Forget(b.id("forgotten"))
+    yield from b.later()
+    equal(sorted((yield from _scan(b))), ["done", "failed", "orphan", "running"], "all keys")
+    for state, key in (("done", "done"), ("failed", "failed"), ("claimed", "running"), ("unknown", "orphan")):
+        equal((yield from _scan(b, state=state)), [key], f"keys in state {state}")
+    page = expect((yield from Scan(tenant=b.tenant, state="done")), Page)
+    equal(page.records, [(yield from b.record("done"))], "the scanned record")
+
+
+@scenario()
+def a_scan_is_filtered(b: Bench) -> Flow[None]:
+    """By tenant, consumer, key prefix and age, each alone and together."""
+    for key in ("a1", "a2", "b1"):
+        yield from b.finish(key)
+    yield from b.finish(b.id("a3", consumer="other"))
+    yield from b.finish(b.id("a4", tenant="-other"))
+    cut = (yield from b.now()) + 1
+    yield from b.later(1)
+    yield from b.finish("a5")
+    equal(sorted((yield from _scan(b))), ["a1", "a2", "a3", "a5", "b1"], "by tenant")
+    equal((yield from _scan(b, consumer="other")), ["a3"], "by consumer")
+    equal(sorted((yield from _scan(b, prefix="a"))), ["a1", "a2", "a3", "a5"], "by prefix")
+    equal(sorted((yield from _scan(b, seen_before=cut))), ["a1", "a2", "a3", "b1"], "by age")
+    together = yield from _scan(b, prefix="a", seen_before=cut, consumer="consumer", state="done")
+    equal(sorted(together), ["a1", "a2"], "by all of them")
+    equal((yield from _scan(b, consumer="nobody")), [], "of nobody")
+
+
+@scenario()
+def a_prefix_is_no_pattern(b: Bench) -> Flow[None]:
+    """Wildcards, quotes and case in a prefix mean themselves."""
+    for key in WILD:
+        yield from b.finish(key)
+    for key in WILD:
+        equal((yield from _scan(b, prefix=key)), [key], f"keys that begin with {key}")
+        wanted = sorted(other for other in WILD if other.startswith(key[:2]))
+        equal(sorted((yield from _scan(b, prefix=key[:2]))), wanted, f"keys that begin with {key[:2]}")
+
+
+@scenario()
+def a_scan_is_paged(b: Bench) -> Flow[None]:
+    """Pages of any size show every record once, in one order, also while others are added and removed."""
+    keys = [f"key {number:02}" for number in range(25)]
+    for key in keys:
+        yield from b.finish(key)
+        yield from b.finish(b.id(key, consumer="other"))
+    whole = yield from _scan(b, consumer="consumer")
+    equal(sorted(whole), keys, "keys")
+    for limit in (1, 7, 24, 25, 26):
+        equal((yield from _scan(b, consumer="consumer", limit=limit)), whole, f"keys by pages of {limit}")
+    page = expect((yield from Scan(tenant=b.tenant, consumer="consumer", limit=10)), Page)
+    yield from Forget(page.records[-1].id)
+    yield from b.finish("zz")
+    rest = yield from _scan_on(b, page.cursor)
+    equal(sorted(rest)[:15], sorted(whole[10:]), "the rest, after a removal at the cursor")
+
+
+def _scan_on(b: Bench, cursor: str | None) -> Flow[list[str]]:
+    page = expect((yield from Scan(tenant=b.tenant, consumer="consumer", cursor=cursor)), Page)
+    return [record.key for record in page.records]
+
+
+@scenario()
+def statistics_count_what_stands(b: Bench) -> Flow[None]:
+    """By state and by consumer, of one tenant; expired and forgotten records do not count as either."""
+    yield from b.finish("done 1")
+    yield from b.finish("done 2")
+    yield from b.hold("running")
+    yield from b.hold("orphan", lease=SHORT, quarantine=True)
+    failed = yield from b.hold(b.id("failed", consumer="other"))
+    yield from failed.settle("failed", b"r")
+    yield from b.finish(b.id("elsewhere", tenant="-other"))
+    yield from b.finish("expired", window=SHORT)
+    yield from b.finish("forgotten")
+    yield from Forget(b.id("forgotten"))
+    yield from b.later()
+    stats = expect((yield from Count(b.tenant)), Stats, marks=0)
+    equal(stats.states, {"done": 2, "claimed": 1, "unknown": 1, "failed": 1}, "states")
+    equal(stats.consumers, {"consumer": 4, "other": 1}, "consumers")
+    everywhere = expect((yield from Count()), Stats)
+    check(everywhere.states.get("done", 0) >= 3, "the statistics of all tenants miss some")
+
+
+# --- modes --------------------------------------------------------------------------------------
+
+
+@scenario()
+def a_consumers_first_mode_is_recorded(b: Bench) -> Flow[None]:
+    """Whoever comes with another one learns the recorded one; other consumers and tenants have their own."""
+    equal((yield from Admit(b.tenant, "consumer", "lease")), "lease", "the mode")
+    equal((yield from Admit(b.tenant, "consumer", "quarantine")), "lease", "the mode for another one")
+    equal((yield from Admit(b.tenant, "other", "mark")), "mark", "another consumer's mode")
+    equal((yield from Admit(b.tenant + "-other", "consumer", "observe")), "observe", "another tenant's mode")
+    settings = expect((yield from ReadSettings()), Settings)
+    equal(settings.modes.get((b.tenant, "consumer")), "lease", "the mode in the settings")
+    equal(settings.modes.get((b.tenant, "other")), "mark", "another consumer's mode in the settings")
+
+
+@scenario()
+def a_mode_is_not_switched_under_running_claims(b: Bench) -> Flow[None]:
+    """Unfinished records of the consumer forbid it, and the answer says how many there are."""
+    yield from Admit(b.tenant, "consumer", "quarantine")
+    running = yield from b.hold("running", quarantine=True)
+    orphan = yield from b.hold("orphan", lease=SHORT, quarantine=True)
+    yield from b.finish("done")
+    yield from b.hold(b.id("elsewhere", consumer="other"))
+    yield from b.later()
+    switch = SwitchMode(b.tenant, "consumer", "lease")
+    equal((yield from switch), 2, "unfinished records")
+    equal((yield from Admit(b.tenant, "consumer", "lease")), "quarantine", "the mode after a refusal")
+    yield from running.settle("done")
+    equal((yield from switch), 1, "unfinished records")
+    yield from orphan.settle("failed")
+    equal((yield from switch), 0, "unfinished records")
+    equal((yield from Admit(b.tenant, "consumer", "quarantine")), "lease", "the mode after the switch")
+
+
+# --- windows ------------------------------------------------------------------------------------
+
+
+@scenario()
+def windows_are_stored(b: Bench) -> Flow[None]:
+    """By tenant, consumer and event type: set, changed, switched off, removed."""
+    place = (b.tenant, "consumer", "order")
+
+    def stored() -> Flow[dict[str, int]]:
+        windows = expect((yield from ReadSettings()), Settings).windows
+        return {event_type: us for (whose, _, event_type), us in windows.items() if whose == b.tenant}
+
+    equal((yield from stored()), {}, "windows of a new tenant")
+    for window_us in (b.us(LONG), b.us(SHORT), 0):
+        equal((yield from SetWindow(*place, window_us)), None, "the answer")
+        equal((yield from stored()), {"order": window_us}, "windows")
+    yield from SetWindow(b.tenant, "consumer", "", b.us(LONG))
+    equal((yield from stored()), {"order": 0, "": b.us(LONG)}, "windows")
+    yield from SetWindow(*place, None)
+    yield from SetWindow(*place, None)
+    equal((yield from stored()), {"": b.us(LONG)}, "windows after a removal")
+
+
+@scenario()
+def a_new_window_leaves_what_is_stored(b: Bench) -> Flow[None]:
+    """Stored expiries stay, unless they are asked to move."""
+    yield from b.finish(event_type="order")
+    before = yield from b.record()
+    yield from SetWindow(b.tenant, "consumer", "order", b.us(SHORT))
+    yield from SetWindow(b.tenant, "consumer", "", b.us(SHORT))
+    equal((yield from b.record()), before, "the record after a change of its window")
+
+
+@scenario()
+def a_new_window_may_move_what_is_stored(b: Bench) -> Flow[None]:
+    """With `existing` settled records of that type expire by the new window; others stay."""
+    done = yield from b.hold("done", event_type="order")
+    expect((yield from done.settle("done", b"r")), Completed)
+    failed = yield from b.hold("failed", event_type="order")
+    yield from failed.settle("failed", b"r")
+    slid = yield from b.hold("slid", event_type="order", sliding=True)
+    yield from b.later(1)
+    yield from slid.settle("done", b"r")
+    others = ["running", "type", b.id("consumer", consumer="other"), b.id("tenant", tenant="-other")]
+    yield from b.hold("running", event_type="order")
+    yield from b.finish("type", event_type="mail")
+    for place in others[2:]:
+        yield from b.finish(place, event_type="order")
+    before = yield from b.records(*others)
+    yield from SetWindow(b.tenant, "consumer", "order", b.us(2 * LONG), existing=True)
+    for key in ("done", "failed", "slid"):
+        record = yield from b.record(key)
+        start = record.first_seen if key == "slid" else record.settled_at
+        equal(record.expires_at, start + b.us(2 * LONG), f"expires_at of {key}")
+    equal((yield from b.records(*others)), before, "the other records")
+    yield from SetWindow(b.tenant, "consumer", "order", 0, existing=True)
+    expect((yield from b.hold("done")).granted, object, attempt=1)
+
+
+@scenario()
+def a_window_of_every_type_moves_all(b: Bench) -> Flow[None]:
+    """A consumer's own window, changed with `existing`, moves its records of whatever type."""
+    yield from b.finish("one", event_type="order")
+    yield from b.finish("two")
+    yield from SetWindow(b.tenant, "consumer", "", b.us(2 * LONG), existing=True)
+    for key in ("one", "two"):
+        record = expect((yield from b.record(key)), Record)
+        equal(record.expires_at, record.settled_at + b.us(2 * LONG), f"expires_at of {key}")

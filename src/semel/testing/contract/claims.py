@@ -1,0 +1,242 @@
+"""Who may run: claims, take-overs, attempts and fences."""
+
+from semel.core.commands import Count, Flow, Forget, Granted, Known, Lookup
+from semel.testing.contract.bench import (
+    FAR,
+    LONG,
+    SHORT,
+    AtOnce,
+    Bench,
+    StepBack,
+    check,
+    equal,
+    expect,
+    grows,
+    scenario,
+)
+from semel.types import Absent, Busy, Completed, Forgotten, Stats
+
+FENCE_END = 2**53
+"""Fences stay below it, so that JSON and Lua carry them whole."""
+CALLERS = 8
+OWNERS = 32
+
+
+@scenario()
+def a_new_key_is_granted(b: Bench) -> Flow[None]:
+    """The first claim of a key is granted as attempt 1, from the store's clock."""
+    before = yield from b.now()
+    held = yield from b.hold(lease=LONG)
+    granted = expect(held.granted, Granted, attempt=1, steps=(), journal=None)
+    after = yield from b.now()
+    check(before <= granted.first_seen <= after, f"first_seen {granted.first_seen} is not the store's time")
+    equal(granted.lease_until, granted.first_seen + b.us(LONG), "lease_until")
+    check(granted.first_seen <= granted.fence < FENCE_END, f"the fence {granted.fence} is below the clock")
+
+
+@scenario()
+def a_lookup_claims_nothing(b: Bench) -> Flow[None]:
+    """Looking at a key leaves it as it is: absent before, and new to the next claim."""
+    expect((yield from Lookup(b.id())), Absent)
+    held = yield from b.hold()
+    first = yield from b.record()
+    equal(first.owner, held.claim.owner, "owner")
+    equal((yield from b.record()), first, "the record after a lookup")
+
+
+@scenario()
+def a_repeated_claim_gets_its_own_back(b: Bench) -> Flow[None]:
+    """A claim sent again after a lost reply is answered with the same claim; otherwise the event is lost."""
+    held = yield from b.hold()
+    equal((yield from held.claim), held.granted, "the answer of the repeated claim")
+    expect((yield from held.settle()), Completed, already=False, recreated=False)
+
+
+@scenario()
+def another_owner_is_busy(b: Bench) -> Flow[None]:
+    """While a lease runs every other owner is told how long it still does."""
+    yield from b.hold(lease=LONG)
+    first = expect((yield from b.claim()), Busy, recoverable=False)
+    check(0 < first.retry_after_s <= b.us(LONG) / 1e6, f"{first} is not the rest of the lease")
+    yield from b.later(10)
+    second = expect((yield from b.claim()), Busy)
+    passed_s = first.retry_after_s - second.retry_after_s
+    check(passed_s >= b.us(10) / 1e6, f"the rest of the lease shrank by {passed_s} s only")
+    check(second.retry_after_s > 0, f"{second} is not the rest of the lease")
+
+
+@scenario()
+def a_busy_answer_prolongs_nothing(b: Bench) -> Flow[None]:
+    """Being asked leaves a running claim as it is: lease, attempt and owner."""
+    yield from b.hold(lease=LONG)
+    before = yield from b.record()
+    expect((yield from b.claim(lease=2 * LONG)), Busy)
+    equal((yield from b.record()), before, "the record after a busy claim")
+
+
+@scenario()
+def a_lease_that_is_over_is_taken_over(b: Bench) -> Flow[None]:
+    """The next claim after the lease runs as the next attempt, with a greater fence."""
+    old = yield from b.hold(lease=SHORT)
+    yield from b.later()
+    new = yield from b.hold()
+    equal(new.granted.attempt, 2, "attempt")
+    equal(new.granted.first_seen, old.granted.first_seen, "first_seen")
+    grows([old.fence, new.fence], "fences")
+
+
+@scenario()
+def every_attempt_is_counted(b: Bench) -> Flow[None]:
+    """A message that kills its workers is found out: attempts and fences grow with every take-over."""
+    fences = []
+    for attempt in (1, 2, 3, 4):
+        held = yield from b.hold(lease=SHORT)
+        equal(held.granted.attempt, attempt, "attempt")
+        fences.append(held.fence)
+        yield from b.later()
+    grows(fences, "fences")
+
+
+@scenario()
+def its_own_lease_over_is_a_new_attempt(b: Bench) -> Flow[None]:
+    """A claim repeated after its own lease is a take-over from itself: next attempt, new fence."""
+    old = yield from b.hold(lease=SHORT)
+    yield from b.later()
+    new = yield from b.hold(owner=old.claim.owner)
+    equal(new.granted.attempt, 2, "attempt")
+    grows([old.fence, new.fence], "fences")
+
+
+@scenario()
+def a_replaced_owner_does_not_get_back_in(b: Bench) -> Flow[None]:
+    """The old owner that repeats its claim after a take-over is busy like anybody else."""
+    old = yield from b.hold(lease=SHORT)
+    yield from b.later()
+    yield from b.hold()
+    expect((yield from old.claim), Busy)
+
+
+@scenario()
+def two_tasks_of_a_process_do_not_both_win(b: Bench) -> Flow[None]:
+    """An owner is one claim call, not a process: of many callers here only the first is granted."""
+    yield from b.hold()
+    for _ in range(OWNERS):
+        expect((yield from b.claim()), Busy)
+
+
+@scenario()
+def claims_at_once_have_one_winner(b: Bench) -> Flow[None]:
+    """Claims of the same keys that start together: each key is granted to one of them."""
+    keys = [f"race-{number}" for number in range(10)]
+    answers = yield from AtOnce([[b.claim(key) for key in keys] for _ in range(CALLERS)])
+    for position, key in enumerate(keys):
+        given = [caller[position] for caller in answers]
+        won = sum(isinstance(answer, Granted) for answer in given)
+        equal(won, 1, f"winners of {key}")
+        equal(sum(isinstance(answer, Busy) for answer in given), CALLERS - 1, f"losers of {key}")
+
+
+@scenario()
+def take_overs_at_once_have_one_winner(b: Bench) -> Flow[None]:
+    """The same where a lease has just ended: one new owner, with one new attempt."""
+    yield from b.hold(lease=SHORT)
+    yield from b.later()
+    answers = yield from AtOnce([[b.claim()] for _ in range(CALLERS)])
+    won = [answer for (answer,) in answers if isinstance(answer, Granted)]
+    equal([answer.attempt for answer in won], [2], "attempts of the winners")
+
+
+@scenario()
+def completions_at_once_have_one_effect(b: Bench) -> Flow[None]:
+    """Of completions that race, one is stored and answers from then on; its rivals change nothing."""
+    held = yield from b.hold()
+    values = [b"%d" % number for number in range(CALLERS)]
+    answers = yield from AtOnce([[held.settle("done", value)] for value in values])
+    for (answer,) in answers:
+        expect(answer, Completed, recreated=False)
+    known = expect((yield from b.claim()), Known)
+    check(known.value in values, f"{known} is none of the completions")
+    expect((yield from held.settle("done", b"late")), Completed, already=True)
+    equal((yield from b.claim()), known, "the answer of a duplicate")
+
+
+@scenario()
+def fences_grow_across_expiry_and_purge(b: Bench) -> Flow[None]:
+    """A key that comes back after its record expired, purged or not, has a greater fence."""
+    fences = []
+    for purge in (False, True, False):
+        held = yield from b.finish(lease=LONG, window=SHORT)
+        fences.append(held.fence)
+        yield from b.much_later()
+        if purge:
+            yield from b.purge()
+    held = yield from b.hold()
+    grows([*fences, held.fence], "fences")
+
+
+@scenario()
+def fences_grow_across_forget(b: Bench) -> Flow[None]:
+    """Forgetting a key never lets a fence come twice, so that its old run stays recognisable."""
+    fences = []
+    for _ in range(3):
+        held = yield from b.finish()
+        forgotten = expect((yield from Forget(b.id())), Forgotten)
+        fences += [held.fence, forgotten.fence]
+    grows(fences, "fences")
+
+
+@scenario("manual")
+def the_stores_time_never_goes_back(b: Bench) -> Flow[None]:
+    """A clock that is set back neither turns the store's time back nor lets it stand still."""
+    times = [(yield from b.now())]
+    held = yield from b.hold(lease=SHORT)
+    fences = [held.fence]
+    for _ in range(3):
+        yield from StepBack(b.us(FAR))
+        times.append((yield from b.now()))
+        expect((yield from b.claim()), Busy)
+        yield from b.later()
+        times.append((yield from b.now()))
+        held = yield from b.hold(lease=SHORT)
+        fences.append(held.fence)
+    grows(times, "the store's time")
+    grows(fences, "fences")
+
+
+@scenario("manual")
+def a_clock_set_back_does_not_hold_a_lease(b: Bench) -> Flow[None]:
+    """After the clock was set back by hours, a lease still ends when its own time has passed."""
+    yield from b.hold(lease=SHORT)
+    yield from StepBack(b.us(100 * FAR))
+    yield from b.now()
+    yield from b.later()
+    held = yield from b.hold()
+    equal(held.granted.attempt, 2, "attempt")
+
+
+@scenario()
+def the_time_of_an_event_decides_no_lease(b: Bench) -> Flow[None]:
+    """A producer's clock, however wrong, neither ends a lease nor prolongs one."""
+    now = yield from b.now()
+    future, past = now + b.us(100 * LONG), now - b.us(100 * LONG)
+    yield from b.hold("old", lease=LONG, event_time_us=past)
+    expect((yield from b.claim("old", event_time_us=future)), Busy)
+    held = yield from b.hold("new", lease=SHORT, event_time_us=future)
+    check(held.granted.lease_until < future, "the lease runs by the event's time")
+    yield from b.later()
+    again = yield from b.hold("new", event_time_us=past)
+    equal(again.granted.attempt, 2, "attempt")
+
+
+@scenario()
+def one_clock_serves_every_caller(b: Bench) -> Flow[None]:
+    """Whoever asks, the rest of a lease only shrinks: no caller's own clock has a say."""
+    yield from b.hold(lease=LONG)
+    rests = []
+    for _ in range(OWNERS):
+        rests.append(expect((yield from b.claim()), Busy).retry_after_s)
+    check(rests == sorted(rests, reverse=True), f"the rest of one lease grew between callers: {rests}")
+    times = []
+    for _ in range(3):
+        times.append(expect((yield from Count(b.tenant)), Stats).now)
+    check(times == sorted(times), f"the store's time went back: {times}")

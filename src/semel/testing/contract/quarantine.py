@@ -1,0 +1,173 @@
+"""What must not run again unasked: quarantine, unknown records, resolve."""
+
+from semel.core.commands import Flow, Forget, Granted, Known, Lookup, Resolve
+from semel.testing.contract.bench import SETTLED, LONG, SHORT, Bench, Held, check, equal, expect, scenario
+from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, Unknown
+
+
+def _orphan(b: Bench, key: str = "key") -> Flow[Held]:
+    """A quarantined claim whose owner died."""
+    held = yield from b.hold(key, lease=SHORT, quarantine=True)
+    yield from b.later()
+    return held
+
+
+@scenario()
+def a_quarantined_orphan_is_not_run_again(b: Bench) -> Flow[None]:
+    """When its lease is over every claim, its own included, is answered `Unknown`, since then."""
+    held = yield from _orphan(b)
+    for claim in (b.claim(quarantine=True), b.claim(), held.claim):
+        unknown = expect((yield from claim), Unknown)
+        now = yield from b.now()
+        check(held.granted.lease_until <= unknown.since <= now, f"{unknown} is not since its lease ended")
+    record = yield from b.record()
+    expect(record, Record, state="unknown", owner=held.claim.owner, fence=held.fence, attempt=1)
+
+
+@scenario()
+def an_orphan_is_unknown_before_anybody_claims(b: Bench) -> Flow[None]:
+    """Operators see it as unknown from the moment its lease is over, without a sweep."""
+    held = yield from _orphan(b)
+    expect((yield from b.record()), Record, state="unknown", owner=held.claim.owner, fence=held.fence)
+
+
+@scenario()
+def a_quarantined_claim_runs_like_any_other(b: Bench) -> Flow[None]:
+    """While its lease runs: busy for others, its own for its owner, completed in the end."""
+    held = yield from b.hold(quarantine=True)
+    equal((yield from held.claim), held.granted, "the answer of the repeated claim")
+    expect((yield from b.claim(quarantine=True)), Busy)
+    expect((yield from held.settle("done", b"r")), Completed, already=False, recreated=False)
+    expect((yield from b.claim(quarantine=True)), Known, state="done", value=b"r")
+
+
+@scenario()
+def a_late_owner_may_still_say_what_happened(b: Bench) -> Flow[None]:
+    """The owner of an unknown record completes or fails it, whether or not somebody has asked meanwhile."""
+    for to in SETTLED:
+        for asked in (False, True):
+            key = f"{to}-{asked}"
+            held = yield from _orphan(b, key)
+            if asked:
+                expect((yield from b.claim(key, quarantine=True)), Unknown)
+            expect((yield from held.settle(to, b"r")), Completed, already=False, recreated=False)
+            expect((yield from b.claim(key)), Known, state=to, value=b"r", fence=held.fence)
+            record = yield from b.record(key)
+            equal(record.expires_at, record.settled_at + b.us(LONG), "expires_at")
+
+
+@scenario()
+def an_unknown_record_is_not_revived(b: Bench) -> Flow[None]:
+    """Its late owner's renewal and release are `Lost`: only an outcome ends it."""
+    orphan = yield from _orphan(b, "orphan")
+    told = yield from b.hold("told", quarantine=True)
+    expect((yield from told.settle("unknown")), Completed)
+    for key, held in (("orphan", orphan), ("told", told)):
+        for _ in range(2):
+            expect((yield from held.renew()), Lost)
+            expect((yield from held.renew(step=("step", b"r"))), Lost)
+            expect((yield from held.settle("released")), Lost)
+            expect((yield from b.claim(key, quarantine=True)), Unknown)
+        expect((yield from held.settle("done", b"r", owner=b.owner())), Lost)
+        expect((yield from held.settle("done", b"r", fence=held.fence + 1)), Lost)
+
+
+@scenario()
+def a_claim_may_be_told_unknown(b: Bench) -> Flow[None]:
+    """A handler that ended without saying what happened quarantines its record; told twice, it is `already`."""
+    held = yield from b.hold(quarantine=True)
+    told = expect((yield from held.settle("unknown")), Completed, already=False, recreated=False)
+    expect((yield from held.settle("unknown")), Completed, already=True, recreated=False)
+    equal((yield from b.claim(quarantine=True)), Unknown(told.at), "the answer of a claim")
+    expect((yield from b.record()), Record, state="unknown", owner=held.claim.owner, fence=held.fence)
+    expect((yield from held.settle("done", b"r")), Completed, already=False)
+    expect((yield from b.claim(quarantine=True)), Known, value=b"r")
+
+
+@scenario()
+def a_released_quarantine_claim_runs_again(b: Bench) -> Flow[None]:
+    """What was released before it started is no orphan, also when the release is long over."""
+    held = yield from b.hold("at once", lease=SHORT, quarantine=True)
+    expect((yield from held.settle("released", count_attempt=False)), Completed)
+    delayed = yield from b.hold("delayed", lease=SHORT, quarantine=True)
+    expect((yield from delayed.settle("released", delay=SHORT)), Completed)
+    yield from b.later()
+    expect((yield from b.claim("at once", quarantine=True)), Granted, attempt=1)
+    expect((yield from b.claim("delayed", quarantine=True)), Granted, attempt=2)
+
+
+# --- resolve ------------------------------------------------------------------------------------
+
+
+@scenario()
+def resolve_to_done_answers_from_then_on(b: Bench) -> Flow[None]:
+    """The value of the prober or operator is replayed for the window it gives."""
+    held = yield from _orphan(b)
+    resolve = Resolve(b.id(), held.fence, "done", b"rprobed", b.us(LONG))
+    done = expect((yield from resolve), Completed, already=False, recreated=False)
+    expect((yield from b.claim()), Known, state="done", value=b"rprobed")
+    record = yield from b.record()
+    equal(record.expires_at, done.at + b.us(LONG), "expires_at")
+    expect((yield from Resolve(b.id(), held.fence, "done", b"r2", b.us(LONG))), Lost)
+    expect((yield from held.settle("done", b"rlate")), Completed, already=True)
+    expect((yield from b.claim()), Known, value=b"rprobed")
+
+
+@scenario()
+def resolve_to_absent_lets_it_run_again(b: Bench) -> Flow[None]:
+    """The key is new, and its late owner's completion is `Lost` before and after the next claim."""
+    held = yield from _orphan(b)
+    forgotten = expect((yield from Resolve(b.id(), held.fence, "absent")), Forgotten)
+    check(forgotten.fence > held.fence, "the tombstone has no greater fence")
+    expect((yield from Lookup(b.id())), Absent)
+    expect((yield from held.settle("done", b"rlate")), Lost)
+    heir = yield from b.hold(quarantine=True)
+    expect(heir.granted, Granted, attempt=1, steps=())
+    check(heir.fence > forgotten.fence, "the fence did not grow past the tombstone's")
+    expect((yield from held.settle("done", b"rlate")), Lost)
+
+
+@scenario()
+def resolve_compares_the_fence_it_saw(b: Bench) -> Flow[None]:
+    """A record that is not the one that was looked at stays unknown."""
+    held = yield from _orphan(b)
+    for fence in (held.fence - 1, held.fence + 1):
+        expect((yield from Resolve(b.id(), fence, "done", b"r", b.us(LONG))), Lost)
+        expect((yield from Resolve(b.id(), fence, "absent")), Lost)
+    expect((yield from b.claim(quarantine=True)), Unknown)
+
+
+@scenario()
+def resolve_decides_only_what_is_unknown(b: Bench) -> Flow[None]:
+    """Running, released, done, failed, forgotten and absent records are `Lost` to it, and stay."""
+    running = yield from b.hold("running", quarantine=True)
+    released = yield from b.hold("released", quarantine=True)
+    yield from released.settle("released")
+    done = yield from b.finish("done")
+    failed = yield from b.hold("failed")
+    yield from failed.settle("failed", b"r")
+    gone = yield from b.finish("forgotten")
+    forgotten = expect((yield from Forget(b.id("forgotten"))), Forgotten)
+    fences = {
+        "running": running.fence,
+        "released": released.fence,
+        "done": done.fence,
+        "failed": failed.fence,
+        "forgotten": forgotten.fence,
+        "absent": gone.fence,
+    }
+    for key, fence in fences.items():
+        before = yield from Lookup(b.id(key))
+        expect((yield from Resolve(b.id(key), fence, "done", b"r", b.us(LONG))), Lost)
+        expect((yield from Resolve(b.id(key), fence, "absent")), Lost)
+        equal((yield from Lookup(b.id(key))), before, f"the record of {key}")
+
+
+@scenario()
+def an_unknown_record_may_be_forgotten(b: Bench) -> Flow[None]:
+    """Nobody runs it, so forget needs no force; the fence and state seen are compared."""
+    held = yield from _orphan(b)
+    expect((yield from Forget(b.id(), state="claimed")), Lost)
+    expect((yield from Forget(b.id(), fence=held.fence, state="unknown")), Forgotten)
+    expect((yield from b.claim(quarantine=True)), Granted, attempt=1)
+    expect((yield from held.settle("done", b"r")), Lost)

@@ -1,0 +1,275 @@
+"""Run a scenario on a store, in threads or in an event loop."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+from semel.coalesce import channel_for
+from semel.core.commands import Answer, Command, Count, Item
+from semel.core.ports import AsyncStore, Store
+from semel.testing.clock import ManualClock
+from semel.testing.contract.bench import (
+    Advance,
+    AtOnce,
+    Bench,
+    Hear,
+    Heard,
+    Listen,
+    Reopen,
+    Scenario,
+    Send,
+    StepBack,
+    Unlisten,
+    brief,
+    expect,
+)
+from semel.types import Id, Stats
+
+AnyStore: TypeAlias = Store | AsyncStore
+AsyncSend: TypeAlias = Callable[[Sequence[Item]], Awaitable[list[Answer]]]
+
+MANUAL_UNIT_US = 1_000_000
+REAL_UNIT_US = 50_000
+"""Long enough that a busy computer does not let a lease end between two calls; short enough to wait for."""
+HEAR_S = 5.0
+"""How long a notification may take."""
+BARRIER_S = 30.0
+POLL_S = 0.002
+TRACE_LINES = 8
+
+
+class Harness:
+    """One place for records, and how to reach it.
+
+    `connect` makes a store on that place, not yet opened; called again it makes another one on the same
+    records. With a `clock` the store must use it, and time passes at once; without, the store's own clock
+    is waited for. Servers may be shared: every scenario uses a tenant of its own.
+    """
+
+    def __init__(
+        self, connect: Callable[[], AnyStore], *, clock: ManualClock | None = None, unit_us: int | None = None
+    ) -> None:
+        self.connect = connect
+        self.clock = clock
+        self.unit_us = unit_us or (REAL_UNIT_US if clock is None else MANUAL_UNIT_US)
+
+
+def run(scenario: Scenario, harness: Harness) -> None:
+    """Run a scenario in this thread. Raises `AssertionError` where the store breaks its promise."""
+    session = _Threads(scenario, harness)
+    try:
+        command = session.step(None)
+        while command is not None:
+            command = session.step(session.carry_out(command))
+    except BaseException as error:
+        session.explain(error)
+        raise
+    finally:
+        session.close()
+
+
+async def arun(scenario: Scenario, harness: Harness) -> None:
+    """Run a scenario in this event loop: natively, or through the client's channel where the store blocks."""
+    session = _Loop(scenario, harness)
+    try:
+        await session.open()
+        command = session.step(None)
+        while command is not None:
+            command = session.step(await session.carry_out(command))
+    except BaseException as error:
+        session.explain(error)
+        raise
+    finally:
+        await session.close()
+
+
+def async_send(store: AnyStore) -> tuple[AsyncSend, Callable[[], None]]:
+    """How an event loop sends to a store, and what ends it."""
+    if isinstance(store, AsyncStore):
+        return store.asend, lambda: None
+    channel = channel_for(store)
+    return channel.asend, channel.close
+
+
+class _Ear:
+    """What a watch has told, from whichever thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._heard: list[Id] = []
+        self.stop: Callable[[], None] = lambda: None
+
+    def __call__(self, record_id: Id) -> None:
+        with self._changed:
+            self._heard.append(record_id)
+            self._changed.notify_all()
+
+    def heard(self) -> list[Id]:
+        with self._changed:
+            return list(self._heard)
+
+    def wait(self, record_id: Id, wait_s: float) -> bool:
+        with self._changed:
+            found = self._changed.wait_for(lambda: record_id in self._heard, wait_s)
+            self._heard.clear()
+            return found
+
+
+class _Session:
+    """A flow under way, and what both colours do alike."""
+
+    def __init__(self, scenario: Scenario, harness: Harness) -> None:
+        self.harness = harness
+        self.ear = _Ear()
+        self._scenario = scenario
+        self._flow = scenario.flow(Bench(harness.unit_us, manual=harness.clock is not None))
+        self._trace: deque[str] = deque(maxlen=TRACE_LINES)
+        self._command: Command[Any] | None = None
+
+    def step(self, answer: Any) -> Command[Any] | None:
+        """Give the flow its answer; its next command, or `None` at its end."""
+        if self._command is not None:
+            self._trace.append(f"{brief(self._command)} -> {brief(answer)}")
+        try:
+            self._command = self._flow.send(answer)
+        except StopIteration:
+            return None
+        return self._command
+
+    def explain(self, error: BaseException) -> None:
+        """Say beside an error which promise is broken, and what went before."""
+        error.add_note(f"scenario {self._scenario.name}: {self._scenario.about}")
+        for line in self._trace:
+            error.add_note(f"    {line}")
+
+    def alike(self, command: Command[Any], store: AnyStore) -> Any:
+        """Carry out what needs no answer of the store."""
+        match command:
+            case StepBack(us):
+                self._manual().step_back(us)
+            case Listen():
+                self.ear.stop = store.watch(self.ear)
+            case Unlisten():
+                self.ear.stop()
+            case Heard():
+                return self.ear.heard()
+            case _:
+                raise TypeError(f"a scenario yielded {command!r}")
+        return None
+
+    def _manual(self) -> ManualClock:
+        if self.harness.clock is None:
+            raise TypeError("this scenario needs a manual clock")
+        return self.harness.clock
+
+
+class _Threads(_Session):
+    def __init__(self, scenario: Scenario, harness: Harness) -> None:
+        super().__init__(scenario, harness)
+        self._store = self._connect()
+
+    def carry_out(self, command: Command[Any]) -> Any:
+        match command:
+            case Send(items):
+                return self._store.send(items)
+            case AtOnce(batches):
+                return self._at_once(batches)
+            case Advance(us):
+                return self._advance(us)
+            case Hear(record_id):
+                return self.ear.wait(record_id, HEAR_S)
+            case Reopen():
+                self._store.close()
+                self._store = self._connect()
+                return None
+            case StepBack() | Listen() | Unlisten() | Heard():
+                return self.alike(command, self._store)
+            case _:
+                return self._store.send([command])[0]  # type: ignore[list-item]  # an item, by the flow's type
+
+    def close(self) -> None:
+        self.ear.stop()
+        self._store.close()
+
+    def _connect(self) -> Store:
+        store = self.harness.connect()
+        if not isinstance(store, Store):
+            raise TypeError(f"{store.name} is for event loops only; use arun")
+        store.open()
+        return store
+
+    def _at_once(self, batches: Sequence[Sequence[Item]]) -> list[list[Answer]]:
+        barrier = threading.Barrier(len(batches), timeout=BARRIER_S)
+
+        def send(batch: Sequence[Item]) -> list[Answer]:
+            barrier.wait()
+            return self._store.send(batch)
+
+        with ThreadPoolExecutor(len(batches)) as threads:
+            return list(threads.map(send, batches))
+
+    def _advance(self, us: int) -> None:
+        if self.harness.clock is not None:
+            self.harness.clock.advance(us)
+            return
+        until = self._now() + us
+        while (now := self._now()) < until:
+            time.sleep(max(POLL_S, (until - now) / 2e6))
+
+    def _now(self) -> int:
+        return expect(self._store.send([Count()])[0], Stats).now
+
+
+class _Loop(_Session):
+    async def open(self) -> None:
+        store = self.harness.connect()
+        if isinstance(store, AsyncStore):
+            await store.aopen()
+        else:
+            store.open()
+        self._store = store
+        self._send, self._end = async_send(store)
+
+    async def carry_out(self, command: Command[Any]) -> Any:
+        match command:
+            case Send(items):
+                return await self._send(items)
+            case AtOnce(batches):
+                return await asyncio.gather(*map(self._send, batches))
+            case Advance(us):
+                return await self._advance(us)
+            case Hear(record_id):
+                return await asyncio.to_thread(self.ear.wait, record_id, HEAR_S)
+            case Reopen():
+                await self._close()
+                return await self.open()
+            case StepBack() | Listen() | Unlisten() | Heard():
+                return self.alike(command, self._store)
+            case _:
+                return (await self._send([command]))[0]  # type: ignore[list-item]  # as above
+
+    async def close(self) -> None:
+        self.ear.stop()
+        await self._close()
+
+    async def _close(self) -> None:
+        self._end()
+        if isinstance(self._store, AsyncStore):
+            await self._store.aclose()
+        else:
+            self._store.close()
+
+    async def _advance(self, us: int) -> None:
+        if self.harness.clock is not None:
+            self.harness.clock.advance(us)
+            return
+        until = await self._now() + us
+        while (now := await self._now()) < until:
+            await asyncio.sleep(max(POLL_S, (until - now) / 2e6))
+
+    async def _now(self) -> int:
+        return expect((await self._send([Count()]))[0], Stats).now

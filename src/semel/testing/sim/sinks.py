@@ -1,0 +1,46 @@
+"""Where effects go: a sink that does what it is told, one that knows idempotency keys, one that checks fences."""
+
+from typing import Literal, TypeAlias
+
+from semel.digests import idempotency_key
+from semel.testing.sim.referee import Attempt
+from semel.testing.sim.store import Flaws
+from semel.testing.sim.world import World
+from semel.types import Id
+
+SinkKind: TypeAlias = Literal["plain", "keyed", "fenced"]
+
+
+class Sink:
+    """Counts what really happened; whoever called may be dead by then."""
+
+    def __init__(self, world: World, kind: SinkKind, flaws: Flaws) -> None:
+        self.world = world
+        self.kind = kind
+        self.flaws = flaws
+        self._keys: dict[str, None] = {}
+        self._fences: dict[Id, int] = {}
+
+    def apply(self, attempt: Attempt) -> bool:
+        """Do the effect; `False` where the fence is too old."""
+        event = attempt.event
+        if self.kind == "keyed":
+            key = idempotency_key(event.id) + (attempt.name if self.flaws.key_per_attempt else "")
+            if key in self._keys:
+                return True
+            self._keys[key] = None
+        elif self.kind == "fenced" and attempt.granted is not None:
+            fence = attempt.granted.fence
+            if fence < self._fences.get(event.id, 0) and not self.flaws.fence_ignored:
+                return False
+            self._fences[event.id] = fence
+            event.fences.append(fence)
+        event.effects += 1
+        attempt.effected = True
+        if self.world.trace is not None:
+            self.world.note(f"{attempt.name}: EFFECT {event.effects} of {event.payload}")
+        return True
+
+    def forget(self) -> None:
+        """The sink's own window is over too."""
+        self._keys.clear()

@@ -1,0 +1,127 @@
+"""The contract of a store: every rule of the protocol that a store carries, as scenarios to run on it.
+
+A scenario is written once and runs in both colours. With pytest, a store's whole test is::
+
+    from semel.testing import ManualClock, store_contract
+
+    class TestMyStore(store_contract.Suite):
+        capabilities = MyStore.capabilities
+
+        def connect(self, folder, clock):
+            return MyStore(folder / "events", clock=clock)
+
+Without pytest: `for scenario in scenarios(capabilities): run(scenario, harness)`, or `await arun(...)`.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from semel.core.ports import AsyncStore, Capabilities, Store
+from semel.testing.clock import ManualClock
+from semel.testing.contract import (
+    admin,
+    batches,
+    claims,
+    expiry,
+    fingerprints,
+    forgetting,
+    lasting,
+    marks,
+    notes,
+    quarantine,
+    settles,
+    values,
+)
+from semel.testing.contract.bench import SCENARIOS, Need, Scenario
+from semel.testing.contract.running import AnyStore, Harness, arun, run
+
+__all__ = ["PARTS", "Colour", "Harness", "Scenario", "Suite", "arun", "check", "run", "scenarios"]
+
+PARTS = (
+    claims,
+    settles,
+    expiry,
+    fingerprints,
+    forgetting,
+    quarantine,
+    notes,
+    values,
+    marks,
+    batches,
+    admin,
+    lasting,
+)
+"""The modules that hold the scenarios; importing them has filled the table."""
+
+Colour: TypeAlias = Literal["sync", "async"]
+
+
+def scenarios(capabilities: Capabilities | None = None, *, manual: bool = True) -> list[Scenario]:
+    """The scenarios that a store with these powers must pass; without powers given, all there are.
+
+    `manual`: the harness has a clock that the test moves.
+    """
+    met: set[Need] = {"durable", "notifies"} if capabilities is None else set()
+    if capabilities is not None and capabilities.durable:
+        met.add("durable")
+    if capabilities is not None and capabilities.notifies:
+        met.add("notifies")
+    if manual:
+        met.add("manual")
+    return [scenario for scenario in SCENARIOS.values() if scenario.needs <= met]
+
+
+def check(scenario: Scenario, harness: Harness, colour: Colour = "sync") -> None:
+    """Run one scenario in either colour. Raises `AssertionError` where the store breaks its promise."""
+    if colour == "sync":
+        run(scenario, harness)
+    else:
+        asyncio.run(arun(scenario, harness))
+
+
+class Suite:
+    """The contract as a class for pytest to collect: derive from it, name it `Test...`, say how to connect.
+
+    Stores that use a server's clock override `harness` instead of `connect`, and set `manual = False`.
+    """
+
+    capabilities: Capabilities
+    """What the store promises; picks the scenarios."""
+    colours: tuple[Colour, ...] = ("sync", "async")
+    """A store for event loops only has `("async",)`."""
+    manual: bool = True
+    """Whether the harness has a clock that the test moves."""
+
+    def connect(self, folder: Path, clock: ManualClock) -> AnyStore:
+        """A store in this folder, with this clock, not yet opened; the same folder means the same records."""
+        raise NotImplementedError("say how to connect, or override harness()")
+
+    def harness(self, folder: Path) -> Harness:
+        """A fresh place for the records of one scenario."""
+        clock = ManualClock()
+        return Harness(lambda: self.connect(folder, clock), clock=clock)
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """Give the test below a case for each scenario and colour."""
+        if "semel_scenario" in metafunc.fixturenames:
+            chosen = scenarios(self.capabilities, manual=self.manual)
+            metafunc.parametrize("semel_scenario", chosen, ids=_names(chosen))
+            metafunc.parametrize("semel_colour", self.colours)
+
+    def test_contract(self, semel_scenario: Scenario, semel_colour: Colour, tmp_path: Path) -> None:
+        """The store keeps one promise in one colour."""
+        check(semel_scenario, self.harness(tmp_path), semel_colour)
+
+    def test_the_store_promises_what_the_suite_checks(self, tmp_path: Path) -> None:
+        """A power that the suite does not know of would go untested."""
+        store = self.harness(tmp_path).connect()
+        if store.capabilities != self.capabilities:
+            raise AssertionError(f"the suite checks {self.capabilities}, the store promises {store.capabilities}")
+        if not isinstance(store, Store if "sync" in self.colours else AsyncStore):
+            raise AssertionError(f"{store.name} is no store of the colours {self.colours}")
+
+
+def _names(chosen: Iterable[Scenario]) -> list[str]:
+    return [scenario.name for scenario in chosen]

@@ -1,0 +1,176 @@
+"""Wait for another attempt to end: woken by the store's notification, by polling, or by the lease's end.
+
+Callers in one process who wait for the same record share one wait: they wake together, and their next
+claims fold into one.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from threading import Condition, Lock, RLock
+
+from semel.core.ports import Capabilities, Listener
+from semel.forks import restart_after_fork
+from semel.types import Id
+
+__all__ = ["Watch", "Watches"]
+
+POLL_FIRST_S = 0.005
+POLL_MAX_S = 0.25
+POLL_GROWTH = 1.5
+AFTER_LEASE_S = 0.001
+"""A little past the lease's end, so that the claim that follows finds it over."""
+
+
+class Room:
+    """Everybody in this process who waits for one record."""
+
+    def __init__(self) -> None:
+        self.changed = Condition(Lock())
+        self.changes = 0
+        self.watches = 0
+        self.poll_s = POLL_FIRST_S
+        self.poll_at = 0.0
+        self.futures: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    def wake(self) -> None:
+        """Something may have changed: everybody looks again."""
+        with self.changed:
+            self.changes += 1
+            self.changed.notify_all()
+            futures, self.futures = self.futures, []
+        for loop, future in futures:
+            with suppress(RuntimeError):  # a closed loop, and its waiter with it
+                loop.call_soon_threadsafe(_set, future)
+
+
+def _set(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Watch:
+    """One caller's place in a room. Changes after its making are never missed."""
+
+    __slots__ = ("_leave", "deadline", "room", "seen")
+
+    def __init__(self, room: Room, deadline: float, leave: Callable[[], None]) -> None:
+        self.room = room
+        self.seen = room.changes
+        self.deadline = deadline
+        self._leave: Callable[[], None] | None = leave
+
+    def leave(self) -> None:
+        """Stop listening; idempotent."""
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
+    def __del__(self) -> None:
+        self.leave()  # a caller who was interrupted in mid-wait leaves too
+
+    def noticed(self) -> bool:
+        """Whether the record changed since the last look."""
+        seen, self.seen = self.seen, self.room.changes
+        return seen != self.seen
+
+
+class Watches:
+    """All waits of a client. `polling` and `notifications` can be switched off, each to test the other."""
+
+    polling = True
+    notifications = True
+
+    def __init__(
+        self,
+        capabilities: Capabilities,
+        subscribe: Callable[[Listener], Callable[[], None]],
+        steady_s: Callable[[], float],
+    ) -> None:
+        self._capabilities = capabilities
+        self._subscribe = subscribe
+        self._steady_s = steady_s
+        self._unsubscribe: Callable[[], None] | None = None
+        self.after_fork()
+        restart_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Nobody of the parent waits in the child."""
+        self._lock = RLock()  # a watch may be collected while its own thread is in here
+        self._rooms: dict[Id, Room] = {}
+
+    def enter(self, record_id: Id, wait_s: float) -> Watch:
+        """Listen from now on."""
+        with self._lock:
+            if self._unsubscribe is None:
+                self._unsubscribe = self._subscribe(self._notified)
+            room = self._rooms.setdefault(record_id, Room())
+            room.watches += 1
+            return Watch(room, self._steady_s() + wait_s, partial(self._leave, record_id, room))
+
+    def _leave(self, record_id: Id, room: Room) -> None:
+        with self._lock:
+            room.watches -= 1
+            if not room.watches and self._rooms.get(record_id) is room:
+                del self._rooms[record_id]
+
+    def sleep(self, watch: Watch, retry_after_s: float) -> bool:
+        """Wait for a change, the next poll or the lease's end; `False` when the time to wait is over."""
+        if watch.noticed():
+            return True
+        now = self._steady_s()
+        if now >= watch.deadline:
+            return False
+        with watch.room.changed:
+            if watch.seen == watch.room.changes:
+                watch.room.changed.wait(self._until(watch, now, retry_after_s) - now)
+        watch.noticed()
+        return True
+
+    async def asleep(self, watch: Watch, retry_after_s: float) -> bool:
+        """The same in an event loop."""
+        if watch.noticed():
+            return True
+        now = self._steady_s()
+        if now >= watch.deadline:
+            return False
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        with watch.room.changed:
+            if watch.seen != watch.room.changes:
+                return watch.noticed()
+            watch.room.futures.append((loop, future))
+        timer = loop.call_later(self._until(watch, now, retry_after_s) - now, _set, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+        watch.noticed()
+        return True
+
+    def close(self) -> None:
+        """Stop listening to the store, and send everybody to look again."""
+        with self._lock:
+            unsubscribe, self._unsubscribe = self._unsubscribe, None
+            rooms = list(self._rooms.values())
+        if unsubscribe is not None:
+            unsubscribe()
+        for room in rooms:
+            room.wake()
+
+    def _notified(self, record_id: Id) -> None:
+        room = self._rooms.get(record_id) if self.notifications else None
+        if room is not None:
+            room.wake()
+
+    def _until(self, watch: Watch, now: float, retry_after_s: float) -> float:
+        until = min(watch.deadline, now + retry_after_s + AFTER_LEASE_S)
+        told_of_all = self._capabilities.notifies and not self._capabilities.shared
+        if not self.polling or told_of_all:
+            return until
+        room = watch.room
+        if now >= room.poll_at:
+            room.poll_at = now + room.poll_s
+            room.poll_s = min(POLL_MAX_S, room.poll_s * POLL_GROWTH)
+        return min(until, room.poll_at)
