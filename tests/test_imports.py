@@ -16,7 +16,7 @@ LAYERS: list[set[str]] = [
     {"clock", "codec", "digests", "forks", "keys", "policy", "windows"},
     {"core"},
     {"batches", "coalesce", "context", "drive", "keeper", "observe", "runtime", "stores", "waiting"},
-    {"brokers", "client", "decorators", "inbox", "outbox"},
+    {"aclient", "base", "brokers", "claims", "client", "decorators", "inbox", "outbox", "plans", "records"},
     {""},  # semel/__init__.py: the front door; nothing below it comes in through it
     {"__main__", "asgi", "cli", "server", "testing", "webhooks", "wsgi"},
 ]

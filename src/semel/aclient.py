@@ -56,9 +56,13 @@ class AsyncSemel(Client):
         await self._runtime.aclose()
 
     async def _connect(self) -> Any:
-        """Connect at first use; returns the stored windows."""
-        await self._runtime.aconnect(self._plan.tenant, self._plan.consumer, self._plan.mode)
-        return await self._runtime.awindows()
+        """Connect at first use, and keep the stored windows fresh; returns them."""
+        runtime = self._runtime
+        if not self._admitted or monotonic() >= runtime.fresh_until:
+            await runtime.aconnect(self._plan.tenant, self._plan.consumer, self._plan.mode)
+            self._admitted = True
+            await runtime.arefresh()
+        return runtime.windows
 
     async def _ask(self, item: Item) -> Any:
         await self._connect()

@@ -18,7 +18,7 @@ from semel.policy import Policy
 from semel.runtime import Runtime
 from semel.types import Busy, Delivery, Done, Errored, Failed, Late, Mismatch, Mode, Outcome, Unknown
 
-__all__ = ["Client", "ClaimOutcome", "raised"]
+__all__ = ["ClaimOutcome", "Client", "raised"]
 
 T = TypeVar("T")
 
@@ -32,6 +32,7 @@ class Client:
     def __init__(self, plan: Plan, runtime: Runtime) -> None:
         self._plan = plan
         self._runtime = runtime
+        self._admitted = False
 
     def __repr__(self) -> str:
         plan = self._plan

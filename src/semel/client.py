@@ -6,6 +6,7 @@ What it says to the store is in `plans`, the protocol in `core.flows`; here is o
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -33,7 +34,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def open(  # noqa: A001 - semel.open reads as it should, and nobody imports it bare
+def open(
     store: str | Store,
     *,
     consumer: str,
@@ -115,9 +116,13 @@ class Semel(Client):
         self._runtime.close()
 
     def _connect(self) -> Any:
-        """Connect at first use; returns the stored windows."""
-        self._runtime.connect(self._plan.tenant, self._plan.consumer, self._plan.mode)
-        return self._runtime.windows()
+        """Connect at first use, and keep the stored windows fresh; returns them."""
+        runtime = self._runtime
+        if not self._admitted or monotonic() >= runtime.fresh_until:
+            runtime.connect(self._plan.tenant, self._plan.consumer, self._plan.mode)
+            self._admitted = True
+            runtime.refresh()
+        return runtime.windows
 
     def _ask(self, item: Item) -> Any:
         self._connect()

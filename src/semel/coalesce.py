@@ -364,7 +364,7 @@ class LoopCoalescer:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    def send(self, items: Sequence[Item], /) -> list[Answer]:
+    def send(self, _items: Sequence[Item], /) -> list[Answer]:
         """Not for threads: this store lives in an event loop."""
         raise StoreClosed(f"{self._store.name} is asynchronous; use semel.aopen()")
 

@@ -34,6 +34,9 @@ STEPS_MAX = 64
 STEP_NAME_BYTES_MAX = 128
 
 
+_NO_STEPS: dict[str, bytes | None] = {}
+
+
 class Context:
     """The claim that the running handler holds."""
 
@@ -51,8 +54,8 @@ class Context:
     def __init__(self, kept: Kept, granted: Granted, perform: Any, value_bytes_max: int) -> None:
         self._kept = kept
         self._perform = perform
-        self._steps = dict(granted.steps)
-        self._named: set[str] = set()
+        self._steps = dict(granted.steps) if granted.steps else _NO_STEPS
+        self._named: frozenset[str] = frozenset()
         self._value_bytes_max = value_bytes_max
         self.fence = granted.fence
         """Grows with every claim of this key: a sink that remembers it refuses zombies."""
@@ -97,7 +100,7 @@ class Context:
             raise StepRepeated(f"step {name!r} was already used in this attempt; give each step its own name")
         if name not in self._steps and len(self._steps) >= STEPS_MAX:
             raise UsageError(f"a handler has at most {STEPS_MAX} steps; put several effects into one")
-        self._named.add(name)
+        self._named |= {name}
 
     def _stored(self, name: str, returns: Any) -> Any:
         value = self._steps[name]

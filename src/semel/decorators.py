@@ -17,18 +17,7 @@ from semel.errors import (
     UsageError,
     ValueNotKept,
 )
-from semel.types import (
-    Busy,
-    Done,
-    Errored,
-    Failed,
-    Late,
-    Lost,
-    Mismatch,
-    Outcome,
-    Unavailable,
-    Unknown,
-)
+from semel.types import Busy, Done, Errored, Failed, Late, Lost, Mismatch, Outcome, Unavailable, Unknown
 
 __all__ = ["AsyncGuard", "AsyncGuarded", "Guard", "Guarded", "KeySource", "awaitable", "unwrap"]
 
@@ -207,9 +196,7 @@ def awaitable(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
     handler = fn
     while isinstance(handler, partial):
         handler = handler.func
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)
-    ):  # noqa: B004
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
         return fn
     name = getattr(fn, "__qualname__", repr(fn))
     raise TypeError(

@@ -32,8 +32,9 @@ class Runtime:
         self.keeper = Keeper(self.channel, time.monotonic)
         self.watches = Watches(store.capabilities, store.watch, time.monotonic)
         self._loop_keepers: WeakKeyDictionary[Any, LoopKeeper] = WeakKeyDictionary()
-        self._settings: Settings = Settings({}, {})
-        self._settings_due = 0.0
+        self.windows: dict[tuple[str, str, str], int] = {}
+        self.fresh_until = 0.0
+        """Until when `windows` may be used without asking, and the client is known to be open."""
         self._admitted: set[tuple[str, str, str]] = set()
         self._opened = False
         self._closed = False
@@ -91,29 +92,23 @@ class Runtime:
             )
         self._admitted.add((tenant, consumer, mode))
 
-    def windows(self) -> dict[tuple[str, str, str], int]:
-        """The stored windows, at most `SETTINGS_LIVE_S` old; an unreachable store leaves the last known."""
-        now = time.monotonic()
-        if now >= self._settings_due:
-            self._settings_due = now + SETTINGS_LIVE_S
-            self._note(self.channel.send((ReadSettings(),))[0])
-        return self._settings.windows
+    def refresh(self) -> None:
+        """Read the stored windows again; an unreachable store leaves the last known."""
+        self.fresh_until = time.monotonic() + SETTINGS_LIVE_S
+        self._note(self.channel.send((ReadSettings(),))[0])
 
-    async def awindows(self) -> dict[tuple[str, str, str], int]:
+    async def arefresh(self) -> None:
         """The same, awaited."""
-        now = time.monotonic()
-        if now >= self._settings_due:
-            self._settings_due = now + SETTINGS_LIVE_S
-            self._note((await self.channel.asend((ReadSettings(),)))[0])
-        return self._settings.windows
+        self.fresh_until = time.monotonic() + SETTINGS_LIVE_S
+        self._note((await self.channel.asend((ReadSettings(),)))[0])
 
     def expire_settings(self) -> None:
         """Have the settings read again at the next use."""
-        self._settings_due = 0.0
+        self.fresh_until = 0.0
 
     def _note(self, settings: Settings | Unavailable) -> None:
         if isinstance(settings, Settings):
-            self._settings = settings
+            self.windows = settings.windows
 
     def close(self) -> None:
         """Stop renewing, send what is queued, close the store if it is ours. Idempotent."""
@@ -143,6 +138,7 @@ class Runtime:
             if self._closed:
                 return False
             self._closed = True
+            self.fresh_until = 0.0
         for keeper in list(self._loop_keepers.values()):
             keeper.close()
         self.watches.close()

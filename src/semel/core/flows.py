@@ -38,7 +38,9 @@ from semel.types import Busy, Done, Outcome, Record, Unavailable
 
 def once(task: Task) -> Flow[Outcome[Any]]:
     """Claim, run, settle. The effect happens under the claim, and the record says so afterwards."""
-    answer = yield from claimed(task.claim, task.policy.wait_s)
+    answer = yield from task.claim
+    if isinstance(answer, (Busy, Unavailable)):
+        answer = yield from patiently(task.claim, task.policy.wait_s, answer)
     if not isinstance(answer, Granted):
         return replay(answer, task.returns)
     if answer.attempt > task.policy.max_attempts:
@@ -52,27 +54,26 @@ def once(task: Task) -> Flow[Outcome[Any]]:
     return conclude(ran, verdict, settled, answer.attempt)
 
 
-def claimed(claim: Claim, wait_s: float) -> Flow[ClaimAnswer]:
-    """The claim's answer; where another attempt holds it, wait for that one's end, or take over from it."""
-    answer = yield from reached(claim, wait_s)
+def patiently(claim: Claim, wait_s: float, answer: ClaimAnswer) -> Flow[ClaimAnswer]:
+    """Where another attempt holds the claim: wait for that one's end, or take over from it."""
+    answer = yield from reached(claim, wait_s, answer)
     if not isinstance(answer, Busy) or not wait_s:
         return answer
     watch = yield from Watch(claim.id, wait_s)
     while isinstance(answer, Busy):
         # Again, now that we listen: the owner may have finished between our claim and our watch.
-        answer = yield from reached(claim, wait_s)
+        answer = yield from reached(claim, wait_s, (yield from claim))
         if isinstance(answer, Busy) and not (yield from Sleep(watch, answer.retry_after_s)):
             break
     yield from Unwatch(watch)
     return answer
 
 
-def reached(claim: Claim, wait_s: float) -> Flow[ClaimAnswer]:
+def reached(claim: Claim, wait_s: float, answer: ClaimAnswer) -> Flow[ClaimAnswer]:
     """The same claim again, with the same owner, while the store is out of reach and time is left."""
     tries = 0
-    while isinstance(answer := (yield from claim), Unavailable):
-        if not (yield from Pause(tries, wait_s=wait_s)):
-            break
+    while isinstance(answer, Unavailable) and (yield from Pause(tries, wait_s=wait_s)):
+        answer = yield from claim
         tries += 1
     return answer
 
@@ -91,10 +92,10 @@ def settle(claim: Claim, granted: Granted, verdict: Verdict) -> Flow[SettleAnswe
         round(verdict.delay_s * 1e6),
         verdict.count_attempt,
     )
+    answer = yield from item
     tries = 0
-    while isinstance(answer := (yield from item), Unavailable) and verdict.to != "released":
-        if not (yield from Pause(tries, claim.owner)):
-            break
+    while isinstance(answer, Unavailable) and verdict.to != "released" and (yield from Pause(tries, claim.owner)):
+        answer = yield from item
         tries += 1
     return answer
 
@@ -107,9 +108,9 @@ def step(
     if isinstance(ran, Raised):
         return ran, None
     item, tries = renew(encoded(ran.value)), 0
-    while isinstance(answer := (yield from item), Unavailable):
-        if not (yield from Pause(tries, item.owner)):
-            break
+    answer = yield from item
+    while isinstance(answer, Unavailable) and (yield from Pause(tries, item.owner)):
+        answer = yield from item
         tries += 1
     return ran, answer
 

@@ -7,7 +7,7 @@ not the first, and of several settles only the greatest fence can still be right
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from semel.core.commands import Answer, Claim, ClaimAnswer, Granted, Item, Mark, Marked, Renew, Settle
 from semel.types import Busy, Id, Lost, Mismatch, Renewed

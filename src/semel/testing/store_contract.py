@@ -34,7 +34,8 @@ from semel.testing.contract import (
     settles,
     values,
 )
-from semel.testing.contract.bench import SCENARIOS, Need, Scenario
+from semel.testing.contract.bench import SCENARIOS, Need, Scenario, equal
+from semel.testing.contract.bench import check as require
 from semel.testing.contract.running import AnyStore, Harness, arun, run
 
 __all__ = ["PARTS", "Colour", "Harness", "Scenario", "Suite", "arun", "check", "run", "scenarios"]
@@ -117,10 +118,9 @@ class Suite:
     def test_the_store_promises_what_the_suite_checks(self, tmp_path: Path) -> None:
         """A power that the suite does not know of would go untested."""
         store = self.harness(tmp_path).connect()
-        if store.capabilities != self.capabilities:
-            raise AssertionError(f"the suite checks {self.capabilities}, the store promises {store.capabilities}")
-        if not isinstance(store, Store if "sync" in self.colours else AsyncStore):
-            raise AssertionError(f"{store.name} is no store of the colours {self.colours}")
+        equal(store.capabilities, self.capabilities, "what the store promises, against what is checked")
+        colour = Store if "sync" in self.colours else AsyncStore
+        require(isinstance(store, colour), f"{store.name} is no store of the colours {self.colours}")
 
 
 def _names(chosen: Iterable[Scenario]) -> list[str]:

@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from semel.core.commands import (
     Answer,
@@ -112,17 +113,16 @@ def equal(found: object, wanted: object, what: str) -> None:
 
 def expect(answer: object, kind: type[K], **fields: object) -> K:
     """The answer, after a look that it is of that kind and has these fields."""
-    if not isinstance(answer, kind):
-        raise AssertionError(f"expected {kind.__name__}, got {brief(answer)}")
+    check(isinstance(answer, kind), f"expected {kind.__name__}, got {brief(answer)}")
     for name, wanted in fields.items():
         equal(getattr(answer, name), wanted, f"{kind.__name__}.{name}")
-    return answer
+    return cast(K, answer)
 
 
 def grows(numbers: Sequence[int], what: str) -> None:
     """Raise `AssertionError` unless each number is greater than the one before."""
     check(
-        all(low < high for low, high in zip(numbers, numbers[1:], strict=False)),
+        all(low < high for low, high in pairwise(numbers)),
         f"{what} must grow strictly, got {list(numbers)}",
     )
 

@@ -17,8 +17,10 @@ def _mark(
     return Mark(b.tenant + tenant, consumer, list(keys), b.us(window))
 
 
-def _marked(b: Bench, keys: Sequence[str], wanted: Sequence[bool], what: str, **more: float) -> Flow[None]:
-    answer = expect((yield from _mark(b, keys, **more)), Marked)
+def _marked(
+    b: Bench, keys: Sequence[str], wanted: Sequence[bool], what: str, window: float = LONG
+) -> Flow[None]:
+    answer = expect((yield from _mark(b, keys, window)), Marked)
     equal(answer.firsts, list(wanted), what)
 
 

@@ -1,7 +1,7 @@
 """What a record carries for its next attempt: steps and the journaled payload."""
 
 from semel.core.commands import Flow, Forget, Granted, Known, Page, Scan
-from semel.testing.contract.bench import SETTLED, LONG, SHORT, Bench, check, equal, expect, scenario
+from semel.testing.contract.bench import LONG, SETTLED, SHORT, Bench, check, equal, expect, scenario
 from semel.types import Busy, Completed, Id, Lost, Renewed
 
 STEPS_MAX = 64

@@ -1,7 +1,7 @@
 """What must not run again unasked: quarantine, unknown records, resolve."""
 
 from semel.core.commands import Flow, Forget, Granted, Known, Lookup, Resolve
-from semel.testing.contract.bench import SETTLED, LONG, SHORT, Bench, Held, check, equal, expect, scenario
+from semel.testing.contract.bench import LONG, SETTLED, SHORT, Bench, Held, check, equal, expect, scenario
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, Unknown
 
 

@@ -268,7 +268,7 @@ class _Loop(_Session):
             self.harness.clock.advance(us)
             return
         until = await self._now() + us
-        while (now := await self._now()) < until:
+        while (now := await self._now()) < until:  # noqa: ASYNC110 - a server's clock sends no event
             await asyncio.sleep(max(POLL_S, (until - now) / 2e6))
 
     async def _now(self) -> int:

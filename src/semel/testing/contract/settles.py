@@ -1,10 +1,12 @@
 """How a claim ends: complete, fail, release and renew, each fenced by owner and number."""
 
+from typing import Any
+
 from semel.core.commands import Flow, Granted, Known, Lookup
 from semel.testing.contract.bench import (
     ENDS,
-    SETTLED,
     LONG,
+    SETTLED,
     SHORT,
     Bench,
     Held,
@@ -65,7 +67,7 @@ def a_wrong_fence_or_owner_is_lost(b: Bench) -> Flow[None]:
     """Whatever ends or prolongs a claim acts only with its fence and its owner; else nothing is written."""
     held = yield from b.hold()
     before = yield from b.record()
-    wrong: list[dict[str, object]] = [
+    wrong: list[dict[str, Any]] = [
         {"fence": held.fence - 1},
         {"fence": held.fence + 1},
         {"owner": b.owner()},

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from semel.core.commands import Flow, Granted, Known, Lookup
-from semel.testing.contract.bench import SETTLED, Bench, equal, expect, scenario
+from semel.testing.contract.bench import SETTLED, Bench, Held, equal, expect, scenario
 from semel.types import Absent, Completed, Record
 
 VALUE_BYTES = 256 * 1024
@@ -84,10 +84,8 @@ def payloads_and_notes_come_back_byte_for_byte(b: Bench) -> Flow[None]:
 @scenario()
 def keys_are_taken_as_they_are(b: Bench) -> Flow[None]:
     """Quotes, wildcards, any script, spaces, case and length: nothing is folded, cut or read as a command."""
-    held = {}
     for number, key in enumerate(KEYS):
-        held[key] = yield from b.hold(key)
-        yield from held[key].settle("done", b"%d" % number)
+        yield from b.finish(key, b"%d" % number)
     for number, key in enumerate(KEYS):
         expect((yield from b.claim(key)), Known, value=b"%d" % number)
         equal((yield from b.record(key)).id, b.id(key), "id of the record")
@@ -97,11 +95,11 @@ def keys_are_taken_as_they_are(b: Bench) -> Flow[None]:
 def tenants_and_consumers_are_apart(b: Bench) -> Flow[None]:
     """The same key of another tenant or consumer is another event; nothing of the one shows in the other."""
     places = [b.id(tenant="-a"), b.id(tenant="-b"), b.id(consumer="mail"), b.id(consumer="Mail")]
-    held = {}
+    held: list[Held] = []
     for place in places:
-        held[place] = yield from b.hold(place, fingerprint=b"\1%d" % len(held))
-    for number, place in enumerate(places):
-        expect((yield from held[place].settle("done", b"%d" % number)), Completed, recreated=False)
+        held.append((yield from b.hold(place, fingerprint=b"\1%d" % len(held))))
+    for number, each in enumerate(held):
+        expect((yield from each.settle("done", b"%d" % number)), Completed, recreated=False)
     for number, place in enumerate(places):
         expect((yield from b.claim(place)), Known, value=b"%d" % number)
     expect((yield from Lookup(b.id())), Absent)
@@ -113,8 +111,8 @@ def names_that_read_alike_are_apart(b: Bench) -> Flow[None]:
     names = list(_alike(b.tenant))
     for name in names:
         yield from b.hold(name)
-    for number, name in enumerate(names):
-        equal((yield from b.record(name)).id, names[number], "id of the record")
+    for name in names:
+        equal((yield from b.record(name)).id, name, "id of the record")
 
 
 def _alike(tenant: str) -> Iterator[tuple[str, str, str]]:

@@ -61,6 +61,7 @@ class Attempt:
         "effected",
         "event",
         "granted",
+        "left_us",
         "lost",
         "name",
         "over",
@@ -78,6 +79,7 @@ class Attempt:
         self.granted: Granted | None = None
         self.started_us = now
         self.sent_us = now
+        self.left_us = 0
         self.deadline_us = now
         self.lost = False
         self.over = False
@@ -130,6 +132,7 @@ class Referee:
             self.events[item.id].unknown = True
 
     def _granted(self, item: Claim, answer: Granted, attempt: Attempt, now: int) -> None:
+        attempt.left_us = answer.lease_until - now
         held = self._held.get(item.id)
         if held is not None:
             if held.attempt is attempt and held.fence == answer.fence:

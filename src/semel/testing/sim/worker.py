@@ -186,7 +186,8 @@ class Worker:
         attempt = run.attempt
         if type(answer) is Granted:
             attempt.granted = answer
-            attempt.deadline_us = attempt.sent_us + item.lease_us
+            # A repeated claim gets its own lease back, which began with an earlier try: count what is left of it.
+            attempt.deadline_us = attempt.sent_us + attempt.left_us
             self.world.after(self, LEASE_US // 3, self._keep, run, attempt)
         elif type(item) is Settle and type(answer) is not type(None):
             attempt.over = attempt.over or not hasattr(answer, "error")

@@ -14,8 +14,8 @@ FAULTS_US = 8 * LEASE_US
 """How long the weather of a phase lasts; after that everything has to finish."""
 FINISH_US = 110 * LEASE_US
 """Long enough for a message that kills its worker at every attempt until it is given up."""
-STEPS_MAX = 60_000
-"""Far beyond what a sound run takes: who needs more goes in circles."""
+STEPS_MAX = 8_000
+"""Five times what a sound run takes at most: who needs more goes in circles."""
 
 CRASH_BEFORE, CRASH_AFTER, PAUSE, LOST_REQUEST, LOST_REPLY, LATE_REQUEST, LATE_REPLY, FAIR = range(8)
 FATES = (

@@ -1,0 +1,361 @@
+"""Records in one SQLite file: connections, transactions and locks. What they say is in `batch` and `wire`."""
+
+import contextlib
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Literal
+from weakref import WeakSet
+
+from semel.clock import Clock, SystemClock
+from semel.core.commands import Answer, Item
+from semel.core.ports import Capabilities, Listener
+from semel.errors import PolicyInvalid, StoreClosed, StoreFull, StoreRefused, StoreUnavailable
+from semel.stores.sqlite import probe, schema
+from semel.stores.sqlite.batch import FRUGAL, READS, Batch, Scope
+from semel.stores.sqlite.clock import StoreClock
+from semel.stores.sqlite.trouble import holder_of_lock, is_busy, is_full, translated
+from semel.types import Id
+
+BUSY_WAIT_MAX_S = 3600.0
+RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.001
+"""How long to wait before asking for a lock again: short and random, so that no process is starved."""
+CHECKPOINT_PAGES = 4000
+"""The log is copied into the file when it has this many pages (16 MB): later than SQLite's own 1,000,
+because a page that is written again and again is then copied once."""
+STATEMENTS_MAX = 512
+FORK_WAIT_S = 10.0
+"""How long a fork waits for a transaction of another thread to end."""
+
+
+class SqliteStore:
+    """A store in one file, for the threads and processes of one computer. Its name: `sqlite:<path>`.
+
+    `synchronous="NORMAL"` is faster and survives the death of every process, but may lose the last
+    commits when the power fails. `readable_keys=False` keeps only digests of keys, except where somebody
+    must be able to name the record: journaled and quarantined claims. `adopt=True` puts the tables
+    beside those of another application. No call waits longer than `busy_wait_s` for other writers.
+    """
+
+    capabilities = Capabilities(durable=True, transactional=True, shared=True, notifies=True)
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        synchronous: Literal["FULL", "NORMAL"] = "FULL",
+        readable_keys: bool = True,
+        adopt: bool = False,
+        busy_wait_s: float = 10.0,
+        clock: Clock | None = None,
+    ) -> None:
+        given = os.fspath(path)
+        if not given or "\0" in given or given == ":memory:":
+            raise PolicyInvalid(f"{given!r} is not the path of a file; for a store in memory use memory:")
+        if synchronous not in ("FULL", "NORMAL"):
+            raise PolicyInvalid(f"synchronous is {synchronous!r}; it must be FULL or NORMAL")
+        if not 0 <= busy_wait_s <= BUSY_WAIT_MAX_S:
+            raise PolicyInvalid(f"busy_wait_s is {busy_wait_s}; it must lie between 0 and {BUSY_WAIT_MAX_S:g}")
+        self.path = os.path.abspath(given)
+        self.name = f"sqlite:{given}"
+        self.clock = StoreClock(clock or SystemClock())
+        self._synchronous = synchronous
+        self._readable_keys = readable_keys
+        self._adopt = adopt
+        self._busy_wait_s = busy_wait_s
+        self._writing = Lock()  # taken before _reading where both are needed
+        self._reading = Lock()
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._inode = 0
+        self._closed = False
+        self._consumers: dict[Scope, int] = {}
+        self._listeners: tuple[Listener, ...] = ()
+        self._held_for_fork: list[Lock] = []
+        _STORES.add(self)
+
+    # --- the port ---
+
+    def open(self) -> None:
+        """Create or check the file and connect; idempotent. Raises `StoreRefused` and leaves the file as it is."""
+        with self._writing:
+            self._closed = False
+            self._connected()
+
+    def close(self) -> None:
+        """Let go of the file; idempotent, from any thread. A call that waits for a lock ends with `StoreClosed`."""
+        self._closed = True
+        with self._writing, self._reading:
+            self._disconnect()
+
+    def watch(self, listener: Listener, /) -> Callable[[], None]:
+        """Tell `listener` of every record that is settled, released or forgotten through this object."""
+        self._listeners = (*self._listeners, listener)
+
+        def stop() -> None:
+            self._listeners = tuple(each for each in self._listeners if each is not listener)
+
+        return stop
+
+    def send(self, items: Sequence[Item], /) -> list[Answer]:
+        """Carry out the items in one transaction; the answers are given after its commit.
+
+        A batch that changes nothing costs no write to the disk, and one that only looks does not wait
+        for writers. Raises `StoreUnavailable` when the lock is not had within `busy_wait_s`.
+        """
+        if all(type(item) in READS for item in items):
+            return self._read(items)
+        with self._writing:
+            connection = self._connected()
+            answers, changed = self._write(connection, items)
+        if self._listeners:
+            for record_id in changed:
+                for listener in self._listeners:
+                    listener(record_id)
+        return answers
+
+    # --- transactions ---
+
+    def _write(self, connection: sqlite3.Connection, items: Sequence[Item]) -> tuple[list[Answer], list[Id]]:
+        try:
+            return self._transact(connection, items)
+        except StoreFull as full:
+            return self._write_less(connection, items, full)
+
+    def _write_less(
+        self, connection: sqlite3.Connection, items: Sequence[Item], full: StoreFull
+    ) -> tuple[list[Answer], list[Id]]:
+        """The disk is full: what is settled may still fit, and what only looks still answers."""
+        try:
+            return self._transact(connection, items, full, FRUGAL)
+        except StoreFull:
+            return self._transact(connection, items, full)
+
+    def _transact(
+        self,
+        connection: sqlite3.Connection,
+        items: Sequence[Item],
+        full: StoreFull | None = None,
+        permitted: frozenset[type] = frozenset(),
+    ) -> tuple[list[Answer], list[Id]]:
+        self._execute(connection, "BEGIN IMMEDIATE")
+        try:
+            now, offset_us = self._now(connection)
+            batch = Batch(
+                connection,
+                now,
+                self._consumers,
+                readable_keys=self._readable_keys,
+                full=full,
+                permitted=permitted,
+            )
+            answers = batch.run(items)
+            if batch.wrote:
+                connection.execute("UPDATE semel_clock SET last_us = ?, offset_us = ?", (now, offset_us))
+                self._execute(connection, "COMMIT")
+                self._consumers.update(batch.found)
+            else:
+                connection.execute("ROLLBACK")
+            return answers, batch.changed
+        except sqlite3.Error as error:
+            raise translated(error, self.path) from error
+        finally:
+            _roll_back(connection)
+
+    def _read(self, items: Sequence[Item]) -> list[Answer]:
+        with self._reading:
+            connection = self._reader
+            if connection is not None and not self._closed:
+                return self._look(connection, items)
+        with self._writing:
+            self._connected()
+        with self._reading:
+            if self._reader is None:
+                raise self._closed_error()
+            return self._look(self._reader, items)
+
+    def _look(self, connection: sqlite3.Connection, items: Sequence[Item]) -> list[Answer]:
+        self._execute(connection, "BEGIN")
+        try:
+            deadline = time.monotonic() + self._busy_wait_s
+            while True:
+                try:
+                    now, _ = self._now(connection)
+                    break
+                except sqlite3.OperationalError as error:
+                    self._wait_or_give_up(error, deadline)
+            return Batch(connection, now, self._consumers, readable_keys=self._readable_keys).run(items)
+        except sqlite3.Error as error:
+            raise translated(error, self.path) from error
+        finally:
+            _roll_back(connection)
+
+    def _now(self, connection: sqlite3.Connection) -> tuple[int, int]:
+        last_us, offset_us = connection.execute("SELECT last_us, offset_us FROM semel_clock").fetchone()
+        return self.clock.tick(last_us, offset_us)
+
+    def _execute(self, connection: sqlite3.Connection, statement: str) -> None:
+        """Begin or commit, waiting for other processes: by short random pauses, at most `busy_wait_s`."""
+        deadline = 0.0
+        while True:
+            try:
+                connection.execute(statement)
+                return
+            except sqlite3.OperationalError as error:
+                deadline = deadline or time.monotonic() + self._busy_wait_s
+                self._wait_or_give_up(error, deadline)
+
+    def _wait_or_give_up(self, error: sqlite3.OperationalError, deadline: float) -> None:
+        if not is_busy(error):
+            raise translated(error, self.path) from error
+        if self._closed:
+            raise self._closed_error() from error
+        if time.monotonic() >= deadline:
+            raise StoreUnavailable(
+                f"another writer{holder_of_lock(self.path)} has held the lock of {self.path}"
+                f" for {self._busy_wait_s:g} s; is it stopped, or in a long transaction?"
+            ) from error
+        time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))
+
+    # --- connections ---
+
+    def _connected(self) -> sqlite3.Connection:
+        """The connection that writes; opens both where there are none. The caller holds `_writing`."""
+        if self._closed:
+            raise self._closed_error()
+        if self._writer is None:
+            with self._reading:
+                self._connect()
+        else:
+            self._check_still_there()
+        assert self._writer is not None
+        return self._writer
+
+    def _connect(self) -> None:
+        schema.check_library()
+        kind = probe.inspect(self.path, adopt=self._adopt, version_known=schema.VERSION)
+        created = not os.path.exists(self.path)
+        writer = self._raw_connection()
+        try:
+            self._prepare(writer, kind)
+            reader = self._raw_connection()
+            reader.execute("PRAGMA query_only = 1")
+        except BaseException as error:
+            writer.close()
+            if isinstance(error, sqlite3.Error):
+                raise translated(error, self.path) from error
+            raise
+        if created:
+            _sync_folder(self.path)
+        self._consumers.clear()
+        self._inode = os.stat(self.path).st_ino
+        self._writer, self._reader = writer, reader
+
+    def _raw_connection(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            probe.uri(self.path, mode="rwc"),
+            uri=True,
+            timeout=0,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=STATEMENTS_MAX,
+        )
+
+    def _prepare(self, writer: sqlite3.Connection, kind: probe.Kind) -> None:
+        writer.execute(f"PRAGMA synchronous = {self._synchronous}")
+        writer.execute("PRAGMA fullfsync = 1")  # only macOS knows the difference
+        writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        if schema.version_of(writer) != schema.VERSION:
+            self._execute(writer, "BEGIN IMMEDIATE")
+            try:
+                schema.migrate(writer, self.path, kind, adopt=self._adopt)
+                self._execute(writer, "COMMIT")
+            finally:
+                _roll_back(writer)
+        if writer.execute("PRAGMA application_id").fetchone()[0] == probe.APPLICATION_ID:
+            self._execute(writer, "PRAGMA journal_mode = WAL")
+
+    def _check_still_there(self) -> None:
+        try:
+            inode = os.stat(self.path).st_ino
+        except OSError:
+            inode = 0
+        if inode != self._inode:
+            raise StoreRefused(
+                f"{self.path} was removed or replaced while it was open; what was written since cannot be kept."
+                " Put the file back, or close and open the store to begin anew"
+            )
+
+    def _disconnect(self) -> None:
+        for connection in (self._writer, self._reader):
+            if connection is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
+        self._writer = self._reader = None
+
+    def _closed_error(self) -> StoreClosed:
+        return StoreClosed(f"{self.name} is closed; open() it again to use it")
+
+    # --- fork ---
+    # SQLite must not be carried across a fork: its locks belong to the process, its idea of them would not.
+
+    def _before_fork(self) -> None:
+        """Wait for running transactions and disconnect; both sides connect again when they need to."""
+        deadline = time.monotonic() + FORK_WAIT_S
+        for lock in (self._writing, self._reading):
+            if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                return
+            self._held_for_fork.append(lock)
+        self._disconnect()
+
+    def _after_fork_in_parent(self) -> None:
+        while self._held_for_fork:
+            self._held_for_fork.pop().release()
+
+    def _after_fork_in_child(self) -> None:
+        self._held_for_fork.clear()
+        self._writing, self._reading = Lock(), Lock()
+        self.clock.after_fork()
+        if self._writer is not None:
+            # A transaction of the parent was still running: neither use nor close what belongs to it.
+            _LEFT_TO_THE_PARENT.extend((self._writer, self._reader))
+            self._writer = self._reader = None
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    """End what is left of a transaction; a full disk may have ended it already."""
+    if connection.in_transaction:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+
+
+def _sync_folder(path: str) -> None:
+    """Make the new file's name survive a power failure too."""
+    with contextlib.suppress(OSError):
+        folder = os.open(os.path.dirname(path), os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+_STORES: WeakSet[SqliteStore] = WeakSet()
+_LEFT_TO_THE_PARENT: list[sqlite3.Connection | None] = []
+
+
+def _each(step: Callable[[SqliteStore], None]) -> Callable[[], None]:
+    def run() -> None:
+        for store in sorted(_STORES, key=id):
+            step(store)
+
+    return run
+
+
+os.register_at_fork(
+    before=_each(SqliteStore._before_fork),
+    after_in_parent=_each(SqliteStore._after_fork_in_parent),
+    after_in_child=_each(SqliteStore._after_fork_in_child),
+)

@@ -1,0 +1,213 @@
+"""Strike a flow or a store at a chosen point, to see what holds when a process dies there.
+
+`Driver` runs flows by hand on a real store and counts their yields; a `Strike` says at which yield which fault
+happens. `TrapStore` wraps a store and calls out at named points, so that a real process can be killed there.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from msgspec import Struct
+
+from semel.core.commands import (
+    Answer,
+    Claim,
+    Flow,
+    Granted,
+    Invoke,
+    Item,
+    Mark,
+    Pause,
+    Raised,
+    Ran,
+    Returned,
+    Settle,
+    Sleep,
+    Unwatch,
+    Watch,
+)
+from semel.core.ports import Capabilities, Listener, Store
+from semel.errors import StoreUnavailable
+from semel.testing.clock import ManualClock
+from semel.types import Unavailable
+
+__all__ = ["FAULTS", "Died", "Driver", "Fault", "Point", "Strike", "TrapStore"]
+
+T = TypeVar("T")
+
+Fault: TypeAlias = Literal["not_sent", "reply_lost", "late", "after_reply", "stalled"]
+FAULTS: tuple[Fault, ...] = ("not_sent", "reply_lost", "late", "after_reply", "stalled")
+"""What may happen at a yield.
+
+- `not_sent`: the process dies before the command leaves it.
+- `reply_lost`: the command is carried out, its reply is lost, and the flow goes on as it will.
+- `late`: no answer comes, the flow goes on as it will, and the command is carried out afterwards.
+- `after_reply`: the process dies once it has the reply.
+- `stalled`: the process stops before the command, others go on past its lease, then it goes on.
+"""
+
+Point: TypeAlias = Literal["before_claim", "after_claim", "before_complete", "after_complete"]
+PAUSE_S = 0.01
+
+
+class Died(BaseException):
+    """The process is dead from here on. No handler catches it."""
+
+
+class Strike(Struct, frozen=True):
+    """One fault at one yield, counted from zero."""
+
+    at: int
+    fault: Fault
+
+
+class Driver:
+    """One process with its hands on one store.
+
+    Time is the clock's: waiting moves it. `handled` is what the handler may look at, as `current()` is.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: ManualClock,
+        strike: Strike | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._strike = strike
+        self._meanwhile = meanwhile
+        self._patient = True
+        self.commands: list[str] = []
+        """The names of the commands so far: the yields."""
+        self.granted: Granted | None = None
+        self.late: list[Callable[[], Any]] = []
+        """What is still under way, for `land`."""
+
+    def run(self, flow: Flow[T]) -> T:
+        """Run a flow to its end. Raises `Died` where the strike kills the process."""
+        answer: Any = None
+        while True:
+            try:
+                command = flow.send(answer)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            answer = self._struck(command)
+
+    def land(self) -> None:
+        """Carry out what was late."""
+        late, self.late = self.late, []
+        for call in late:
+            call()
+
+    def _struck(self, command: Any) -> Any:
+        number = len(self.commands)
+        self.commands.append(type(command).__name__)
+        if self._strike is None or self._strike.at != number:
+            return self._perform(command)
+        match self._strike.fault:
+            case "not_sent":
+                raise Died
+            case "late":
+                self._patient = False
+                self.late.append(self._bound(command))
+                return _silence(command)
+            case "reply_lost":
+                answer = self._perform(command)
+                return _silence(command, answer)
+            case "after_reply":
+                self._perform(command)
+                raise Died
+            case "stalled":
+                self._meanwhile()
+                return self._perform(command)
+
+    def _bound(self, command: Any) -> Callable[[], Any]:
+        granted = self.granted if not isinstance(command, Invoke) else command.granted or self.granted
+
+        def call() -> Any:
+            self.granted = granted
+            return self._perform(command)
+
+        return call
+
+    def _perform(self, command: Any) -> Any:
+        match command:
+            case Invoke():
+                return self._invoke(command)
+            case Watch():
+                return self._clock.steady_s() + command.wait_s
+            case Sleep():
+                left_s = command.watch - self._clock.steady_s()
+                self._clock.advance(s=max(0.0, min(left_s, command.retry_after_s + PAUSE_S)))
+                return left_s > 0
+            case Unwatch():
+                return None
+            case Pause():
+                self._clock.advance(s=PAUSE_S)
+                return self._patient
+            case _:
+                return self._store.send([command])[0]
+
+    def _invoke(self, command: Invoke) -> Ran:
+        if command.granted is not None:
+            self.granted = command.granted
+        try:
+            return Returned(command.call())
+        except Exception as error:  # noqa: BLE001  # the flow decides what becomes of it
+            return Raised(error)
+
+
+def _silence(command: Any, answer: Any = None) -> Any:
+    """What a process sees of a command whose reply does not come."""
+    if isinstance(command, Invoke):
+        return Raised(ConnectionError("the sink did not answer"))
+    if isinstance(command, Watch | Sleep | Unwatch | Pause):
+        return answer
+    return Unavailable(StoreUnavailable("no answer"))
+
+
+class TrapStore:
+    """A store that calls `trap(point)` before and after claims and marks, and before and after settles."""
+
+    def __init__(self, store: Store, trap: Callable[[Point], None]) -> None:
+        self._store = store
+        self._trap = trap
+
+    @property
+    def name(self) -> str:
+        """The name of the store inside."""
+        return self._store.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the store inside."""
+        return self._store.capabilities
+
+    def open(self) -> None:
+        """Open the store inside."""
+        self._store.open()
+
+    def close(self) -> None:
+        """Close the store inside."""
+        self._store.close()
+
+    def watch(self, listener: Listener, /) -> Callable[[], None]:
+        """Watch the store inside."""
+        return self._store.watch(listener)
+
+    def send(self, items: Sequence[Item], /) -> list[Answer]:
+        """Send to the store inside, with a call before and after."""
+        claims = any(isinstance(item, Claim | Mark) for item in items)
+        settles = any(isinstance(item, Settle) for item in items)
+        if claims:
+            self._trap("before_claim")
+        if settles:
+            self._trap("before_complete")
+        answers = self._store.send(items)
+        if claims:
+            self._trap("after_claim")
+        if settles:
+            self._trap("after_complete")
+        return answers

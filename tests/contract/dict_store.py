@@ -1,0 +1,229 @@
+"""The smallest store that keeps the contract: a dict, a lock, and the machine. What the guide for stores shows."""
+
+import json
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from semel.clock import Clock, SystemClock
+from semel.core import machine
+from semel.core.commands import (
+    Admit,
+    Answer,
+    Claim,
+    Count,
+    Forget,
+    Item,
+    Lookup,
+    Mark,
+    Marked,
+    Page,
+    Purge,
+    Purged,
+    ReadSettings,
+    RecordItem,
+    Renew,
+    Resolve,
+    Scan,
+    Settings,
+    Settle,
+    SetWindow,
+    SwitchMode,
+)
+from semel.core.ports import Capabilities, Listener
+from semel.types import Id, Mode, Record, Stats
+
+
+class DictStore:
+    name = "dict:"
+    capabilities = Capabilities(durable=False, notifies=True, instant=True)
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or SystemClock()
+        self.lock = threading.Lock()
+        self.records: dict[Hashable, Record] = {}
+        self.marks: dict[Hashable, tuple[Id, int]] = {}
+        self.windows: dict[tuple[str, str, str], int] = {}
+        self.modes: dict[tuple[str, str], Mode] = {}
+        self.listeners: list[Listener] = []
+        self.last_us = 0
+        self.offset_us = 0
+
+    def open(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def watch(self, listener: Listener, /) -> Callable[[], None]:
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener) if listener in self.listeners else None
+
+    def send(self, items: Sequence[Item], /) -> list[Answer]:
+        changed: list[Id] = []
+        with self.lock:
+            now = self.now()
+            answers = [self.apply(item, now, changed) for item in items]
+        for record_id in changed:
+            for listener in list(self.listeners):
+                listener(record_id)
+        return answers
+
+    def now(self) -> int:
+        """The clock, made to go forward only and never to stand still."""
+        now = self.clock.now_us() + self.offset_us
+        if now <= self.last_us:
+            self.offset_us += self.last_us + 1 - now
+            now = self.last_us + 1
+        self.last_us = now
+        return now
+
+    def place(self, record_id: Id) -> Hashable:
+        """What a record is found by."""
+        return record_id
+
+    def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
+        """The rules; mutants bend them here."""
+        return machine.decide(stored, item, now)
+
+    def apply(self, item: Item, now: int, changed: list[Id]) -> Answer:
+        match item:
+            case Claim() | Renew() | Settle() | Lookup() | Forget() | Resolve():
+                return self.on_record(item, now, changed)
+            case Mark():
+                return self.mark(item, now)
+            case Scan():
+                return self.scan(item, now)
+            case Purge():
+                return self.purge(item, now)
+            case Count():
+                return self.count(item, now)
+            case ReadSettings():
+                return Settings(dict(self.windows), dict(self.modes))
+            case SetWindow():
+                return self.set_window(item, now)
+            case Admit():
+                return self.modes.setdefault((item.tenant, item.consumer), item.mode)
+            case SwitchMode():
+                return self.switch_mode(item, now)
+
+    def on_record(self, item: RecordItem, now: int, changed: list[Id]) -> Answer:
+        place = self.place(item.id)
+        stored = self.records.get(place)
+        if stored is None and place in self.marks:
+            stored = self.mark_record(place)
+        answer, record = self.decide(stored, item, now)
+        if record is not None:
+            self.write(place, record)
+            if isinstance(item, Settle | Forget | Resolve):
+                changed.append(item.id)
+        return answer
+
+    def write(self, place: Hashable, record: Record) -> None:
+        self.marks.pop(place, None)
+        self.records[place] = record
+
+    # --- marks ---
+
+    def mark_record(self, place: Hashable) -> Record:
+        record_id, expires_at = self.marks[place]
+        return Record(
+            id=record_id, state="done", owner=b"", fence=1, lease_until=0, attempt=1, expires_at=expires_at, first_seen=0
+        )  # fmt: skip
+
+    def mark(self, item: Mark, now: int) -> Marked:
+        return Marked([self.mark_key((item.tenant, item.consumer, key), item, now) for key in item.keys])
+
+    def mark_key(self, record_id: Id, item: Mark, now: int) -> bool:
+        place = self.place(record_id)
+        if place in self.marks and self.marks[place][1] > now:
+            return False
+        self.records.pop(place, None)
+        self.marks[place] = (record_id, now + item.window_us)
+        return True
+
+    # --- what operators ask for ---
+
+    def standing(self, now: int) -> list[Record]:
+        found = (machine.standing(record, now) for record in self.records.values())
+        return [record for record in found if record is not None and record.state != "forgotten"]
+
+    def scan(self, item: Scan, now: int) -> Page:
+        after = tuple(json.loads(item.cursor)) if item.cursor else ()
+        found = [record for record in self.standing(now) if record.id > after and self.fits(record, item, now)]
+        found.sort(key=lambda record: record.id)
+        page = found[: item.limit]
+        return Page(page, json.dumps(page[-1].id) if len(found) > item.limit else None)
+
+    def fits(self, record: Record, item: Scan, now: int) -> bool:
+        return (
+            item.tenant in (None, record.tenant)
+            and item.consumer in (None, record.consumer)
+            and item.state in (None, record.state)
+            and record.key.startswith(item.prefix)
+            and (item.seen_before is None or record.first_seen < item.seen_before)
+            and (
+                not item.orphaned
+                or (record.journal is not None and record.state == "claimed" and record.lease_until <= now)
+            )
+        )
+
+    def is_over(self, record: Record, now: int) -> bool:
+        """Whether a record may be removed: nothing would be answered otherwise."""
+        return machine.standing(record, now) is None
+
+    def purge(self, item: Purge, now: int) -> Purged:
+        over: list[tuple[dict[Any, Any], Hashable]] = []
+        over += [(self.records, place) for place, record in self.records.items() if self.is_over(record, now)]
+        over += [(self.marks, place) for place, (_, expires_at) in self.marks.items() if expires_at <= now]
+        if not item.dry_run:
+            for table, place in over[: item.limit]:
+                del table[place]
+        return Purged(min(len(over), item.limit), more=len(over) > item.limit)
+
+    def count(self, item: Count, now: int) -> Stats:
+        states: dict[str, int] = {}
+        consumers: dict[str, int] = {}
+        for record in self.standing(now):
+            if item.tenant in (None, record.tenant):
+                states[record.state] = states.get(record.state, 0) + 1
+                consumers[record.consumer] = consumers.get(record.consumer, 0) + 1
+        marks = 0
+        for record_id, expires_at in self.marks.values():
+            if item.tenant in (None, record_id[0]) and expires_at > now:
+                marks += 1
+                consumers[record_id[1]] = consumers.get(record_id[1], 0) + 1
+        over = [
+            record
+            for record in self.records.values()
+            if item.tenant in (None, record.tenant) and machine.standing(record, now) is None
+        ]
+        oldest = min((record.expires_at for record in over), default=now)
+        return Stats(
+            now=now, states=states, consumers=consumers, marks=marks, expired=len(over), purge_lag_s=(now - oldest) / 1e6
+        )  # fmt: skip
+
+    def set_window(self, item: SetWindow, now: int) -> None:
+        name = (item.tenant, item.consumer, item.event_type)
+        if item.window_us is None:
+            self.windows.pop(name, None)
+            return
+        self.windows[name] = item.window_us
+        if not item.existing:
+            return
+        for place, record in self.records.items():
+            mine = record.id[:2] == name[:2] and item.event_type in ("", record.event_type)
+            if mine and record.state in ("done", "failed") and machine.standing(record, now) is not None:
+                start = record.first_seen if record.sliding else record.settled_at
+                self.records[place] = replace(record, expires_at=start + item.window_us)
+
+    def switch_mode(self, item: SwitchMode, now: int) -> int:
+        scope = (item.tenant, item.consumer)
+        unfinished = sum(
+            record.id[:2] == scope and record.state in ("claimed", "unknown") for record in self.standing(now)
+        )
+        if not unfinished:
+            self.modes[scope] = item.mode
+        return unfinished

@@ -1,0 +1,37 @@
+"""The one table of stores: what the contract, the model and the races are run on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from semel.clock import Clock
+from semel.core.ports import Capabilities, Store
+from semel.stores.memory import MemoryStore
+from semel.testing import ManualClock
+from semel.testing.store_contract import Harness
+from tests.contract.dict_store import DictStore
+
+
+class Kind(NamedTuple):
+    """A kind of store, and how to make one in an empty folder."""
+
+    name: str
+    capabilities: Capabilities
+    make: Callable[[Path, Clock], Store]
+    lasts: bool = False
+    """Another object on the same folder has the same records, in this process or another."""
+
+    def harness(self, folder: Path) -> Harness:
+        """A place with a manual clock."""
+        clock = ManualClock()
+        if self.lasts:
+            return Harness(lambda: self.make(folder, clock), clock=clock)
+        store = self.make(folder, clock)
+        return Harness(lambda: store, clock=clock)
+
+
+KINDS = [
+    Kind("memory", MemoryStore.capabilities, lambda _folder, clock: MemoryStore(clock=clock)),
+    Kind("dict", DictStore.capabilities, lambda _folder, clock: DictStore(clock)),
+]
+"""Add a store here, and everything in this folder is run on it."""

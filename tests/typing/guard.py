@@ -1,0 +1,86 @@
+"""What a type checker knows about `guard`: the signature stays, values and outcomes have the right types.
+
+Nothing here runs. Each `type: ignore` marks a call that must be refused: were it accepted, mypy's
+warn_unused_ignores would report the comment.
+"""
+
+from typing import assert_type
+
+import semel
+from semel import AsyncGuarded, AsyncSemel, Guarded, Outcome, Policy, Semel
+
+
+class Order:
+    id: str
+    cents: int
+
+
+class Receipt:
+    number: str
+
+
+def guard_on_def(once: Semel) -> None:
+    @once.guard(key="order.id")
+    def charge(order: Order, *, currency: str = "EUR") -> Receipt:
+        raise NotImplementedError
+
+    assert_type(charge(Order()), Receipt)
+    assert_type(charge(Order(), currency="USD"), Receipt)
+    assert_type(charge.call(Order(), currency="USD"), Outcome[Receipt])
+    assert_type(charge.key(Order()), str)
+
+    charge()  # type: ignore[call-arg]
+    charge("evt_1")  # type: ignore[arg-type]
+    charge(Order(), currency=978)  # type: ignore[arg-type]
+    charge(Order(), "USD")  # type: ignore[call-arg]
+    charge.call(Order(), colour="red")  # type: ignore[call-arg]
+
+
+def guard_with_a_callable(once: Semel) -> None:
+    @once.guard(key=lambda order, **_: order.id, policy=Policy(wait_s=0))
+    def charge(order: Order) -> Receipt:
+        raise NotImplementedError
+
+    assert_type(charge(Order()), Receipt)
+    once.guard("order.id")  # type: ignore[call-arg]
+
+
+async def guard_on_async_def(once: Semel, aonce: AsyncSemel) -> None:
+    @once.guard(key="order.id")
+    async def by_the_twin(order: Order) -> Receipt:
+        raise NotImplementedError
+
+    @aonce.guard(key="order.id")
+    async def charge(order: Order) -> Receipt:
+        raise NotImplementedError
+
+    assert_type(await by_the_twin(Order()), Receipt)
+    assert_type(await charge(Order()), Receipt)
+    assert_type(await charge.call(Order()), Outcome[Receipt])
+
+    await charge()  # type: ignore[call-arg]
+    await charge(1)  # type: ignore[arg-type]
+
+    @aonce.guard(key="order.id")  # type: ignore[arg-type]
+    def blocks(order: Order) -> Receipt:
+        raise NotImplementedError
+
+
+def guard_by_hand(once: Semel, aonce: AsyncSemel) -> None:
+    def charge(order: Order, /) -> Receipt:
+        raise NotImplementedError
+
+    async def acharge(order: Order, /) -> Receipt:
+        raise NotImplementedError
+
+    assert_type(once.guard(key="order.id")(charge), Guarded[[Order], Receipt])
+    assert_type(once.guard(key="order.id")(acharge), AsyncGuarded[[Order], Receipt])
+    assert_type(aonce.guard(key="order.id")(acharge), AsyncGuarded[[Order], Receipt])
+
+
+def doors() -> None:
+    assert_type(semel.open("memory:", consumer="billing"), Semel)
+    assert_type(semel.aopen("memory:", consumer="billing"), AsyncSemel)
+    semel.open("memory:")  # type: ignore[call-arg]
+    semel.open("memory:", consumer="billing", mode="twice")  # type: ignore[arg-type]
+    _ = semel.no_such_name  # type: ignore[attr-defined]
