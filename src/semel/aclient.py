@@ -85,16 +85,16 @@ class AsyncSemel(Client):
         claim released. Raises for wrong use, and passes interrupts on once the claim is released.
         """
         call = partial(awaitable(fn), *args, **kwargs)
-        return await self._run(self._delivered(key, args, kwargs), call, fn)
+        return await self._run(key, call, fn, self._fingerprint(args, kwargs))
 
     async def _run(
-        self, delivery: Delivery[None], call: Any, fn: Any, sliding_us: int | None = None
+        self, key: str, call: Any, fn: Any, fingerprint: bytes | None, sliding_us: int | None = None
     ) -> Outcome[Any]:
-        flow, owner = self._plan.flow(await self._connect(), delivery, call, fn, sliding_us)
+        claim = self._plan.claim(await self._connect(), key, fingerprint, sliding_us)
         try:
-            outcome = await adrive(flow, self._hands())
+            outcome = await adrive(self._plan.flow(claim, call, fn), self._hands())
         finally:
-            self._runtime.loop_keeper().drop(owner)
+            self._runtime.loop_keeper().drop(claim.owner)
         return raised(outcome)
 
     async def run_many(

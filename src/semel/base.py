@@ -63,10 +63,10 @@ class Client:
         """What observe mode has counted in this process."""
         return self._plan.observed
 
-    def _delivered(self, key: str, args: Any, kwargs: Any) -> Delivery[None]:
-        """One delivery of `run` or `guard`, with the fingerprint that the policy takes of its arguments."""
+    def _fingerprint(self, args: Any, kwargs: Any) -> bytes | None:
+        """What the policy takes of a handler's arguments."""
         take = self._plan.policy.fingerprint
-        return Delivery(key=key, body=None, fingerprint=None if take is None else take(*args, **kwargs))
+        return None if take is None else take(*args, **kwargs)
 
     def _claim_item(
         self,
@@ -82,8 +82,8 @@ class Client:
         return self._plan.claim(
             stored,
             key,
+            fingerprint,
             event_type=event_type or "",
-            fingerprint=fingerprint,
             event_time_us=time_us(event_time),
             journal=journal,
         )
@@ -96,25 +96,16 @@ class Client:
 
     def _claim_items(self, stored: Any, deliveries: Sequence[str | Delivery[Any]]) -> list[Claim]:
         self._plan.require("lease", "quarantine", "observe")
-        claims = []
-        for each in deliveries:
-            delivery = Delivery(key=each, body=None) if isinstance(each, str) else each
+        items = [Delivery(key=each, body=None) if isinstance(each, str) else each for each in deliveries]
+        for delivery in items:
             self._check_journal(delivery.journal)
-            claims.append(
-                self._plan.claim(
-                    stored,
-                    delivery.key,
-                    event_type=delivery.event_type,
-                    fingerprint=delivery.fingerprint,
-                    event_time_us=delivery.event_time_us,
-                    journal=delivery.journal,
-                )
-            )
-        return claims
+        return [self._plan.delivered(stored, delivery) for delivery in items]
 
     def _outcome(self, claim: Claim, answer: Any, sent_at: float) -> Any:
         if isinstance(answer, Granted):
-            return Claimed(self, claim, answer, Kept(claim, answer, sent_at, self._plan.policy.run_max_s))
+            return Claimed(
+                self, claim, answer, Kept.since(claim, answer, sent_at, self._plan.policy.run_max_s)
+            )
         return replay(answer, None)
 
     def _outcomes(self, claims: list[Claim], answers: list[Any], sent_at: float, fold: Any) -> list[Any]:
@@ -135,10 +126,10 @@ class Client:
             self._check_journal(delivery.journal)
         keys = range(len(deliveries)) if self._plan.mode == "observe" else [each.key for each in deliveries]
         first_at, place_of = leaders(keys)
-        made = [
-            self._plan.flow(stored, deliveries[at], partial(handler, deliveries[at].body), handler)
-            for at in first_at
-        ]
+        made = []
+        for at in first_at:
+            claim = self._plan.delivered(stored, deliveries[at])
+            made.append((self._plan.flow(claim, partial(handler, deliveries[at].body), handler), claim.owner))
         return made, first_at, place_of
 
     def _completions(self, claims: Sequence[Claimed], values: Sequence[Any] | None) -> list[Settle]:

@@ -137,16 +137,16 @@ class Semel(Client):
         claim released. Raises for wrong use, and passes interrupts on once the claim is released.
         """
         call = partial(fn, *args, **kwargs) if args or kwargs else fn
-        return self._run(self._delivered(key, args, kwargs), call, fn)
+        return self._run(key, call, fn, self._fingerprint(args, kwargs))
 
     def _run(
-        self, delivery: Delivery[None], call: Any, fn: Any, sliding_us: int | None = None
+        self, key: str, call: Any, fn: Any, fingerprint: bytes | None, sliding_us: int | None = None
     ) -> Outcome[Any]:
-        flow, owner = self._plan.flow(self._connect(), delivery, call, fn, sliding_us)
+        claim = self._plan.claim(self._connect(), key, fingerprint, sliding_us)
         try:
-            outcome = drive(flow, self._hands)
+            outcome = drive(self._plan.flow(claim, call, fn), self._hands)
         finally:
-            self._runtime.keeper.drop(owner)
+            self._runtime.keeper.drop(claim.owner)
         return raised(outcome)
 
     def run_many(

@@ -7,6 +7,8 @@ from inspect import iscoroutinefunction
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar, overload
 
+from msgspec import Struct, field
+
 from semel.codec import decode, encode
 from semel.core import flows
 from semel.core.commands import Granted, Raised, Ran, Renew, RenewAnswer
@@ -34,35 +36,32 @@ STEPS_MAX = 64
 STEP_NAME_BYTES_MAX = 128
 
 
-_NO_STEPS: dict[str, bytes | None] = {}
-
-
-class Context:
+class Context(Struct, eq=False):
     """The claim that the running handler holds."""
 
-    __slots__ = (
-        "_kept",
-        "_named",
-        "_perform",
-        "_steps",
-        "_value_bytes_max",
-        "attempt",
-        "fence",
-        "first_seen",
-    )
+    _kept: Kept
+    _granted: Granted
+    _perform: Any
+    _value_bytes_max: int
+    _steps: dict[str, bytes | None] = field(default_factory=dict[str, bytes | None])
+    """Noted by earlier attempts."""
+    _named: set[str] = field(default_factory=set[str])
+    """Used in this attempt."""
 
-    def __init__(self, kept: Kept, granted: Granted, perform: Any, value_bytes_max: int) -> None:
-        self._kept = kept
-        self._perform = perform
-        self._steps = dict(granted.steps) if granted.steps else _NO_STEPS
-        self._named: frozenset[str] = frozenset()
-        self._value_bytes_max = value_bytes_max
-        self.fence = granted.fence
+    @property
+    def fence(self) -> int:
         """Grows with every claim of this key: a sink that remembers it refuses zombies."""
-        self.attempt = granted.attempt
+        return self._granted.fence
+
+    @property
+    def attempt(self) -> int:
         """1 for the first."""
-        self.first_seen = granted.first_seen
+        return self._granted.attempt
+
+    @property
+    def first_seen(self) -> int:
         """When the event was first claimed: store clock, microseconds."""
+        return self._granted.first_seen
 
     @property
     def key(self) -> str:
@@ -94,13 +93,15 @@ class Context:
         return idempotency_key(self._kept.claim.id, name)
 
     def _begin(self, name: str) -> None:
+        if self._granted.steps and not self._steps:
+            self._steps.update(self._granted.steps)
         if not 0 < len(name.encode()) <= STEP_NAME_BYTES_MAX:
             raise UsageError(f"a step's name takes 1 to {STEP_NAME_BYTES_MAX} bytes, not {name!r}")
         if name in self._named:
             raise StepRepeated(f"step {name!r} was already used in this attempt; give each step its own name")
         if name not in self._steps and len(self._steps) >= STEPS_MAX:
             raise UsageError(f"a handler has at most {STEPS_MAX} steps; put several effects into one")
-        self._named |= {name}
+        self._named.add(name)
 
     def _stored(self, name: str, returns: Any) -> Any:
         value = self._steps[name]

@@ -113,9 +113,9 @@ class _Guarded(Generic[P, R]):
 
     def _start(self, args: Any, kwargs: Any) -> tuple[str, Any]:
         key = self._read(args, kwargs)
-        delivery = self._client._delivered(key, args, kwargs)  # noqa: SLF001 - guard is a verb of the client
-        call = partial(self._fn, *args, **kwargs)
-        return key, self._client._run(delivery, call, self._fn, self._read.sliding_us)  # noqa: SLF001
+        client, call = self._client, partial(self._fn, *args, **kwargs)
+        fingerprint = client._fingerprint(args, kwargs)  # noqa: SLF001 - guard is a verb of the client
+        return key, client._run(key, call, self._fn, fingerprint, self._read.sliding_us)  # noqa: SLF001
 
 
 class _Bound:

@@ -76,7 +76,7 @@ class Bench:
 
     def keep(self, claim: Claim, granted: Granted, sent_at: float) -> Kept:
         """Renew a granted claim from now on."""
-        kept = Kept(claim, granted, sent_at, self.run_max_s)
+        kept = Kept.since(claim, granted, sent_at, self.run_max_s)
         self.keeper.keep(kept)
         return kept
 

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Callable
 from threading import Condition, Lock, Thread, current_thread
 
+from msgspec import Struct
+
 from semel.coalesce import Channel
 from semel.core.commands import Answer, Claim, Granted, Renew
 from semel.forks import restart_after_fork
@@ -27,27 +29,34 @@ AWAKE = float("inf")
 """While the thread looks, whoever keeps a new claim must have it look once more."""
 
 
-class Kept:
+class Kept(Struct, eq=False):
     """A live claim: until when it is ours, and what to do when it is not."""
 
-    __slots__ = ("claim", "deadline", "due", "ends", "fence", "lost", "on_lost", "posted_at")
+    claim: Claim
+    fence: int
+    lease_s: float
+    """How long it lasts without renewal."""
+    deadline: float
+    due: float
+    ends: float
+    """When renewing stops, so that a hung handler frees its key."""
+    posted_at: float = 0.0
+    """When the renewal under way was sent; 0: none is."""
+    lost: bool = False
+    on_lost: Callable[[], object] | None = None
 
-    def __init__(self, claim: Claim, granted: Granted, sent_at: float, run_max_s: float) -> None:
+    @classmethod
+    def since(cls, claim: Claim, granted: Granted, sent_at: float, run_max_s: float) -> "Kept":
+        """A claim that was sent at `sent_at`: its time runs from before the store saw it."""
         lease_s = claim.lease_us / 1e6
-        self.claim = claim
-        self.fence = granted.fence
-        self.deadline = sent_at + lease_s
-        self.due = sent_at + lease_s * RENEW_AT
-        self.ends = sent_at + run_max_s
-        self.posted_at = 0.0
-        """When the renewal under way was sent; 0: none is."""
-        self.lost = False
-        self.on_lost: Callable[[], object] | None = None
-
-    @property
-    def lease_s(self) -> float:
-        """How long it lasts without renewal."""
-        return self.claim.lease_us / 1e6
+        return cls(
+            claim,
+            granted.fence,
+            lease_s,
+            sent_at + lease_s,
+            sent_at + lease_s * RENEW_AT,
+            sent_at + run_max_s,
+        )
 
     @property
     def tell_at(self) -> float:

@@ -112,6 +112,8 @@ class Plan:
 
     def window_us(self, stored: Mapping[tuple[str, str, str], int], event_type: str) -> int:
         """The window of an event type: the stored one, else this plan's."""
+        if not stored:
+            return self._default_us
         return resolve(stored, self.tenant, self.consumer, event_type, self._default_us)
 
     def require(self, *modes: Mode) -> None:
@@ -127,13 +129,12 @@ class Plan:
         self,
         stored: Mapping[tuple[str, str, str], int],
         key: str,
-        *,
-        event_type: str = "",
         fingerprint: bytes | None = None,
+        sliding_us: int | None = None,
+        event_type: str = "",
         event_time_us: int | None = None,
         journal: Any = None,
         meta: Mapping[str, str] | None = None,
-        sliding_us: int | None = None,
     ) -> Claim:
         """A claim of this consumer with an owner of its own."""
         event_type = event_type or self.policy.event_type
@@ -150,6 +151,19 @@ class Plan:
             None if meta is None else _encode_meta(meta),
             self.mode == "quarantine",
             sliding_us is not None,
+        )
+
+    def delivered(self, stored: Mapping[tuple[str, str, str], int], delivery: Delivery[Any]) -> Claim:
+        """The claim of a delivery."""
+        return self.claim(
+            stored,
+            delivery.key,
+            delivery.fingerprint,
+            None,
+            delivery.event_type,
+            delivery.event_time_us,
+            delivery.journal,
+            delivery.meta,
         )
 
     def settle(
@@ -209,36 +223,18 @@ class Plan:
 
     # --- flows ---
 
-    def flow(
-        self,
-        stored: Mapping[tuple[str, str, str], int],
-        delivery: Delivery[Any],
-        call: Callable[[], Any],
-        fn: Any,
-        sliding_us: int | None = None,
-    ) -> tuple[Flow[Outcome[Any]], bytes]:
-        """The flow that handles one delivery in this consumer's mode, and the owner it claims with."""
-        claim = self.claim(
-            stored,
-            delivery.key,
-            event_type=delivery.event_type,
-            fingerprint=delivery.fingerprint,
-            event_time_us=delivery.event_time_us,
-            journal=delivery.journal,
-            sliding_us=sliding_us,
-        )
+    def flow(self, claim: Claim, call: Callable[[], Any], fn: Any) -> Flow[Outcome[Any]]:
+        """The flow that handles one claimed delivery in this consumer's mode."""
         task = Task(claim, call, self.policy, return_type(fn))
         if claim.window_us == OFF:
-            return flows.unguarded(task), claim.owner
-        if self.mode in ("lease", "quarantine"):
-            return flows.once(task), claim.owner
+            return flows.unguarded(task)
+        if self.mode == "lease" or self.mode == "quarantine":
+            return flows.once(task)
         if self.mode == "mark":
-            return flows.marked(
-                Mark(self.tenant, self.consumer, [delivery.key], claim.window_us), task
-            ), claim.owner
+            return flows.marked(Mark(self.tenant, self.consumer, [claim.id[2]], claim.window_us), task)
         if self.mode == "observe":
             self.observed.runs += 1
-            return flows.observed(task, self._count), claim.owner
+            return flows.observed(task, self._count)
         raise ModeMismatch(
             f"consumer {self.consumer!r} works in mode {self.mode!r}: its effects run in your own transaction;"
             " use once.inbox(connection)"

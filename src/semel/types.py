@@ -147,7 +147,11 @@ class Delivery(Struct, Generic[T], frozen=True, kw_only=True):
     event_type: str = ""
     event_time_us: int | None = None
     fingerprint: bytes | None = None
-    journal: bytes | None = None
+    """What the payload is known by: two deliveries of one key must agree on it."""
+    journal: Any = None
+    """Kept with the claim, for sources that never send again."""
+    meta: dict[str, str] | None = None
+    """Kept with the record, for whoever looks at it later."""
 
 
 class Record(Struct, frozen=True, gc=False, kw_only=True):

@@ -122,7 +122,7 @@ class OneOwnerPerProcess(Bent):
         return replace(item, owner=b"this process") if isinstance(item, Claim | Renew | Settle) else item
 
 
-@caught_by("one_clock_serves_every_caller", "two_tasks_of_a_process_do_not_both_win")
+@caught_by("one_clock_serves_every_caller")
 class ClientClock(DictStore):
     """Every caller brings a clock of its own, up to an hour wrong."""
 
@@ -154,9 +154,12 @@ class BusyForAWholeLease(DictStore):
 
 
 @caught_by("every_attempt_is_counted", "a_lease_that_is_over_is_taken_over")
-class AttemptsLostOnTakeOver(Bent):
-    def bend_write(self, stored: Record, record: Record, item: RecordItem, now: int) -> Record:
-        return replace(record, attempt=1) if taken_over(stored, item, now) else record
+class AttemptsLostOnTakeOver(DictStore):
+    def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
+        answer, record = super().decide(stored, item, now)
+        if isinstance(answer, Granted) and record is not None:
+            return replace(answer, attempt=1), replace(record, attempt=1)
+        return answer, record
 
 
 @caught_by("fences_grow_across_expiry_and_purge", "a_new_key_is_granted")
@@ -169,7 +172,7 @@ class FenceRestartsWithTheRecord(DictStore):
         return answer, record
 
 
-@caught_by("fences_grow_across_forget", "a_forced_forget_stops_the_running_claim", "a_forgotten_key_is_new")
+@caught_by("a_forced_forget_stops_the_running_claim", "a_claim_that_nobody_runs_is_forgotten")
 class ForgetDeletes(DictStore):
     def on_record(self, item: RecordItem, now: int, changed: list[Id]) -> Answer:
         answer = super().on_record(item, now, changed)

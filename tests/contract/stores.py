@@ -7,6 +7,7 @@ from typing import NamedTuple
 from semel.clock import Clock
 from semel.core.ports import Capabilities, Store
 from semel.stores.memory import MemoryStore
+from semel.stores.sqlite import SqliteStore
 from semel.testing import ManualClock
 from semel.testing.store_contract import Harness
 from tests.contract.dict_store import DictStore
@@ -30,8 +31,14 @@ class Kind(NamedTuple):
         return Harness(lambda: store, clock=clock)
 
 
+def sqlite(folder: Path, clock: Clock) -> Store:
+    """A file in the folder. Nothing here pulls the plug, so the log need not reach the disk."""
+    return SqliteStore(folder / "semel.db", clock=clock, synchronous="NORMAL")
+
+
 KINDS = [
     Kind("memory", MemoryStore.capabilities, lambda _folder, clock: MemoryStore(clock=clock)),
+    Kind("sqlite", SqliteStore.capabilities, sqlite, lasts=True),
     Kind("dict", DictStore.capabilities, lambda _folder, clock: DictStore(clock)),
 ]
 """Add a store here, and everything in this folder is run on it."""

@@ -19,7 +19,7 @@ def broken_promises(store_type: type[DictStore]) -> set[str]:
         clock = ManualClock()
         store = store_type(clock)
         try:
-            store_contract.run(scenario, Harness(lambda store=store: store, clock=clock))  # type: ignore[misc]
+            store_contract.run(scenario, Harness(lambda store=store: store, clock=clock, hear_s=0.05))  # type: ignore[misc]
         except Exception:  # noqa: BLE001 - however a broken store breaks, it is found out
             broken.add(scenario.name)
     return broken

@@ -94,7 +94,11 @@ def settle(claim: Claim, granted: Granted, verdict: Verdict) -> Flow[SettleAnswe
     )
     answer = yield from item
     tries = 0
-    while isinstance(answer, Unavailable) and verdict.to != "released" and (yield from Pause(tries, claim.owner)):
+    while (
+        isinstance(answer, Unavailable)
+        and verdict.to != "released"
+        and (yield from Pause(tries, claim.owner))
+    ):
         answer = yield from item
         tries += 1
     return answer

@@ -1,7 +1,9 @@
 """What the end of a handler means: for its record, and for the caller."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from semel.codec import decode, decode_error, encode, encode_error
 from semel.core.commands import Claim, Known, Ran, Returned, SettleAnswer
@@ -12,7 +14,7 @@ from semel.types import Completed, Done, Errored, Failed, Lost, Outcome, Unavail
 RETRY_DELAY_MAX_S = 300.0
 
 
-class Task(NamedTuple):
+class Task(Struct, frozen=True):
     """One delivery to be handled: what to claim, what to call, and by which policy."""
 
     claim: Claim
@@ -22,7 +24,7 @@ class Task(NamedTuple):
     """The handler's return annotation, for values that are objects."""
 
 
-class Verdict(NamedTuple):
+class Verdict(Struct, frozen=True, gc=False):
     """What a handler's end means for its record."""
 
     to: Any

@@ -47,14 +47,21 @@ class Harness:
 
     `connect` makes a store on that place, not yet opened; called again it makes another one on the same
     records. With a `clock` the store must use it, and time passes at once; without, the store's own clock
-    is waited for. Servers may be shared: every scenario uses a tenant of its own.
+    is waited for. Servers may be shared: every scenario uses a tenant of its own. A notification may take
+    `hear_s`.
     """
 
     def __init__(
-        self, connect: Callable[[], AnyStore], *, clock: ManualClock | None = None, unit_us: int | None = None
+        self,
+        connect: Callable[[], AnyStore],
+        *,
+        clock: ManualClock | None = None,
+        unit_us: int | None = None,
+        hear_s: float = HEAR_S,
     ) -> None:
         self.connect = connect
         self.clock = clock
+        self.hear_s = hear_s
         self.unit_us = unit_us or (REAL_UNIT_US if clock is None else MANUAL_UNIT_US)
 
 
@@ -181,7 +188,7 @@ class _Threads(_Session):
             case Advance(us):
                 return self._advance(us)
             case Hear(record_id):
-                return self.ear.wait(record_id, HEAR_S)
+                return self.ear.wait(record_id, self.harness.hear_s)
             case Reopen():
                 self._store.close()
                 self._store = self._connect()
@@ -243,7 +250,7 @@ class _Loop(_Session):
             case Advance(us):
                 return await self._advance(us)
             case Hear(record_id):
-                return await asyncio.to_thread(self.ear.wait, record_id, HEAR_S)
+                return await asyncio.to_thread(self.ear.wait, record_id, self.harness.hear_s)
             case Reopen():
                 await self._close()
                 return await self.open()
