@@ -200,8 +200,8 @@ class AsyncSemel(Client):
 
     async def mark_many(self, keys: Sequence[str]) -> list[bool]:
         """Note many keys in one round trip; a later copy of a key is `False`."""
-        item, first_at, place_of = self._marks(await self._connect(), keys)
-        return self._firsts((await self._runtime.channel.asend((item,)))[0], first_at, place_of)
+        item, unfold = self._marks(await self._connect(), keys)
+        return unfold((await self._runtime.channel.asend((item,)))[0])
 
     # --- claims in the caller's hands ---
 

@@ -12,7 +12,7 @@ from semel.core.ports import AsyncStore, Store
 from semel.core.verdicts import replay
 from semel.errors import UsageError
 from semel.keeper import Kept
-from semel.keys.limits import check as check_key
+from semel.keys.limits import check_all
 from semel.plans import Observed, Plan, marks_of, time_us
 from semel.policy import Policy
 from semel.runtime import Runtime
@@ -154,16 +154,19 @@ class Client:
     def _renewals(self, claims: Sequence[Claimed]) -> list[Renew]:
         return [self._plan.renewal(claim.claim, claim.granted) for claim in claims]
 
-    def _marks(self, stored: Any, keys: Sequence[str]) -> tuple[Mark, list[int], list[int]]:
+    def _marks(self, stored: Any, keys: Sequence[str]) -> tuple[Mark, Callable[[Any], list[bool]]]:
+        """The mark of keys that differ, and how its answer reads for the keys as they were given."""
         self._plan.require("mark")
-        for key in keys:
-            check_key(key)
+        check_all(keys)
+        if len(set(keys)) == len(keys):
+            return self._plan.mark(stored, keys), marks_of
         first_at, place_of = leaders(keys)
-        return self._plan.mark(stored, [keys[at] for at in first_at]), first_at, place_of
 
-    def _firsts(self, answer: Any, first_at: Sequence[int], place_of: Sequence[int]) -> list[bool]:
-        firsts = marks_of(answer)
-        return [firsts[place] and first_at[place] == at for at, place in enumerate(place_of)]
+        def unfold(answer: Any) -> list[bool]:
+            firsts = marks_of(answer)
+            return [firsts[place] and first_at[place] == at for at, place in enumerate(place_of)]
+
+        return self._plan.mark(stored, [keys[at] for at in first_at]), unfold
 
 
 def raised(outcome: Outcome[T]) -> Outcome[T]:

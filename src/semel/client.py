@@ -25,6 +25,7 @@ from semel.plans import Plan, reachable, unreachable
 from semel.policy import Policy
 from semel.records import Records, Windows
 from semel.runtime import Runtime
+from semel.stores.memory import MemoryStore
 from semel.stores.registry import store_for
 from semel.types import Completed, Delivery, Lost, Mode, Outcome, Renewed, Unavailable, Verdict
 
@@ -92,6 +93,8 @@ class Semel(Client):
         )
         self.records = Records(plan, self._ask)
         self.windows = Windows(plan, self._ask, runtime.expire_settings)
+
+        self._mark: Callable[[str], bool] = self._first_mark
 
     def using(self, policy: Policy) -> "Semel":
         """The same client by another policy; both share one connection."""
@@ -244,12 +247,12 @@ class Semel(Client):
 
     def mark(self, key: str) -> bool:
         """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event."""
-        return (self.mark_many((key,)))[0]
+        return self._mark(key)
 
     def mark_many(self, keys: Sequence[str]) -> list[bool]:
         """Note many keys in one round trip; a later copy of a key is `False`."""
-        item, first_at, place_of = self._marks(self._connect(), keys)
-        return self._firsts((self._runtime.channel.send((item,)))[0], first_at, place_of)
+        item, unfold = self._marks(self._connect(), keys)
+        return unfold((self._runtime.channel.send((item,)))[0])
 
     def inbox(self, handle: Any) -> Any:
         """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does."""
@@ -261,6 +264,18 @@ class Semel(Client):
         return inbox_for(
             handle, self._runtime.store, plan.tenant, plan.consumer, partial(plan.window_us, stored)
         )
+
+    def _first_mark(self, key: str) -> bool:
+        """A mark like any other; after it, a store that needs no round trip is asked directly."""
+        first = self.mark_many((key,))[0]
+        store, plan = self._runtime.store, self._plan
+        if isinstance(store, MemoryStore):
+            window = partial(self._window_us, plan.policy.event_type)
+            self._mark = store.marker(plan.tenant, plan.consumer, window)
+        return first
+
+    def _window_us(self, event_type: str) -> int:
+        return self._plan.window_us(self._connect(), event_type)
 
     # --- claims in the caller's hands ---
 

@@ -70,10 +70,7 @@ def test_a_fault_at_any_yield_costs_what_the_table_says(
 
 
 def expected(mode: str, place: str, fault: str) -> Cell | None:
-    window = WINDOW_OF[place, fault]
-    if mode == "mark" and window == "stalled_after_effect":
-        window = "before_ack"
-    return GUARANTEES[mode][window]
+    return GUARANTEES[mode][WINDOW_OF[place, fault]]
 
 
 @pytest.mark.parametrize("mode", SINK_OF)

@@ -1,6 +1,7 @@
 """What a key, a consumer and a namespace may look like."""
 
 import re
+from collections.abc import Sequence
 
 from semel.errors import KeyInvalid
 
@@ -9,6 +10,7 @@ __all__ = [
     "KEY_BYTES_MAX",
     "NAMESPACE_BYTES_MAX",
     "check",
+    "check_all",
     "check_consumer",
     "check_namespace",
 ]
@@ -34,6 +36,18 @@ def check(key: str) -> str:
     if type(key) is str and 0 < len(key) <= KEY_BYTES_MAX and key.isascii() and key.isprintable():
         return key
     return _check(key, "key", KEY_BYTES_MAX, "use the producer's id, or hash a long one with semel.keys.of()")
+
+
+def check_all(keys: Sequence[str]) -> None:
+    """Check many keys at once, at a fraction of the price. Raises `KeyInvalid` for the first bad one."""
+    try:
+        text = "".join(keys)
+        lengths = set(map(len, keys))
+    except TypeError:
+        text, lengths = "", {0}
+    if not (text.isascii() and text.isprintable() and 0 not in lengths and max(lengths, default=0) <= KEY_BYTES_MAX):
+        for key in keys:
+            check(key)
 
 
 def check_consumer(consumer: str) -> str:

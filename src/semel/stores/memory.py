@@ -5,7 +5,6 @@ Every operation is O(1): a dict, one lock, and a wheel of expiry times instead o
 
 import json
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
 from threading import Lock
 from typing import Any
 
@@ -38,13 +37,17 @@ from semel.core.machine import decide, standing
 from semel.core.ports import Capabilities, Listener
 from semel.errors import StoreFull
 from semel.forks import restart_after_fork
-from semel.types import FOREVER, Absent, Forgotten, Id, Mode, Record, Stats, Unavailable
+from semel.stores.marks import Marks
+from semel.stores.wheel import GRANULE_US, Wheel
+from semel.types import FOREVER, Id, Mode, Record, Stats, Unavailable
 
 RECORDS_MAX = 1_000_000
-GRANULE_US = 1_000_000
-"""Records expire exactly; they are *removed* by the wheel's buckets of a second."""
 PURGE_STEP = 32
 """How many expired records one claim clears away, so that no claim pays for a backlog."""
+
+
+ROOM_STEP = 1024
+"""How many marks are made before it is looked again whether there is room."""
 
 
 class MemoryStore:
@@ -177,10 +180,27 @@ class MemoryStore:
         marks = self._marks.get(scope)
         if marks is None:
             marks = self._marks[scope] = Marks()
-        marks.purge(now)
         if len(self._records) + self._marks_held() + len(item.keys) > self._records_max:
-            return Unavailable(self._full())
-        return Marked(marks.add(item.keys, now, now + item.window_us))
+            marks.purge(now)
+            if len(self._records) + self._marks_held() + len(item.keys) > self._records_max:
+                return Unavailable(self._full())
+        return Marked(marks.add(item.keys, now, item.window_us))
+
+    def marker(self, tenant: str, consumer: str, window: Callable[[], int]) -> Callable[[str], bool]:
+        """A function that marks one key of a consumer, without the ceremony of an item."""
+        with self._lock:
+            marks = self._marks.setdefault((tenant, consumer), Marks())
+
+        def room() -> int:
+            free = self._records_max - len(self._records) - self._marks_held()
+            if free <= 0:
+                marks.purge(self._clock.now_us())
+                free = self._records_max - len(self._records) - self._marks_held()
+            if free <= 0:
+                raise self._full()
+            return min(free, ROOM_STEP)
+
+        return marks.adder(self._clock.now_us, window, room)
 
     def _scan(self, item: Scan, now: int) -> Page:
         after = tuple(json.loads(item.cursor)) if item.cursor else ("", "", "")
@@ -206,7 +226,7 @@ class MemoryStore:
             marks = sum(marks.expired(now) for marks in self._marks.values())
             oldest = min((record.expires_at for record in gone), default=now)
             return Purged(len(gone) + marks, (now - oldest) / 1e6)
-        marks = sum(marks.purge(now, whole=True) for marks in self._marks.values())
+        marks = sum(marks.purge(now) for marks in self._marks.values())
         purged = self._clear(now, item.limit)
         return Purged(purged.count + marks, purged.lag_s, purged.more)
 
@@ -282,102 +302,6 @@ def _fits(record: Record, item: Scan, now: int) -> bool:
         and (item.seen_before is None or record.first_seen < item.seen_before)
         and (not item.orphaned or (record.state == "claimed" and record.lease_until <= now))
     )
-
-
-class Wheel:
-    """Ids by the second in which they expire. Adding and taking what is due are O(1) per id."""
-
-    def __init__(self) -> None:
-        self._buckets: dict[int, list[Id]] = {}
-        self._order: list[int] = []
-
-    def add(self, record_id: Id, expires_at: int) -> None:
-        """Remember to look at this record once `expires_at` is over."""
-        granule = expires_at // GRANULE_US + 1
-        bucket = self._buckets.get(granule)
-        if bucket is None:
-            bucket = self._buckets[granule] = []
-            heappush(self._order, granule)
-        bucket.append(record_id)
-
-    def due(self, now: int) -> bool:
-        """Whether anything is to be looked at."""
-        return bool(self._order) and self._order[0] * GRANULE_US <= now
-
-    def pop(self, now: int, limit: int) -> list[Id]:
-        """Up to `limit` ids whose time has come."""
-        taken: list[Id] = []
-        while len(taken) < limit and self.due(now):
-            bucket = self._buckets[self._order[0]]
-            taken += [bucket.pop() for _ in range(min(len(bucket), limit - len(taken)))]
-            if not bucket:
-                del self._buckets[heappop(self._order)]
-        return taken
-
-
-class Marks:
-    """The marks of one consumer: key -> expiry, in the order of their making.
-
-    The order is also the order of expiry as long as the window does not change, so what is over is
-    taken from the front; after a change it may stay longer, which costs room and changes no answer.
-    """
-
-    def __init__(self) -> None:
-        self._expiry: dict[str, int] = {}
-        self._purge_at_len = 1024
-
-    def __len__(self) -> int:
-        return len(self._expiry)
-
-    def add(self, keys: list[str], now: int, expires_at: int) -> list[bool]:
-        """Mark each key; says for each whether it was the first. One object marks this call's own."""
-        setdefault = self._expiry.setdefault
-        seen = [setdefault(key, expires_at) for key in keys]
-        firsts = [expiry is expires_at for expiry in seen]
-        if not all(firsts) and min(seen) <= now:
-            for position, expiry in enumerate(seen):
-                if expiry <= now:
-                    del self._expiry[keys[position]]  # out and in again, to keep the order
-                    self._expiry[keys[position]] = expires_at
-                    firsts[position] = True
-        return firsts
-
-    def purge(self, now: int, *, whole: bool = False) -> int:
-        """Take what is over from the front; without `whole` only when the dict has grown by an eighth."""
-        if not whole and len(self._expiry) < self._purge_at_len:
-            return 0
-        over: list[str] = []
-        for key, expiry in self._expiry.items():
-            if expiry > now:
-                break
-            over.append(key)
-        for key in over:
-            del self._expiry[key]
-        self._purge_at_len = max(1024, len(self._expiry) + len(self._expiry) // 8)
-        return len(over)
-
-    def expired(self, now: int) -> int:
-        """How many are over and still held."""
-        return sum(expiry <= now for expiry in self._expiry.values())
-
-    def apply(self, item: Lookup | Forget, now: int) -> Record | Absent | Forgotten:
-        """Answer for a single mark: it is a done record without owner or value."""
-        expiry = self._expiry.get(item.id[2], 0)
-        if expiry <= now:
-            return Absent()
-        if isinstance(item, Forget):
-            del self._expiry[item.id[2]]
-            return Forgotten(now)
-        return Record(
-            id=item.id,
-            state="done",
-            owner=b"",
-            fence=1,
-            lease_until=0,
-            attempt=1,
-            expires_at=expiry,
-            first_seen=0,
-        )
 
 
 _ADMIN: dict[type, Any] = {

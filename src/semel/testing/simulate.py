@@ -53,15 +53,20 @@ class Summary(Struct, kw_only=True):
         )
 
 
-def simulate(mode: str, seed: int, *, mutant: str = "", trace: list[str] | None = None) -> Result:
-    """Play one seed of a mode, or of the mode that a mutant breaks. The same seed always plays the same."""
+def simulate(
+    mode: str, seed: int, *, mutant: str = "", harm_only: bool = False, trace: list[str] | None = None
+) -> Result:
+    """Play one seed of a mode, or of the mode that a mutant breaks. The same seed always plays the same.
+
+    `harm_only`: look away from broken rules, and count only what is lost, repeated or stuck in the end.
+    """
     flaws, rules = Flaws(), MODES[mode]
     if mutant:
         broken = MUTANTS[mutant]
         flaws = broken.flaws
         changes: dict[str, Any] = {"flow": broken.flow, "acks": broken.acks}
         rules = replace(rules, **{name: change for name, change in changes.items() if change is not None})
-    return Scenario(rules, seed, flaws=flaws, trace=trace).play()
+    return Scenario(rules, seed, flaws=flaws, harm_only=harm_only, trace=trace).play()
 
 
 def storm(mode: str, seeds: Iterable[int], *, mutant: str = "") -> Summary:

@@ -7,7 +7,7 @@ from semel.core.commands import Admit, Count, Page, Purge, Purged, Scan, Setting
 from semel.core.machine import standing
 from semel.errors import RecordCorrupt
 from semel.stores.sqlite import wire
-from semel.stores.sqlite.wire import GONE_AT, GRANULE_US, LIVE, RUNNING, STANDING_STATE
+from semel.stores.sqlite.wire import EPOCH_US, GONE_AT, GRANULE_US, LIVE, RUNNING, STANDING_STATE
 from semel.types import Mode, Record, Stats
 
 EXAMINED_PER_REMOVED = 4
@@ -20,7 +20,7 @@ _SCAN_COLUMNS = wire.COLUMNS.replace("id,", "r.id,", 1)
 def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
     """A page of records as they stand, in the order of their first arrival."""
     clauses = ["r.id > :after", "r.state & 7 <> 4", LIVE]
-    parameters: dict[str, Any] = {"1": now, "after": int(item.cursor or 0), "limit": item.limit + 1}
+    parameters: dict[str, Any] = {"now": now - EPOCH_US, "after": int(item.cursor or 0), "limit": item.limit + 1}
     for column, wanted in (("c.tenant", item.tenant), ("c.consumer", item.consumer)):
         if wanted is not None:
             clauses.append(f"{column} = :{column[2:]}")
@@ -33,13 +33,12 @@ def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
         parameters["prefix"] = item.prefix
     if item.seen_before is not None:
         clauses.append("r.fence - r.seen < :seen_before")
-        parameters["seen_before"] = item.seen_before
+        parameters["seen_before"] = item.seen_before - EPOCH_US
     joins = "JOIN semel_consumers AS c ON c.id = r.consumer_id"
     if item.orphaned:
         joins += " JOIN semel_journal AS j ON j.id = r.id"
         clauses.append(f"{STANDING_STATE} = 0 AND NOT {RUNNING}")
     where = " AND ".join(clauses).replace("?1", ":now")
-    parameters["now"] = parameters.pop("1")
     found = connection.execute(
         f"SELECT {_SCAN_COLUMNS}, r.key, c.tenant, c.consumer FROM semel_records AS r {joins}"
         f" WHERE {where} ORDER BY r.id LIMIT :limit",
@@ -76,7 +75,7 @@ def extras_of(
             for rowid, steps, meta, journal in connection.execute(
                 "SELECT r.id, e.steps, e.meta, j.payload FROM semel_records AS r"
                 " LEFT JOIN semel_extras AS e ON e.id = r.id LEFT JOIN semel_journal AS j ON j.id = r.id"
-                f" WHERE r.id IN ({wire.marks_of(len(ids))})",
+                f" WHERE r.id IN ({wire.places(len(ids))})",
                 ids,
             )
         }
@@ -86,30 +85,31 @@ def extras_of(
 def purge(connection: sqlite3.Connection, item: Purge, now: int) -> tuple[Purged, bool]:
     """Remove what is over, oldest first; the second answer says whether anything was written."""
     if item.dry_run:
-        return _would_purge(connection, now), False
-    minute = now // GRANULE_US
+        return _would_purge(connection, now - EPOCH_US), False
+    at = now - EPOCH_US
+    minute = at // GRANULE_US
     rows = connection.execute(
         f"SELECT id, purge_at, {GONE_AT} FROM semel_records WHERE purge_at <= ? ORDER BY purge_at LIMIT ?",
         (minute + 1 + wire.PURGE_SLACK, item.limit * EXAMINED_PER_REMOVED),
     ).fetchall()
-    gone = [row for row in rows if row[2] <= now]
+    gone = [row for row in rows if row[2] <= at]
     early = [
-        (-(-gone_at // GRANULE_US), rowid) for rowid, at, gone_at in rows if gone_at > now and at <= minute
+        (-(-gone_at // GRANULE_US), rowid) for rowid, due, gone_at in rows if gone_at > at and due <= minute
     ]
     removed = gone[: item.limit]
     for ids in wire.chunks([row[0] for row in removed]):
         for table in ("semel_records", "semel_extras", "semel_journal"):
-            connection.execute(f"DELETE FROM {table} WHERE id IN ({wire.marks_of(len(ids))})", ids)
-    connection.executemany("UPDATE semel_records SET purge_at = ? WHERE id = ?", early)
+            connection.execute(f"DELETE FROM {table} WHERE id IN ({wire.places(len(ids))})", ids)
+    connection.executemany(wire.MOVE_RECORD, early)
     more = len(gone) > item.limit or (
         len(rows) == item.limit * EXAMINED_PER_REMOVED and bool(gone or early) and rows[-1][1] <= minute
     )
-    marks, marks_more, moved = _purge_marks(connection, item.limit - len(removed), now)
-    lag_s = (now - min((row[2] for row in removed), default=now)) / 1e6
+    marks, marks_more, moved = _purge_marks(connection, item.limit - len(removed), at)
+    lag_s = (at - min((row[2] for row in removed), default=at)) / 1e6
     return Purged(len(removed) + marks, lag_s, more or marks_more), bool(removed or early or marks or moved)
 
 
-def _purge_marks(connection: sqlite3.Connection, limit: int, now: int) -> tuple[int, bool, bool]:
+def _purge_marks(connection: sqlite3.Connection, limit: int, at: int) -> tuple[int, bool, bool]:
     """Walk on through the marks from where the last purge stopped."""
     if limit <= 0:
         return 0, True, False
@@ -118,11 +118,11 @@ def _purge_marks(connection: sqlite3.Connection, limit: int, now: int) -> tuple[
         "SELECT digest, expires_at FROM semel_marks WHERE digest > ? ORDER BY digest LIMIT ?",
         (b"" if stored is None else stored[0], limit * EXAMINED_PER_REMOVED),
     ).fetchall()
-    gone = [digest for digest, expires_at in rows if expires_at <= now]
+    gone = [digest for digest, expires_at in rows if expires_at <= at]
     more = len(gone) > limit or len(rows) == limit * EXAMINED_PER_REMOVED
     for digests in wire.chunks(gone[:limit]):
         connection.execute(
-            f"DELETE FROM semel_marks WHERE digest IN ({wire.marks_of(len(digests))})", digests
+            f"DELETE FROM semel_marks WHERE digest IN ({wire.places(len(digests))})", digests
         )
     if more:
         reached = gone[limit - 1] if len(gone) > limit else rows[-1][0]
@@ -132,24 +132,25 @@ def _purge_marks(connection: sqlite3.Connection, limit: int, now: int) -> tuple[
     return len(gone[:limit]), more, more or stored is not None
 
 
-def _would_purge(connection: sqlite3.Connection, now: int) -> Purged:
+def _would_purge(connection: sqlite3.Connection, at: int) -> Purged:
     count, oldest = connection.execute(
-        f"SELECT count(*), min({GONE_AT}) FROM semel_records WHERE NOT {LIVE}", (now,)
+        f"SELECT count(*), min({GONE_AT}) FROM semel_records WHERE NOT {LIVE}", (at,)
     ).fetchone()
-    (marks,) = connection.execute("SELECT count(*) FROM semel_marks WHERE expires_at <= ?", (now,)).fetchone()
-    return Purged(count + marks, 0.0 if oldest is None else (now - oldest) / 1e6)
+    (marks,) = connection.execute("SELECT count(*) FROM semel_marks WHERE expires_at <= ?", (at,)).fetchone()
+    return Purged(count + marks, 0.0 if oldest is None else (at - oldest) / 1e6)
 
 
 def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:
     """How much is held, counted row by row: a full scan."""
     states: dict[str, int] = {}
     consumers: dict[str, int] = {}
-    expired, oldest, marks = 0, now, 0
+    at = now - EPOCH_US
+    expired, oldest, marks = 0, at, 0
     for consumer, state, live, number, gone_at in connection.execute(
         f"SELECT c.consumer, {STANDING_STATE} AS standing, {LIVE} AS live, count(*), min({GONE_AT})"
         " FROM semel_records AS r JOIN semel_consumers AS c ON c.id = r.consumer_id"
         " WHERE ?2 IS NULL OR c.tenant = ?2 GROUP BY r.consumer_id, standing, live",
-        (now, item.tenant),
+        (at, item.tenant),
     ):
         if not live:
             expired, oldest = expired + number, min(oldest, gone_at)
@@ -159,7 +160,7 @@ def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:
     for consumer, number in connection.execute(
         "SELECT c.consumer, count(*) FROM semel_marks AS m JOIN semel_consumers AS c ON c.id = m.consumer_id"
         " WHERE m.expires_at > ?1 AND (?2 IS NULL OR c.tenant = ?2) GROUP BY m.consumer_id",
-        (now, item.tenant),
+        (at, item.tenant),
     ):
         consumers[consumer] = consumers.get(consumer, 0) + number
         marks += number
@@ -171,7 +172,7 @@ def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:
         consumers=consumers,
         marks=marks,
         expired=expired,
-        purge_lag_s=(now - oldest) / 1e6,
+        purge_lag_s=(at - oldest) / 1e6,
         bytes_used=pages * page_bytes,
     )
 
@@ -196,13 +197,13 @@ def set_window(connection: sqlite3.Connection, item: SetWindow, now: int) -> Non
         return
     connection.execute("INSERT OR REPLACE INTO semel_windows VALUES (?, ?, ?, ?)", (*name, item.window_us))
     if item.existing:
-        moved = f"(CASE WHEN state & {wire.SLIDING} THEN -seen ELSE coalesce(settled, -fence) END + ?2)"
+        moved = f"(CASE WHEN state & {wire.SLIDING} THEN -seen ELSE coalesce(settled, 0) END + ?2)"
         connection.execute(
             f"UPDATE semel_records SET expires = {moved},"
-            f" purge_at = (fence + {moved} + {GRANULE_US - 1}) / {GRANULE_US}"
+            f" purge_at = (fence + {moved}) / {GRANULE_US} + 1"
             " WHERE consumer_id = (SELECT id FROM semel_consumers WHERE tenant = ?3 AND consumer = ?4)"
             f" AND ?5 IN ('', coalesce(event_type, '')) AND state & 7 IN (1, 2) AND {LIVE}",
-            (now, item.window_us, *name),
+            (now - EPOCH_US, item.window_us, *name),
         )
 
 
@@ -226,7 +227,7 @@ def switch_mode(connection: sqlite3.Connection, item: SwitchMode, now: int) -> i
         "SELECT count(*) FROM semel_records"
         " WHERE consumer_id = (SELECT id FROM semel_consumers WHERE tenant = ?2 AND consumer = ?3)"
         f" AND {STANDING_STATE} IN (0, 3) AND {LIVE}",
-        (now, item.tenant, item.consumer),
+        (now - EPOCH_US, item.tenant, item.consumer),
     ).fetchone()
     if not unfinished:
         _put_mode(connection, item.tenant, item.consumer, item.mode)

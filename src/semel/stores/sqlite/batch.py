@@ -28,7 +28,7 @@ from semel.core.machine import check, decide
 from semel.digests import digest
 from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
 from semel.stores.sqlite import admin, wire
-from semel.stores.sqlite.wire import EXTRAS, JOURNAL, Stored
+from semel.stores.sqlite.wire import EPOCH_US, EXTRAS, JOURNAL, Stored
 from semel.types import FOREVER, Absent, Forgotten, Id, Record, Unavailable
 
 RECORD_ITEMS = frozenset((Claim, Renew, Settle, Lookup, Forget, Resolve))
@@ -37,7 +37,45 @@ READS = frozenset((Lookup, Scan, Count, ReadSettings))
 FRUGAL = frozenset((Settle, Renew, Forget, Resolve, Purge))
 """Items that change what is there: they may still fit when nothing new does."""
 
+CLAIMS_MAX = 8192
+"""How many running claims are remembered; a few hundred bytes each."""
+
 Scope = tuple[str, str]
+
+
+class Seen:
+    """What one connection knows of its file without looking, as long as nobody else has written to it."""
+
+    def __init__(self) -> None:
+        self.consumers: dict[Scope, int] = {}
+        self.claims: dict[Id, Stored] = {}
+        """Running claims that this connection wrote: most of what comes back to be renewed or settled."""
+        self.next_rowid = 0
+        self._data_version = -1
+
+    def is_current(self, data_version: int) -> None:
+        """Forget everything that another connection may have changed. To be called under the write lock."""
+        if data_version != self._data_version:
+            self._data_version = data_version
+            self.claims.clear()
+            self.next_rowid = 0
+
+    def forget(self) -> None:
+        """Trust nothing any more: it is not known what became of a transaction."""
+        self.consumers.clear()
+        self.is_current(-1)
+
+    def commit(self, consumers: dict[Scope, int], claims: dict[Id, Stored | None]) -> None:
+        """Take over what a committed batch wrote; `None`: no claim any more."""
+        self.consumers.update(consumers)
+        known = self.claims
+        for record_id, stored in claims.items():
+            if stored is None:
+                known.pop(record_id, None)
+            else:
+                known[record_id] = stored
+        while len(known) > CLAIMS_MAX:
+            del known[next(iter(known))]
 
 
 class Batch:
@@ -47,7 +85,7 @@ class Batch:
         self,
         connection: sqlite3.Connection,
         now: int,
-        consumers: dict[Scope, int],
+        seen: Seen,
         *,
         readable_keys: bool,
         full: StoreFull | None = None,
@@ -55,7 +93,7 @@ class Batch:
     ) -> None:
         self._connection = connection
         self._now = now
-        self._consumers = consumers
+        self._seen = seen
         self._readable_keys = readable_keys
         self._full = full
         self._permitted = permitted
@@ -63,8 +101,9 @@ class Batch:
         self._broken: dict[bytes, RecordCorrupt] = {}
         self._current: dict[bytes, Record] = {}
         self._dirty: dict[bytes, None] = {}
-        self.found: dict[Scope, int] = {}
-        """Consumers that this batch looked up or made: known to others once it is committed."""
+        self.consumers: dict[Scope, int] = {}
+        """Consumers that this batch looked up or made, and below it claims: known once it is committed."""
+        self.claims: dict[Id, Stored | None] = {}
         self.changed: list[Id] = []
         self.wrote = False
 
@@ -98,7 +137,7 @@ class Batch:
                 answers[position] = Unavailable(self._broken[key])
                 continue
             stored = current.get(key)
-            if stored is None and (kind is Lookup or kind is Forget):
+            if stored is None and isinstance(item, (Lookup, Forget)):
                 answers[position] = self._without_record(item, key)
                 continue
             try:
@@ -118,33 +157,40 @@ class Batch:
     def _read(self, items: Sequence[Any], positions: list[int], answers: list[Answer]) -> list[bytes]:
         """The digests of the items, and what is stored under them."""
         digests: list[bytes] = []
-        ids: dict[bytes, Id] = {}
+        unread: dict[bytes, Id] = {}
+        claims, stored, current = self._seen.claims, self._stored, self._current
         fitting: list[int] = []
         for position in positions:
             record_id = items[position].id
-            try:
-                key = digest(record_id)
-            except UnicodeEncodeError as error:
-                answers[position] = Unavailable(KeyInvalid(f"key {record_id!r} is not valid text: {error}"))
-                continue
+            claim = claims.get(record_id)
+            if claim is not None and record_id not in self.claims:
+                key = claim.digest
+                if key not in current:
+                    stored[key] = claim
+                    current[key] = claim.record
+            else:
+                try:
+                    key = digest(record_id)
+                except UnicodeEncodeError as error:
+                    answers[position] = Unavailable(KeyInvalid(f"{record_id!r} is not valid text: {error}"))
+                    continue
+                unread[key] = record_id
             digests.append(key)
-            ids[key] = record_id
             fitting.append(position)
         positions[:] = fitting
-        connection = self._connection
-        for some in wire.chunks(list(ids)):
-            rows = connection.execute(wire.select_records(len(some)), some).fetchall()
+        for some in wire.chunks(list(unread)):
+            rows = self._connection.execute(wire.select_records(len(some)), some).fetchall()
             if not rows:
                 continue
-            for row, beside in zip(rows, admin.extras_of(connection, rows), strict=True):
+            for row, beside in zip(rows, admin.extras_of(self._connection, rows), strict=True):
                 key = row[1]
                 try:
-                    record = wire.from_row(row, ids[key], *beside)
+                    record = wire.from_row(row, unread[key], *beside)
                 except RecordCorrupt as error:
                     self._broken[key] = error
                     continue
-                self._stored[key] = Stored(row[0], row[10], row[2], record)
-                self._current[key] = record
+                stored[key] = Stored(key, row[0], row[10], record)
+                current[key] = record
         return digests
 
     def _without_record(self, item: Lookup | Forget, key: bytes) -> Record | Absent | Forgotten | Unavailable:
@@ -152,7 +198,7 @@ class Batch:
         mark = self._connection.execute(
             "SELECT expires_at FROM semel_marks WHERE digest = ?", (key,)
         ).fetchone()
-        if mark is None or mark[0] <= self._now:
+        if mark is None or mark[0] + EPOCH_US <= self._now:
             return Absent()
         if type(item) is Forget:
             if self._full is not None and Forget not in self._permitted:
@@ -168,7 +214,7 @@ class Batch:
             fence=1,
             lease_until=0,
             attempt=1,
-            expires_at=mark[0],
+            expires_at=mark[0] + EPOCH_US,
             first_seen=0,
         )
 
@@ -182,43 +228,58 @@ class Batch:
         self._broken.clear()
 
     def _write(self) -> None:
-        connection = self._connection
-        inserts: list[wire.Row] = []
-        updates: list[wire.Row] = []
-        moves: list[wire.Row] = []
+        claims: list[wire.Row] = []
+        others: list[wire.Row] = []
+        settled: list[wire.Row] = []
+        updated: list[wire.Row] = []
+        moved: list[wire.Row] = []
         for key in self._dirty:
             record = self._current[key]
-            row = wire.to_row(record)
-            stored = self._stored.get(key)
-            if stored is None:
+            state = wire.state_of(record)
+            before = self._stored.get(key)
+            if before is None:
+                stored = Stored(key, self._next_rowid(), wire.purge_at(record, None), record)
+                consumer_id = self._consumer_id(record.id[:2])
                 readable = self._readable_keys or record.journal is not None or record.quarantine
-                row = (
-                    *row,
-                    wire.purge_at(record, None),
-                    record.id[2] if readable else None,
-                    key,
-                    self._consumer_id(record.id[:2]),
-                )
-                if row[0] & (EXTRAS | JOURNAL):
-                    rowid = connection.execute(wire.INSERT_RECORD, row).lastrowid
-                    self._write_beside(rowid or 0, record, None)
+                text = record.id[2] if readable else None
+                if wire.is_plain_claim(record, state):
+                    claims.append(wire.to_claim_row(record, stored, consumer_id, text))
                 else:
-                    inserts.append(row)
-                continue
-            at = wire.purge_at(record, stored.purge_at)
-            if at == stored.purge_at:
-                updates.append((*row, stored.rowid))
+                    others.append(
+                        (stored.rowid, key, consumer_id, text, stored.purge_at, *wire.to_row(record, state))
+                    )
             else:
-                moves.append((*row, at, stored.rowid))
-            if (row[0] | stored.flags) & (EXTRAS | JOURNAL):
-                self._write_beside(stored.rowid, record, stored.record)
-        if inserts:
-            connection.executemany(wire.INSERT_RECORD, inserts)
-        if updates:
-            connection.executemany(wire.UPDATE_RECORD, updates)
-        if moves:
-            connection.executemany(wire.MOVE_RECORD, moves)
+                stored = Stored(key, before.rowid, wire.purge_at(record, before.purge_at), record)
+                if wire.is_settling(record, before.record):
+                    settled.append(wire.to_settled_row(record, state, before.rowid))
+                else:
+                    updated.append((*wire.to_row(record, state), before.rowid))
+                if stored.purge_at != before.purge_at:
+                    moved.append((stored.purge_at, before.rowid))
+            if state & (EXTRAS | JOURNAL) or (before is not None and _has_beside(before.record)):
+                self._write_beside(stored.rowid, record, None if before is None else before.record)
+                self.claims[record.id] = None
+            else:
+                self.claims[record.id] = stored if record.state == "claimed" else None
+        for statement, rows in (
+            (wire.INSERT_CLAIM, claims),
+            (wire.INSERT_RECORD, others),
+            (wire.UPDATE_SETTLED, settled),
+            (wire.UPDATE_RECORD, updated),
+            (wire.MOVE_RECORD, moved),
+        ):
+            if rows:
+                self._connection.executemany(statement, rows)
         self.wrote = True
+
+    def _next_rowid(self) -> int:
+        seen = self._seen
+        if not seen.next_rowid:
+            (last,) = self._connection.execute("SELECT max(id) FROM semel_records").fetchone()
+            seen.next_rowid = (last or 0) + 1
+        rowid = seen.next_rowid
+        seen.next_rowid = rowid + 1
+        return rowid
 
     def _write_beside(self, rowid: int, record: Record, before: Record | None) -> None:
         """Steps, meta and journal have tables of their own, written only when they change."""
@@ -240,7 +301,7 @@ class Batch:
                 self._connection.execute("DELETE FROM semel_journal WHERE id = ?", (rowid,))
 
     def _consumer_id(self, scope: Scope) -> int:
-        known = self._consumers.get(scope) or self.found.get(scope)
+        known = self._seen.consumers.get(scope) or self.consumers.get(scope)
         if known is not None:
             return known
         row = self._connection.execute(
@@ -251,7 +312,7 @@ class Batch:
                 "INSERT INTO semel_consumers (tenant, consumer) VALUES (?, ?) RETURNING id", scope
             ).fetchone()
         number: int = row[0]
-        self.found[scope] = number
+        self.consumers[scope] = number
         return number
 
     # --- the other items ---
@@ -280,6 +341,7 @@ class Batch:
             case Purge():
                 purged, wrote = admin.purge(connection, item, now)
                 self.wrote |= wrote
+                self._seen.claims.clear()  # some of them may be gone
                 return purged
             case SetWindow():
                 admin.set_window(connection, item, now)
@@ -293,18 +355,20 @@ class Batch:
                 unfinished = admin.switch_mode(connection, item, now)
                 self.wrote |= not unfinished
                 return unfinished
-        raise TypeError(f"{type(item).__name__} is no item that a store knows")
+            case _:
+                raise TypeError(f"{type(item).__name__} is no item that a store knows")
 
     def _mark(self, item: Mark) -> Marked:
         digests = wire.digests_of(item.tenant, item.consumer, item.keys)
         consumer_id = self._consumer_id((item.tenant, item.consumer))
-        expires_at = self._now + item.window_us
+        now = self._now - EPOCH_US
+        expires_at = now + item.window_us
         new: set[bytes] = set()
         for some in wire.chunks(sorted(digests)):
             new.update(
                 row[0]
                 for row in self._connection.execute(
-                    wire.insert_marks(len(some)), (consumer_id, expires_at, self._now, *some)
+                    wire.insert_marks(len(some)), (consumer_id, expires_at, now, *some)
                 )
             )
         if new:
@@ -312,6 +376,10 @@ class Batch:
         if len(new) == len(digests):
             return Marked([True] * len(digests))
         return Marked([key in new for key in digests])
+
+
+def _has_beside(record: Record) -> bool:
+    return bool(record.steps) or record.meta is not None or record.journal is not None
 
 
 def _fit(record: Record) -> Record:

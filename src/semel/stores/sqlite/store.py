@@ -15,9 +15,9 @@ from semel.core.commands import Answer, Item
 from semel.core.ports import Capabilities, Listener
 from semel.errors import PolicyInvalid, StoreClosed, StoreFull, StoreRefused, StoreUnavailable
 from semel.stores.sqlite import probe, schema
-from semel.stores.sqlite.batch import FRUGAL, READS, Batch, Scope
+from semel.stores.sqlite.batch import FRUGAL, READS, Batch, Seen
 from semel.stores.sqlite.clock import StoreClock
-from semel.stores.sqlite.trouble import holder_of_lock, is_busy, is_full, translated
+from semel.stores.sqlite.trouble import holder_of_lock, is_busy, translated
 from semel.types import Id
 
 BUSY_WAIT_MAX_S = 3600.0
@@ -72,7 +72,7 @@ class SqliteStore:
         self._reader: sqlite3.Connection | None = None
         self._inode = 0
         self._closed = False
-        self._consumers: dict[Scope, int] = {}
+        self._seen = Seen()
         self._listeners: tuple[Listener, ...] = ()
         self._held_for_fork: list[Lock] = []
         _STORES.add(self)
@@ -144,24 +144,24 @@ class SqliteStore:
         self._execute(connection, "BEGIN IMMEDIATE")
         try:
             now, offset_us = self._now(connection)
+            seen = self._seen
+            seen.is_current(connection.execute("PRAGMA data_version").fetchone()[0])
             batch = Batch(
-                connection,
-                now,
-                self._consumers,
-                readable_keys=self._readable_keys,
-                full=full,
-                permitted=permitted,
+                connection, now, seen, readable_keys=self._readable_keys, full=full, permitted=permitted
             )
             answers = batch.run(items)
             if batch.wrote:
                 connection.execute("UPDATE semel_clock SET last_us = ?, offset_us = ?", (now, offset_us))
                 self._execute(connection, "COMMIT")
-                self._consumers.update(batch.found)
+                seen.commit(batch.consumers, batch.claims)
             else:
                 connection.execute("ROLLBACK")
             return answers, batch.changed
-        except sqlite3.Error as error:
-            raise translated(error, self.path) from error
+        except BaseException as error:
+            self._seen.forget()
+            if isinstance(error, sqlite3.Error):
+                raise translated(error, self.path) from error
+            raise
         finally:
             _roll_back(connection)
 
@@ -187,7 +187,7 @@ class SqliteStore:
                     break
                 except sqlite3.OperationalError as error:
                     self._wait_or_give_up(error, deadline)
-            return Batch(connection, now, self._consumers, readable_keys=self._readable_keys).run(items)
+            return Batch(connection, now, Seen(), readable_keys=self._readable_keys).run(items)
         except sqlite3.Error as error:
             raise translated(error, self.path) from error
         finally:
@@ -250,7 +250,7 @@ class SqliteStore:
             raise
         if created:
             _sync_folder(self.path)
-        self._consumers.clear()
+        self._seen.forget()
         self._inode = os.stat(self.path).st_ino
         self._writer, self._reader = writer, reader
 

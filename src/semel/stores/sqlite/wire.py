@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -15,6 +15,8 @@ from semel.types import FOREVER, Id, Record, State
 BATCH_ROWS_MAX = 500
 """Rows of one statement: larger ones gain nothing, and every SQLite allows this many parameters."""
 
+EPOCH_US = 1_861_920_000_000_000
+"""Stored times count from 2029, so that they take six bytes from 2024 to 2033 (and eight at any other time)."""
 GRANULE_US = 60_000_000
 """Records expire exactly; what is indexed is the minute in which to look at them."""
 PURGE_SLACK = 2
@@ -28,39 +30,48 @@ QUARANTINE = 8
 SLIDING = 16
 EXTRAS = 32
 JOURNAL = 64
-FLAGS_ALL = QUARANTINE | SLIDING | EXTRAS | JOURNAL
+STATE_MAX = STATE_MASK | QUARANTINE | SLIDING | EXTRAS | JOURNAL
+SETTLED_ROOM = 9_999_999
+"""What `settled` holds while there is nothing to say: as wide as most of what follows, so that rows do not grow."""
 
-COLUMNS = "id, digest, state, owner, fence, seen, attempt, lease, settled, expires, purge_at, value, fingerprint, event_type"
+COLUMNS = (
+    "id, digest, state, owner, fence, seen, attempt, lease, settled, expires, purge_at, value, fingerprint,"
+    " event_type"
+)
 Row: TypeAlias = tuple[Any, ...]
 
-INSERT_RECORD = (
-    "INSERT INTO semel_records (state, owner, fence, seen, attempt, lease, settled, expires, value, fingerprint,"
-    " event_type, purge_at, key, digest, consumer_id) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+INSERT_CLAIM = (
+    "INSERT INTO semel_records (id, digest, consumer_id, owner, fence, lease, expires, purge_at, key)"
+    " VALUES (?,?,?,?,?,?,?,?,?)"
 )
+"""The usual first claim; the other columns have their defaults, which costs less than naming them."""
+INSERT_RECORD = (
+    "INSERT INTO semel_records (id, digest, consumer_id, key, purge_at, state, owner, fence, seen, attempt, lease,"
+    " settled, expires, value, fingerprint, event_type) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+)
+UPDATE_SETTLED = "UPDATE semel_records SET state=?, settled=?, expires=?, value=? WHERE id=?"
+"""The usual end of a claim."""
 UPDATE_RECORD = (
     "UPDATE semel_records SET state=?, owner=?, fence=?, seen=?, attempt=?, lease=?, settled=?, expires=?, value=?,"
     " fingerprint=?, event_type=? WHERE id=?"
 )
-"""The usual update: it touches no index."""
-MOVE_RECORD = (
-    "UPDATE semel_records SET state=?, owner=?, fence=?, seen=?, attempt=?, lease=?, settled=?, expires=?, value=?,"
-    " fingerprint=?, event_type=?, purge_at=? WHERE id=?"
-)
+MOVE_RECORD = "UPDATE semel_records SET purge_at=? WHERE id=?"
+"""Apart from the others, because they touch no index."""
 
-# What a stored record means at ?1, said in SQL: the same as `machine.standing`.
-RUNNING = "(state & 7 = 0 AND coalesce(lease, -fence) > ?1 - fence)"
+# What a stored record means at ?1 (since 2029), said in SQL: the same as `machine.standing`.
+RUNNING = "(state & 7 = 0 AND coalesce(lease > ?1 - fence, 0))"
 ORPHANED = f"(state & 15 = 8 AND length(owner) > 0 AND NOT {RUNNING})"
 LIVE = f"({RUNNING} OR {ORPHANED} OR expires IS NULL OR expires > ?1 - fence)"
 STANDING_STATE = f"(CASE WHEN {ORPHANED} THEN {UNKNOWN} ELSE state & 7 END)"
-GONE_AT = "max(fence + expires, CASE WHEN state & 7 = 0 THEN fence + coalesce(lease, -fence) ELSE 0 END)"
+GONE_AT = "(fence + max(expires, CASE WHEN state & 7 = 0 THEN coalesce(lease, expires) ELSE expires END))"
 
 
-class Stored(NamedTuple):
+class Stored(msgspec.Struct, frozen=True, gc=False):
     """A record with where it lies: what an update needs to know."""
 
+    digest: bytes
     rowid: int
     purge_at: int | None
-    flags: int
     record: Record
 
 
@@ -71,15 +82,15 @@ def digests_of(tenant: str, consumer: str, keys: Iterable[str]) -> list[bytes]:
 
 
 @lru_cache(maxsize=BATCH_ROWS_MAX)
-def marks_of(count: int, start: int = 1) -> str:
-    """`count` parameters with commas, numbered from `start`."""
-    return ",".join(f"?{number}" for number in range(start, start + count))
+def places(count: int) -> str:
+    """The places of `count` parameters."""
+    return ",".join("?" * count)
 
 
 @lru_cache(maxsize=BATCH_ROWS_MAX)
-def select_records(count: int, columns: str = COLUMNS) -> str:
+def select_records(count: int) -> str:
     """Read the rows of `count` digests."""
-    return f"SELECT {columns} FROM semel_records WHERE digest IN ({marks_of(count)})"
+    return f"SELECT {COLUMNS} FROM semel_records WHERE digest IN ({places(count)})"
 
 
 @lru_cache(maxsize=BATCH_ROWS_MAX)
@@ -100,11 +111,9 @@ def chunks(things: Sequence[Any], size: int = BATCH_ROWS_MAX) -> Iterable[Sequen
     return (things[start : start + size] for start in range(0, len(things), size))
 
 
-def to_row(record: Record) -> Row:
-    """The columns of a record, in the order of the statements above, up to event_type."""
-    fence = record.fence
-    code = CODES[record.state]
-    state = code
+def state_of(record: Record) -> int:
+    """The state with its flags, as the column holds them."""
+    state = CODES[record.state]
     if record.quarantine:
         state |= QUARANTINE
     if record.sliding:
@@ -113,41 +122,94 @@ def to_row(record: Record) -> Row:
         state |= EXTRAS
     if record.journal is not None:
         state |= JOURNAL
-    lease = record.lease_until - fence if record.lease_until else None
-    if code == CLAIMED:
-        settled = lease
-    else:
-        settled = record.settled_at - fence if record.settled_at else None
+    return state
+
+
+def to_row(record: Record, state: int) -> Row:
+    """The columns of a record in the order of `UPDATE_RECORD`, without the last."""
+    fence = record.fence
     return (
         state,
         record.owner,
-        fence,
+        fence - EPOCH_US,
         fence - record.first_seen,
         record.attempt,
-        lease,
-        settled,
-        None if record.expires_at == FOREVER else record.expires_at - fence,
+        record.lease_until - fence if record.lease_until else None,
+        _settled(record),
+        _expires(record),
         record.value,
         record.fingerprint,
         record.event_type or None,
     )
 
 
+def to_settled_row(record: Record, state: int, rowid: int) -> Row:
+    """The columns of `UPDATE_SETTLED`."""
+    return state, _settled(record), _expires(record), record.value, rowid
+
+
+def to_claim_row(record: Record, stored: Stored, consumer_id: int, key: str | None) -> Row:
+    """The columns of `INSERT_CLAIM`."""
+    fence = record.fence
+    lease = record.lease_until - fence
+    return (
+        stored.rowid,
+        stored.digest,
+        consumer_id,
+        record.owner,
+        fence - EPOCH_US,
+        lease,
+        _expires(record),
+        stored.purge_at,
+        key,
+    )
+
+
+def is_plain_claim(record: Record, state: int) -> bool:
+    """Whether all that `INSERT_CLAIM` leaves out has its default."""
+    return (
+        state == CLAIMED
+        and record.attempt == 1
+        and record.fingerprint is None
+        and not record.event_type
+        and record.first_seen == record.fence
+        and record.lease_until != 0
+    )
+
+
+def is_settling(record: Record, before: Record) -> bool:
+    """Whether `UPDATE_SETTLED` says all that has changed. Nothing else changes while fence and owner stay."""
+    return (
+        record.fence == before.fence
+        and record.owner == before.owner
+        and record.lease_until == before.lease_until
+        and record.attempt == before.attempt
+        and record.first_seen == before.first_seen
+    )
+
+
+def _settled(record: Record) -> int | None:
+    if record.state == "claimed":
+        return SETTLED_ROOM
+    return record.settled_at - record.fence if record.settled_at else None
+
+
+def _expires(record: Record) -> int | None:
+    return None if record.expires_at == FOREVER else record.expires_at - record.fence
+
+
 def from_row(
-    row: Row,
-    record_id: Id,
-    steps: bytes | None = None,
-    meta: bytes | None = None,
-    journal: bytes | None = None,
+    row: Row, record_id: Id, steps: bytes | None = None, meta: bytes | None = None, journal: bytes | None = None
 ) -> Record:
     """The record of a row. Raises `RecordCorrupt` where the row is none that semel writes."""
     _, _, state, owner, fence, seen, attempt, lease, settled, expires, _, value, fingerprint, event_type = row
     try:
         code = state & STATE_MASK
+        fence += EPOCH_US
         sound = (
             type(owner) is bytes
             and type(attempt) is int
-            and 0 <= state <= STATE_MASK | FLAGS_ALL
+            and 0 <= state <= STATE_MAX
             and (value is None or type(value) is bytes)
             and (fingerprint is None or type(fingerprint) is bytes)
             and (event_type is None or type(event_type) is str)
@@ -180,20 +242,25 @@ def from_row(
     raise RecordCorrupt(f"record {record_id!r} has columns that semel does not write")
 
 
+def minute_after(time_us: int) -> int:
+    """The first whole minute that is not before `time_us`, counted from 2029."""
+    return -((EPOCH_US - time_us) // GRANULE_US)
+
+
 def purge_at(record: Record, before: int | None) -> int | None:
     """The minute in which to look at the record again; `before`: what is stored, kept where it will do.
 
     For a claim it is when it would expire if it were completed within the next minute, so that
     completing it seldom moves the index; a purge that comes too early looks again later.
     """
-    if record.expires_at == FOREVER:
-        return None
     target = record.expires_at
+    if target == FOREVER:
+        return None
     room = 0
     if record.state == "claimed" and not record.sliding:
         target += record.fence - record.lease_until
         room = 1
-    minute = -(-target // GRANULE_US)
+    minute = -((EPOCH_US - target) // GRANULE_US)
     if before is not None and minute <= before <= minute + PURGE_SLACK:
         return before
     return minute + room

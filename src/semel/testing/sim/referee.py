@@ -106,15 +106,23 @@ class Held:
 
 
 class Referee:
-    """The ledger of claims, fences and completions."""
+    """The ledger of claims, fences and completions.
 
-    def __init__(self, world: World) -> None:
+    `harm_only`: hold still about broken rules, so that only what is lost, repeated or stuck in the end counts.
+    """
+
+    def __init__(self, world: World, *, harm_only: bool = False) -> None:
         self.world = world
+        self._harm_only = harm_only
         self.events: dict[Id, Event] = {}
         """The event that each key stands for now; a key whose window is over may stand for a new one."""
         self._held: dict[Id, Held] = {}
         self._fences: dict[Id, int] = {}
         self._completed: dict[Id, tuple[int, bytes | None]] = {}
+
+    def _broken(self, kind: str, text: str) -> None:
+        if not self._harm_only:
+            raise Violation(kind, text)
 
     # --- what the store answers ---
 
@@ -127,7 +135,7 @@ class Referee:
         elif type(answer) is Busy:
             held = self._held.get(item.id)
             if held is not None and held.attempt is attempt and held.until > now:
-                raise Violation("own claim", f"{attempt.name} waits for itself: its owner was not sent again")
+                self._broken("own claim", f"{attempt.name} waits for itself: its owner was not sent again")
         elif type(answer) is Unknown:
             self.events[item.id].unknown = True
 
@@ -138,15 +146,15 @@ class Referee:
             if held.attempt is attempt and held.fence == answer.fence:
                 return
             if held.until > now:
-                raise Violation(
+                self._broken(
                     "overlap",
                     f"{item.id[2]}: {attempt.name} got the claim while {held.attempt.name} holds it",
                 )
         done = self._completed.get(item.id)
         if done is not None and done[0] + WINDOW_US > now:
-            raise Violation("again", f"{item.id[2]}: claimed again within the window of its completion")
+            self._broken("again", f"{item.id[2]}: claimed again within the window of its completion")
         if answer.fence <= self._fences.get(item.id, 0):
-            raise Violation("fence", f"{item.id[2]}: fence {answer.fence} does not grow")
+            self._broken("fence", f"{item.id[2]}: fence {answer.fence} does not grow")
         self._fences[item.id] = answer.fence
         self._held[item.id] = Held(attempt, item.owner, answer.fence, answer.lease_until)
         self.events[item.id].grants += 1
@@ -154,11 +162,12 @@ class Referee:
     def _known(self, record_id: Id, answer: Known, now: int) -> None:
         done = self._completed.get(record_id)
         if done is None:
-            raise Violation("invented", f"{record_id[2]}: answered as known, and nobody completed it")
+            self._broken("invented", f"{record_id[2]}: answered as known, and nobody completed it")
+            return
         if done[0] + WINDOW_US <= now:
-            raise Violation("expired", f"{record_id[2]}: answered as known after its window")
+            self._broken("expired", f"{record_id[2]}: answered as known after its window")
         if done[1] != answer.value:
-            raise Violation("value", f"{record_id[2]}: replayed {answer.value!r}, stored was {done[1]!r}")
+            self._broken("value", f"{record_id[2]}: replayed {answer.value!r}, stored was {done[1]!r}")
 
     def renewed(self, item: Renew, answer: Any, now: int) -> None:
         """Check the answer to a renewal."""
@@ -166,7 +175,8 @@ class Referee:
             return
         held = self._held.get(item.id)
         if held is None or held.owner != item.owner or held.fence != item.fence:
-            raise Violation("stranger", f"{item.id[2]}: a claim was renewed by one who does not hold it")
+            self._broken("stranger", f"{item.id[2]}: a claim was renewed by one who does not hold it")
+            return
         held.until = answer.lease_until
 
     def settled(self, item: Settle, answer: Any, now: int) -> None:
@@ -180,9 +190,9 @@ class Referee:
         held = self._held.get(item.id)
         if answer.recreated:
             if not event.losses:
-                raise Violation("invented", f"{item.id[2]}: recreated, and the store had lost nothing")
+                self._broken("invented", f"{item.id[2]}: recreated, and the store had lost nothing")
         elif held is None or held.owner != item.owner or held.fence != item.fence:
-            raise Violation("stranger", f"{item.id[2]}: {item.to} by one who does not hold the claim")
+            self._broken("stranger", f"{item.id[2]}: {item.to} by one who does not hold the claim")
         if item.to in ("done", "failed"):
             self.complete(item.id, item.value, now, failed=item.to == "failed")
         elif item.to == "unknown":
@@ -194,7 +204,7 @@ class Referee:
         """A key is finished; twice within a window is once too often."""
         done = self._completed.get(record_id)
         if done is not None and done[0] + WINDOW_US > now:
-            raise Violation("again", f"{record_id[2]}: completed twice within a window")
+            self._broken("again", f"{record_id[2]}: completed twice within a window")
         self._completed[record_id] = (now, value)
         event = self.events[record_id]
         event.completed = True
@@ -218,14 +228,14 @@ class Referee:
     def concluded(self, event: Event, outcome: Any) -> None:
         """A caller is told that the event is done: what it gets must be what is stored."""
         if type(outcome) is Done and outcome.kept and encode(outcome.value) not in event.values:
-            raise Violation(
+            self._broken(
                 "value", f"{event.payload}: a caller got {outcome.value!r}, which was never stored"
             )
 
     def ran(self, attempt: Attempt, outcome: Any) -> None:
         """In observe mode every delivery has its own effect."""
         if type(outcome) is Done and not attempt.effected:
-            raise Violation("suppressed", f"{attempt.event.payload}: {attempt.name} did not run")
+            self._broken("suppressed", f"{attempt.event.payload}: {attempt.name} did not run")
 
     def acked(self, attempt: Attempt, outcome: Any) -> None:
         """The source will not send this copy again: the event has to be finished by now."""
@@ -236,6 +246,6 @@ class Referee:
             if held is not None and held.attempt is attempt:
                 return
         if not (event.completed or event.unknown):
-            raise Violation("early ack", f"{event.payload}: acknowledged on {outcome!r} before it was done")
+            self._broken("early ack", f"{event.payload}: acknowledged on {outcome!r} before it was done")
         if type(outcome) is Failed and not event.failed:
-            raise Violation("early ack", f"{event.payload}: acknowledged as failed, and no failure is stored")
+            self._broken("early ack", f"{event.payload}: acknowledged as failed, and no failure is stored")

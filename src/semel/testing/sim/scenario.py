@@ -37,10 +37,10 @@ class Result(Struct, kw_only=True):
 class Scenario:
     """A mode, its flaws if any, and a seed."""
 
-    def __init__(self, mode: Mode, seed: int, *, flaws: Flaws, trace: list[str] | None) -> None:
+    def __init__(self, mode: Mode, seed: int, *, flaws: Flaws, harm_only: bool = False, trace: list[str] | None = None) -> None:
         self.mode = mode
         self.world = world = World(seed, may_flush=mode.may_flush, trace=trace)
-        self.referee = Referee(world)
+        self.referee = Referee(world, harm_only=harm_only)
         self.store = SimStore(world, self.referee, flaws)
         self.sink = Sink(world, mode.sink, flaws)
         workers = [Worker(world, self.store, self.sink, number) for number in range(WORKERS)]

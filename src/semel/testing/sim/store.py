@@ -40,7 +40,7 @@ class Commit(Command[bool | Unavailable], frozen=True):
     """Commit a transaction that holds both the mark of a key and its effect."""
 
     id: Id
-    attempt: Any
+    holder: Any
 
 
 class Flaws(Struct, frozen=True, kw_only=True):
@@ -170,9 +170,9 @@ class SimStore:
 
     def _commit(self, item: Commit, now: int) -> bool:
         """The mark and the effect: both or neither."""
-        event: Event = item.attempt.event
+        event: Event = item.holder.event
         if self.flaws.mark_commits_alone:
-            first = item.attempt.effected = True
+            first = item.holder.effected = True
         else:
             first = self._mark(item.id, self.flaws.window_us, now)
         if first:

@@ -1,6 +1,7 @@
 -- What a record, a mark, a window and a consumer look like on disk.
--- Times are microseconds of the store's clock. To keep a row small, all but the fence are kept as their distance
--- from it; the view semel_events adds them up again.
+-- Times are microseconds of the store's clock. To keep a row small they are counted from the year 2029, where six
+-- bytes hold them for years in both directions, and those of a record from its fence. The view semel_events adds
+-- them up again: 1861920000 are the seconds from 1970 to 2029.
 
 CREATE TABLE semel_meta (
     name TEXT PRIMARY KEY,
@@ -34,20 +35,20 @@ CREATE TABLE semel_records (
     id INTEGER PRIMARY KEY,
     digest BLOB NOT NULL,
     consumer_id INTEGER NOT NULL,
-    state INTEGER NOT NULL,     -- 0 claimed, 1 done, 2 failed, 3 unknown, 4 forgotten; +8 quarantine, +16 sliding,
-                                -- +32 has a row in semel_extras, +64 has a row in semel_journal
+    state INTEGER NOT NULL DEFAULT 0,   -- 0 claimed, 1 done, 2 failed, 3 unknown, 4 forgotten; +8 quarantine,
+                                        -- +16 sliding, +32 has a row in semel_extras, +64 in semel_journal
     owner BLOB NOT NULL,
-    fence INTEGER NOT NULL,
-    seen INTEGER NOT NULL,      -- fence - first_seen
-    attempt INTEGER NOT NULL,
-    lease INTEGER,              -- lease_until - fence; NULL: none
-    settled INTEGER,            -- settled_at - fence; no meaning while claimed, where it only holds the room
-    expires INTEGER,            -- expires_at - fence; NULL: never
-    purge_at INTEGER,           -- the minute in which to look whether it can be removed; NULL: never
+    fence INTEGER NOT NULL,             -- since 2029
+    seen INTEGER NOT NULL DEFAULT 0,    -- fence - first_seen
+    attempt INTEGER NOT NULL DEFAULT 1,
+    lease INTEGER,                      -- lease_until - fence; NULL: none
+    settled INTEGER DEFAULT 9999999,    -- settled_at - fence; while claimed it only holds the room
+    expires INTEGER,                    -- expires_at - fence; NULL: never
+    purge_at INTEGER,                   -- minutes since 2029: when to look whether to remove it; NULL: never
     value BLOB,
     fingerprint BLOB,
     event_type TEXT,
-    key TEXT                    -- for people; the digest is what identifies
+    key TEXT                            -- for people; the digest is what identifies
 );
 CREATE UNIQUE INDEX semel_records_digest ON semel_records (digest);
 CREATE INDEX semel_records_purge ON semel_records (purge_at) WHERE purge_at IS NOT NULL;
@@ -66,7 +67,7 @@ CREATE TABLE semel_journal (
 CREATE TABLE semel_marks (
     digest BLOB PRIMARY KEY,
     consumer_id INTEGER NOT NULL,
-    expires_at INTEGER NOT NULL
+    expires_at INTEGER NOT NULL         -- since 2029
 ) WITHOUT ROWID;
 
 CREATE VIEW semel_events AS
@@ -79,11 +80,11 @@ SELECT
         WHEN 0 THEN 'claimed' WHEN 1 THEN 'done' WHEN 2 THEN 'failed' WHEN 3 THEN 'unknown'
     END AS state,
     r.attempt AS attempt,
-    strftime('%Y-%m-%d %H:%M:%f', (r.fence - r.seen) / 1000000.0, 'unixepoch') AS first_seen,
+    strftime('%Y-%m-%d %H:%M:%f', 1861920000 + (r.fence - r.seen) / 1000000.0, 'unixepoch') AS first_seen,
     CASE WHEN r.state & 7 <> 0
-        THEN strftime('%Y-%m-%d %H:%M:%f', (r.fence + r.settled) / 1000000.0, 'unixepoch')
+        THEN strftime('%Y-%m-%d %H:%M:%f', 1861920000 + (r.fence + r.settled) / 1000000.0, 'unixepoch')
     END AS processed_at,
-    strftime('%Y-%m-%d %H:%M:%f', (r.fence + r.expires) / 1000000.0, 'unixepoch') AS expires_at,
+    strftime('%Y-%m-%d %H:%M:%f', 1861920000 + (r.fence + r.expires) / 1000000.0, 'unixepoch') AS expires_at,
     CASE WHEN substr(r.value, 1, 1) = X'6A' THEN CAST(substr(r.value, 2) AS TEXT) END AS value
 FROM semel_records AS r
 JOIN semel_consumers AS c ON c.id = r.consumer_id

@@ -1,0 +1,1 @@
+"""The command line: `semel` and `python -m semel`. Needs the extra `cli`."""

@@ -1,0 +1,88 @@
+"""The entry of `semel`: how it starts without its extra, and how it ends. The commands are in `app`."""
+
+import importlib.util
+import sys
+import traceback
+
+__all__ = ["main"]
+
+NEEDED = ("typer", "rich", "pydantic_settings")
+"""What the extra `cli` installs."""
+
+
+def main() -> int:
+    """Run the command line; returns its exit code. Expected errors are one line on stderr, never a traceback."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(
+            f"semel: the command line needs {', '.join(missing)}; install the extra: pip install 'semel[cli]'",
+            file=sys.stderr,
+        )
+        return 78
+    from semel.cli.output import forgiving, quiet_stdout
+
+    forgiving(sys.stdout)
+    forgiving(sys.stderr)
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except BrokenPipeError:  # `semel list | head -1`: the reader has had enough
+        quiet_stdout()
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _run() -> int:
+    """The exit code of the command, whatever it raises."""
+    import typer
+    from typer.exceptions import TyperException
+
+    from semel.cli import exits
+    from semel.cli.app import app
+    from semel.errors import SemelError
+
+    try:
+        answer = app(standalone_mode=False, prog_name="semel")
+    except exits.Stop as stop:
+        return _ended(str(stop), stop.code)
+    except SemelError as error:
+        return _ended(str(error), exits.code_of(error))
+    except TyperException as error:
+        return _misused(error)
+    except typer.Abort:
+        return exits.INTERRUPTED
+    except (BrokenPipeError, KeyboardInterrupt):
+        raise
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _ended(f"{where}{error.strerror or error}", exits.FAILED)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the user gets a line and not a stack
+        return _ended(f"unexpected {type(error).__name__}: {error}; semel --debug ... shows where", exits.FAILED)
+    return answer if isinstance(answer, int) else exits.OK
+
+
+def _ended(message: str, code: int) -> int:
+    from semel.cli.options import Globals
+    from semel.cli.output import redacted, say
+
+    if Globals.debug:
+        say(redacted(traceback.format_exc()))
+    say(redacted(f"semel: {message}"))
+    return code
+
+
+def _misused(error: object) -> int:
+    """A wrong option or argument: what is wrong, and where to read on. Without any argument: the help."""
+    from semel.cli.exits import USAGE
+    from semel.cli.output import say
+
+    context = getattr(error, "ctx", None)
+    message = error.format_message()  # type: ignore[attr-defined]
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message, file=sys.stderr)
+        return USAGE
+    say(f"semel: {message[:1].lower()}{message[1:].rstrip('.')}")
+    say(f"Try: {context.command_path if context else 'semel'} --help")
+    return USAGE

@@ -1,0 +1,130 @@
+"""What the commands print: results to stdout, words and progress to stderr.
+
+On a terminal results are tables; elsewhere they are lines with tabs between the fields, for `cut` and `awk`.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, TextIO
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from semel.cli.exits import USAGE, Stop
+
+__all__ = [
+    "clean",
+    "confirm",
+    "console",
+    "duration_text",
+    "local_time",
+    "print_json",
+    "print_rows",
+    "redacted",
+    "say",
+    "table",
+]
+
+_PASSWORD = re.compile(r"(://[^\s/@:?#]*:)[^\s@/]+@")
+_SECRET_OPTION = re.compile(r"([?&](?:password|passwd|secret|token|api_key)=)[^\s&#'\"]+", re.IGNORECASE)
+_UNITS = (("d", 86400 * 10**6), ("h", 3600 * 10**6), ("m", 60 * 10**6), ("s", 10**6), ("ms", 1000), ("us", 1))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where to draw; without colours if `NO_COLOR` is set or nobody looks."""
+    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+
+
+def say(text: str) -> None:
+    """A line for the person at the keyboard, on stderr."""
+    print(clean(text), file=sys.stderr)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout, in UTF-8, indented."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
+
+
+def print_rows(headers: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
+    """A table on a terminal; elsewhere tab-separated lines, written as they come, without the headers."""
+    if sys.stdout.isatty():
+        console().print(table(headers, rows, title=title))
+        return
+    for row in rows:
+        sys.stdout.write("\t".join(clean(cell).replace("\t", " ") for cell in row) + "\n")
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Table:
+    """A table whose cells are plain text: no markup, nothing that moves the cursor."""
+    drawn = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    for header in headers:
+        drawn.add_column(header, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(clean(cell)) for cell in row))
+    return drawn
+
+
+def clean(text: str) -> str:
+    """The text without characters that steer a terminal: each is shown by its escape."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in "\n\t" else _escaped(each) for each in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def redacted(text: str) -> str:
+    """The text with `***` for the passwords in its URLs."""
+    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1***@", text))
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is deleted; `yes`: it was asked before. Where nobody can answer, nothing is done."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Stop(f"{question} Nobody is there to say so: add --yes. Nothing was changed.", USAGE)
+    print(f"{clean(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Stop("Nothing was changed.")
+
+
+def local_time(at_us: int) -> str:
+    """An instant of the store's clock as local time in ISO form, to the millisecond."""
+    try:
+        return datetime.fromtimestamp(at_us / 1e6).astimezone().isoformat(timespec="milliseconds")
+    except (OverflowError, OSError, ValueError):
+        return f"{at_us}us"
+
+
+def duration_text(us: int) -> str:
+    """A duration in its two largest units: `24h`, `1d2h`, `1m30s`, `250ms`."""
+    sign, left, parts = "-" if us < 0 else "", abs(us), []
+    for unit, size in _UNITS:
+        if left >= size and (not parts or unit not in ("ms", "us")):
+            parts.append(f"{left // size}{unit}")
+            left %= size
+        if len(parts) == 2:  # noqa: PLR2004 - two units say enough
+            break
+    return sign + "".join(parts) if parts else "0s"
+
+
+def quiet_stdout() -> None:
+    """Nobody reads any more: let what is buffered go nowhere, so that the end of the program is silent."""
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, sys.stdout.fileno())
+    os.close(sink)
+
+
+def forgiving(stream: TextIO) -> None:
+    """Write what the stream's encoding cannot say as an escape instead of failing."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
