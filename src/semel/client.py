@@ -78,7 +78,7 @@ def _runtime(store: str | Store | AsyncStore, mode: Mode) -> Runtime:
         if not found.capabilities.transactional:
             raise PolicyInvalid(f"{found.name} cannot hold an inbox: your transaction does not reach it")
         if owned and hasattr(found, "adopt"):
-            found.adopt = True  # the tables belong beside the application's own
+            found.adopt()  # the tables belong beside the application's own
     return Runtime(found, owned=owned)
 
 

@@ -38,6 +38,7 @@ from semel.types import Id, Mode, Record, Stats
 
 class DictStore:
     name = "dict:"
+    rules: Any = machine
     capabilities = Capabilities(durable=False, notifies=True, instant=True)
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -86,7 +87,7 @@ class DictStore:
 
     def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
         """The rules; mutants bend them here."""
-        return machine.decide(stored, item, now)
+        return self.rules.decide(stored, item, now)  # type: ignore[no-any-return]
 
     def apply(self, item: Item, now: int, changed: list[Id]) -> Answer:
         match item:
@@ -147,7 +148,7 @@ class DictStore:
     # --- what operators ask for ---
 
     def standing(self, now: int) -> list[Record]:
-        found = (machine.standing(record, now) for record in self.records.values())
+        found = (self.rules.standing(record, now) for record in self.records.values())
         return [record for record in found if record is not None and record.state != "forgotten"]
 
     def scan(self, item: Scan, now: int) -> Page:
@@ -172,7 +173,7 @@ class DictStore:
 
     def is_over(self, record: Record, now: int) -> bool:
         """Whether a record may be removed: nothing would be answered otherwise."""
-        return machine.standing(record, now) is None
+        return self.rules.standing(record, now) is None
 
     def purge(self, item: Purge, now: int) -> Purged:
         over: list[tuple[dict[Any, Any], Hashable]] = []
@@ -198,7 +199,7 @@ class DictStore:
         over = [
             record
             for record in self.records.values()
-            if item.tenant in (None, record.tenant) and machine.standing(record, now) is None
+            if item.tenant in (None, record.tenant) and self.rules.standing(record, now) is None
         ]
         oldest = min((record.expires_at for record in over), default=now)
         return Stats(
@@ -215,7 +216,7 @@ class DictStore:
             return
         for place, record in self.records.items():
             mine = record.id[:2] == name[:2] and item.event_type in ("", record.event_type)
-            if mine and record.state in ("done", "failed") and machine.standing(record, now) is not None:
+            if mine and record.state in ("done", "failed") and self.rules.standing(record, now) is not None:
                 start = record.first_seen if record.sliding else record.settled_at
                 self.records[place] = replace(record, expires_at=start + item.window_us)
 

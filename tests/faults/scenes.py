@@ -176,7 +176,9 @@ def with_step(scene: Scene) -> None:
         def renew(value: bytes | None) -> Renew:
             return Renew(ID, owner, granted.fence, LEASE_US, ("mail", value))
 
-        ran, _noted = driver.run(flows.step(renew, lambda: scene.sink.apply(granted), lambda _value: b"jnull"))
+        ran, _noted = driver.run(
+            flows.step(renew, lambda: scene.sink.apply(granted), lambda _value: b"jnull")
+        )
         if hasattr(ran, "error"):
             raise ran.error
         return "sent"

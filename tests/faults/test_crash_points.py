@@ -10,8 +10,19 @@ from semel.core.ports import Store
 from semel.testing import ManualClock
 from semel.testing.faults import FAULTS, Died, Driver, Strike
 from semel.types import Absent, Done, Record
-from tests.faults.scenes import ID, LEASE_US, SINK_OF, STORES, WINDOW_US, Scene, acknowledges, lose, strike, with_step
-from tests.faults.table import GUARANTEES, STEPS, WINDOW_OF, WINDOWS, Cell
+from tests.faults.scenes import (
+    ID,
+    LEASE_US,
+    SINK_OF,
+    STORES,
+    WINDOW_US,
+    Scene,
+    acknowledges,
+    lose,
+    strike,
+    with_step,
+)
+from tests.faults.table import GUARANTEES, LOST, STEPS, WINDOW_OF, WINDOWS, Cell
 
 PLACE = {"Claim": "claim", "Mark": "claim", "Invoke": "effect", "Settle": "complete"}
 YIELDS = {"mark": ["Mark", "Invoke"]}
@@ -93,6 +104,20 @@ def test_the_mark_has_no_window_after_its_effect(store: Store, clock: ManualCloc
         assert scene.measured() == GUARANTEES["mark"][window]
 
 
+def test_a_marked_event_whose_handler_raises_is_lost(store: Store, clock: ManualClock) -> None:
+    scene = Scene("mark", store, clock)
+    effect, scene.body = scene.body, refuses
+    driver = Driver(store, clock)
+    assert not acknowledges(driver.run(scene.flow(driver)))
+    scene.body = effect
+    scene.redeliver()
+    assert scene.measured() == LOST
+
+
+def refuses(_driver: Driver, _owner: bytes) -> None:
+    raise ConnectionError("not now")
+
+
 def test_every_window_of_the_table_is_measured() -> None:
     measured = {
         (mode, WINDOW_OF[PLACE[command], fault])
@@ -163,7 +188,9 @@ def test_a_quarantined_event_is_not_taken_over_by_waiting(store: Store, clock: M
     assert scene.measured() == GUARANTEES["quarantine"]["after_claim"]
 
 
-def test_a_waiting_duplicate_does_not_take_over_before_the_lease_ends(store: Store, clock: ManualClock) -> None:
+def test_a_waiting_duplicate_does_not_take_over_before_the_lease_ends(
+    store: Store, clock: ManualClock
+) -> None:
     scene = Scene("lease, plain sink", store, clock)
     held_by_the_dead(scene)
     driver = Driver(store, clock)
@@ -245,7 +272,9 @@ def test_every_step_window_is_measured() -> None:
 # --- late requests ---
 
 
-def test_a_claim_that_arrives_after_the_event_is_done_changes_nothing(store: Store, clock: ManualClock) -> None:
+def test_a_claim_that_arrives_after_the_event_is_done_changes_nothing(
+    store: Store, clock: ManualClock
+) -> None:
     for mode in ("lease, plain sink", "quarantine"):
         scene = Scene(mode, store, clock)
         late = Claim(ID, b"o" * 16, LEASE_US, WINDOW_US, quarantine=mode == "quarantine")

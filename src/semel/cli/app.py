@@ -1,26 +1,28 @@
 """The commands of `semel`, and what stands before each of them."""
 
-import importlib
-import logging
+import importlib.util
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from semel.cli.config import config as config_group
+from semel.cli.consumers import consumer
+from semel.cli.explain import explain
 from semel.cli.options import Globals
+from semel.cli.records import forget, list_records, resolve, show
+from semel.cli.upkeep import migrate, purge, stats
+from semel.cli.windows import window
 
 __all__ = ["app"]
 
-COMMANDS: tuple[tuple[str, str, str], ...] = (
-    ("demo", "semel.cli.demo", "demo"),
-    ("filter", "semel.cli.filter", "filter_lines"),
-    ("once", "semel.cli.once", "once"),
-)
-
 
 class Root(TyperGroup):
-    """Lets a broken pipe pass, which the framework would end with a failure."""
+    """Lets a broken pipe end the program quietly, which the framework would call a failure.
+
+    A command for which it *is* one (its output is the point) catches it before.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; a reader that has had enough is no failure."""
@@ -34,18 +36,17 @@ class Root(TyperGroup):
 
 
 app = typer.Typer(
-    name="semel",
     cls=Root,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help", "-h"]},
-    help="Events arrive many times; semel makes their effect happen once.",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
     epilog="Exit codes: 0 done or new, 1 failed, 2 usage, 3 duplicate (where asked for), 5 not found,"
     " 69 store unavailable, 75 in flight or try later, 78 bad configuration, 130 interrupted.",
 )
 
 
-def _version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
+def _print_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
     if asked:
         from importlib.metadata import version
 
@@ -58,21 +59,50 @@ def root(
     config: Annotated[
         Path | None,
         typer.Option(
-            "--config", envvar="SEMEL_CONFIG", metavar="FILE", help="Settings to read instead of ./semel.toml."
+            "--config",
+            envvar="SEMEL_CONFIG",
+            metavar="FILE",
+            help="Settings to read instead of ./semel.toml.",
         ),
     ] = None,
     log_level: Annotated[
         str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,  # noqa: FBT002
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,  # noqa: FBT002
+    *,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
 ) -> None:
-    """Events arrive many times; semel makes their effect happen once."""
+    """Events arrive many times; semel makes their effect happen once.
+
+    Settings come from flags, SEMEL_* variables, SEMEL_*_FILE secrets, semel.toml and defaults, in this order.
+    """
+    del version
     Globals.config, Globals.log_level, Globals.debug = config, log_level, debug
 
 
-for _name, _module, _function in COMMANDS:
-    if importlib.util.find_spec(_module) is not None:
-        app.command(_name)(getattr(importlib.import_module(_module), _function))
+_PASSING: dict[str, Any] = {"once": {"context_settings": {"allow_interspersed_args": False}}}
+"""What follows the first word of a command to run is its own: `semel once --key K ls -l`."""
+
+
+def _add_if_there(name: str, module: str, function: str) -> None:
+    if importlib.util.find_spec(module) is not None:
+        app.command(name, **_PASSING.get(name, {}))(getattr(importlib.import_module(module), function))
+
+
+_add_if_there("demo", "semel.cli.demo", "demo")
+_add_if_there("filter", "semel.cli.filter", "filter_lines")
+_add_if_there("once", "semel.cli.once", "once")
+app.command("show")(show)
+app.command("list")(list_records)
+app.command("forget")(forget)
+app.command("resolve")(resolve)
+app.command("purge")(purge)
+app.command("stats")(stats)
+app.add_typer(window, name="window", help="How long finished keys are remembered: data, changed at run time.")
+app.add_typer(consumer, name="consumer", help="Who processes, and in which mode.")
+app.add_typer(config_group, name="config")
+app.command("migrate")(migrate)
+app.command("explain")(explain)

@@ -59,7 +59,9 @@ def _run() -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _ended(f"{where}{error.strerror or error}", exits.FAILED)
     except Exception as error:  # noqa: BLE001 - whatever it is, the user gets a line and not a stack
-        return _ended(f"unexpected {type(error).__name__}: {error}; semel --debug ... shows where", exits.FAILED)
+        return _ended(
+            f"unexpected {type(error).__name__}: {error}; semel --debug ... shows where", exits.FAILED
+        )
     return answer if isinstance(answer, int) else exits.OK
 
 

@@ -1,5 +1,6 @@
 """The options that several commands share, and the settings that they stand for."""
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,7 +44,7 @@ def text(value: str | None) -> str | None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise typer.BadParameter(f"{ascii(value)} is not UTF-8") from None
+            raise typer.BadParameter(f"{value!a} is not UTF-8") from None
     return value
 
 
@@ -110,7 +111,9 @@ def settings_for(**flags: Any) -> "Settings":
     """The settings: these flags (`None`: not given), then environment, secrets, `semel.toml`, defaults."""
     from semel.cli.settings import load  # a quarter of a second: not for --help
 
-    return load({"log_level": Globals.log_level, **flags}, Globals.config)
+    settings = load({"log_level": Globals.log_level, **flags}, Globals.config)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    return settings
 
 
 def one_of(given: dict[str, bool]) -> str:

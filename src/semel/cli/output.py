@@ -106,7 +106,8 @@ def local_time(at_us: int) -> str:
 
 def duration_text(us: int) -> str:
     """A duration in its two largest units: `24h`, `1d2h`, `1m30s`, `250ms`."""
-    sign, left, parts = "-" if us < 0 else "", abs(us), []
+    parts: list[str] = []
+    sign, left = "-" if us < 0 else "", abs(us)
     for unit, size in _UNITS:
         if left >= size and (not parts or unit not in ("ms", "us")):
             parts.append(f"{left // size}{unit}")

@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import PrivateAttr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -24,8 +24,8 @@ CONFIG_FILE = "semel.toml"
 DEFAULT = "default"
 """The origin of a value that nobody set."""
 
-SECRET_BYTES_MAX = 64 * 1024
-"""A secret longer than this is another file, named by mistake."""
+SECRET_CHARS_MAX = 64 * 1024
+"""A longer secret is another file, named by mistake."""
 
 _NOT_OURS = ("SEMEL_TEST_", "SEMEL_SERVICE_", "SEMEL_PORT_")
 """Set by semel's own tests, and by Kubernetes for a service that is called semel."""
@@ -58,16 +58,25 @@ class Settings(BaseSettings):
         """Where a value came from: a flag, a variable, a file with its key, or `default`."""
         return self._origins.get(name, DEFAULT)
 
+    def noting(self, origins: Mapping[str, str]) -> Self:
+        """Remember where the values came from."""
+        self._origins.update(origins)
+        return self
+
     def given(self, name: str) -> bool:
         """Whether anybody set this value."""
         return name in self._origins
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], *args: Any, **sources: PydanticBaseSettingsSource
+        cls,
+        _settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        *_others: PydanticBaseSettingsSource,
+        **_more: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only what `load` has gathered: it keeps the origins, which pydantic would drop."""
-        return (sources["init_settings"],)
+        return (init_settings,)
 
     @field_validator("store")
     @classmethod
@@ -109,16 +118,15 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     """The settings, each from the first source that has it. Raises `Stop` with the origin of what is wrong."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for source in (lambda: _from_flags(flags), _from_environment, _from_secrets, lambda: _from_file(config)):
-        for name, (value, origin) in source().items():
+    for found in (_from_flags(flags), _from_environment(), _from_secrets(), _from_file(config)):
+        for name, (value, origin) in found.items():
             if name not in values:
                 values[name], origins[name] = value, origin
     try:
         settings = Settings(**values)
     except ValidationError as error:
         raise _explained(error, origins) from None
-    settings._origins.update(origins)
-    return settings
+    return settings.noting(origins)
 
 
 Found = dict[str, tuple[Any, str]]
@@ -126,7 +134,9 @@ Found = dict[str, tuple[Any, str]]
 
 
 def _from_flags(flags: Mapping[str, Any]) -> Found:
-    return {name: (value, f"--{name.replace('_', '-')}") for name, value in flags.items() if value is not None}
+    return {
+        name: (value, f"--{name.replace('_', '-')}") for name, value in flags.items() if value is not None
+    }
 
 
 def _from_environment() -> Found:
@@ -135,7 +145,9 @@ def _from_environment() -> Found:
             known = name.removeprefix(PREFIX).removesuffix("_FILE").lower()
             if known not in NAMES:
                 hint = _hint(known, lambda near: f"{PREFIX}{near.upper()}")
-                raise Stop(f"the environment variable {name} is no setting of semel; {hint}", BAD_CONFIGURATION)
+                raise Stop(
+                    f"the environment variable {name} is no setting of semel; {hint}", BAD_CONFIGURATION
+                )
     return {name: (value, f"{PREFIX}{name.upper()}") for name, value in EnvSettingsSource(Settings)().items()}
 
 
@@ -147,9 +159,14 @@ def _from_secrets() -> Found:
         if path:
             try:
                 with Path(path).open(encoding="utf-8") as file:
-                    found[name] = (file.read(SECRET_BYTES_MAX).rstrip("\r\n"), f"{variable} ({path})")
+                    secret = file.read(SECRET_CHARS_MAX + 1).rstrip("\r\n")
             except (OSError, UnicodeError) as error:
-                raise Stop(f"{variable} names {path}, which cannot be read: {error}", BAD_CONFIGURATION) from None
+                raise Stop(
+                    f"{variable} names {path}, which cannot be read: {error}", BAD_CONFIGURATION
+                ) from None
+            if len(secret) > SECRET_CHARS_MAX:
+                raise Stop(f"{variable} names {path}, which is too long for a setting", BAD_CONFIGURATION)
+            found[name] = (secret, f"{variable} ({path})")
     return found
 
 
@@ -182,5 +199,7 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> Stop:
     name = str(first["loc"][0])
     origin = origins.get(name, name)
     cause = first.get("ctx", {}).get("error")
-    message = str(cause) if isinstance(cause, Exception) else first["msg"]
+    message = (
+        str(cause) if isinstance(cause, Exception) else first["msg"].replace("Input should", "it should")
+    )
     return Stop(f"{origin}: {message}", USAGE if origin.startswith("--") else BAD_CONFIGURATION)

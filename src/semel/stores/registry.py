@@ -5,7 +5,6 @@ Third parties add a scheme by an entry point in the group `semel.stores`: a func
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
 from threading import Lock
 from typing import TypeAlias
 from urllib.parse import parse_qsl, urlsplit
@@ -52,6 +51,8 @@ def _maker(scheme: str) -> Callable[[str], AnyStore]:
     if scheme in _BUILT_IN:
         module, _, function = _BUILT_IN[scheme].partition(":")
         return getattr(import_module(module), function)  # type: ignore[no-any-return]
+    from importlib.metadata import entry_points  # slow to import, and rarely needed
+
     for point in entry_points(group="semel.stores", name=scheme):
         return point.load()  # type: ignore[no-any-return]
     known = ", ".join(f"{name}:" for name in _BUILT_IN)

@@ -20,7 +20,11 @@ _SCAN_COLUMNS = wire.COLUMNS.replace("id,", "r.id,", 1)
 def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
     """A page of records as they stand, in the order of their first arrival."""
     clauses = ["r.id > :after", "r.state & 7 <> 4", LIVE]
-    parameters: dict[str, Any] = {"now": now - EPOCH_US, "after": int(item.cursor or 0), "limit": item.limit + 1}
+    parameters: dict[str, Any] = {
+        "now": now - EPOCH_US,
+        "after": int(item.cursor or 0),
+        "limit": item.limit + 1,
+    }
     for column, wanted in (("c.tenant", item.tenant), ("c.consumer", item.consumer)):
         if wanted is not None:
             clauses.append(f"{column} = :{column[2:]}")
@@ -61,7 +65,7 @@ def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
 
 
 def extras_of(
-    connection: sqlite3.Connection, rows: list[wire.Row]
+    connection: sqlite3.Connection | sqlite3.Cursor, rows: list[wire.Row]
 ) -> list[tuple[bytes | None, bytes | None, bytes | None]]:
     """Steps, meta and journal of each row; rows without them cost nothing."""
     nothing = (None, None, None)
@@ -73,7 +77,7 @@ def extras_of(
         found |= {
             rowid: (steps, meta, journal)
             for rowid, steps, meta, journal in connection.execute(
-                "SELECT r.id, e.steps, e.meta, j.payload FROM semel_records AS r"
+                "SELECT +r.id, +e.steps, +e.meta, +j.payload FROM semel_records AS r"
                 " LEFT JOIN semel_extras AS e ON e.id = r.id LEFT JOIN semel_journal AS j ON j.id = r.id"
                 f" WHERE r.id IN ({wire.places(len(ids))})",
                 ids,
@@ -121,9 +125,7 @@ def _purge_marks(connection: sqlite3.Connection, limit: int, at: int) -> tuple[i
     gone = [digest for digest, expires_at in rows if expires_at <= at]
     more = len(gone) > limit or len(rows) == limit * EXAMINED_PER_REMOVED
     for digests in wire.chunks(gone[:limit]):
-        connection.execute(
-            f"DELETE FROM semel_marks WHERE digest IN ({wire.places(len(digests))})", digests
-        )
+        connection.execute(f"DELETE FROM semel_marks WHERE digest IN ({wire.places(len(digests))})", digests)
     if more:
         reached = gone[limit - 1] if len(gone) > limit else rows[-1][0]
         connection.execute("INSERT OR REPLACE INTO semel_meta VALUES (?, ?)", (_MARKS_CURSOR, reached))

@@ -16,6 +16,8 @@ APPLICATION_ID = 0x73656D6C
 """`seml`: what marks a file as made by semel."""
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
+_MOUNT_POINT = 4
+"""Which field of a line of mountinfo it is."""
 _TRIES = 20
 _TRY_AGAIN_S = 0.05
 """A file that another process is just creating looks damaged or foreign for a moment."""
@@ -54,10 +56,10 @@ class _Unclear(Exception):
 
 
 def _check_place(path: str) -> None:
-    folder = os.path.dirname(path)
-    if not os.path.isdir(folder):
+    folder = Path(path).parent
+    if not folder.is_dir():
         raise StoreRefused(f"the folder {folder} does not exist; create it first")
-    if os.path.isdir(path):
+    if Path(path).is_dir():
         raise StoreRefused(f"{path} is a folder; name a file in it")
     try:
         mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
@@ -71,7 +73,7 @@ def _check_place(path: str) -> None:
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StoreRefused(f"the folder {folder} cannot be written; SQLite keeps its log beside the file")
-    if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK):
+    if Path(path).exists() and not os.access(path, os.R_OK | os.W_OK):
         raise StoreRefused(f"{path} cannot be read and written; check its rights")
 
 
@@ -84,9 +86,9 @@ def network_mount(mountinfo: str, path: str) -> str | None:
     for line in mountinfo.splitlines():
         fields, _, rest = line.partition(" - ")
         parts = fields.split(" ")
-        if len(parts) < 5 or not rest:
+        if len(parts) <= _MOUNT_POINT or not rest:
             continue
-        point = parts[4].encode("latin-1", "replace").decode("unicode_escape", "replace")
+        point = parts[_MOUNT_POINT].encode("latin-1", "replace").decode("unicode_escape", "replace")
         below = path == point or path.startswith(point.rstrip("/") + "/")
         if below and len(point) >= len(best):
             best, best_kind = point, rest.split(" ")[0]
@@ -94,12 +96,12 @@ def network_mount(mountinfo: str, path: str) -> str | None:
 
 
 def _being_written(path: str) -> bool:
-    return any(os.path.exists(path + suffix) for suffix in ("-journal", "-wal"))
+    return any(Path(path + suffix).exists() for suffix in ("-journal", "-wal"))
 
 
 def _inspect(path: str, *, adopt: bool, version_known: int) -> Kind:
     try:
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             header = file.read(_HEADER_BYTES)
     except FileNotFoundError:
         return "new"
@@ -135,12 +137,13 @@ def _check_length(path: str, header: bytes) -> None:
     changes, pages = struct.unpack_from(">II", header, 24)
     (valid_for,) = struct.unpack_from(">I", header, 92)
     expected = pages * (65536 if page_bytes == 1 else page_bytes)
-    if changes == valid_for and os.path.getsize(path) < expected and not _has_log(path):
+    if changes == valid_for and Path(path).stat().st_size < expected and not _has_log(path):
         raise _Unclear(f"{path} is damaged: it has been cut short; restore a backup or name another file")
 
 
 def _has_log(path: str) -> bool:
-    return os.path.exists(path + "-wal") and os.path.getsize(path + "-wal") > 0
+    log = Path(path + "-wal")
+    return log.exists() and log.stat().st_size > 0
 
 
 def _look(path: str) -> tuple[list[str], int | None]:

@@ -45,14 +45,18 @@ def check_library() -> None:
     """Refuse an SQLite that is too old for the statements used here."""
     if sqlite3.sqlite_version_info < SQLITE_OLDEST:
         wanted = ".".join(map(str, SQLITE_OLDEST[:2]))
-        raise StoreRefused(f"SQLite {sqlite3.sqlite_version} is too old; Python must be linked with {wanted} or newer")
+        raise StoreRefused(
+            f"SQLite {sqlite3.sqlite_version} is too old; Python must be linked with {wanted} or newer"
+        )
 
 
 def version_of(connection: sqlite3.Connection) -> int:
     """The schema's version; 0: there is none yet."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'semel_meta'").fetchone():
         return 0
-    version: int = connection.execute("SELECT value FROM semel_meta WHERE name = 'schema_version'").fetchone()[0]
+    version: int = connection.execute(
+        "SELECT value FROM semel_meta WHERE name = 'schema_version'"
+    ).fetchone()[0]
     return version
 
 
@@ -63,11 +67,15 @@ def migrate(connection: sqlite3.Connection, path: str, kind: Kind, *, adopt: boo
     """
     version = version_of(connection)
     if version > VERSION:
-        raise StoreRefused(f"{path} has schema version {version}, this semel knows {VERSION}; use a newer semel")
+        raise StoreRefused(
+            f"{path} has schema version {version}, this semel knows {VERSION}; use a newer semel"
+        )
     if not version:
         others = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if others and not adopt:
-            raise StoreRefused(f"{path} is a database of another application; open it with adopt=True to share it")
+            raise StoreRefused(
+                f"{path} is a database of another application; open it with adopt=True to share it"
+            )
         if kind == "new" and not others:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     for number, script in migrations().items():

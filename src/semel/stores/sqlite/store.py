@@ -6,6 +6,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from threading import Lock
 from typing import Literal
 from weakref import WeakSet
@@ -21,8 +22,9 @@ from semel.stores.sqlite.trouble import holder_of_lock, is_busy, translated
 from semel.types import Id
 
 BUSY_WAIT_MAX_S = 3600.0
-RETRY_MIN_S, RETRY_MAX_S = 0.0001, 0.001
-"""How long to wait before asking for a lock again: short and random, so that no process is starved."""
+RETRY_MIN_S, RETRY_MAX_S = 0.00005, 0.0006
+"""How long to wait before asking for a lock again: short and random, so that no process is starved.
+SQLite's own waiting, longer each time, let one of four processes write and the others wait for seconds."""
 CHECKPOINT_PAGES = 4000
 """The log is copied into the file when it has this many pages (16 MB): later than SQLite's own 1,000,
 because a page that is written again and again is then copied once."""
@@ -58,12 +60,14 @@ class SqliteStore:
         if synchronous not in ("FULL", "NORMAL"):
             raise PolicyInvalid(f"synchronous is {synchronous!r}; it must be FULL or NORMAL")
         if not 0 <= busy_wait_s <= BUSY_WAIT_MAX_S:
-            raise PolicyInvalid(f"busy_wait_s is {busy_wait_s}; it must lie between 0 and {BUSY_WAIT_MAX_S:g}")
-        self.path = os.path.abspath(given)
+            raise PolicyInvalid(
+                f"busy_wait_s is {busy_wait_s}; it must lie between 0 and {BUSY_WAIT_MAX_S:g}"
+            )
+        self.path = str(Path(given).absolute())
         self.name = f"sqlite:{given}"
         self.clock = StoreClock(clock or SystemClock())
         self._synchronous = synchronous
-        self._readable_keys = readable_keys
+        self.readable_keys = readable_keys
         self._adopt = adopt
         self._busy_wait_s = busy_wait_s
         self._writing = Lock()  # taken before _reading where both are needed
@@ -78,6 +82,10 @@ class SqliteStore:
         _STORES.add(self)
 
     # --- the port ---
+
+    def adopt(self) -> None:
+        """Put the tables beside another application's own, which an inbox needs; before `open`."""
+        self._adopt = True
 
     def open(self) -> None:
         """Create or check the file and connect; idempotent. Raises `StoreRefused` and leaves the file as it is."""
@@ -147,7 +155,7 @@ class SqliteStore:
             seen = self._seen
             seen.is_current(connection.execute("PRAGMA data_version").fetchone()[0])
             batch = Batch(
-                connection, now, seen, readable_keys=self._readable_keys, full=full, permitted=permitted
+                connection, now, seen, readable_keys=self.readable_keys, full=full, permitted=permitted
             )
             answers = batch.run(items)
             if batch.wrote:
@@ -178,16 +186,12 @@ class SqliteStore:
             return self._look(self._reader, items)
 
     def _look(self, connection: sqlite3.Connection, items: Sequence[Item]) -> list[Answer]:
-        self._execute(connection, "BEGIN")
+        connection.execute("BEGIN")
         try:
-            deadline = time.monotonic() + self._busy_wait_s
-            while True:
-                try:
-                    now, _ = self._now(connection)
-                    break
-                except sqlite3.OperationalError as error:
-                    self._wait_or_give_up(error, deadline)
-            return Batch(connection, now, Seen(), readable_keys=self._readable_keys).run(items)
+            # Only beside another application, whose file is not in WAL mode, may a reader have to wait.
+            self._execute(connection, "SELECT 1 FROM semel_clock")
+            now, _ = self._now(connection)
+            return Batch(connection, now, Seen(), readable_keys=self.readable_keys).run(items)
         except sqlite3.Error as error:
             raise translated(error, self.path) from error
         finally:
@@ -202,7 +206,7 @@ class SqliteStore:
         deadline = 0.0
         while True:
             try:
-                connection.execute(statement)
+                connection.execute(statement).fetchall()
                 return
             except sqlite3.OperationalError as error:
                 deadline = deadline or time.monotonic() + self._busy_wait_s
@@ -218,7 +222,7 @@ class SqliteStore:
                 f"another writer{holder_of_lock(self.path)} has held the lock of {self.path}"
                 f" for {self._busy_wait_s:g} s; is it stopped, or in a long transaction?"
             ) from error
-        time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))
+        time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))  # noqa: S311 - no secret hangs on it
 
     # --- connections ---
 
@@ -237,7 +241,7 @@ class SqliteStore:
     def _connect(self) -> None:
         schema.check_library()
         kind = probe.inspect(self.path, adopt=self._adopt, version_known=schema.VERSION)
-        created = not os.path.exists(self.path)
+        created = not Path(self.path).exists()
         writer = self._raw_connection()
         try:
             self._prepare(writer, kind)
@@ -251,7 +255,7 @@ class SqliteStore:
         if created:
             _sync_folder(self.path)
         self._seen.forget()
-        self._inode = os.stat(self.path).st_ino
+        self._inode = Path(self.path).stat().st_ino
         self._writer, self._reader = writer, reader
 
     def _raw_connection(self) -> sqlite3.Connection:
@@ -280,7 +284,7 @@ class SqliteStore:
 
     def _check_still_there(self) -> None:
         try:
-            inode = os.stat(self.path).st_ino
+            inode = Path(self.path).stat().st_ino
         except OSError:
             inode = 0
         if inode != self._inode:
@@ -335,7 +339,7 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 def _sync_folder(path: str) -> None:
     """Make the new file's name survive a power failure too."""
     with contextlib.suppress(OSError):
-        folder = os.open(os.path.dirname(path), os.O_RDONLY)
+        folder = os.open(Path(path).parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:

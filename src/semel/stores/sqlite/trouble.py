@@ -1,6 +1,5 @@
 """Say in semel's words what SQLite's errors mean, and who holds a lock."""
 
-import os
 import re
 import sqlite3
 from collections.abc import Iterable
@@ -36,7 +35,9 @@ def translated(error: sqlite3.Error, path: str) -> StoreError:
     """The error to raise instead of the driver's."""
     primary = _code(error) & _PRIMARY
     if is_full(error):
-        return StoreFull(f"no room to write to {path}: {error}; free some disk space. What is stored still answers")
+        return StoreFull(
+            f"no room to write to {path}: {error}; free some disk space. What is stored still answers"
+        )
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StoreRefused(
             f"{path} is damaged: {error}. Stop using it, keep a copy, and restore a backup"
@@ -45,7 +46,9 @@ def translated(error: sqlite3.Error, path: str) -> StoreError:
     if _code(error) == _DB_MOVED:
         return StoreRefused(f"{path} was removed or replaced while it was open")
     if primary in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-        return StoreUnavailable(f"{path} cannot be written: {error}; check the rights of the file and its folder")
+        return StoreUnavailable(
+            f"{path} cannot be written: {error}; check the rights of the file and its folder"
+        )
     if primary == sqlite3.SQLITE_CANTOPEN:
         return StoreUnavailable(f"{path} cannot be opened: {error}; check that the file and its folder exist")
     return StoreUnavailable(f"{path} gave no answer: {error}")
@@ -55,9 +58,9 @@ def holder_of_lock(path: str) -> str:
     """Who holds the write lock, as far as the system tells: ` (process 123)`, or nothing."""
     try:
         text = Path("/proc/locks").read_text(encoding="ascii", errors="replace")
-        inodes = {os.stat(path).st_ino: RESERVED_BYTE}
+        inodes = {Path(path).stat().st_ino: RESERVED_BYTE}
         if Path(path + "-shm").exists():
-            inodes[os.stat(path + "-shm").st_ino] = WAL_WRITE_BYTE
+            inodes[Path(path + "-shm").stat().st_ino] = WAL_WRITE_BYTE
     except OSError:
         return ""
     pids = sorted(set(lock_holders(text, inodes)))

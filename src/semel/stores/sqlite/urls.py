@@ -42,7 +42,9 @@ def _option(url: str, name: str, text: str) -> Any:
         try:
             return float(text)
         except ValueError as error:
-            raise PolicyInvalid(f"{url!r}: busy_wait_s is {text!r}; it must be a number of seconds") from error
+            raise PolicyInvalid(
+                f"{url!r}: busy_wait_s is {text!r}; it must be a number of seconds"
+            ) from error
     near = get_close_matches(name, OPTIONS, 1)
     hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(OPTIONS)}"
     raise PolicyInvalid(f"{url!r} has the unknown option {name}; {hint}")

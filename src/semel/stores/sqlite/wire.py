@@ -88,9 +88,9 @@ def places(count: int) -> str:
 
 
 @lru_cache(maxsize=BATCH_ROWS_MAX)
-def select_records(count: int) -> str:
+def select_records(count: int, columns: str = COLUMNS) -> str:
     """Read the rows of `count` digests."""
-    return f"SELECT {COLUMNS} FROM semel_records WHERE digest IN ({places(count)})"
+    return f"SELECT {columns} FROM semel_records WHERE digest IN ({places(count)})"
 
 
 @lru_cache(maxsize=BATCH_ROWS_MAX)
@@ -199,7 +199,11 @@ def _expires(record: Record) -> int | None:
 
 
 def from_row(
-    row: Row, record_id: Id, steps: bytes | None = None, meta: bytes | None = None, journal: bytes | None = None
+    row: Row,
+    record_id: Id,
+    steps: bytes | None = None,
+    meta: bytes | None = None,
+    journal: bytes | None = None,
 ) -> Record:
     """The record of a row. Raises `RecordCorrupt` where the row is none that semel writes."""
     _, _, state, owner, fence, seen, attempt, lease, settled, expires, _, value, fingerprint, event_type = row

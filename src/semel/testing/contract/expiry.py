@@ -223,6 +223,17 @@ def a_sliding_window_counts_from_the_claim(b: Bench) -> Flow[None]:
 
 
 @scenario()
+def a_sliding_window_counts_from_the_claim_of_a_journal(b: Bench) -> Flow[None]:
+    """An unfinished journaled claim has no expiry; finished, it has the one that its claim would have given."""
+    held = yield from b.hold(window=LONG, sliding=True, journal=b"payload")
+    equal((yield from b.record()).expires_at, FOREVER, "expires_at when claimed")
+    yield from b.later(1)
+    expect((yield from held.settle("done", b"r")), Completed)
+    expires_at = held.granted.first_seen + b.us(LONG)
+    equal((yield from b.record()).expires_at, expires_at, "expires_at when done")
+
+
+@scenario()
 def a_sliding_window_ends_while_its_lease_runs(b: Bench) -> Flow[None]:
     """A running lease is never cut by its window; completed after it, the key is new at once."""
     held = yield from b.hold(lease=LONG, window=SHORT, sliding=True)

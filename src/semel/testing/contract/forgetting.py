@@ -45,10 +45,12 @@ def a_running_claim_is_not_forgotten_unasked(b: Bench) -> Flow[None]:
     """`Busy` for the rest of the lease, and the claim goes on as if nobody had asked."""
     held = yield from b.hold(lease=LONG)
     before = yield from b.record()
-    busy = expect((yield from Forget(b.id())), Busy)
+    busy = expect((yield from Forget(b.id())), Busy, recoverable=False)
     check(0 < busy.retry_after_s * 1e6 <= b.us(LONG), f"{busy} is not the rest of the lease")
     equal((yield from b.record()), before, "the record after a refused forget")
     expect((yield from held.settle()), Completed, already=False, recreated=False)
+    yield from b.hold("journal", journal=b"payload")
+    expect((yield from Forget(b.id("journal"))), Busy, recoverable=True)
 
 
 @scenario()

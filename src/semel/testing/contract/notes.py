@@ -2,7 +2,7 @@
 
 from semel.core.commands import Flow, Forget, Granted, Known, Page, Scan
 from semel.testing.contract.bench import LONG, SETTLED, SHORT, Bench, check, equal, expect, scenario
-from semel.types import Busy, Completed, Id, Lost, Renewed
+from semel.types import FOREVER, Busy, Completed, Id, Lost, Record, Renewed
 
 STEPS_MAX = 64
 """As many steps as a handler may have."""
@@ -118,6 +118,16 @@ def a_journal_is_written_only_if_new(b: Bench) -> Flow[None]:
     yield from b.finish("done", b"rvalue", journal=b"payload")
     expect((yield from b.claim("done", journal=b"again")), Known, value=b"rvalue")
     equal((yield from b.record("done")).journal, None, "journal of a settled record")
+
+
+@scenario()
+def a_take_over_may_bring_the_first_journal(b: Bench) -> Flow[None]:
+    """Where the record had no payload, it is kept with the claim that brings one."""
+    held = yield from b.hold()
+    expect((yield from held.settle("released")), Completed)
+    heir = yield from b.hold(lease=SHORT, window=SHORT, journal=b"payload")
+    expect(heir.granted, Granted, attempt=2, journal=b"payload")
+    expect((yield from b.record()), Record, journal=b"payload", expires_at=FOREVER)
 
 
 @scenario()

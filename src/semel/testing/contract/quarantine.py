@@ -102,12 +102,12 @@ def a_released_quarantine_claim_runs_again(b: Bench) -> Flow[None]:
 @scenario()
 def resolve_to_done_answers_from_then_on(b: Bench) -> Flow[None]:
     """The value of the prober or operator is replayed for the window it gives."""
-    held = yield from _orphan(b)
+    held = yield from b.hold(lease=SHORT, quarantine=True, journal=b"payload")
+    yield from b.later()
     resolve = Resolve(b.id(), held.fence, "done", b"rprobed", b.us(LONG))
     done = expect((yield from resolve), Completed, already=False, recreated=False)
-    expect((yield from b.claim()), Known, state="done", value=b"rprobed")
-    record = yield from b.record()
-    equal(record.expires_at, done.at + b.us(LONG), "expires_at")
+    expect((yield from b.claim()), Known, state="done", value=b"rprobed", settled_at=done.at)
+    expect((yield from b.record()), Record, expires_at=done.at + b.us(LONG), journal=None)
     expect((yield from Resolve(b.id(), held.fence, "done", b"r2", b.us(LONG))), Lost)
     expect((yield from held.settle("done", b"rlate")), Completed, already=True)
     expect((yield from b.claim()), Known, value=b"rprobed")

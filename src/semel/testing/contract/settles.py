@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from semel.core.commands import Flow, Granted, Known, Lookup
+from semel.core.commands import Flow, Forget, Granted, Known, Lookup
 from semel.testing.contract.bench import (
     ENDS,
     LONG,
@@ -13,9 +13,10 @@ from semel.testing.contract.bench import (
     check,
     equal,
     expect,
+    grows,
     scenario,
 )
-from semel.types import Absent, Busy, Completed, Lost, Record, Renewed
+from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, Renewed
 
 
 @scenario()
@@ -277,6 +278,17 @@ def what_would_have_expired_is_not_recreated(b: Bench) -> Flow[None]:
 
 
 @scenario()
+def a_fence_ahead_of_the_clock_still_grows(b: Bench) -> Flow[None]:
+    """A store that lost its data, and whose clock went back too, goes on from the fence of a recreated record."""
+    ahead = (yield from b.now()) + b.us(LONG)
+    held = Held(b.claim(), _granted_at(ahead), b.unit_us)
+    expect((yield from held.settle("done", b"r")), Completed, recreated=True)
+    forgotten = expect((yield from Forget(b.id())), Forgotten)
+    heir = yield from b.hold()
+    grows([ahead, forgotten.fence, heir.fence], "fences")
+
+
+@scenario()
 def a_lost_record_claimed_anew_is_not_overwritten(b: Bench) -> Flow[None]:
     """Once another claimed the lost key, the first run's completion is `Lost`."""
     now = yield from b.now()
@@ -327,6 +339,16 @@ def a_renewal_may_shorten(b: Bench) -> Flow[None]:
     yield from b.later()
     heir = yield from b.hold()
     equal(heir.granted.attempt, 2, "attempt")
+
+
+@scenario()
+def a_take_over_tells_what_it_knows_better(b: Bench) -> Flow[None]:
+    """Event type and metadata of a take-over replace the old ones; without them, the old ones stay."""
+    for key, event_type, meta in (("none", "", None), ("better", "order.paid", b"new")):
+        held = yield from b.hold(key, event_type="order", meta=b"old")
+        expect((yield from held.settle("released")), Completed)
+        yield from b.hold(key, event_type=event_type, meta=meta)
+        expect((yield from b.record(key)), Record, event_type=event_type or "order", meta=meta or b"old")
 
 
 @scenario()

@@ -12,8 +12,8 @@ from semel.policy import Policy
 from semel.testing.sim.referee import MAX_ATTEMPTS, Attempt, Event
 from semel.testing.sim.sinks import SinkKind
 from semel.testing.sim.store import Commit, Flaws, Seen
-from semel.testing.sim.world import LEASE_US, Violation
 from semel.testing.sim.worker import Declined
+from semel.testing.sim.world import LEASE_US, Violation
 from semel.types import Done, Errored, Failed, Late, Mismatch, Outcome, Unavailable, Unknown
 
 FlowOf = Callable[[Attempt, Task, Flaws], Generator[Any, Any, Any]]

@@ -117,7 +117,7 @@ def fresh_owner_each_try(attempt: Attempt, task: Task, flaws: Flaws) -> Flow[Out
     return _fresh_owners(attempt, leased(attempt, task, flaws))
 
 
-def mark_first(attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+def mark_first(_attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """Mark, run, and call it once."""
     tenant, consumer, key = task.claim.id
     answer = yield from Mark(tenant, consumer, [key], task.claim.window_us)
@@ -128,7 +128,7 @@ def mark_first(attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]
     return plain((yield from Invoke(task.call)))
 
 
-def check_then_act(attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+def check_then_act(_attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """Look, run, then store: two who look at the same time both run."""
     found = yield from Lookup(task.claim.id)
     if isinstance(found, Unavailable):
@@ -145,7 +145,7 @@ def check_then_act(attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[
     return conclude(ran, verdict, (yield from flows.settle(task.claim, claimed, verdict)), claimed.attempt)
 
 
-def mark_commits_alone(attempt: Attempt, task: Task, flaws: Flaws) -> Flow[Outcome[Any]]:
+def mark_commits_alone(attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """The mark is written on a connection of its own, not in the caller's transaction."""
     tenant, consumer, key = task.claim.id
     answer = yield from Mark(tenant, consumer, [key], task.claim.window_us)
@@ -175,15 +175,15 @@ def acks_unrecorded(outcome: Any) -> bool:
 
 MUTANTS: dict[str, Mutant] = {
     "complete without fence": Mutant(mode="lease-keyed", flaws=Flaws(decide=complete_without_fence)),
-    "release without owner check": Mutant(mode="lease-keyed", flaws=Flaws(decide=release_without_owner)),
-    "unconditional delete on error": Mutant(mode="lease-keyed", flaws=Flaws(decide=delete_on_error)),
-    "release keeps the owner": Mutant(mode="lease-keyed", flaws=Flaws(decide=released_keeps_owner)),
+    "release without owner check": Mutant(mode="lease-plain", flaws=Flaws(decide=release_without_owner)),
+    "unconditional delete on error": Mutant(mode="lease-plain", flaws=Flaws(decide=delete_on_error)),
+    "release keeps the owner": Mutant(mode="lease-plain", flaws=Flaws(decide=released_keeps_owner)),
     "takeover forgets the attempts": Mutant(mode="lease-keyed", flaws=Flaws(decide=takeover_starts_afresh)),
     "expired row counted as present": Mutant(mode="lease-keyed", flaws=Flaws(decide=expired_is_present)),
     "no takeover": Mutant(mode="lease-keyed", flaws=Flaws(decide=no_takeover)),
-    "purge of running claims": Mutant(mode="lease-keyed", flaws=Flaws(spared_by_purge=spares_only_done)),
+    "purge of running claims": Mutant(mode="lease-plain", flaws=Flaws(spared_by_purge=spares_only_done)),
     "one owner per process": Mutant(mode="lease-plain", flaws=Flaws(owner_per_process=True)),
-    "client clock decides the lease": Mutant(mode="lease-keyed", flaws=Flaws(client_clock=True)),
+    "client clock decides the lease": Mutant(mode="lease-plain", flaws=Flaws(client_clock=True)),
     "one number for lease and window": Mutant(mode="lease-plain", flaws=Flaws(window_us=LEASE_US)),
     "fence ignored at a fenced sink": Mutant(mode="lease-fenced", flaws=Flaws(fence_ignored=True)),
     "idempotency key per attempt": Mutant(mode="lease-keyed", flaws=Flaws(key_per_attempt=True)),

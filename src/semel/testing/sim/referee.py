@@ -169,7 +169,7 @@ class Referee:
         if done[1] != answer.value:
             self._broken("value", f"{record_id[2]}: replayed {answer.value!r}, stored was {done[1]!r}")
 
-    def renewed(self, item: Renew, answer: Any, now: int) -> None:
+    def renewed(self, item: Renew, answer: Any) -> None:
         """Check the answer to a renewal."""
         if type(answer) is not Renewed:
             return
@@ -228,9 +228,7 @@ class Referee:
     def concluded(self, event: Event, outcome: Any) -> None:
         """A caller is told that the event is done: what it gets must be what is stored."""
         if type(outcome) is Done and outcome.kept and encode(outcome.value) not in event.values:
-            self._broken(
-                "value", f"{event.payload}: a caller got {outcome.value!r}, which was never stored"
-            )
+            self._broken("value", f"{event.payload}: a caller got {outcome.value!r}, which was never stored")
 
     def ran(self, attempt: Attempt, outcome: Any) -> None:
         """In observe mode every delivery has its own effect."""

@@ -37,7 +37,9 @@ class Result(Struct, kw_only=True):
 class Scenario:
     """A mode, its flaws if any, and a seed."""
 
-    def __init__(self, mode: Mode, seed: int, *, flaws: Flaws, harm_only: bool = False, trace: list[str] | None = None) -> None:
+    def __init__(
+        self, mode: Mode, seed: int, *, flaws: Flaws, harm_only: bool = False, trace: list[str] | None = None
+    ) -> None:
         self.mode = mode
         self.world = world = World(seed, may_flush=mode.may_flush, trace=trace)
         self.referee = Referee(world, harm_only=harm_only)

@@ -1,4 +1,4 @@
-"""A store behind a bad network: the real rules of `machine.decide` on a dict, a clock that steps, requests that stray."""
+"""A store behind a bad network: the real `machine.decide` on a dict, a clock that steps, requests that stray."""
 
 from collections.abc import Callable
 from typing import Any
@@ -136,23 +136,10 @@ class SimStore:
             now += skew_us
         kind = type(item)
         if kind in _RECORD_ITEMS:
-            answer, record = self.flaws.decide(self.records.get(item.id), item, now)
-            if record is not None:
-                self.records[item.id] = record
-                if kind is not Claim and item.id in self.watchers:
-                    for wake in self.watchers.pop(item.id):
-                        wake()
-            if kind is Claim:
-                self.referee.claimed(item, answer, attempt, true_now)
-            elif kind is Renew:
-                self.referee.renewed(item, answer, true_now)
-            elif kind is Settle:
-                self.referee.settled(item, answer, true_now)
-            return answer
+            return self._decide(item, attempt, now, true_now)
         if kind is Mark:
-            return Marked(
-                [self._mark((item.tenant, item.consumer, key), item.window_us, now) for key in item.keys]
-            )
+            ids = [(item.tenant, item.consumer, key) for key in item.keys]
+            return Marked([self._mark(record_id, item.window_us, now) for record_id in ids])
         if kind is Seen:
             return self.marks.get(item.id, 0) > now
         if kind is Commit:
@@ -160,6 +147,22 @@ class SimStore:
         if kind is Scan:
             return self._orphans(item, now)
         raise AssertionError(f"no {kind.__name__} here")
+
+    def _decide(self, item: Any, attempt: Attempt, now: int, true_now: int) -> Any:
+        kind = type(item)
+        answer, record = self.flaws.decide(self.records.get(item.id), item, now)
+        if record is not None:
+            self.records[item.id] = record
+            if kind is not Claim and item.id in self.watchers:
+                for wake in self.watchers.pop(item.id):
+                    wake()
+        if kind is Claim:
+            self.referee.claimed(item, answer, attempt, true_now)
+        elif kind is Renew:
+            self.referee.renewed(item, answer)
+        elif kind is Settle:
+            self.referee.settled(item, answer, true_now)
+        return answer
 
     def _mark(self, record_id: Id, window_us: int, now: int) -> bool:
         if self.marks.get(record_id, 0) > now:

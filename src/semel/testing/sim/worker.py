@@ -22,7 +22,7 @@ from semel.testing.sim.referee import Attempt
 from semel.testing.sim.sinks import Sink
 from semel.testing.sim.store import LATENCY_US, SimStore
 from semel.testing.sim.world import CRASH_AFTER, CRASH_BEFORE, FAIR, FATES, LEASE_US, PAUSE, World
-from semel.types import Lost, Renewed
+from semel.types import Lost, Renewed, Unavailable
 
 MARGIN_US = LEASE_US // 10
 """How long before its deadline a handler is told that its claim may be gone."""
@@ -78,7 +78,7 @@ class Worker:
         """Asynchronous handlers are cancelled when their claim is lost, the others look before they act."""
         self.in_transaction = False
         self.runs: list[Run] = []
-        self.restarted: Callable[[Worker], None] = lambda worker: None
+        self.restarted: Callable[[Worker], None] = lambda _worker: None
 
     # --- life and death ---
 
@@ -189,8 +189,8 @@ class Worker:
             # A repeated claim gets its own lease back, which began with an earlier try: count what is left of it.
             attempt.deadline_us = attempt.sent_us + attempt.left_us
             self.world.after(self, LEASE_US // 3, self._keep, run, attempt)
-        elif type(item) is Settle and type(answer) is not type(None):
-            attempt.over = attempt.over or not hasattr(answer, "error")
+        elif type(item) is Settle and type(answer) is not Unavailable:
+            attempt.over = True
         self._resume(run, answer)
 
     def _sleep(self, run: Run, command: Sleep) -> None:

@@ -102,15 +102,15 @@ class World:
         self.faults_until = START_US + FAULTS_US
         self.steps = 0
         self.trace = trace
-        self._queue: list[tuple[int, int, Process | None, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._queue: list[tuple[int, int, Process | None, int, Callable[..., object], tuple[Any, ...]]] = []
         self._count = 0
 
-    def at(self, delay_us: int, call: Callable[..., None], *args: Any) -> None:
+    def at(self, delay_us: int, call: Callable[..., object], *args: Any) -> None:
         """Let this happen later, whoever dies meanwhile."""
         self._count = count = self._count + 1
         heappush(self._queue, (self.now + delay_us, count, None, 0, call, args))
 
-    def after(self, process: Process, delay_us: int, call: Callable[..., None], *args: Any) -> None:
+    def after(self, process: Process, delay_us: int, call: Callable[..., object], *args: Any) -> None:
         """Let this happen later in a process; not if it dies before, and only once it runs."""
         self._count = count = self._count + 1
         heappush(self._queue, (self.now + delay_us, count, process, process.life, call, args))

@@ -1,0 +1,123 @@
+"""`semel consumer`: who processes, in which mode."""
+
+from typing import Annotated, Any
+
+import typer
+
+from semel.cli.exits import TRY_LATER, USAGE, Stop
+from semel.cli.options import JsonOption, StoreOption, TenantOption, settings_for, text
+from semel.cli.output import print_json, print_rows, say
+from semel.cli.reach import Reach, opened
+from semel.cli.shown import exact_text
+from semel.core.commands import Count, Page, Scan, SwitchMode
+from semel.types import Mode, State
+
+__all__ = ["consumer"]
+
+consumer = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+UNFINISHED_MAX = 1000
+"""How many unfinished records are counted one by one; more are shown as this many or more."""
+
+Name = Annotated[str, typer.Argument(metavar="CONSUMER", help="Who processes.", callback=text)]
+
+
+@consumer.command("list")
+def list_consumers(
+    store: StoreOption = None, tenant: TenantOption = None, *, as_json: JsonOption = False
+) -> None:
+    """List the consumers of a store with their modes and how many records each has."""
+    settings = settings_for(store=store, tenant=tenant)
+    with opened(settings) as reach:
+        modes = reach.stored_settings().modes
+        scopes = sorted(scope for scope in modes if settings.tenant in (None, scope[0]))
+        counted = {
+            whose: reach.ask(Count(whose)).consumers for whose in sorted({whose for whose, _ in scopes})
+        }
+    rows = [(whose, who, modes[whose, who], counted[whose].get(who, 0)) for whose, who in scopes]
+    if as_json:
+        names = ("tenant", "consumer", "mode", "records")
+        print_json({"consumers": [dict(zip(names, row, strict=True)) for row in rows]})
+        return
+    if not rows:
+        say("No consumer has been here yet.")
+        return
+    headers = ("CONSUMER", "MODE", "RECORDS", "TENANT")
+    print_rows(headers, [(who, mode, f"{number}", whose) for whose, who, mode, number in rows])
+
+
+@consumer.command("show")
+def show_consumer(
+    name: Name, store: StoreOption = None, tenant: TenantOption = None, *, as_json: JsonOption = False
+) -> None:
+    """Show a consumer: its mode, its windows, and what is unfinished."""
+    with opened(settings_for(store=store, tenant=tenant)) as reach:
+        scope = reach.scope(name)
+        stored = reach.stored_settings()
+        document: dict[str, Any] = {
+            "tenant": scope[0],
+            "consumer": name,
+            "mode": stored.modes[scope],
+            "windows": {
+                kind: exact_text(us)
+                for (*owner, kind), us in sorted(stored.windows.items())
+                if tuple(owner) == scope
+            },
+            "records": reach.ask(Count(scope[0])).consumers.get(name, 0),
+            "claimed": _counted(reach, scope, "claimed"),
+            "unknown": _counted(reach, scope, "unknown"),
+        }
+    if as_json:
+        print_json(document)
+        return
+    windows = document.pop("windows")
+    rows = [(field, _number(field, value)) for field, value in document.items() if value != ""]
+    rows += [(f"window {kind}".strip(), text) for kind, text in windows.items()]
+    print_rows(("", ""), rows)
+
+
+def _number(field: str, value: object) -> str:
+    return f"{value} or more" if field in ("claimed", "unknown") and value == UNFINISHED_MAX else str(value)
+
+
+def _counted(reach: Reach, scope: tuple[str, str], state: State) -> int:
+    """How many records are in this state, counted up to a bound."""
+    count, cursor = 0, None
+    while count < UNFINISHED_MAX:
+        page: Page = reach.ask(Scan(*scope, state, cursor=cursor, limit=500))
+        count, cursor = count + len(page.records), page.cursor
+        if cursor is None:
+            break
+    return min(count, UNFINISHED_MAX)
+
+
+@consumer.command("set-mode")
+def set_mode(
+    name: Name,
+    mode: Annotated[Mode, typer.Argument(help="How it shall work.", show_default=False)],
+    store: StoreOption = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Change how a consumer works.
+
+    Refused while claims are unfinished (exit code 75), since another mode would judge them otherwise. Stop its
+    workers first: those that run keep to the mode they were started with.
+    """
+    with opened(settings_for(store=store, tenant=tenant)) as reach:
+        scope = reach.scope(name)
+        before = reach.stored_settings().modes[scope]
+        if before == mode:
+            say(f"Consumer {name!r} works in mode {mode} already.")
+            return
+        if mode == "inbox" and not reach.store.capabilities.transactional:
+            raise Stop(f"{reach.store.name} cannot hold an inbox: no transaction of yours reaches it", USAGE)
+        unfinished: int = reach.ask(SwitchMode(*scope, mode))
+    if unfinished:
+        raise Stop(
+            f"consumer {name!r} stays in mode {before}: {unfinished} of its records are claimed or unknown. Let its"
+            f" workers finish, then `semel resolve` or `semel forget` what is left: semel list --consumer {name}",
+            TRY_LATER,
+        )
+    say(f"Consumer {name!r} works in mode {mode} now (before: {before}).")
+    if "mark" in (before, mode):
+        say("Marks and records are kept apart: what was finished in the old mode is new in this one.")

@@ -1,0 +1,397 @@
+"""`semel filter`: pass each first sighting of a line on, and drop the repeats."""
+
+import errno
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import StrEnum
+from functools import partial
+from itertools import compress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from semel.cli.exits import BAD_CONFIGURATION, FAILED, USAGE, Stop
+from semel.cli.lines import Block, Lines, Output
+from semel.cli.options import ConsumerOption, StoreOption, TenantOption, WindowOption, settings_for
+from semel.cli.sizes import parse_bytes, size_text
+from semel.keys.limits import KEY_BYTES_MAX
+
+if TYPE_CHECKING:
+    from semel.client import Semel
+
+__all__ = ["filter_lines"]
+
+RECORDS_MAX = 10_000_000
+"""Without a store the keys are held in memory, some 160 bytes each; beyond this they belong on a disk."""
+WINDOW_LIVE_S = 5.0
+"""How long a window is used before it is read again, so that a changed one applies within 10 s."""
+REPORTED_MAX = 100
+"""Malformed lines are named up to this many, and counted beyond."""
+BROKEN_PIPE = 141
+"""As the shell counts a command that a closed pipe ended."""
+
+Marker = Callable[[list[str]], list[bool]]
+Marking = Callable[[int], AbstractContextManager[Marker]]
+"""From a window to a block in which keys are marked: kept when the block ends well."""
+
+
+class Malformed(StrEnum):
+    """What to do with a line that has no key."""
+
+    KEEP = "keep"
+    DROP = "drop"
+    FAIL = "fail"
+
+
+class Counts(msgspec.Struct):
+    """What became of the lines."""
+
+    lines: int = 0
+    passed: int = 0
+    duplicates: int = 0
+    malformed: int = 0
+    blank: int = 0
+
+
+def filter_lines(  # noqa: PLR0913 - one parameter for each option
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILES]...", help="JSON lines, plain or gzipped; - or none: stdin."),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", "-k", metavar="PATH", help="Where a line's key is: id, or order.id, or ids.0."),
+    ] = None,
+    content: Annotated[
+        bool, typer.Option("--content", help="The whole line is the key: equal content is one event.")
+    ] = False,  # noqa: FBT002
+    store: StoreOption = None,
+    consumer: ConsumerOption = None,
+    tenant: TenantOption = None,
+    window: WindowOption = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Add to this file instead of stdout.")
+    ] = None,
+    malformed: Annotated[
+        Malformed, typer.Option("--malformed", help="A line without a usable key: pass it on, drop it, or stop.")
+    ] = Malformed.KEEP,
+    line_max: Annotated[
+        str, typer.Option("--line-max", metavar="SIZE", help="A longer line counts as malformed.")
+    ] = "16MiB",
+    stats_json: Annotated[
+        Path | None, typer.Option("--stats-json", metavar="FILE", help="Write the counts to this file.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,  # noqa: FBT002
+) -> int:
+    """Pass each first sighting of a JSON line on, in order, and drop the repeats.
+
+    Remembers across runs with --store sqlite:///seen.db, else in memory for this run. Killed at any moment it may
+    repeat the last chunk of lines in the next run; it never loses one.
+    """
+    from semel.cli.output import say
+
+    if (key is None) is not content:
+        raise Stop("give one of --key PATH and --content", USAGE)
+    line_bytes_max = parse_bytes(line_max)
+    settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window)
+    names = files or ["-"]
+    with _client(settings, remembered=settings.given("store")) as client:
+        marking = _marking(client, settings.tenant or "")
+        sieve = Sieve(client, marking, Keys(key, line_bytes_max), malformed, say)
+        sink = Output(output, names, say)
+        lines = Lines(names, line_bytes_max=line_bytes_max)
+        try:
+            with _progress(lines, shown=not quiet and not _shares_terminal(output)) as advance:
+                for block in lines:
+                    sieve.take(block, sink)
+                    advance(lines.position_bytes)
+        except BrokenPipeError:
+            _forget_stdout()
+            return BROKEN_PIPE
+        finally:
+            sink.close()
+            _sum_up(sieve.counts, malformed, stats_json, None if quiet else say)
+    return 0
+
+
+class Keys:
+    """Reads the keys of lines: all of them at once, or one by one where a line is not as it should be."""
+
+    def __init__(self, path: str | None, line_bytes_max: int) -> None:
+        from semel.keys import body
+        from semel.keys import content as content_of
+        from semel.keys.message import json_body
+
+        self._line_bytes_max = line_bytes_max
+        self._decode = None if path is None else _decoder(path)
+        whole = content_of()
+        self._read: Callable[[bytes], str] = (
+            body(path) if path is not None else lambda line: whole(json_body(line))
+        )
+
+    def of(self, block: bytes, lines: list[bytes]) -> list[str] | None:
+        """The keys of the lines; `None` where they have to be looked at one by one."""
+        if self._decode is None or (len(block) > self._line_bytes_max and self._longest(lines)):
+            return None
+        try:
+            if not block.isascii():
+                block.decode()
+            keys = self._decode(lines)
+            joined = "".join(keys)
+        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, RecursionError, TypeError, ValueError):
+            return None
+        if joined.isascii() and joined.isprintable() and all(keys) and len(max(keys, key=len)) <= KEY_BYTES_MAX:
+            return keys
+        return None
+
+    def _longest(self, lines: list[bytes]) -> bool:
+        return max(map(len, lines)) > self._line_bytes_max
+
+    def one(self, line: bytes) -> str | Exception | None:
+        """The key of one line, what is wrong with it, or `None` for a blank one."""
+        from semel.errors import KeyInvalid, KeyMissing
+
+        if len(line) > self._line_bytes_max:
+            return ValueError(f"the line is longer than {size_text(self._line_bytes_max)}")
+        if not line.strip():
+            return None
+        try:
+            line.decode()
+            return self._read(line)
+        except UnicodeDecodeError as error:
+            return ValueError(f"the line is not UTF-8: {error.reason} at byte {error.start + 1}")
+        except (KeyInvalid, KeyMissing, ValueError, TypeError, RecursionError) as error:
+            return error
+
+
+
+def _decoder(path: str) -> Callable[[list[bytes]], list[str]] | None:
+    """Read one nested member of many lines and skip the rest; `None` where an index may be meant."""
+    from semel.keys.paths import parse
+
+    segments = parse(path)
+    if any(segment.isdecimal() for segment in segments):
+        return None
+    kind: Any = str | int
+    for segment in reversed(segments):
+        kind = msgspec.defstruct("Line", [("member", kind)], rename={"member": segment}, gc=False)
+    decode = msgspec.json.Decoder(kind).decode
+    if len(segments) == 1:
+        read = lambda lines: [decode(line).member for line in lines]  # noqa: E731 - the loop is the hot path
+    else:
+
+        def read(lines: list[bytes]) -> list[Any]:
+            members = [decode(line).member for line in lines]
+            for _ in segments[1:]:
+                members = [member.member for member in members]
+            return members
+
+    def keys(lines: list[bytes]) -> list[str]:
+        found = read(lines)
+        return found if {*map(type, found)} == {str} else [str(each) for each in found]
+
+    return keys
+
+
+class Sieve:
+    """Lets each key through once. A chunk's marks are committed after its lines are written, never before."""
+
+    def __init__(
+        self, client: "Semel", marking: Marking, keys: Keys, malformed: Malformed, say: Callable[[str], None]
+    ) -> None:
+        self.counts = Counts()
+        self._client = client
+        self._keys = keys
+        self._malformed = malformed
+        self._say = say
+        self._marking = marking
+        self._window_us = 0
+        self._window_due = 0.0
+        self._torn = ("", 0)
+
+    def take(self, block: Block, sink: Output) -> None:
+        """Sift one block. Raises `Stop` at a malformed line if that is the choice; what stood before it is passed."""
+        if block.torn:
+            self._take_torn(block, sink)
+            return
+        lines = block.body.split(b"\n")
+        lines.pop()
+        keys: list[str] | list[str | None] | None = self._keys.of(block.body, lines)
+        kept, stop = set[int](), None
+        if keys is None:
+            keys, kept, stop = self._look(block, lines)
+            lines = lines[: len(keys)]
+        self._sift(lines, keys, kept, block.body, sink)
+        if stop is not None:
+            raise stop
+
+    def _sift(
+        self, lines: list[bytes], keys: list[Any], kept: set[int], body: bytes, sink: Output
+    ) -> None:
+        unique = dict.fromkeys(keys)
+        unique.pop(None, None)
+        window_us = self._window()
+        with self._marking(window_us) if unique and window_us else nullcontext(_all_new) as mark:
+            distinct = list(unique)
+            new = set(compress(distinct, mark(distinct)))
+            fresh = len(new) if window_us else sum(key is not None for key in keys)
+            if fresh == len(lines):
+                sink.write(body)
+            elif passed := self._passed(lines, keys, kept, new if window_us else None):
+                sink.write(b"\n".join(passed) + b"\n")
+            sink.settle()
+        counts = self.counts
+        counts.lines += len(lines)
+        counts.passed += fresh + len(kept)
+        counts.duplicates += sum(key is not None for key in keys) - fresh
+
+    @staticmethod
+    def _passed(lines: list[bytes], keys: list[Any], kept: set[int], new: set[str] | None) -> list[bytes]:
+        passed: list[bytes] = []
+        for position, key in enumerate(keys):
+            if key is None:
+                if position in kept:
+                    passed.append(lines[position])
+            elif new is None:
+                passed.append(lines[position])
+            elif key in new:
+                new.remove(key)
+                passed.append(lines[position])
+        return passed
+
+    def _look(self, block: Block, lines: list[bytes]) -> tuple[list[str | None], set[int], Stop | None]:
+        """The keys one by one; `None` for a line without. Ends before a line that is to stop it all."""
+        keys: list[str | None] = []
+        kept: set[int] = set()
+        for position, line in enumerate(lines):
+            found = self._keys.one(line)
+            if isinstance(found, Exception):
+                stop = self._report(block.source, block.number + position, found)
+                if stop is not None:
+                    return keys, kept, stop
+                if self._malformed is Malformed.KEEP:
+                    kept.add(position)
+                found = None
+            elif found is None:
+                self.counts.blank += 1
+            keys.append(found)
+        return keys, kept, None
+
+    def _take_torn(self, block: Block, sink: Output) -> None:
+        """A line too long to be held: it goes through, or not, a part at a time."""
+        if self._torn != (block.source, block.number):
+            self._torn = (block.source, block.number)
+            self.counts.lines += 1
+            stop = self._report(block.source, block.number, ValueError("the line is longer than --line-max"))
+            if stop is not None:
+                raise stop
+            if self._malformed is Malformed.KEEP:
+                self.counts.passed += 1
+        if self._malformed is Malformed.KEEP:
+            sink.write(block.body)
+
+    def _report(self, source: str, number: int, error: Exception) -> Stop | None:
+        self.counts.malformed += 1
+        where = f"{source}:{number}: {error}"
+        if self._malformed is Malformed.FAIL:
+            return Stop(where, FAILED)
+        if self.counts.malformed <= REPORTED_MAX:
+            self._say(f"{where} ({'kept' if self._malformed is Malformed.KEEP else 'dropped'})")
+        elif self.counts.malformed == REPORTED_MAX + 1:
+            self._say("further malformed lines are only counted")
+        return None
+
+    def _window(self) -> int:
+        now = time.monotonic()
+        if now >= self._window_due:
+            self._window_us = self._client.windows.get()
+            self._window_due = now + WINDOW_LIVE_S
+        return self._window_us
+
+
+def _all_new(keys: list[str]) -> list[bool]:
+    return [True] * len(keys)
+
+
+def _client(settings: Any, *, remembered: bool) -> "Semel":
+    import semel
+
+    return semel.open(
+        settings.store if remembered else semel.MemoryStore(records_max=RECORDS_MAX),
+        consumer=settings.consumer or "filter",
+        tenant=settings.tenant or "",
+        window=settings.window,
+        mode="mark",
+    )
+
+
+def _marking(client: "Semel", tenant: str) -> Marking:
+    """How this store holds marks back until the lines are written."""
+    from semel.stores.memory import MemoryStore
+
+    store = client.store
+    if isinstance(store, MemoryStore):
+        return lambda _: nullcontext(client.mark_many)
+    from semel.stores.sqlite.store import SqliteStore
+    from semel.stores.sqlite.stream import marking
+
+    if isinstance(store, SqliteStore):
+        return partial(marking, store, tenant, client.consumer)
+    raise Stop(
+        f"{store.name} cannot hold its marks back until the lines are written, so a kill would lose lines;"
+        " use sqlite:///seen.db",
+        BAD_CONFIGURATION,
+    )
+
+
+def _shares_terminal(output: Path | None) -> bool:
+    import sys
+
+    return not sys.stderr.isatty() or (output is None and sys.stdout.isatty())
+
+
+@contextmanager
+def _progress(lines: Lines, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr for sources whose size is known."""
+    total = lines.total_bytes if shown else None
+    if not total:
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    from semel.cli.output import console
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda position: progress.update(task, completed=position)
+
+
+def _sum_up(
+    counts: Counts, malformed: Malformed, stats_json: Path | None, say: Callable[[str], None] | None
+) -> None:
+    if stats_json is not None:
+        stats_json.write_bytes(msgspec.json.encode(counts) + b"\n")
+    if say is None:
+        return
+    words = [f"{counts.passed:,} passed on", f"{counts.duplicates:,} duplicates dropped"]
+    if counts.malformed:
+        fate = {Malformed.KEEP: "kept", Malformed.DROP: "dropped", Malformed.FAIL: "refused"}[malformed]
+        words.append(f"{counts.malformed:,} malformed {fate}")
+    if counts.blank:
+        words.append(f"{counts.blank:,} blank dropped")
+    say(f"{counts.lines:,} lines: {', '.join(words)}")
+
+
+def _forget_stdout() -> None:
+    """Nobody reads any more; let Python's own flush at the end find no closed pipe."""
+    from semel.cli.output import quiet_stdout
+
+    try:
+        quiet_stdout()
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise

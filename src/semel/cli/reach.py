@@ -1,0 +1,139 @@
+"""The way to a store, below any client: looking at a consumer never records a mode for it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TypeVar, cast
+
+from semel.cli.exits import BAD_CONFIGURATION, NOT_FOUND, USAGE, Stop
+from semel.cli.settings import Settings
+from semel.core.commands import Command, Item, Lookup, ReadSettings
+from semel.core.commands import Settings as StoreSettings
+from semel.core.ports import AsyncStore, Store
+from semel.keys.limits import check as check_key
+from semel.plans import reachable
+from semel.stores.registry import store_for
+from semel.types import Absent, Record, Unavailable
+
+__all__ = ["Reach", "exists", "found", "opened"]
+
+R = TypeVar("R")
+
+
+class Reach:
+    """An open store and the settings by which its records are chosen."""
+
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self.store = store
+        self.settings = settings
+
+    def ask(self, item: Command[R | Unavailable]) -> R:
+        """The answer of the store. Raises `StoreUnavailable` when there is none."""
+        answer: R | Unavailable = self.store.send((cast("Item", item),))[0]
+        return reachable(answer)
+
+    def stored_settings(self) -> StoreSettings:
+        """The windows and modes that the store keeps."""
+        return self.ask(ReadSettings())
+
+    def scopes(self) -> list[tuple[str, str]]:
+        """The (tenant, consumer) pairs that the settings choose: all that are known, unless they say more."""
+        tenant, consumer = self.settings.tenant, self.settings.consumer
+        known = self.stored_settings().modes
+        found = {
+            scope
+            for scope in known
+            if tenant in (None, scope[0]) and (consumer is None or consumer == scope[1])
+        }
+        if consumer is not None and not found:
+            found.add((tenant or "", consumer))
+        return sorted(found)
+
+    def scope(self, consumer: str) -> tuple[str, str]:
+        """The one known consumer of this name. Raises `Stop` where there is none, or one for each tenant."""
+        known = self.stored_settings().modes
+        found = [
+            scope for scope in known if scope[1] == consumer and self.settings.tenant in (None, scope[0])
+        ]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            tenants = ", ".join(sorted(repr(tenant) for tenant, _ in found))
+            raise Stop(
+                f"consumer {consumer!r} exists for several tenants ({tenants}); choose with --tenant", USAGE
+            )
+        raise Stop(f"no consumer {consumer!r} in {self.store.name}{self.did_you_mean(consumer)}", NOT_FOUND)
+
+    def did_you_mean(self, consumer: str) -> str:
+        """A hint at the consumer that was meant, if one is near."""
+        near = get_close_matches(consumer, {name for _, name in self.stored_settings().modes}, 1)
+        return f"; did you mean {near[0]!r}?" if near else ""
+
+    def records_of(self, key: str) -> list[Record]:
+        """The records of this key, of every consumer that the settings choose."""
+        check_key(key)
+        scopes = self.scopes()
+        answers = self.store.send([Lookup((*scope, key)) for scope in scopes])
+        found = [reachable(answer) for answer in answers]
+        return [record for record in found if not isinstance(record, Absent)]
+
+    def record_of(self, key: str) -> Record:
+        """The one record of this key. Raises `Stop` where there is none, or one for each of several consumers."""
+        found = self.records_of(key)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(f"{record.consumer!r}" for record in found)
+            raise Stop(f"{key!r} has a record for several consumers ({names}); choose with --consumer", USAGE)
+        raise self.no_record(key)
+
+    def no_record(self, key: str) -> Stop:
+        """What to say of a key that nobody knows."""
+        consumer = self.settings.consumer
+        whose = (
+            "any consumer"
+            if consumer is None
+            else f"consumer {consumer!r}{self.did_you_mean_unknown(consumer)}"
+        )
+        return Stop(
+            f"no record of {key!r} for {whose} in {self.store.name}: new, expired or forgotten", NOT_FOUND
+        )
+
+    def did_you_mean_unknown(self, consumer: str) -> str:
+        """A hint, only where the consumer is not known at all."""
+        known = {name for _, name in self.stored_settings().modes}
+        return "" if consumer in known else f" (not known here{self.did_you_mean(consumer)})"
+
+
+@contextmanager
+def opened(settings: Settings, *, create: bool = False) -> Iterator[Reach]:
+    """The store that the settings name, connected. A file that is not there is not made unless `create`."""
+    store = found(settings)
+    if not create and not exists(store):
+        raise Stop(
+            f"{store.name} does not exist; name another with --store, or create it with: semel migrate",
+            NOT_FOUND,
+        )
+    store.open()
+    try:
+        yield Reach(store, settings)
+    finally:
+        store.close()
+
+
+def found(settings: Settings) -> Store:
+    """The store that the settings name, not yet connected."""
+    store: Store | AsyncStore = store_for(settings.store)
+    if not isinstance(store, Store):
+        raise Stop(f"{store.name} serves event loops only; the command line cannot use it", BAD_CONFIGURATION)
+    return store
+
+
+def exists(store: Store) -> bool:
+    """Whether the store is there to be looked at; an empty file is none yet."""
+    path = getattr(store, "path", None)
+    if path is None:
+        return True
+    file = Path(path)
+    return file.exists() and (not file.is_file() or file.stat().st_size > 0)

@@ -1,0 +1,248 @@
+"""`semel show`, `list`, `forget` and `resolve`: records, one by one."""
+
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+
+from semel.cli import shown
+from semel.cli.exits import FAILED, TRY_LATER, USAGE, Stop
+from semel.cli.options import (
+    ConsumerOption,
+    DryRunOption,
+    JsonOption,
+    StoreOption,
+    TenantOption,
+    WindowOption,
+    YesOption,
+    one_of,
+    parse_duration_us,
+    settings_for,
+    text,
+)
+from semel.cli.output import confirm, console, print_json, print_rows, say, table
+from semel.cli.reach import Reach, opened
+from semel.codec import encode
+from semel.core.commands import Forget, Page, Resolve, Scan
+from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record
+from semel.windows import resolve as window_of
+from semel.windows import window_us
+
+__all__ = ["forget", "list_records", "resolve", "show"]
+
+PAGE_MAX = 500
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The event's key.", callback=text)]
+
+
+def show(
+    key: Key,
+    store: StoreOption = None,
+    consumer: ConsumerOption = None,
+    tenant: TenantOption = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is stored for a key.
+
+    Without --consumer, every consumer is asked. Exit code 5: nobody has a record of it.
+    """
+    with opened(settings_for(store=store, consumer=consumer, tenant=tenant)) as reach:
+        found = reach.records_of(key)
+        if not found:
+            raise reach.no_record(key)
+    now = shown.now_us()
+    if as_json:
+        print_json({"records": [shown.document(record, now) for record in found]})
+    elif sys.stdout.isatty():
+        for record in found:
+            console().print(table(("", ""), shown.lines(record, now)), end="\n")
+    else:
+        for record in found:
+            print_rows((), shown.lines(record, now))
+
+
+def list_records(
+    prefix: Annotated[
+        str, typer.Option("--prefix", metavar="TEXT", callback=text, help="Keys that begin so.")
+    ] = "",
+    state: Annotated[
+        Literal["claimed", "done", "failed", "unknown"] | None,
+        typer.Option("--state", help="Only this state."),
+    ] = None,
+    older_than: Annotated[
+        int | None,
+        typer.Option(
+            "--older-than",
+            metavar="DURATION",
+            parser=parse_duration_us,
+            help="First seen longer ago than this, such as 15m.",
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=0, metavar="N", help="At most so many; 0: all.")] = 100,
+    store: StoreOption = None,
+    consumer: ConsumerOption = None,
+    tenant: TenantOption = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """List records, of all consumers unless one is named.
+
+    Piped, each record is a line: key, consumer, state, attempt, first seen, age, expires in, tenant.
+    """
+    settings = settings_for(store=store, consumer=consumer, tenant=tenant)
+    seen_before = None if older_than is None else shown.now_us() - older_than
+    with opened(settings) as reach:
+        scan = Scan(settings.tenant, settings.consumer, state, prefix, seen_before, limit=PAGE_MAX)
+        pages = _pages(reach, scan, limit)
+        if as_json:
+            _print_documents(pages)
+            return
+        for page in pages:
+            now = shown.now_us()
+            if page.records:
+                print_rows(shown.ROW_HEADERS, [shown.row(record, now) for record in page.records])
+            if page.cursor is not None:
+                say(f"There are more than {limit}: raise --limit, or --limit 0 for all.")
+        if settings.consumer is not None:
+            _tell_of_marks(reach, settings.consumer)
+
+
+def _pages(reach: Reach, scan: Scan, limit: int) -> Iterator[Page]:
+    """Pages of records; only the last one, cut short by the limit, still has a cursor."""
+    left = limit or None
+    cursor: str | None = None
+    while True:
+        size = PAGE_MAX if left is None else min(left, PAGE_MAX)
+        page: Page = reach.ask(msgspec.structs.replace(scan, cursor=cursor, limit=size))
+        cursor = page.cursor
+        left = None if left is None else left - len(page.records)
+        if cursor is None or left == 0:
+            yield page
+            return
+        yield Page(page.records)
+
+
+def _print_documents(pages: Iterator[Page]) -> None:
+    """The JSON of a list, written record by record: a million of them take no memory."""
+    sys.stdout.write('{"records": [')
+    separator, more = "\n  ", False
+    for page in pages:
+        now = shown.now_us()
+        for record in page.records:
+            sys.stdout.write(separator + msgspec.json.encode(shown.summary(record, now)).decode())
+            separator = ",\n  "
+        more = page.cursor is not None
+    sys.stdout.write(f'\n], "more": {"true" if more else "false"}}}\n')
+
+
+def _tell_of_marks(reach: Reach, consumer: str) -> None:
+    modes = reach.stored_settings().modes
+    if any(scope[1] == consumer and mode == "mark" for scope, mode in modes.items()):
+        say(
+            f"{consumer!r} works in mode mark: its marks are counted by `semel stats`, and found by `semel show KEY`."
+        )
+    elif consumer not in {name for _, name in modes}:
+        say(f"No consumer {consumer!r} is known here{reach.did_you_mean(consumer)}")
+
+
+def forget(
+    key: Key,
+    store: StoreOption = None,
+    consumer: ConsumerOption = None,
+    tenant: TenantOption = None,
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Even while an attempt is running.")] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+) -> None:
+    """Make a key new again: its next delivery runs.
+
+    A running attempt is left alone (exit code 75) unless --force; its late completion is then refused.
+    """
+    with opened(settings_for(store=store, consumer=consumer, tenant=tenant)) as reach:
+        record = reach.record_of(key)
+        what = f"{key!r} of consumer {record.consumer!r} ({record.state}, attempt {record.attempt})"
+        if shown.claim_of(record, shown.now_us()) == "running" and not force:
+            raise _running(what)
+        if dry_run:
+            say(f"Would forget {what}.")
+            return
+        confirm(f"Forget {what}? Its next delivery will run again.", yes=yes)
+        fence = (
+            record.fence if record.owner or record.state != "done" else None
+        )  # a mark has no fence of its own
+        answer = reach.ask(Forget(record.id, force, fence))
+    match answer:
+        case Forgotten():
+            say(f"Forgot {what}.")
+        case Absent():
+            raise reach.no_record(key)
+        case Busy():
+            raise _running(what)
+        case Lost():
+            raise Stop(f"{what} changed meanwhile; look again with: semel show {key}", TRY_LATER)
+
+
+def _running(what: str) -> Stop:
+    return Stop(
+        f"{what} is running; wait for it, or --force (its completion will then be refused)", TRY_LATER
+    )
+
+
+def resolve(
+    key: Key,
+    fence: Annotated[
+        int, typer.Option("--fence", min=1, metavar="N", help="The fence that `semel show` printed.")
+    ],
+    store: StoreOption = None,
+    consumer: ConsumerOption = None,
+    tenant: TenantOption = None,
+    window: WindowOption = None,
+    value: Annotated[
+        str | None,
+        typer.Option("--value", metavar="JSON", callback=text, help="What duplicates get, with --done."),
+    ] = None,
+    *,
+    done: Annotated[bool, typer.Option("--done", help="The effect has happened.")] = False,
+    absent: Annotated[bool, typer.Option("--absent", help="It has not: the next delivery runs.")] = False,
+) -> None:
+    """Decide whether an event of unknown outcome was done.
+
+    The fence keeps you from deciding about another attempt than the one you looked at.
+    """
+    choice = one_of({"--done": done, "--absent": absent})
+    if value is not None and choice == "--absent":
+        raise Stop("--value goes with --done: what has not happened has no value", USAGE)
+    try:
+        decided = None if value is None else msgspec.json.decode(value)
+    except msgspec.DecodeError as error:
+        raise Stop(
+            f"--value is not JSON: {error}; quote it for the shell: --value '\"text\"'", USAGE
+        ) from None
+    settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window)
+    with opened(settings) as reach:
+        record = reach.record_of(key)
+        kept = reach.stored_settings().windows
+        lasting = window_of(
+            kept, record.tenant, record.consumer, record.event_type, window_us(settings.window)
+        )
+        to: Literal["done", "absent"] = "done" if done else "absent"
+        answer = reach.ask(Resolve(record.id, fence, to, encode(decided) if done else None, lasting))
+    match answer:
+        case Completed():
+            say(f"{key!r} is done: duplicates get {value or 'null'} for {shown.exact_text(lasting)}.")
+        case Forgotten():
+            say(f"{key!r} is new again: its next delivery runs.")
+        case Lost():
+            raise _undecided(key, record, fence)
+
+
+def _undecided(key: str, record: Record, fence: int) -> Stop:
+    if record.state != "unknown":
+        return Stop(f"{key!r} is {record.state}, not unknown: there is nothing to decide", FAILED)
+    return Stop(
+        f"{key!r} has the fence {record.fence}, not {fence}: look at it again before you decide", FAILED
+    )

@@ -1,0 +1,236 @@
+"""`semel purge`, `stats` and `migrate`: the store as a whole."""
+
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from semel.cli import shown
+from semel.cli.exits import USAGE, Stop
+from semel.cli.options import (
+    DryRunOption,
+    JsonOption,
+    StoreOption,
+    TenantOption,
+    parse_duration_us,
+    settings_for,
+)
+from semel.cli.output import (
+    clean,
+    console,
+    duration_text,
+    local_time,
+    print_json,
+    print_rows,
+    redacted,
+    say,
+    table,
+)
+from semel.cli.reach import Reach, exists, found, opened
+from semel.core.commands import Count, Purge, Purged
+from semel.errors import StoreUnavailable
+from semel.types import Stats
+
+__all__ = ["migrate", "purge", "stats"]
+
+PURGE_BATCH = 1000
+EVERY_MIN_US = 100_000
+STATES = ("claimed", "done", "failed", "unknown")
+SCHEMAS = {"sqlite": "semel.stores.sqlite:schema_sql"}
+"""Where the schema of a kind of store is told, by the scheme of its URL."""
+
+
+def _every(value: str) -> int:
+    every_us = parse_duration_us(value)
+    if every_us < EVERY_MIN_US:
+        raise typer.BadParameter(f"{value} is too often; 100ms is the least")
+    return every_us
+
+
+WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Go on until interrupted.")]
+
+
+def purge(
+    store: StoreOption = None,
+    every: Annotated[
+        str,
+        typer.Option("--every", metavar="DURATION", help="How long to rest between rounds, with --watch."),
+    ] = "60s",
+    *,
+    watch: WatchOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove records whose window is over.
+
+    They answer nobody any more, so this never changes what a delivery is told; it frees room.
+    """
+    every_us = _every(every)
+    if watch and (dry_run or as_json):
+        raise Stop("--watch goes on for ever; leave out --dry-run and --json", USAGE)
+    with opened(settings_for(store=store)) as reach:
+        if watch:
+            _watch_purge(reach, every_us)
+        waiting: Purged = reach.ask(Purge(dry_run=True))
+        removed = 0 if dry_run else _purge_all(reach, waiting.count)
+    if as_json:
+        lag_s = round(waiting.lag_s, 3)
+        print_json({"expired": waiting.count, "removed": removed, "lag_s": lag_s, "dry_run": dry_run})
+    elif dry_run:
+        say(f"Would remove {_records(waiting.count)}; the oldest is over since {_lag(waiting)}.")
+    else:
+        say(f"Removed {_records(removed)}.")
+
+
+def _records(count: int) -> str:
+    return f"{count:,} expired record{'' if count == 1 else 's'}"
+
+
+def _lag(purged: Purged) -> str:
+    return duration_text(round(purged.lag_s) * 10**6)
+
+
+def _purge_all(reach: Reach, total: int) -> int:
+    """Purge in batches till nothing is left, with a bar on stderr if somebody looks; the number removed."""
+    columns = (TextColumn("purging"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    removed = 0
+    drawn = console(stderr=True)
+    with Progress(*columns, console=drawn, transient=True, disable=not drawn.is_terminal) as progress:
+        bar = progress.add_task("purge", total=total)
+        while True:
+            batch: Purged = reach.ask(Purge(PURGE_BATCH))
+            removed += batch.count
+            progress.update(bar, completed=removed, total=max(total, removed))
+            if not batch.more:
+                return removed
+
+
+def _watch_purge(reach: Reach, every_us: int) -> None:
+    """Purge again and again until interrupted; a store that gives no answer is asked again next time."""
+    total, rounds = 0, 0
+    while True:
+        try:
+            removed = _purge_all(reach, reach.ask(Purge(dry_run=True)).count)
+            total, rounds = total + removed, rounds + 1
+            if removed or rounds == 1 or sys.stderr.isatty():
+                at = local_time(shown.now_us())
+                say(f"{at} removed {_records(removed)}, {total:,} in all; next in {duration_text(every_us)}")
+        except StoreUnavailable as error:
+            say(redacted(f"semel: {error}; trying again in {duration_text(every_us)}"))
+        time.sleep(every_us / 1e6)
+
+
+def stats(
+    store: StoreOption = None,
+    tenant: TenantOption = None,
+    every: Annotated[
+        str, typer.Option("--every", metavar="DURATION", help="How often to look, with --watch.")
+    ] = "2s",
+    *,
+    watch: WatchOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Count the records by state and consumer.
+
+    Every record is looked at, so on a large store this takes a while.
+    """
+    every_us = _every(every)
+    if watch and as_json:
+        raise Stop("--json prints one document; leave out --watch", USAGE)
+    settings = settings_for(store=store, tenant=tenant)
+    with opened(settings) as reach:
+        if watch:
+            _watch_stats(lambda: reach.ask(Count(settings.tenant)), reach.store.name, every_us)
+        counted: Stats = reach.ask(Count(settings.tenant))
+        name = reach.store.name
+    if as_json:
+        print_json(_document(counted, name))
+    elif sys.stdout.isatty():
+        console().print(_drawn(counted, name))
+    else:
+        print_rows((), _rows(counted))
+
+
+def _watch_stats(count: Callable[[], Stats], name: str, every_us: int) -> None:
+    """A table that follows the store until interrupted; without a terminal, the lines again and again."""
+    if not sys.stdout.isatty():
+        while True:
+            print_rows((), _rows(count()))
+            sys.stdout.flush()
+            time.sleep(every_us / 1e6)
+    drawn: Any = ""
+    with Live(drawn, console=console(), auto_refresh=False) as live:
+        while True:
+            try:
+                drawn = _drawn(count(), name)
+            except StoreUnavailable as error:
+                drawn = clean(redacted(str(error)))
+            live.update(drawn, refresh=True)
+            time.sleep(every_us / 1e6)
+
+
+def _rows(counted: Stats) -> list[tuple[str, str]]:
+    rows = [(state, str(counted.states.get(state, 0))) for state in STATES]
+    rows += [("marks", str(counted.marks)), ("expired", str(counted.expired))]
+    rows += [("purge_lag_s", f"{counted.purge_lag_s:.3f}")]
+    if counted.bytes_used is not None:
+        rows.append(("bytes_used", str(counted.bytes_used)))
+    return rows + [(f"consumer {name}", str(number)) for name, number in sorted(counted.consumers.items())]
+
+
+def _drawn(counted: Stats, name: str) -> Table:
+    rows = [(state, f"{counted.states.get(state, 0):,}") for state in STATES]
+    rows += [("marks", f"{counted.marks:,}")]
+    waiting = f"{counted.expired:,}"
+    if counted.expired:
+        waiting += f" (the oldest since {duration_text(round(counted.purge_lag_s) * 10**6)}; semel purge)"
+    rows.append(("expired, not yet purged", waiting))
+    if counted.bytes_used is not None:
+        rows.append(("room taken", f"{counted.bytes_used / 1e6:,.1f} MB"))
+    rows += [(f"consumer {who}", f"{number:,}") for who, number in sorted(counted.consumers.items())]
+    return table((name, local_time(counted.now)), rows)
+
+
+def _document(counted: Stats, name: str) -> dict[str, Any]:
+    return {
+        "store": name,
+        "states": {state: counted.states.get(state, 0) for state in STATES},
+        "marks": counted.marks,
+        "consumers": counted.consumers,
+        "expired": counted.expired,
+        "purge_lag_s": round(counted.purge_lag_s, 3),
+        "bytes_used": counted.bytes_used,
+    }
+
+
+def migrate(
+    store: StoreOption = None,
+    *,
+    sql: Annotated[bool, typer.Option("--sql", help="Print the schema as SQL; touch nothing.")] = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Create the store, or bring its schema up to date.
+
+    Clients do the same when they open a store; this is for those who want it done beforehand.
+    """
+    settings = settings_for(store=store)
+    target = found(settings)
+    if sql:
+        scheme = settings.store.partition(":")[0]
+        if scheme not in SCHEMAS:
+            raise Stop(f"{target.name} has no schema", USAGE)
+        module, _, function = SCHEMAS[scheme].partition(":")
+        sys.stdout.write(getattr(import_module(module), function)())
+        return
+    before = exists(target)
+    if dry_run:
+        say(f"Would {'bring' if before else 'create'} {target.name}{' up to date' if before else ''}.")
+        return
+    with opened(settings, create=True):
+        say(f"{target.name} {'is up to date' if before else 'was created'}.")

@@ -1,0 +1,102 @@
+"""What each mode guarantees when a process dies: how often the effect has happened in the end.
+
+The tests kill flows and processes in every window on every store and compare. Nothing else states guarantees.
+"""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from semel.types import Mode
+
+__all__ = ["GUARANTEES", "WINDOWS", "Cell", "Sink", "cells", "holds_at_least"]
+
+Sink: TypeAlias = Literal["plain", "fenced", "keyed"]
+"""What the called system honours: nothing, the fence, or the idempotency key."""
+
+
+class Cell(Struct, frozen=True):
+    """How often the effect happened; `flagged`: the record is `unknown`, and somebody decides."""
+
+    effects: int
+    flagged: bool = False
+
+
+WINDOWS: dict[str, str] = {
+    "before_claim": "killed before the claim",
+    "claim_reply_lost": "the claim's reply is lost",
+    "claim_late": "the claim arrives after its caller gave up",
+    "after_claim": "killed after the claim",
+    "effect_reply_lost": "the effect's reply is lost",
+    "effect_late": "the effect arrives after its caller gave up",
+    "after_effect": "killed after the effect",
+    "complete_reply_lost": "the completion's reply is lost",
+    "complete_late": "the completion arrives after another took over",
+    "before_ack": "killed before the ack",
+    "stalled_before_effect": "stalled past the lease before the effect",
+    "stalled_after_effect": "stalled past the lease after the effect",
+    "store_lost": "the store loses the record",
+}
+"""When it can happen. For mark, the mark stands for the claim; for inbox, the commit for all three."""
+
+_ONCE, _TWICE, _NEVER = Cell(1), Cell(2), Cell(0)
+_DECIDE_DONE, _DECIDE_NOT = Cell(1, flagged=True), Cell(0, flagged=True)
+
+_ROWS: dict[str, tuple[Cell | None, ...]] = {
+    # In the order of WINDOWS; None: the window does not exist in that mode.
+    "inbox": (
+        _ONCE, _ONCE, None, _ONCE,
+        _ONCE, None, _ONCE,
+        _ONCE, None, _ONCE,
+        _ONCE, _ONCE, _ONCE,
+    ),
+    "lease, keyed sink": (_ONCE,) * len(WINDOWS),
+    "lease, fenced sink": (
+        _ONCE, _ONCE, _ONCE, _ONCE,
+        _TWICE, _ONCE, _TWICE,
+        _ONCE, _TWICE, _ONCE,
+        _ONCE, _TWICE, _TWICE,
+    ),
+    "lease, plain sink": (
+        _ONCE, _ONCE, _ONCE, _ONCE,
+        _TWICE, _TWICE, _TWICE,
+        _ONCE, _TWICE, _ONCE,
+        _TWICE, _TWICE, _TWICE,
+    ),
+    "quarantine": (
+        _ONCE, _ONCE, _DECIDE_NOT, _DECIDE_NOT,
+        _DECIDE_DONE, _DECIDE_DONE, _DECIDE_DONE,
+        _ONCE, _ONCE, _ONCE,
+        _ONCE, _ONCE, _TWICE,
+    ),
+    "mark": (
+        _ONCE, _NEVER, _NEVER, _NEVER,
+        _ONCE, _ONCE, _ONCE,
+        None, None, _ONCE,
+        _ONCE, _ONCE, _TWICE,
+    ),
+    "observe": (
+        _ONCE, _ONCE, _ONCE, _ONCE,
+        _TWICE, _TWICE, _TWICE,
+        _ONCE, _ONCE, _TWICE,
+        _TWICE, _TWICE, _TWICE,
+    ),
+}  # fmt: skip
+
+GUARANTEES: dict[str, dict[str, Cell | None]] = {
+    name: dict(zip(WINDOWS, row, strict=True)) for name, row in _ROWS.items()
+}
+"""Effects by mode (lease: and by what the called system honours) and by window."""
+
+
+def cells(mode: Mode, sink: Sink) -> dict[str, Cell | None]:
+    """What a mode guarantees in each window. Raises `KeyError` for a mode that has no tested table."""
+    return GUARANTEES[f"lease, {sink} sink" if mode == "lease" else mode]
+
+
+def holds_at_least(offered: dict[str, Cell | None], required: dict[str, Cell | None]) -> bool:
+    """Whether what is offered is in every window as good as what is required: the same, or the effect once."""
+    return all(
+        mine is None or theirs is None or mine in (_ONCE, theirs)
+        for mine, theirs in ((offered[window], required[window]) for window in WINDOWS)
+    )

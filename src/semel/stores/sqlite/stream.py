@@ -1,0 +1,48 @@
+"""Hold marks back until what they stand for is safe: one transaction around the caller's own work."""
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from semel.core.commands import Mark
+from semel.stores.sqlite.batch import Batch, Seen
+from semel.stores.sqlite.store import SqliteStore, _roll_back
+from semel.stores.sqlite.trouble import translated
+
+__all__ = ["Marker", "marking"]
+
+CACHE_KIB = 64 * 1024
+"""Digests are scattered over the whole table: with SQLite's own 2 MB a stream would read each page anew."""
+
+Marker: TypeAlias = Callable[[Sequence[str]], list[bool]]
+"""Marks keys that differ from one another; says for each whether it was the first time."""
+
+
+@contextmanager
+def marking(store: SqliteStore, tenant: str, consumer: str, window_us: int) -> Iterator[Marker]:
+    """Marks that are committed when the block ends well, and are as if never made when it raises.
+
+    Other writers of the file wait meanwhile, so the block must not wait for them. A process that dies inside
+    has marked nothing; one that dies just after the block's own work repeats that work, and loses none of it.
+    """
+    with store._writing:
+        connection = store._connected()
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        store._execute(connection, "BEGIN IMMEDIATE")
+        try:
+            now, offset_us = store._now(connection)
+            batch = Batch(connection, now, Seen(), readable_keys=False)
+
+            def mark(keys: Sequence[str]) -> list[bool]:
+                firsts: list[bool] = batch.run((Mark(tenant, consumer, list(keys), window_us),))[0].firsts
+                return firsts
+
+            yield mark
+            if batch.wrote:
+                connection.execute("UPDATE semel_clock SET last_us = ?, offset_us = ?", (now, offset_us))
+                store._execute(connection, "COMMIT")
+        except sqlite3.Error as error:
+            raise translated(error, store.path) from error
+        finally:
+            _roll_back(connection)

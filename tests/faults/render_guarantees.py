@@ -1,0 +1,149 @@
+"""Render docs/explain/guarantees.md from the table that the tests compare with measurements.
+
+`python -m tests.faults.render_guarantees` writes the page; `--check` only says whether it is up to date.
+"""
+
+import sys
+from pathlib import Path
+
+from tests.faults.table import GUARANTEES, LOST, NEVER, ONCE, STEPS, WINDOWS, Cell
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explain" / "guarantees.md"
+
+STRONGEST = "exactly " + "once"
+"""In two halves: the words themselves stand only on the page, beside the table that shows them."""
+
+PROMISES: dict[str, str] = {
+    "inbox": (
+        f"{STRONGEST.capitalize()} in this database: the mark and the effect commit together or not at all."
+        " Whatever the handler does outside of that transaction is at least once; write an outbox row instead."
+    ),
+    "lease, keyed sink": (
+        "The handler may run again, at most `max_attempts` times; a sink that honours the idempotency key which the"
+        f" handler is given sees one effect. The key is the same on every attempt: {STRONGEST}, for as long as that"
+        " sink remembers its keys."
+    ),
+    "lease, fenced sink": (
+        "A fence stops zombies, not re-runs: a worker that lost its claim cannot write after its successor, but a"
+        " death between effect and completion repeats the effect."
+    ),
+    "lease, plain sink": (
+        "At least once. The effect repeats only where a worker dies, stalls or is cut off between its effect and the"
+        " moment its completion is stored; at most once more for each such attempt."
+    ),
+    "quarantine": (
+        "Never run again unasked. Where nobody can know whether the effect happened, the record says `unknown` and"
+        " stays until a prober or an operator resolves it."
+    ),
+    "mark": (
+        "At most once while the mark lives: never twice, and lost where the worker dies after marking, where a mark"
+        " gets no answer, and where the handler raises."
+    ),
+    "observe": "Nothing is suppressed: it only counts what would have been a duplicate. For introducing semel.",
+}
+USE_FOR: dict[str, str] = {
+    "inbox": "money, stock: anything that lives in one database",
+    "lease, keyed sink": "calls to systems that take an idempotency key",
+    "lease, fenced sink": "storage that can compare a number",
+    "lease, plain sink": "calls that may repeat now and then",
+    "quarantine": "mails, payments without idempotency of their own",
+    "mark": "metrics, warming a cache",
+    "observe": "looking before you leap",
+}
+
+INTRODUCTION = """\
+# What holds, and when
+
+<!-- Rendered from the table in tests/faults/table.py by `python -m tests.faults.render_guarantees`; do not edit. -->
+
+The number is how often the effect is in the world in the end, when the source delivers the event again until it is
+acknowledged. It is measured: each flow is stopped at each of its steps, on every embedded store, and real processes
+are killed with `kill -9` or stopped past their lease; a test fails where a measurement and this page differ. How that
+is done is told in [how it is proved](how-it-is-proved.md).
+"""
+
+READING = """\
+*flagged*: the record is `unknown` and waits for a decision, and every duplicate is told so. A dash: the window does
+not exist in that mode, because there is no such message.
+
+The rows in which nothing dies are as important as the others. A reply that is lost costs nothing where the same call
+may be repeated with the same owner, and a message that arrives after its sender gave up must not undo what others did
+since. `mark` has neither owner nor claim, so a mark without an answer is not repeated: it is reported, because
+guessing would lose or repeat the event.
+
+*The store loses the record* means after the event was done: a flush, an eviction, a failover to an empty node. With
+an inbox the effect goes with the record, so they are gone or kept together. A keyed sink still knows the key.
+"""
+
+STEPS_TEXT = """\
+## Steps
+
+An effect inside `semel.step` is noted in the record when it returns; a later attempt does not repeat it. Lease, plain
+sink, effect inside a step:
+"""
+
+LIMITS = """\
+## What this does not say
+
+- A key is remembered for its window. The same key after that is a new event.
+- The sink's own memory counts: a keyed sink that forgets its keys earlier than semel retries is a plain one.
+- A plain or fenced effect that was sent and not answered may still be under way when the next attempt runs.
+- `max_attempts` bounds the attempts: an event that kills its worker each time is failed for good, not lost, and its
+  record says so.
+- A store that forgets more than it should (see the last row) cannot be made up for by any protocol above it.
+"""
+
+
+def cell(value: Cell | None) -> str:
+    """One number of the table."""
+    if value is NEVER:
+        return "-"
+    if value == LOST:
+        return "**0, lost**"
+    return str(value) if value == ONCE else f"**{value}**"
+
+
+def table() -> str:
+    """Windows down, modes across."""
+    lines = ["| | " + " | ".join(GUARANTEES) + " |", "|---" * (len(GUARANTEES) + 1) + "|"]
+    for window, title in WINDOWS.items():
+        cells = " | ".join(cell(cells[window]) for cells in GUARANTEES.values())
+        lines.append(f"| {title} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def promises() -> str:
+    """One honest sentence per mode."""
+    for mode, sentence in PROMISES.items():
+        if STRONGEST in sentence.lower():
+            assert all(value in (ONCE, NEVER) for value in GUARANTEES[mode].values()), mode
+    return "".join(f"- **{mode}**, for {USE_FOR[mode]}. {PROMISES[mode]}\n" for mode in GUARANTEES)
+
+
+def steps() -> str:
+    """What a step saves."""
+    lines = [
+        "| | effects |",
+        "|---|---|",
+        *(f"| {title} | {cell(value)} |" for title, value in STEPS.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION, table(), READING, "## By name\n", promises(), STEPS_TEXT, steps(), LIMITS]
+    return "\n".join(parts)
+
+
+def main() -> int:
+    """Write the page, or with `--check` compare it."""
+    if "--check" in sys.argv[1:]:
+        return int(not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page())
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

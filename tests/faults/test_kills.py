@@ -1,0 +1,153 @@
+"""Real processes, killed with -9 or stopped past their lease at named points: the effects are those of the table."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import semel
+from semel.types import Record
+from tests.faults.scenes import acknowledges
+from tests.faults.table import GUARANTEES, Cell
+from tests.faults.worker_process import KEY, Job, client, effects, never, prepare, work
+
+MODES = {
+    "inbox": ("inbox", "plain"),
+    "lease, keyed sink": ("lease", "keyed"),
+    "lease, fenced sink": ("lease", "fenced"),
+    "lease, plain sink": ("lease", "plain"),
+    "quarantine": ("quarantine", "plain"),
+    "mark": ("mark", "plain"),
+    "observe": ("observe", "plain"),
+}
+WINDOW_OF_POINT = {
+    "before_claim": "before_claim",
+    "after_claim": "after_claim",
+    "before_effect": "after_claim",
+    "after_effect": "after_effect",
+    "before_complete": "after_effect",
+    "after_complete": "before_ack",
+    "before_ack": "before_ack",
+}
+WINDOW_OF_STALL = {"before_effect": "stalled_before_effect", "before_complete": "stalled_after_effect"}
+QUICK = {
+    ("lease, plain sink", "after_effect"),
+    ("lease, keyed sink", "after_effect"),
+    ("quarantine", "after_effect"),
+}
+
+KILLS = [
+    pytest.param(
+        name, point, id=f"{name}-{point}", marks=[] if (name, point) in QUICK else [pytest.mark.slow]
+    )
+    for name in MODES
+    for point in WINDOW_OF_POINT
+    if name != "mark" or "complete" not in point
+]
+STALLS = [
+    pytest.param(name, point, id=f"{name}-{point}", marks=[pytest.mark.slow])
+    for name in MODES
+    for point in WINDOW_OF_STALL
+    if name != "mark" or "complete" not in point
+]
+
+
+@contextmanager
+def stopped_at(job: Job) -> Iterator[subprocess.Popen[str]]:
+    """A worker process that has reached its point and waits there."""
+    command = [sys.executable, "-m", "tests.faults.worker_process", msgspec.json.encode(job).decode()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline().strip() == job.point
+            yield child
+        finally:
+            child.kill()
+
+
+def redeliver(job: Job) -> None:
+    """What a source does: again, until it is acknowledged."""
+    for _ in range(5):
+        outcome = work(job)
+        if outcome is True or acknowledges(outcome):
+            return
+    raise AssertionError("never acknowledged")
+
+
+def measured(job: Job) -> Cell:
+    flagged = False
+    if job.mode == "quarantine":
+        with client(job, never) as once:
+            record = once.records.lookup(KEY)
+        flagged = isinstance(record, Record) and record.state == "unknown"
+    return Cell(effects(job), flagged=flagged)
+
+
+@pytest.mark.parametrize(("name", "point"), KILLS)
+def test_a_process_killed_at_a_point_costs_what_the_table_says(name: str, point: str, tmp_path: Path) -> None:
+    mode, sink = MODES[name]
+    job = Job(str(tmp_path), mode, sink, point)
+    prepare(job)
+    with stopped_at(job) as child:
+        child.send_signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
+    redeliver(job)
+    assert measured(job) == GUARANTEES[name][WINDOW_OF_POINT[point]]
+
+
+@pytest.mark.parametrize(("name", "point"), STALLS)
+def test_a_process_stopped_past_its_lease_costs_what_the_table_says(
+    name: str, point: str, tmp_path: Path
+) -> None:
+    mode, sink = MODES[name]
+    job = Job(str(tmp_path), mode, sink, point)
+    prepare(job)
+    with stopped_at(job) as zombie:
+        zombie.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, zombie.pid, os.WSTOPPED)
+        if mode == "inbox":
+            assert work(job) is False  # the stopped one holds the transaction: nobody gets past it
+        else:
+            redeliver(job)
+        zombie.send_signal(signal.SIGCONT)
+        answer, _ = zombie.communicate("\n")
+        assert zombie.returncode == 0
+    if mode == "lease":
+        assert answer.strip() in ("Lost", "Errored")  # told, never silently overwriting
+        assert answer.strip() == "Lost" or sink == "fenced"
+    redeliver_after_stall(job)
+    assert measured(job) == GUARANTEES[name][WINDOW_OF_STALL[point]]
+
+
+def redeliver_after_stall(job: Job) -> None:
+    """The zombie did not acknowledge, so its delivery comes once more; only observe would run it."""
+    if job.mode != "observe":
+        redeliver(job)
+
+
+@pytest.mark.parametrize("name", ["lease, plain sink", "lease, keyed sink"])
+def test_the_receipt_survives_the_death_of_its_maker(name: str, tmp_path: Path) -> None:
+    mode, sink = MODES[name]
+    job = Job(str(tmp_path), mode, sink, "after_complete")
+    with stopped_at(job) as child:
+        child.kill()
+        child.wait()
+    assert work(job) == semel.Done("receipt", replayed=True)
+
+
+def test_a_worker_that_nobody_kills_has_one_effect(tmp_path: Path) -> None:
+    for name, (mode, sink) in MODES.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        job = Job(str(folder), mode, sink)
+        prepare(job)
+        redeliver(job)
+        assert measured(job) == Cell(1)
+        redeliver(job)
+        assert measured(job) == Cell(2 if mode == "observe" else 1)

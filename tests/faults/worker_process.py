@@ -1,0 +1,168 @@
+"""A worker in a process of its own: handles one delivery, and stops at a named point until it is released or killed.
+
+Its standard output says where it is; it goes on when a line comes in. Effects go to a ledger of their own, outside
+of semel: a file that is only appended to, or a database that knows idempotency keys or fences.
+"""
+
+import os
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import semel
+from semel.stores.sqlite import SqliteStore
+from semel.testing.faults import TrapStore
+
+KEY = "evt_1"
+LEASE_S = 0.3
+WAIT_S = 20.0
+
+Trap = Callable[[str], None]
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What a worker is told."""
+
+    folder: str
+    mode: str
+    sink: str = "plain"
+    point: str = ""
+
+    @property
+    def database(self) -> Path:
+        return Path(self.folder) / "events.db"
+
+    @property
+    def ledger(self) -> Path:
+        return Path(self.folder) / "ledger"
+
+
+def never(_point: str) -> None:
+    """Stop nowhere."""
+
+
+def effect(job: Job) -> None:
+    """Something that happens in the world, whatever becomes of this process."""
+    if job.sink == "plain":
+        ledger = os.open(job.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(ledger, b"effect\n")
+        os.fsync(ledger)
+        os.close(ledger)
+        return
+    current = semel.current()
+    with sqlite3.connect(job.ledger) as ledger_db:
+        ledger_db.execute("CREATE TABLE IF NOT EXISTS effects (key TEXT, fence INTEGER)")
+        ledger_db.execute("CREATE TABLE IF NOT EXISTS calls (key TEXT, fence INTEGER)")
+        (seen, newest) = ledger_db.execute(
+            "SELECT count(*), coalesce(max(fence), 0) FROM effects WHERE key = ?", (current.idempotency_key,)
+        ).fetchone()
+        refused = seen > 0 if job.sink == "keyed" else current.fence < newest
+        if not refused:
+            ledger_db.execute("INSERT INTO effects VALUES (?, ?)", (current.idempotency_key, current.fence))
+    ledger_db.close()
+    if refused and job.sink == "fenced":
+        raise ConnectionError("the sink knows a newer fence")
+
+
+def effects(job: Job) -> int:
+    """How often it has happened."""
+    if job.mode == "inbox":
+        with sqlite3.connect(job.database) as database:
+            (balance,) = database.execute("SELECT balance FROM wallet").fetchone()
+        database.close()
+        return int(balance)
+    if not job.ledger.exists():
+        return 0
+    if job.sink == "plain":
+        return job.ledger.read_text().count("effect\n")
+    with sqlite3.connect(job.ledger) as ledger_db:
+        (count,) = ledger_db.execute("SELECT count(*) FROM effects").fetchone()
+    ledger_db.close()
+    return int(count)
+
+
+def client(job: Job, trap: Trap) -> semel.Semel:
+    """A client on the real file, with traps around its store."""
+    store: Any = SqliteStore(job.database, synchronous="NORMAL")
+    policy = semel.Policy(lease_s=LEASE_S, wait_s=WAIT_S)
+    mode: Any = job.mode
+    return semel.open(TrapStore(store, trap), consumer="kills", mode=mode, lease=LEASE_S, policy=policy)
+
+
+def work(job: Job, trap: Trap = never) -> Any:
+    """Handle one delivery; the outcome says whether to acknowledge it."""
+    if job.mode == "inbox":
+        return work_in_transaction(job, trap)
+
+    def handler() -> str:
+        trap("before_effect")
+        effect(job)
+        trap("after_effect")
+        return "receipt"
+
+    with client(job, trap) as once:
+        outcome = once.run(KEY, handler)
+    trap("before_ack")
+    return outcome
+
+
+def work_in_transaction(job: Job, trap: Trap) -> bool:
+    """The same with mark and effect in one transaction; whether it may be acknowledged."""
+    once = semel.open(f"sqlite:///{job.database}", consumer="kills", mode="inbox")
+    connection = sqlite3.connect(job.database, isolation_level=None, timeout=0.2)
+    try:
+        trap("before_claim")
+        connection.execute("BEGIN IMMEDIATE")
+        first = once.inbox(connection).first(KEY)
+        trap("after_claim")
+        if first:
+            trap("before_effect")
+            connection.execute("UPDATE wallet SET balance = balance + 1")
+            trap("after_effect")
+        trap("before_complete")
+        connection.execute("COMMIT")
+        trap("after_complete")
+    except (sqlite3.OperationalError, semel.StillRunning):
+        return False
+    finally:
+        connection.close()
+        once.close()
+    trap("before_ack")
+    return True
+
+
+def prepare(job: Job) -> None:
+    """Create what an application has before its first event."""
+    if job.mode == "inbox":
+        once = semel.open(f"sqlite:///{job.database}", consumer="kills", mode="inbox")
+        with once:
+            pass
+        with sqlite3.connect(job.database) as database:
+            database.execute("CREATE TABLE wallet (balance INTEGER)")
+            database.execute("INSERT INTO wallet VALUES (0)")
+        database.close()
+
+
+def main() -> None:
+    """Do the job, and say how it ended."""
+    job = msgspec.json.decode(sys.argv[1], type=Job)
+    armed = [job.point]
+
+    def trap(point: str) -> None:
+        if point in armed:
+            armed.remove(point)
+            sys.stdout.write(f"{point}\n")
+            sys.stdout.flush()
+            sys.stdin.readline()
+
+    outcome = work(job, trap)
+    sys.stdout.write(f"{type(outcome).__name__}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
