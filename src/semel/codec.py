@@ -31,6 +31,7 @@ _INT64 = 2**63
 _json = msgspec.json.Encoder()
 _pack = msgspec.msgpack.Encoder()
 _NULL = b"jnull"
+_BY_IDENTITY: Any = object.__eq__
 
 
 def encode(value: Any, returns: Any = None, bytes_max: int | None = None) -> bytes:
@@ -42,7 +43,10 @@ def encode(value: Any, returns: Any = None, bytes_max: int | None = None) -> byt
         return _NULL
     try:
         encoded = _encode(value, returns)
-    except (RecursionError, UnicodeError, OverflowError) as error:
+    except ValueNotEncodable:
+        raise
+    except Exception as error:
+        # Whatever it is, also from the value's own class: the effect has happened and must be completed.
         raise ValueNotEncodable(f"a {type(value).__name__} cannot be stored: {error}") from error
     if bytes_max is not None and len(encoded) > bytes_max:
         raise ValueTooLarge(
@@ -54,6 +58,8 @@ def encode(value: Any, returns: Any = None, bytes_max: int | None = None) -> byt
 def decode(encoded: bytes, returns: Any = None) -> Any:
     """The value that `encode` was given. Raises `RecordCorrupt` rather than guess."""
     codec, body = encoded[:1], encoded[1:]
+    if codec not in (b"j", b"m", b"r", b"o"):
+        raise RecordCorrupt(f"a stored value has the unknown codec {codec!r}; is this semel too old?")
     try:
         match codec:
             case b"j":
@@ -62,18 +68,22 @@ def decode(encoded: bytes, returns: Any = None) -> Any:
                 return _unpack.decode(body)
             case b"r":
                 return body
-            case b"o":
-                return _decode_object(body, returns)
             case _:
-                raise RecordCorrupt(f"a stored value has the unknown codec {codec!r}; is this semel too old?")
-    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, TypeError) as error:
+                return _decode_object(body, returns)
+    except RecordCorrupt:
+        raise
+    except Exception as error:  # an unknown time zone, a number out of range, a class that refuses
         raise RecordCorrupt(f"a stored value does not decode any more: {error}") from error
 
 
 def encode_error(error: BaseException) -> bytes:
     """What is kept of a permanent failure: its type and message, never the object."""
     kind = type(error)
-    message = str(error)[:ERROR_CHARS_MAX].encode("utf-8", "replace").decode()
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - an error whose text is broken is still a failure to be kept
+        text = ""
+    message = text[:ERROR_CHARS_MAX].encode("utf-8", "replace").decode()
     return b"j" + _json.encode([f"{kind.__module__}.{kind.__qualname__}", message])
 
 
@@ -199,7 +209,9 @@ def _encode_object(value: Any, returns: Any) -> bytes:
     try:
         body = _object_json(value)
         back = _decode_object(body, returns)
-        if type(back) is type(value) and _object_json(back) == body:
+        # Equal text is not enough: a tuple in a field that takes anything would come back as a list.
+        same = back == value or type(value).__eq__ is _BY_IDENTITY
+        if type(back) is type(value) and same and _object_json(back) == body:
             return body
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise ValueNotEncodable(f"a {type(value).__name__} cannot be stored: {error}") from error

@@ -38,7 +38,7 @@ def duration_us(duration: str | float) -> int:
             raise PolicyInvalid(
                 f"{duration!r} is not a duration; write it like 24h, 15m, 1h30m, 30s or 250ms"
             )
-        return round(sum(float(number) * _UNITS_US[unit] for number, unit in parts))
+        duration = sum(float(number) * _UNITS_US[unit] for number, unit in parts) / 10**6
     if not 0 <= duration < 2**40:
         raise PolicyInvalid(f"{duration!r} seconds is not a duration; give a number of seconds, 0 or more")
     return round(duration * 10**6)

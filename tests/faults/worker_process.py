@@ -110,27 +110,32 @@ def work(job: Job, trap: Trap = never) -> Any:
     return outcome
 
 
+def inbox_client(job: Job) -> semel.Semel:
+    """A client whose tables stand beside the application's own."""
+    store = SqliteStore(job.database, synchronous="NORMAL", adopt=True, busy_wait_s=0.2)
+    return semel.open(store, consumer="kills", mode="inbox")
+
+
 def work_in_transaction(job: Job, trap: Trap) -> bool:
     """The same with mark and effect in one transaction; whether it may be acknowledged."""
-    once = semel.open(f"sqlite:///{job.database}", consumer="kills", mode="inbox")
     connection = sqlite3.connect(job.database, isolation_level=None, timeout=0.2)
     try:
-        trap("before_claim")
-        connection.execute("BEGIN IMMEDIATE")
-        first = once.inbox(connection).first(KEY)
-        trap("after_claim")
-        if first:
-            trap("before_effect")
-            connection.execute("UPDATE wallet SET balance = balance + 1")
-            trap("after_effect")
-        trap("before_complete")
-        connection.execute("COMMIT")
-        trap("after_complete")
-    except (sqlite3.OperationalError, semel.StillRunning):
+        with inbox_client(job) as once:
+            trap("before_claim")
+            connection.execute("BEGIN IMMEDIATE")
+            first = once.inbox(connection).first(KEY)
+            trap("after_claim")
+            if first:
+                trap("before_effect")
+                connection.execute("UPDATE wallet SET balance = balance + 1")
+                trap("after_effect")
+            trap("before_complete")
+            connection.execute("COMMIT")
+            trap("after_complete")
+    except (ConnectionError, sqlite3.OperationalError, semel.StillRunning, semel.StoreUnavailable):
         return False
     finally:
         connection.close()
-        once.close()
     trap("before_ack")
     return True
 
@@ -138,13 +143,12 @@ def work_in_transaction(job: Job, trap: Trap) -> bool:
 def prepare(job: Job) -> None:
     """Create what an application has before its first event."""
     if job.mode == "inbox":
-        once = semel.open(f"sqlite:///{job.database}", consumer="kills", mode="inbox")
-        with once:
-            pass
         with sqlite3.connect(job.database) as database:
             database.execute("CREATE TABLE wallet (balance INTEGER)")
             database.execute("INSERT INTO wallet VALUES (0)")
         database.close()
+        with inbox_client(job):
+            pass
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """`semel explain`: what really holds, before something goes wrong."""
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +18,6 @@ from semel.cli.options import (
 )
 from semel.cli.output import console, print_json, print_rows, say, table
 from semel.cli.reach import exists, found, opened
-from semel.cli.settings import Settings
 from semel.cli.shown import exact_text
 from semel.errors import SemelError
 from semel.observe.explain import Explanation
@@ -26,6 +25,9 @@ from semel.observe.explain import explain as explained
 from semel.observe.guarantees import WINDOWS, Cell, Sink
 from semel.types import Mode
 from semel.windows import duration_us, resolve, window_us
+
+if TYPE_CHECKING:
+    from semel.cli.settings import Settings
 
 __all__ = ["explain"]
 
@@ -72,7 +74,7 @@ def explain(
         )
 
 
-def _explained(settings: Settings, sink: Sink) -> tuple[Explanation, int]:
+def _explained(settings: "Settings", sink: Sink) -> tuple[Explanation, int]:
     """The explanation, and the window that it stands on."""
     target = found(settings)
     mode, lasting_us = settings.mode, window_us(settings.window)
@@ -95,7 +97,7 @@ def _explained(settings: Settings, sink: Sink) -> tuple[Explanation, int]:
     return explained(target, mode, window_us=lasting_us, lease_us=lease_us, sink=sink), lasting_us
 
 
-def _print(result: Explanation, lasting_us: int, settings: Settings) -> None:
+def _print(result: Explanation, lasting_us: int, settings: "Settings") -> None:
     facts = [
         ("mode", result.mode if result.mode != "lease" else f"lease ({result.sink} sink)"),
         ("store", result.store),
@@ -125,7 +127,7 @@ def _effects(cell: Cell | None) -> str:
 
 
 def _document(
-    result: Explanation, lasting_us: int, settings: Settings, require: Mode | None, *, holds: bool
+    result: Explanation, lasting_us: int, settings: "Settings", require: Mode | None, *, holds: bool
 ) -> dict[str, Any]:
     return {
         "mode": result.mode,

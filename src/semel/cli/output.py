@@ -32,6 +32,7 @@ __all__ = [
 
 _PASSWORD = re.compile(r"(://[^\s/@:?#]*:)[^\s@/]+@")
 _SECRET_OPTION = re.compile(r"([?&](?:password|passwd|secret|token|api_key)=)[^\s&#'\"]+", re.IGNORECASE)
+_BOLD = "" if os.environ.get("NO_COLOR") else "bold"
 _UNITS = (("d", 86400 * 10**6), ("h", 3600 * 10**6), ("m", 60 * 10**6), ("s", 10**6), ("ms", 1000), ("us", 1))
 
 
@@ -61,7 +62,7 @@ def print_rows(headers: Sequence[str], rows: Iterable[Sequence[str]], *, title: 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Table:
     """A table whose cells are plain text: no markup, nothing that moves the cursor."""
-    drawn = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
+    drawn = Table(title=title or None, title_justify="left", header_style=_BOLD, box=None, pad_edge=False)
     for header in headers:
         drawn.add_column(header, overflow="fold")
     for row in rows:

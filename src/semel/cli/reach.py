@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from semel.cli.exits import BAD_CONFIGURATION, NOT_FOUND, USAGE, Stop
-from semel.cli.settings import Settings
 from semel.core.commands import Command, Item, Lookup, ReadSettings
 from semel.core.commands import Settings as StoreSettings
 from semel.core.ports import AsyncStore, Store
@@ -15,6 +14,9 @@ from semel.keys.limits import check as check_key
 from semel.plans import reachable
 from semel.stores.registry import store_for
 from semel.types import Absent, Record, Unavailable
+
+if TYPE_CHECKING:
+    from semel.cli.settings import Settings  # slow to import, and --help does not need it
 
 __all__ = ["Reach", "exists", "found", "opened"]
 
@@ -24,7 +26,7 @@ R = TypeVar("R")
 class Reach:
     """An open store and the settings by which its records are chosen."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, store: Store, settings: "Settings") -> None:
         self.store = store
         self.settings = settings
 
@@ -107,7 +109,7 @@ class Reach:
 
 
 @contextmanager
-def opened(settings: Settings, *, create: bool = False) -> Iterator[Reach]:
+def opened(settings: "Settings", *, create: bool = False) -> Iterator[Reach]:
     """The store that the settings name, connected. A file that is not there is not made unless `create`."""
     store = found(settings)
     if not create and not exists(store):
@@ -122,7 +124,7 @@ def opened(settings: Settings, *, create: bool = False) -> Iterator[Reach]:
         store.close()
 
 
-def found(settings: Settings) -> Store:
+def found(settings: "Settings") -> Store:
     """The store that the settings name, not yet connected."""
     store: Store | AsyncStore = store_for(settings.store)
     if not isinstance(store, Store):

@@ -26,6 +26,8 @@ from semel.cli.output import confirm, console, print_json, print_rows, say, tabl
 from semel.cli.reach import Reach, opened
 from semel.codec import encode
 from semel.core.commands import Forget, Page, Resolve, Scan
+from semel.plans import reachable
+from semel.records import Oblivion, Resolution
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record
 from semel.windows import resolve as window_of
 from semel.windows import window_us
@@ -174,7 +176,7 @@ def forget(
         fence = (
             record.fence if record.owner or record.state != "done" else None
         )  # a mark has no fence of its own
-        answer = reach.ask(Forget(record.id, force, fence))
+        answer: Oblivion = reachable(reach.store.send((Forget(record.id, force, fence),))[0])
     match answer:
         case Forgotten():
             say(f"Forgot {what}.")
@@ -230,7 +232,8 @@ def resolve(
             kept, record.tenant, record.consumer, record.event_type, window_us(settings.window)
         )
         to: Literal["done", "absent"] = "done" if done else "absent"
-        answer = reach.ask(Resolve(record.id, fence, to, encode(decided) if done else None, lasting))
+        item = Resolve(record.id, fence, to, encode(decided) if done else None, lasting)
+        answer: Resolution = reachable(reach.store.send((item,))[0])
     match answer:
         case Completed():
             say(f"{key!r} is done: duplicates get {value or 'null'} for {shown.exact_text(lasting)}.")

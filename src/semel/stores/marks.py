@@ -25,11 +25,15 @@ class Marks:
         self._expiry: dict[str, int] = {}
         self._oldest = 0
         """Nothing in `_expiry` expires before this."""
-        self._former: list[dict[str, int]] = []
+        self._former: dict[int, dict[str, int]] = {}
+        """By window: a window that comes back goes on with its own."""
         self._last = 0
 
     def __len__(self) -> int:
-        return len(self._expiry) + sum(map(len, self._former))
+        return len(self._expiry) + sum(map(len, self._former.values()))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._expiry or any(key in marks for marks in self._former.values())
 
     def add(self, keys: Sequence[str], now: int, window_us: int) -> list[bool]:
         """Mark the keys; says for each whether it was the first, a later copy is not."""
@@ -58,14 +62,17 @@ class Marks:
         """
         acquire, release = self._lock.acquire, self._lock.release
         due = last = window_us = left = 0
-        setdefault = self._expiry.setdefault
+        marks = self._expiry
+        setdefault = marks.setdefault
 
         def refresh(now: int) -> None:
-            nonlocal due, last, window_us, left, setdefault
-            window_us, left = window(), room()
+            nonlocal due, last, window_us, left, marks, setdefault
+            asked_us, left = window(), room()
             with self._lock:
+                window_us = asked_us
                 last = self._ready(now, window_us)
-                setdefault = self._expiry.setdefault
+                marks = self._expiry
+                setdefault = marks.setdefault
                 due = 0 if self._former else min(self._oldest, last + REFRESH_US)
 
         def one(key: str) -> bool:
@@ -76,6 +83,10 @@ class Marks:
                 if not due:
                     return self.add((check(key),), now, window_us)[0]
             acquire()
+            if self._expiry is not marks:  # somebody marks with another window: our dict is not all there is
+                release()
+                refresh(now)
+                return self.add((check(key),), now, window_us)[0]
             last = now
             expires_at = now + window_us
             try:
@@ -100,13 +111,15 @@ class Marks:
     def expired(self, now: int) -> int:
         """How many are over and still held."""
         with self._lock:
-            return sum(expiry <= now for marks in (self._expiry, *self._former) for expiry in marks.values())
+            return sum(
+                expiry <= now for marks in (self._expiry, *self._former.values()) for expiry in marks.values()
+            )
 
     def apply(self, item: Lookup | Forget, now: int) -> Record | Absent | Forgotten:
         """Answer for a single mark: it is a done record without owner or value."""
         key = item.id[2]
         with self._lock:
-            for marks in (self._expiry, *self._former):
+            for marks in (self._expiry, *self._former.values()):
                 expiry = marks.get(key, 0)
                 if expiry <= now:
                     continue
@@ -130,20 +143,20 @@ class Marks:
         self._last = now = max(now, self._last)
         if window_us != self._window_us:
             if self._expiry:
-                self._former.append(self._expiry)
-            self._window_us, self._expiry, self._oldest = window_us, {}, 0
+                self._former[self._window_us] = self._expiry
+            self._window_us, self._expiry, self._oldest = window_us, self._former.pop(window_us, {}), 0
         if self._oldest <= now or self._former:
             self._clear(now)
         return now
 
     def _clear(self, now: int) -> None:
         self._oldest = _clear_front(self._expiry, now) or now + self._window_us
-        for marks in self._former:
+        for marks in self._former.values():
             _clear_front(marks, now)
-        self._former = [marks for marks in self._former if marks]
+        self._former = {window_us: marks for window_us, marks in self._former.items() if marks}
 
     def _add_slowly(self, key: str, expires_at: int) -> bool:
-        if any(key in marks for marks in self._former) or key in self._expiry:
+        if any(key in marks for marks in self._former.values()) or key in self._expiry:
             return False
         self._expiry[key] = expires_at
         return True

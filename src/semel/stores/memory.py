@@ -182,7 +182,8 @@ class MemoryStore:
             marks = self._marks[scope] = Marks()
         if len(self._records) + self._marks_held() + len(item.keys) > self._records_max:
             marks.purge(now)
-            if len(self._records) + self._marks_held() + len(item.keys) > self._records_max:
+            new = sum(key not in marks for key in item.keys)  # what is known goes on
+            if new and len(self._records) + self._marks_held() + new > self._records_max:
                 return Unavailable(self._full())
         return Marked(marks.add(item.keys, now, item.window_us))
 

@@ -1,0 +1,123 @@
+"""The inbox has no window between mark and effect: whatever breaks, both are there or neither is."""
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import semel
+from semel.testing.faults import Died
+from tests.faults.table import GUARANTEES, NEVER, Cell
+from tests.faults.worker_process import KEY, Job, effects, inbox_client, prepare, work
+
+INBOX = GUARANTEES["inbox"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    job = Job(str(tmp_path), "inbox")
+    prepare(job)
+    return job
+
+
+def breaks_at(point: str, error: BaseException) -> Callable[[str], None]:
+    """The connection breaks there: an error that the worker sees, or its death."""
+
+    def trap(reached: str) -> None:
+        if reached == point:
+            raise error
+
+    return trap
+
+
+@pytest.mark.parametrize(
+    ("point", "window"),
+    [
+        ("after_claim", "claim_reply_lost"),
+        ("after_effect", "effect_reply_lost"),
+        ("after_complete", "complete_reply_lost"),
+    ],
+)
+def test_a_reply_that_is_lost_repeats_the_transaction_and_not_the_effect(
+    job: Job, point: str, window: str
+) -> None:
+    assert work(job, breaks_at(point, ConnectionError("no answer"))) is False
+    assert work(job) is True
+    assert Cell(effects(job)) == INBOX[window]
+
+
+@pytest.mark.parametrize(
+    ("point", "window"),
+    [
+        ("before_claim", "before_claim"),
+        ("after_claim", "after_claim"),
+        ("after_effect", "after_effect"),
+        ("before_complete", "after_effect"),
+        ("after_complete", "before_ack"),
+    ],
+)
+def test_a_death_at_any_point_leaves_both_or_neither(job: Job, point: str, window: str) -> None:
+    with pytest.raises(Died):
+        work(job, breaks_at(point, Died()))
+    assert work(job) is True
+    assert Cell(effects(job)) == INBOX[window]
+    assert work(job) is True
+    assert Cell(effects(job)) == INBOX[window], "one more duplicate changed something"
+
+
+def test_a_database_that_is_restored_from_a_backup_loses_mark_and_effect_together(
+    job: Job, tmp_path: Path
+) -> None:
+    backup = tmp_path / "backup.db"
+    with sqlite3.connect(job.database) as database, sqlite3.connect(backup) as copy:
+        database.backup(copy)
+    database.close()
+    copy.close()
+    assert work(job) is True
+    assert effects(job) == 1
+    for leftover in tmp_path.glob("events.db-*"):
+        leftover.unlink()
+    shutil.copy(backup, job.database)
+    assert effects(job) == 0
+    assert work(job) is True
+    assert Cell(effects(job)) == INBOX["store_lost"]
+
+
+def test_a_rollback_takes_the_mark_with_it(job: Job) -> None:
+    with inbox_client(job) as once:
+        connection = sqlite3.connect(job.database, isolation_level=None)
+        connection.execute("BEGIN IMMEDIATE")
+        assert once.inbox(connection).first(KEY)
+        connection.execute("ROLLBACK")
+        connection.close()
+    assert work(job) is True
+    assert effects(job) == 1
+
+
+def test_an_effect_that_breaks_a_rule_of_the_business_is_not_taken_for_a_duplicate(job: Job) -> None:
+    with inbox_client(job) as once:
+        connection = sqlite3.connect(job.database, isolation_level=None)
+        connection.execute("CREATE TABLE ledger (amount INTEGER CHECK (amount > 0))")
+        connection.execute("BEGIN IMMEDIATE")
+        assert once.inbox(connection).first(KEY)
+        with pytest.raises(sqlite3.IntegrityError):
+            connection.execute("INSERT INTO ledger VALUES (-1)")
+        connection.execute("ROLLBACK")
+        connection.close()
+    assert work(job) is True
+    assert effects(job) == 1
+
+
+def test_windows_that_cannot_exist_are_said_not_to() -> None:
+    missing = [window for window, cell in INBOX.items() if cell is NEVER]
+    assert missing == ["claim_late", "effect_late", "complete_late"]
+
+
+def test_a_mark_without_a_transaction_is_refused(job: Job) -> None:
+    with inbox_client(job) as once:
+        connection = sqlite3.connect(job.database, isolation_level=None)
+        with pytest.raises(semel.NoTransaction):
+            once.inbox(connection).first(KEY)
+        connection.close()
