@@ -91,10 +91,11 @@ class AsyncSemel(Client):
         self, key: str, call: Any, fn: Any, fingerprint: bytes | None, sliding_us: int | None = None
     ) -> Outcome[Any]:
         claim = self._plan.claim(await self._connect(), key, fingerprint, sliding_us)
+        hands = self._hands()
         try:
-            outcome = await adrive(self._plan.flow(claim, call, fn), self._hands())
+            outcome = await adrive(self._plan.flow(claim, call, fn), hands)
         finally:
-            self._runtime.loop_keeper().drop(claim.owner)
+            hands.drop(claim.owner)
         return raised(outcome)
 
     async def run_many(
@@ -106,11 +107,12 @@ class AsyncSemel(Client):
         at most those under way. `concurrency`: how many handlers run at once, in tasks.
         """
         made, first_at, place_of = self._many(await self._connect(), deliveries, awaitable(handler))
+        hands = self._hands()
         try:
-            outcomes = await adrive_many([flow for flow, _ in made], self._hands(), concurrency)
+            outcomes = await adrive_many([flow for flow, _ in made], hands, concurrency)
         finally:
             for _, owner in made:
-                self._runtime.loop_keeper().drop(owner)
+                hands.drop(owner)
         return copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
 
     async def sweep(self, handler: Callable[[Any], Awaitable[R]], *, limit: int = 100) -> list[Outcome[R]]:

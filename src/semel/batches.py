@@ -110,12 +110,12 @@ class Rounds:
         for slot, answer in zip(fold.slots, answers, strict=True):
             for at, view in slot.takers:
                 mine = answer if view is None else view(answer)
-                if isinstance(slot.item, Claim) and isinstance(mine, Granted):
-                    if mine.attempt > 1 and len(self._flows) > 1:
+                if isinstance(slot.item, Claim) and view is None:
+                    if isinstance(mine, Granted) and mine.attempt > 1 and len(self._flows) > 1:
                         apart.append(give_back(slot.item, mine))
                         self.alone.append((slot.item, at))
                         continue
-                    self._bench.keep(slot.item, mine, sent_at)
+                    self._bench.answered(slot.item, mine, sent_at)
                 self.advance(at, mine)
         self.asking += fold.later
         return apart

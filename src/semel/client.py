@@ -149,7 +149,7 @@ class Semel(Client):
         try:
             outcome = drive(self._plan.flow(claim, call, fn), self._hands)
         finally:
-            self._runtime.keeper.drop(claim.owner)
+            self._hands.drop(claim.owner)
         return raised(outcome)
 
     def run_many(
@@ -165,7 +165,7 @@ class Semel(Client):
             outcomes = drive_many([flow for flow, _ in made], self._hands, concurrency)
         finally:
             for _, owner in made:
-                self._runtime.keeper.drop(owner)
+                self._hands.drop(owner)
         return copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
 
     def sweep(self, handler: Callable[[Any], R], *, limit: int = 100) -> list[Outcome[R]]:

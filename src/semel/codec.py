@@ -113,7 +113,7 @@ def _is_plain(value: Any, depth: int) -> bool:
     if kind is str or kind is bool or value is None:
         return True
     if kind is int:
-        return -_INT64 <= value < _INT64
+        return bool(-_INT64 <= value < _INT64)
     if kind is float:
         return math.isfinite(value)
     if depth > DEPTH_MAX:

@@ -73,6 +73,26 @@ class Bench:
         self.run_max_s = run_max_s
         self.value_bytes_max = value_bytes_max
         self.steady_s: Callable[[], float] = time.monotonic
+        self._unanswered: dict[bytes, float] = {}
+        """When the first try of a claim was sent that has not been answered."""
+
+    def answered(self, claim: Claim, answer: Any, sent_at: float) -> None:
+        """Note a claim's answer: keep what is granted, remember since when there is none.
+
+        A repeated claim gets the lease of the first try whose reply was lost, so its time runs from then.
+        """
+        if type(answer) is Granted:
+            self.keep(claim, answer, self._unanswered.pop(claim.owner, sent_at) if self._unanswered else sent_at)
+        elif type(answer) is Unavailable:
+            self._unanswered.setdefault(claim.owner, sent_at)
+        elif self._unanswered:
+            self._unanswered.pop(claim.owner, None)
+
+    def drop(self, owner: bytes) -> None:
+        """The claim is nobody's business any more."""
+        self.keeper.drop(owner)
+        if self._unanswered:
+            self._unanswered.pop(owner, None)
 
     def keep(self, claim: Claim, granted: Granted, sent_at: float) -> Kept:
         """Renew a granted claim from now on."""
@@ -102,8 +122,7 @@ class Hands(Bench):
         if kind is Claim:
             sent_at = self.steady_s()
             answer = self.channel.send((command,))[0]  # type: ignore[arg-type]
-            if type(answer) is Granted:
-                self.keep(command, answer, sent_at)  # type: ignore[arg-type]
+            self.answered(command, answer, sent_at)  # type: ignore[arg-type]
             return answer
         if kind is Invoke:
             return self.invoke(command)  # type: ignore[arg-type]
@@ -173,8 +192,7 @@ class AsyncHands(Bench):
             case Claim():
                 sent_at = self.steady_s()
                 answer = (await self.channel.asend((command,)))[0]
-                if type(answer) is Granted:
-                    self.keep(command, answer, sent_at)
+                self.answered(command, answer, sent_at)
                 return answer
             case Invoke():
                 return await self.invoke(command)

@@ -131,8 +131,15 @@ class DictStore:
     def mark_record(self, place: Hashable) -> Record:
         record_id, expires_at = self.marks[place]
         return Record(
-            id=record_id, state="done", owner=b"", fence=1, lease_until=0, attempt=1, expires_at=expires_at, first_seen=0
-        )  # fmt: skip
+            id=record_id,
+            state="done",
+            owner=b"",
+            fence=1,
+            lease_until=0,
+            attempt=1,
+            expires_at=expires_at,
+            first_seen=0,
+        )
 
     def mark(self, item: Mark, now: int) -> Marked:
         return Marked([self.mark_key((item.tenant, item.consumer, key), item, now) for key in item.keys])
@@ -153,7 +160,9 @@ class DictStore:
 
     def scan(self, item: Scan, now: int) -> Page:
         after = tuple(json.loads(item.cursor)) if item.cursor else ()
-        found = [record for record in self.standing(now) if record.id > after and self.fits(record, item, now)]
+        found = [
+            record for record in self.standing(now) if record.id > after and self.fits(record, item, now)
+        ]
         found.sort(key=lambda record: record.id)
         page = found[: item.limit]
         return Page(page, json.dumps(page[-1].id) if len(found) > item.limit else None)
@@ -202,9 +211,10 @@ class DictStore:
             if item.tenant in (None, record.tenant) and self.rules.standing(record, now) is None
         ]
         oldest = min((record.expires_at for record in over), default=now)
+        lag_s = (now - oldest) / 1e6
         return Stats(
-            now=now, states=states, consumers=consumers, marks=marks, expired=len(over), purge_lag_s=(now - oldest) / 1e6
-        )  # fmt: skip
+            now=now, states=states, consumers=consumers, marks=marks, expired=len(over), purge_lag_s=lag_s
+        )
 
     def set_window(self, item: SetWindow, now: int) -> None:
         name = (item.tenant, item.consumer, item.event_type)

@@ -5,7 +5,7 @@ import copy
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from semel.core import machine
 
@@ -66,6 +66,8 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
                 yield without
         case ast.UnaryOp(op=ast.Not()):
             yield copy.deepcopy(node.operand)
+        case _:
+            pass
 
 
 class Swap(ast.NodeTransformer):
@@ -97,7 +99,7 @@ def changes() -> list[Change]:
             continue
         for number, node in enumerate(in_order(function)):
             for new in variants(node):
-                changed = ast.fix_missing_locations(Swap(number, new).visit(copy.deepcopy(function)))
+                changed: Any = ast.fix_missing_locations(Swap(number, new).visit(copy.deepcopy(function)))
                 tree = ast.Module([*whole.body[:at], changed, *whole.body[at + 1 :]], [])
                 found.append(Change(f"{function.name}: {ast.unparse(node)} -> {ast.unparse(new)}", tree))
     return found

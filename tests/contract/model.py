@@ -92,7 +92,13 @@ class Model:
         return self.granted(name)
 
     def renew(
-        self, now: int, name: Name, owner: bytes, fence: int, lease: int, note: tuple[str, bytes | None] | None = None
+        self,
+        now: int,
+        name: Name,
+        owner: bytes,
+        fence: int,
+        lease: int,
+        note: tuple[str, bytes | None] | None = None,
     ) -> Answer:
         entry = self.age(name, now)
         if entry is None or entry["kind"] != "running" or not self.holds(entry, owner, fence):

@@ -1,29 +1,15 @@
 """Stores that are broken on purpose, each by one habit, each with the scenarios that find it out."""
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
-from fnmatch import fnmatch
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from semel.core import machine
-from semel.core.commands import (
-    Answer,
-    Claim,
-    Forget,
-    Granted,
-    Item,
-    Mark,
-    Marked,
-    RecordItem,
-    Renew,
-    Resolve,
-    Scan,
-    Settle,
-    SetWindow,
-    SwitchMode,
-)
+from semel.core.commands import Answer, Claim, Forget, Granted, Item, RecordItem, Renew, Resolve, Settle
+from semel.testing import ManualClock, store_contract
+from semel.testing.store_contract import Harness, Scenario
 from semel.types import FOREVER, Busy, Completed, Id, Late, Lost, Record
 from tests.contract.dict_store import DictStore
 
@@ -46,6 +32,17 @@ def caught_by(*names: str) -> Make:
         return store
 
     return enter
+
+
+def breaks(scenario: Scenario, store_type: type[DictStore]) -> bool:
+    """Whether a store fails a scenario, in whatever way."""
+    clock = ManualClock()
+    store = store_type(clock)
+    try:
+        store_contract.run(scenario, Harness(lambda: store, clock=clock, hear_s=0.02))
+    except Exception:  # noqa: BLE001 - however a broken store breaks, it is found out
+        return True
+    return False
 
 
 class Bent(DictStore):
@@ -79,7 +76,9 @@ def taken_over(stored: Record | None, item: RecordItem, now: int) -> bool:
 # --- who may run --------------------------------------------------------------------------------
 
 
-@caught_by("claims_at_once_have_one_winner", "marks_at_once_have_one_first", "take_overs_at_once_have_one_winner")
+@caught_by(
+    "claims_at_once_have_one_winner", "marks_at_once_have_one_first", "take_overs_at_once_have_one_winner"
+)
 class GetThenSet(DictStore):
     """Reads, thinks, writes: every racing caller reads before the first one writes."""
 
@@ -251,7 +250,12 @@ class LateCompletionIsLost(DictStore):
 class AlreadyOverwrites(DictStore):
     def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
         answer, record = super().decide(stored, item, now)
-        if isinstance(answer, Completed) and answer.already and isinstance(item, Settle) and stored is not None:
+        if (
+            isinstance(answer, Completed)
+            and answer.already
+            and isinstance(item, Settle)
+            and stored is not None
+        ):
             return answer, replace(stored, value=item.value)
         return answer, record
 
@@ -292,8 +296,9 @@ class RecreatedIsNeverWritten(DictStore):
 @caught_by("a_lost_record_is_recreated", "what_would_have_expired_is_not_recreated")
 class RecreatedCountsFromNow(Bent):
     def bend(self, item: RecordItem, stored: Record | None, now: int) -> RecordItem:
-        gone = isinstance(item, Settle) and machine.standing(stored, now) is None
-        return replace(item, window_us=item.window_us + now - item.fence) if gone else item  # type: ignore[union-attr]
+        if isinstance(item, Settle) and machine.standing(stored, now) is None:
+            return replace(item, window_us=item.window_us + now - item.fence)
+        return item
 
 
 @caught_by("a_renewal_moves_lease_and_expiry_alike")
@@ -349,8 +354,9 @@ class JournaledClaimsExpire(Bent):
 @caught_by("a_sliding_window_counts_from_the_claim")
 class SlidingFromCompletion(Bent):
     def bend_write(self, stored: Record, record: Record, item: RecordItem, now: int) -> Record:
-        done = isinstance(item, Settle) and item.to == "done"
-        return replace(record, expires_at=now + item.window_us) if done else record  # type: ignore[union-attr]
+        if isinstance(item, Settle) and item.to == "done":
+            return replace(record, expires_at=now + item.window_us)
+        return record
 
 
 @caught_by("an_event_older_than_its_window_is_late")

@@ -11,7 +11,9 @@ from semel.core.commands import Answer, Claim, Item, Mark, Marked, Scan, Settle,
 from semel.core.ports import Capabilities
 from semel.types import Id, Record
 from tests.contract.dict_store import DictStore
-from tests.contract.mutants import caught_by
+from tests.contract.mutants import MUTANTS, caught_by
+
+__all__ = ["MUTANTS"]
 
 # --- names --------------------------------------------------------------------------------------
 
@@ -69,7 +71,9 @@ class OneLeasePerBatch(DictStore):
             return super().send(items)
         return super().send(
             [
-                replace(item, lease_us=first.lease_us, window_us=first.window_us) if isinstance(item, Claim) else item
+                replace(item, lease_us=first.lease_us, window_us=first.window_us)
+                if isinstance(item, Claim)
+                else item
                 for item in items
             ]
         )
@@ -129,7 +133,9 @@ class NewWindowMovesWhatIsStored(DictStore):
 @caught_by("a_prefix_is_no_pattern")
 class PrefixIsAPattern(DictStore):
     def fits(self, record: Record, item: Scan, now: int) -> bool:
-        return super().fits(record, replace(item, prefix=""), now) and fnmatchcase(record.key, f"{item.prefix}*")
+        return super().fits(record, replace(item, prefix=""), now) and fnmatchcase(
+            record.key, f"{item.prefix}*"
+        )
 
 
 @caught_by("orphans_with_a_journal_are_found")
@@ -163,4 +169,4 @@ class DurableInName(DictStore):
 
     def close(self) -> None:
         for table in (self.records, self.marks, self.windows, self.modes):
-            table.clear()  # type: ignore[attr-defined]
+            table.clear()

@@ -3,12 +3,14 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from semel.clock import Clock
-from semel.core.commands import Flow
+from semel.core.commands import Answer, Flow, Item
+from semel.core.ports import Listener
 from semel.stores.memory import MemoryStore
 from semel.testing import ManualClock, store_contract
 from semel.testing.contract.bench import Bench, Scenario, check
@@ -43,7 +45,11 @@ def test_time_is_waited_for_where_it_cannot_be_moved(colour: Colour) -> None:
     chosen = {scenario.name: scenario for scenario in store_contract.scenarios(manual=False)}
     store = MemoryStore()
     harness = Harness(lambda: store, unit_us=2_000)
-    for name in ("a_lease_that_is_over_is_taken_over", "a_window_that_is_over_means_absent", "a_mark_expires"):
+    for name in (
+        "a_lease_that_is_over_is_taken_over",
+        "a_window_that_is_over_means_absent",
+        "a_mark_expires",
+    ):
         store_contract.check(chosen[name], harness, colour)
 
 
@@ -83,11 +89,11 @@ def test_a_store_for_event_loops_only_is_refused_in_threads() -> None:
 
         async def aopen(self) -> None: ...
         async def aclose(self) -> None: ...
-        async def asend(self, items, /):  # type: ignore[no-untyped-def]
+        async def asend(self, items: Sequence[Item], /) -> list[Answer]:
             await asyncio.sleep(0)
             return self.inner.send(items)
 
-        def watch(self, listener, /):  # type: ignore[no-untyped-def]
+        def watch(self, listener: Listener, /) -> Callable[[], None]:
             return self.inner.watch(listener)
 
     clock = ManualClock()

@@ -7,7 +7,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from semel.core.commands import (
     Claim,
@@ -26,14 +32,28 @@ from semel.core.commands import (
 )
 from semel.core.ports import Store
 from semel.testing import ManualClock
-from semel.types import FOREVER, Absent, Busy, Completed, Forgotten, Late, Lost, Mismatch, Record, Renewed, Unknown
+from semel.types import (
+    FOREVER,
+    Absent,
+    Busy,
+    Completed,
+    Forgotten,
+    Late,
+    Lost,
+    Mismatch,
+    Record,
+    Renewed,
+    Unknown,
+)
 from tests.contract import model
 from tests.contract.model import Answer, Model, Name
 from tests.contract.stores import KINDS, Kind
 
 S = 1_000_000
 CONSUMERS = ("lease", "careful", "sliding")
-NAMES: list[Name] = [("", consumer, key) for consumer in CONSUMERS for key in ("a", "b")] + [("other", "lease", "a")]
+NAMES: list[Name] = [("", consumer, key) for consumer in CONSUMERS for key in ("a", "b")] + [
+    ("other", "lease", "a")
+]
 OWNERS = [bytes([number]) * 16 for number in range(1, 5)]
 PRINTS = [None, None, b"\1one", b"\1two", b"\2one"]
 VALUES = [None, b"", b"r1", b"r2"]
@@ -176,17 +196,31 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.tickets.append(Ticket(name, owner, answer.fence, lease, window, sliding))
 
     @precondition(lambda self: self.tickets)
-    @rule(number=tickets, slip=slips, lease=leases, step=st.sampled_from([None, "s1", "s2", "s3"]), value=values)
+    @rule(
+        number=tickets, slip=slips, lease=leases, step=st.sampled_from([None, "s1", "s2", "s3"]), value=values
+    )
     def renew(self, number: int, slip: int, lease: int, step: str | None, value: bytes | None) -> None:
         ticket = self.ticket(number)
         note = None if step is None else (step, value)
         fence = ticket.fence + slip
         self.agree(
-            Renew(ticket.name, ticket.owner, fence, lease, note), "renew", ticket.name, ticket.owner, fence, lease, note
+            Renew(ticket.name, ticket.owner, fence, lease, note),
+            "renew",
+            ticket.name,
+            ticket.owner,
+            fence,
+            lease,
+            note,
         )
 
     @precondition(lambda self: self.tickets)
-    @rule(number=tickets, slip=slips, to=st.sampled_from(["done", "failed"]), value=values, stranger=st.booleans())
+    @rule(
+        number=tickets,
+        slip=slips,
+        to=st.sampled_from(["done", "failed"]),
+        value=values,
+        stranger=st.booleans(),
+    )
     def complete(self, number: int, slip: int, to: Any, value: bytes | None, stranger: bool) -> None:
         ticket = self.ticket(number)
         fence = ticket.fence + slip

@@ -17,6 +17,8 @@ SLOTS = 2
 """Deliveries that one process works on at a time."""
 DUPLICATE_ODDS = 0.2
 ACK_LOST_ODDS = 0.05
+QUIET_US = 5 * LEASE_US
+"""By then everybody who stalled with an event in its hands has woken up."""
 WAITS_S = (0.0, 0.4, 2.5)
 
 
@@ -157,7 +159,7 @@ class Socket(Source):
         self.world.after(worker, self.world.between(LEASE_US // 2, LEASE_US), self._sweep, worker)
 
     def _sweep(self, worker: Worker) -> None:
-        fair = self.world.now >= self.world.faults_until
+        fair = self.world.now >= self.world.faults_until + QUIET_US
         if self.world.now >= self.sweep_until_us or (fair and not self.unfinished()):
             return
         self._listen(worker)

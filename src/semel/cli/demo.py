@@ -1,0 +1,113 @@
+"""`semel demo`: kill workers amid a storm of duplicates, and count what is left."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from semel.cli.exits import FAILED, OK, Stop
+from semel.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from semel.cli.storm.audit import Result
+    from semel.cli.storm.messages import Mode
+
+__all__ = ["demo"]
+
+EVENTS_MIN, EVENTS_MAX = 10, 100_000
+WORKERS_MIN, WORKERS_MAX = 2, 32
+KILLS_MIN, KILLS_MAX = 4, 1000
+SEED_MAX = 2**32
+TERMINATED = 143
+LOG_BYTES_MAX = 2000
+
+
+def demo(
+    events: Annotated[int, typer.Option(min=EVENTS_MIN, max=EVENTS_MAX, help="How many events happen.")] = 600,
+    workers: Annotated[int, typer.Option(min=WORKERS_MIN, max=WORKERS_MAX, help="How many processes.")] = 4,
+    kills: Annotated[
+        int, typer.Option(min=KILLS_MIN, max=KILLS_MAX, help="How often a worker is killed with -9, in each mode.")
+    ] = 12,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=SEED_MAX, help="Draw the same storm again; else a new one.")
+    ] = None,
+    control: Annotated[
+        bool, typer.Option("--control", help="The same storm without semel: it must show doubles.")
+    ] = False,  # noqa: FBT002
+    json: JsonOption = False,  # noqa: FBT002
+) -> int:
+    """Kill workers with -9 amid a storm of duplicate deliveries, and count lost and doubled effects.
+
+    Real processes on one SQLite file in a temporary folder: once in inbox mode, once in lease mode. The ledgers
+    take everything, so that a double would show. Exit code 1 if a promise broke.
+    """
+    import secrets
+    import sys
+    import tempfile
+    from pathlib import Path
+
+    from semel.cli.output import print_json, say
+    from semel.cli.storm.report import document, print_results
+
+    drawn = secrets.randbelow(SEED_MAX) if seed is None else seed
+    modes: tuple[Mode, ...] = ("control",) if control else ("inbox", "lease")
+    with _ending_on_signals(), tempfile.TemporaryDirectory(prefix="semel-demo-") as folder:
+        if not json:
+            say(f"semel demo --seed {drawn} --events {events} --workers {workers} --kills {kills}")
+        shown = sys.stderr.isatty()
+        results = _storms(modes, drawn, Path(folder), (events, workers, kills), shown=shown)
+    if json:
+        print_json(document(results, drawn, workers))
+    else:
+        print_results(results, drawn)
+    return FAILED if any(result.broken for result in results) else OK
+
+
+def _storms(
+    modes: "tuple[Mode, ...]", seed: int, folder: "Path", sizes: tuple[int, int, int], *, shown: bool
+) -> "list[Result]":
+    from time import monotonic
+
+    from semel.cli.storm.audit import audit
+    from semel.cli.storm.nursery import Nursery
+    from semel.cli.storm.plan import draw
+    from semel.cli.storm.report import display
+    from semel.cli.storm.run import Storm, StormError
+
+    events, workers, kills = sizes
+    log = folder / "workers.log"
+    results: list[Result] = []
+    nursery = Nursery(log)
+    try:
+        with display(kills, shown=shown) as step:
+            for mode in modes:
+                started_at = monotonic()
+                plan = draw(mode, seed, events, kills)
+                storm = Storm(mode, plan, nursery, folder, step=step)
+                progress = storm.run(workers)
+                results.append(audit(storm.place, progress, plan.events, monotonic() - started_at))
+    except (StormError, OSError) as error:
+        said = log.read_text(errors="replace")[-LOG_BYTES_MAX:]
+        raise Stop(f"the demo could not be carried out: {error}\n{said}".rstrip(), FAILED) from error
+    finally:
+        nursery.close()
+    return results
+
+
+class _ending_on_signals:  # noqa: N801 - reads as what it does: with _ending_on_signals()
+    """SIGTERM and SIGHUP end the demo as Ctrl-C does: nothing is left behind."""
+
+    def __enter__(self) -> None:
+        import signal
+
+        def end(number: int, frame: object) -> None:
+            raise SystemExit(128 + number)
+
+        self._before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+
+    def __exit__(self, *error: object) -> None:
+        import signal
+
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,148 @@
+"""Show a storm while it blows, and what it left behind."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec import to_builtins
+
+from semel.cli.storm.audit import Result
+from semel.cli.storm.messages import PHASES
+from semel.cli.storm.run import Progress
+
+__all__ = ["TITLES", "display", "document", "print_results"]
+
+TITLES = {
+    "inbox": "inbox: effect and mark in one transaction",
+    "lease": "lease: the effect is outside the store",
+    "control": "control: without semel",
+}
+_SIGNS = {"working": "[green]●[/]", "paused": "[yellow]‖[/]", "starting": "[red]✕[/]"}
+REFRESH_PER_S = 10
+
+
+@contextmanager
+def display(kills: int, *, shown: bool) -> Iterator[Callable[[Progress], None]]:
+    """A live view on stderr; nothing where nobody looks. It has no thread: it is drawn by the storm's own steps."""
+    if not shown:
+        yield lambda _: None
+        return
+    from rich.console import Group
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    from semel.cli.output import console
+
+    def draw(progress: Progress) -> Any:
+        struck = ", ".join(f"{phase} {progress.kills[phase]}" for phase in PHASES)
+        signs = " ".join(_SIGNS[each] for each in progress.workers.split())
+        return Group(
+            Text(TITLES[progress.mode], style="bold"),
+            ProgressBar(total=progress.messages, completed=progress.acked, width=60),
+            Text.from_markup(f"workers {signs}   deliveries {progress.deliveries:,}"),
+            Text(f"killed -9: {progress.kills.total()} of {kills} ({struck})   paused: {progress.pauses}"),
+        )
+
+    with Live(console=console(stderr=True), auto_refresh=False, transient=True) as live:
+        from time import monotonic
+
+        drawn_at = 0.0
+
+        def step(progress: Progress) -> None:
+            nonlocal drawn_at
+            if monotonic() - drawn_at >= 1 / REFRESH_PER_S:
+                drawn_at = monotonic()
+                live.update(draw(progress), refresh=True)
+
+        yield step
+
+
+def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
+    """The table: one line for each figure, one column for each storm."""
+
+    def line(name: str, figure: Callable[[Result], object]) -> tuple[str, ...]:
+        cells = [figure(result) for result in results]
+        return (name, *(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells))
+
+    lines = [
+        line("events", lambda result: result.events),
+        line("deliveries", lambda result: result.deliveries),
+        line("duplicates suppressed", lambda result: result.duplicates_suppressed),
+        line("replays of the first answer", lambda result: result.replays),
+        *(line(f"killed -9: {phase}", lambda result, at=phase: result.kills_by_phase[at]) for phase in PHASES),
+        line("paused past the lease", lambda result: result.pauses),
+        line("taken over", lambda result: result.takeovers),
+        line("lost", lambda result: result.lost),
+        line("twice", lambda result: result.twice),
+    ]
+    if any(result.sink is not None for result in results):
+        lines += [
+            line("  beyond what hit the event", lambda result: result.repeats_unexplained),
+            line("  lost with its key", lambda result: "-" if result.sink is None else result.sink.lost),
+            line("  twice with its key", lambda result: "-" if result.sink is None else result.sink.twice),
+        ]
+    return [*lines, line("seconds", lambda result: f"{result.seconds:.1f}")]
+
+
+def print_results(results: Sequence[Result], seed: int) -> None:
+    """The table and the verdict, on stdout."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from semel.cli.output import console
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(f"seed {seed}")
+    for result in results:
+        table.add_column(result.mode, justify="right")
+    for row in rows(results):
+        alarming = row[0] in ("lost", "twice")
+        table.add_row(*(Text(cell, style="bold" if alarming else "") for cell in row))
+    where = console()
+    where.print(table)
+    where.print()
+    for sentence in verdicts(results):
+        where.print(Text(sentence))
+    sys.stdout.flush()
+
+
+def verdicts(results: Sequence[Result]) -> list[str]:
+    """What the figures mean, a sentence for each storm."""
+    sentences: list[str] = []
+    for result in results:
+        if result.broken:
+            sentences.append(f"{result.mode}: BROKEN: {'; '.join(result.broken)}")
+        elif result.mode == "inbox":
+            sentences.append("inbox: lost 0, twice 0. Effect and mark were committed together, or neither was.")
+        elif result.mode == "lease":
+            sentences.append(
+                f"lease: lost 0. {result.repeats} effects were repeated, none more often than its event was hit;"
+                " through a sink that honours the idempotency key: lost 0, twice 0."
+            )
+        else:
+            sentences.append(
+                f"control: as expected without semel, {result.twice} of {result.events} events had their effect"
+                " more than once."
+            )
+    return sentences
+
+
+def document(results: Sequence[Result], seed: int, workers: int) -> dict[str, Any]:
+    """The same for programs. The figures at the top are those of the first storm."""
+    first = results[0]
+    by_mode = {result.mode: to_builtins(result) for result in results}
+    return {
+        "seed": seed,
+        "workers": workers,
+        "events": first.events,
+        "deliveries": first.deliveries,
+        "kills": first.kills,
+        "lost": first.lost,
+        "twice": first.twice,
+        "ok": not any(result.broken for result in results),
+        "inbox": by_mode.get("inbox"),
+        "lease": by_mode.get("lease"),
+        "control": by_mode.get("control"),
+    }

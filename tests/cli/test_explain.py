@@ -1,0 +1,99 @@
+"""`semel explain` says what the tested table says, and answers with its exit code."""
+
+from pathlib import Path
+
+import pytest
+
+from semel.observe.guarantees import GUARANTEES, WINDOWS
+from tests.cli.program import semel
+from tests.faults import table
+
+
+def test_the_guarantees_are_those_that_are_tested() -> None:
+    stated = {
+        mode: {window: None if cell is None else (cell.effects, cell.flagged) for window, cell in row.items()}
+        for mode, row in GUARANTEES.items()
+    }
+    tested = {
+        mode: {window: None if cell is None else (cell.effects, cell.flagged) for window, cell in row.items()}
+        for mode, row in table.GUARANTEES.items()
+    }
+    assert stated == tested
+    assert table.WINDOWS == WINDOWS
+
+
+def test_explain_prints_the_row_of_the_table(tmp_path: Path) -> None:
+    answer = semel("explain", "--mode", "quarantine", "--json", cwd=tmp_path)
+    assert answer.code == 0
+    told = answer.json()
+    assert set(told) == {
+        "mode", "store", "consumer", "sink", "window_s", "lease_s", "how", "crashes", "weakened_by",
+        "table_holds", "required", "satisfied",
+    }  # fmt: skip
+    assert {each["window"]: (each["effects"], each["flagged"]) for each in told["crashes"]} == {
+        window: (None, False) if cell is None else (cell.effects, cell.flagged)
+        for window, cell in table.GUARANTEES["quarantine"].items()
+    }
+    assert not (tmp_path / "semel.db").exists()
+    assert "does not exist yet" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--mode", "inbox", "--require", "inbox"], 0),
+        (["--mode", "inbox", "--require", "quarantine"], 0),
+        (["--mode", "inbox", "--require", "mark"], 0),
+        (["--mode", "lease", "--require", "lease"], 0),
+        (["--mode", "lease", "--require", "inbox"], 1),
+        (["--mode", "lease", "--sink", "keyed", "--require", "inbox"], 0),
+        (["--mode", "lease", "--sink", "fenced", "--require", "inbox"], 1),
+        (["--mode", "mark", "--require", "lease"], 1),
+        (["--mode", "observe", "--require", "lease"], 1),
+        (["--mode", "mark", "--require", "observe"], 0),
+        (["--mode", "lease", "--require", "lease", "--window", "off"], 1),
+        (["--mode", "lease", "--store", "memory:"], 0),
+        (["--mode", "lease", "--store", "memory:", "--require", "lease"], 1),
+        (["--mode", "inbox", "--store", "memory:"], 78),
+        (["--mode", "transaction"], 78),
+        (["--store", "sqlite:///text.db"], 78),
+        (["--store", "pigeon:"], 78),
+        (["--require", "leese"], 2),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, list) else str(part),
+)
+def test_the_exit_code_says_whether_it_holds(tmp_path: Path, options: list[str], code: int) -> None:
+    (tmp_path / "text.db").write_text("no database\n" * 20, encoding="utf-8")
+    assert semel("explain", *options, cwd=tmp_path).code == code
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "breaks"),
+    [
+        (["--store", "memory:"], "forgets all", True),
+        (["--window", "off"], "every duplicate runs", True),
+        (["--window", "10s"], "shorter than the lease", False),
+        (["--window", "analytics"], "shorter than a day", False),
+        (["--mode", "mark"], "loses the event", False),
+        (["--store", "sqlite:///x.db?synchronous=normal"], "when the power fails", False),
+    ],
+)
+def test_what_weakens_it_is_told(tmp_path: Path, options: list[str], said: str, breaks: bool) -> None:
+    told = semel("explain", "--json", *options, cwd=tmp_path).json()
+    assert [each["breaks"] for each in told["weakened_by"] if said in each["what"]] == [breaks]
+    assert told["table_holds"] is not breaks
+
+
+def test_a_consumer_is_explained_by_its_recorded_mode_and_window(place: Path) -> None:
+    semel("window", "set", "mails", "15m", cwd=place)
+    told = semel("explain", "--consumer", "mails", "--json", cwd=place).json()
+    assert (told["mode"], told["window_s"]) == ("quarantine", 900.0)
+    other = semel("explain", "--consumer", "mails", "--mode", "lease", cwd=place)
+    assert other.code == 78
+    assert "works in mode quarantine, but --mode says lease" in other.err
+
+
+def test_in_words(place: Path) -> None:
+    lines = semel("explain", "--consumer", "metrics", cwd=place).out.splitlines()
+    assert lines[0] == "mode\tmark"
+    assert "killed after the claim\t0: lost" in lines

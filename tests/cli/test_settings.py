@@ -1,0 +1,112 @@
+"""Where settings come from, which one wins, and what is said when one is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import Ended, semel
+
+
+def shown(place: Path, *args: str, **env: str) -> dict[str, tuple[object, str]]:
+    answer = semel("config", "show", "--json", *args, cwd=place, env=env)
+    assert answer.code == 0, answer.err
+    return {name: (each["value"], each["origin"]) for name, each in answer.json().items()}
+
+
+def test_defaults(tmp_path: Path) -> None:
+    assert shown(tmp_path) == {
+        "store": ("sqlite:///semel.db", "default"),
+        "consumer": (None, "default"),
+        "tenant": (None, "default"),
+        "window": ("24h", "default"),
+        "lease": ("30s", "default"),
+        "mode": ("lease", "default"),
+        "log_level": ("warning", "default"),
+    }
+
+
+def test_the_first_source_that_has_a_value_wins(tmp_path: Path) -> None:
+    (tmp_path / "semel.toml").write_text(
+        'window = "1h"\nlease = "1m"\nconsumer = "file"\nstore = "memory:"\nmode = "mark"\n', encoding="utf-8"
+    )
+    (tmp_path / "secret").write_text("sqlite:///secret.db\n", encoding="utf-8")
+    settings = shown(
+        tmp_path,
+        "--window", "3h",
+        SEMEL_WINDOW="2h",
+        SEMEL_LEASE="2m",
+        SEMEL_CONSUMER="",
+        SEMEL_STORE_FILE="secret",
+        SEMEL_LEASE_FILE="secret",
+    )  # fmt: skip
+    assert settings["window"] == ("3h", "--window")
+    assert settings["lease"] == ("2m", "SEMEL_LEASE")
+    assert settings["store"] == ("sqlite:///secret.db", "SEMEL_STORE_FILE (secret)")
+    assert settings["consumer"] == ("file", "semel.toml: consumer")
+    assert settings["mode"] == ("mark", "semel.toml: mode")
+    assert settings["tenant"] == (None, "default")
+
+
+def test_another_file_by_flag_or_variable(tmp_path: Path) -> None:
+    (tmp_path / "semel.toml").write_text("broken", encoding="utf-8")
+    (tmp_path / "other.toml").write_text("lease = 45\n", encoding="utf-8")
+    assert shown(tmp_path, SEMEL_CONFIG="other.toml")["lease"] == (45, "other.toml: lease")
+    answer = semel("--config", "other.toml", "config", "show", cwd=tmp_path)
+    assert "lease\t45.0\tother.toml: lease\n" in answer.out.replace("\t45\t", "\t45.0\t")
+
+
+def test_passwords_are_hidden(tmp_path: Path) -> None:
+    url = "pigeon://me:hunter2@coop/1?token=hunter2"
+    for answer in (
+        semel("config", "show", "--store", url, cwd=tmp_path),
+        semel("config", "show", "--json", cwd=tmp_path, env={"SEMEL_STORE": url}),
+        semel("list", "--store", url, cwd=tmp_path),
+    ):
+        assert "hunter2" not in answer.out + answer.err
+    assert "pigeon://me:***@coop/1?token=***" in semel("config", "show", "--store", url, cwd=tmp_path).out
+
+
+def wrong(place: Path, toml: str = "", **env: str) -> Ended:
+    (place / "semel.toml").write_text(toml, encoding="utf-8")
+    return semel("config", "show", cwd=place, env=env)
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ('windw = "1h"', "semel.toml: 'windw' is no setting of semel; did you mean window?"),
+        ('colour = "red"', "'colour' is no setting of semel; there are store, consumer"),
+        ("window = true", "semel.toml: window: it is a duration"),
+        ('window = "soon"', "semel.toml: window: 'soon' is not a duration"),
+        ('lease = "1us"', "semel.toml: lease: a lease of '1us' is out of bounds"),
+        ('mode = "leese"', "semel.toml: mode: it should be 'inbox'"),
+        ("store = 5", "semel.toml: store: it should be a valid string"),
+        ('store = ""', "semel.toml: store: it is empty"),
+        ('consumer = ""', "semel.toml: consumer: consumer '' has 0 bytes"),
+        ("store = ", "semel.toml cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_bad_configuration(tmp_path: Path, toml: str, said: str) -> None:
+    answer = wrong(tmp_path, toml)
+    assert answer.code == 78
+    assert said in answer.err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("SEMEL_STROE", "memory:", "SEMEL_STROE is no setting of semel; did you mean SEMEL_STORE?"),
+        ("SEMEL_STROE_FILE", "x", "did you mean SEMEL_STORE?"),
+        ("SEMEL_WINDOW", "soon", "SEMEL_WINDOW: 'soon' is not a duration"),
+        ("SEMEL_LOG_LEVEL", "loud", "SEMEL_LOG_LEVEL: it should be 'debug'"),
+        ("SEMEL_STORE_FILE", "none", "SEMEL_STORE_FILE names none, which cannot be read"),
+    ],
+)
+def test_a_wrong_variable_is_bad_configuration(tmp_path: Path, variable: str, value: str, said: str) -> None:
+    answer = wrong(tmp_path, **{variable: value})
+    assert answer.code == 78
+    assert said in answer.err
+
+
+def test_variables_of_others_are_left_alone(tmp_path: Path) -> None:
+    shown(tmp_path, SEMEL_SERVICE_HOST="10.0.0.1", SEMEL_PORT="tcp://10.0.0.1:80", SEMEL_PORT_80_TCP="x")

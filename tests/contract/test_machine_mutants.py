@@ -1,0 +1,45 @@
+"""Change any one thing in the machine, and a scenario fails: the contract says all that the machine says."""
+
+import pytest
+
+from semel.testing import store_contract
+from tests.contract.dict_store import DictStore
+from tests.contract.machine_mutants import MUTATED, Change, changes
+from tests.contract.mutants import breaks
+
+ALLOWED = {
+    # A quarantined claim has no expiry from the start.
+    (
+        "standing: replace(record, state='unknown', settled_at=record.lease_until, expires_at=FOREVER) -> "
+        "replace(record, state='unknown', settled_at=record.lease_until)"
+    ),
+    # Whether a claim writes down that an orphan is unknown, or leaves it to the next look, is not seen.
+    "_claim: None if record is stored else record -> None",
+    "_claim: None if record is stored else record -> record",
+    "_claim: record is stored -> record is not stored",
+    # A sliding window that was changed while its claim ran may count by either.
+    (
+        "_settle: record.expires_at if record.expires_at != FOREVER else record.first_seen + item.window_us -> "
+        "record.first_seen + item.window_us"
+    ),
+}
+"""Changes that no answer shows, or that the protocol leaves open; each with its reason."""
+
+
+def is_found_out(change: Change) -> bool:
+    changed = type("Changed", (DictStore,), {"rules": change.module()})
+    return any(breaks(scenario, changed) for scenario in store_contract.scenarios(DictStore.capabilities))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", sorted(MUTATED))
+def test_every_change_of_the_machine_is_found_out(function: str) -> None:
+    mine = [change for change in changes() if change.name.startswith(f"{function}: ")]
+    unnoticed = {change.name for change in mine if not is_found_out(change)}
+    assert unnoticed == {name for name in ALLOWED if name.startswith(f"{function}: ")}
+
+
+def test_the_machine_is_changed_in_many_places() -> None:
+    names = [change.name for change in changes()]
+    assert len(names) > 150
+    assert set(names) >= ALLOWED
