@@ -8,6 +8,8 @@ def charge(order): ...
 charge(order)      # runs once; a duplicate returns the first receipt
 """
 
+from typing import TYPE_CHECKING
+
 from semel import errors, keys
 from semel.aclient import AsyncSemel
 from semel.base import ClaimOutcome
@@ -155,9 +157,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> str:
-    if name == "__version__":
-        from importlib.metadata import version
+if TYPE_CHECKING:
+    __version__: str
+else:
 
-        return version("semel")
-    raise AttributeError(f"module 'semel' has no attribute {name!r}")
+    def __getattr__(name: str) -> str:
+        """`__version__`, looked up when asked for: reading metadata is slow."""
+        if name == "__version__":
+            from importlib.metadata import version
+
+            return version("semel")
+        raise AttributeError(f"module 'semel' has no attribute {name!r}")

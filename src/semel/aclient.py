@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from semel.base import ClaimOutcome, Client, raised
 from semel.batches import adrive_many, copies
@@ -26,6 +26,7 @@ from semel.types import Completed, Delivery, Lost, Outcome, Renewed, Unavailable
 
 __all__ = ["AsyncSemel"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -35,8 +36,8 @@ class AsyncSemel(Client):
 
     def __init__(self, plan: Plan, runtime: Runtime) -> None:
         super().__init__(plan, runtime)
-        self.records = AsyncRecords(plan, self._ask)
-        self.windows = AsyncWindows(plan, self._ask, runtime.expire_settings)
+        self.records: AsyncRecords = AsyncRecords(plan, self._ask)
+        self.windows: AsyncWindows = AsyncWindows(plan, self._ask, runtime.expire_settings)
 
     def using(self, policy: Policy) -> "AsyncSemel":
         """The same client by another policy; both share one connection."""
@@ -77,7 +78,7 @@ class AsyncSemel(Client):
     # --- run ---
 
     async def run(
-        self, key: str, fn: Callable[..., Awaitable[R]], /, *args: Any, **kwargs: Any
+        self, key: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Outcome[R]:
         """Run `fn` once for this key; a duplicate gets the first one's outcome. Two round trips, one for a duplicate.
 

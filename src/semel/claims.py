@@ -23,9 +23,9 @@ class Claimed:
     def __init__(self, client: Any, claim: Claim, granted: Granted, kept: Kept) -> None:
         self._client = client
         self._kept = kept
-        self.claim = claim
-        self.granted = granted
-        self.settled = False
+        self.claim: Claim = claim
+        self.granted: Granted = granted
+        self.settled: bool = False
 
     def __repr__(self) -> str:
         return f"Claimed(key={self.key!r}, fence={self.fence}, attempt={self.attempt})"

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from semel.aclient import AsyncSemel
 from semel.base import ClaimOutcome, Client, raised
@@ -31,6 +31,7 @@ from semel.types import Completed, Delivery, Lost, Mode, Outcome, Renewed, Unava
 
 __all__ = ["Semel", "aopen", "open"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -91,8 +92,8 @@ class Semel(Client):
         self._hands = Hands(
             runtime.channel, runtime.keeper, runtime.watches, policy.run_max_s, policy.value_bytes_max
         )
-        self.records = Records(plan, self._ask)
-        self.windows = Windows(plan, self._ask, runtime.expire_settings)
+        self.records: Records = Records(plan, self._ask)
+        self.windows: Windows = Windows(plan, self._ask, runtime.expire_settings)
 
         self._mark: Callable[[str], bool] = self._first_mark
 
@@ -133,7 +134,7 @@ class Semel(Client):
 
     # --- run ---
 
-    def run(self, key: str, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Outcome[R]:
+    def run(self, key: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
         """Run `fn` once for this key; a duplicate gets the first one's outcome. Two round trips, one for a duplicate.
 
         An exception of `fn` is an outcome: `Failed` if the policy calls it permanent, else `Errored`, with the

@@ -1,9 +1,9 @@
 """`guard`: a function that runs once per key, and whose every call returns the first one's value."""
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial, update_wrapper
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, assert_never, overload
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, assert_never, cast, overload
 
 from semel.errors import (
     ClaimLost,
@@ -101,7 +101,7 @@ class _Guarded(Generic[P, R]):
         self._fn = fn
         self._read = KeyReader(fn, source)
         self._source = source
-        update_wrapper(self, fn)
+        update_wrapper(cast(Any, self), fn)
 
     def __get__(self, instance: Any, _owner: type | None = None) -> Any:
         """As a method: `self` is the first argument, as always."""
@@ -166,8 +166,8 @@ class Guard:
         self._client = client
         self._source = source
 
-    @overload
-    def __call__(self, fn: Callable[P, Awaitable[R]]) -> AsyncGuarded[P, R]: ...
+    @overload  # a Coroutine is an R too: the first that fits is taken
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]]) -> AsyncGuarded[P, R]: ...  # type: ignore[overload-overlap]
 
     @overload
     def __call__(self, fn: Callable[P, R]) -> Guarded[P, R]: ...

@@ -82,7 +82,9 @@ class Bench:
         A repeated claim gets the lease of the first try whose reply was lost, so its time runs from then.
         """
         if type(answer) is Granted:
-            self.keep(claim, answer, self._unanswered.pop(claim.owner, sent_at) if self._unanswered else sent_at)
+            self.keep(
+                claim, answer, self._unanswered.pop(claim.owner, sent_at) if self._unanswered else sent_at
+            )
         elif type(answer) is Unavailable:
             self._unanswered.setdefault(claim.owner, sent_at)
         elif self._unanswered:

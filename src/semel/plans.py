@@ -77,13 +77,13 @@ class Plan:
     ) -> None:
         if mode not in MODES:
             raise PolicyInvalid(f"mode {mode!r} is unknown; choose one of {', '.join(MODES)}")
-        self.tenant = tenant if not tenant else check_consumer(tenant)
-        self.consumer = check_consumer(consumer)
+        self.tenant: str = tenant if not tenant else check_consumer(tenant)
+        self.consumer: str = check_consumer(consumer)
         self.mode: Mode = mode
-        self.policy = policy
-        self.observed = Observed()
-        self._default_us = window_us(window if policy.window_s is None else policy.window_s)
-        self.lease_us = duration_us(lease if policy.lease_s is None else policy.lease_s)
+        self.policy: Policy = policy
+        self.observed: Observed = Observed()
+        self._default_us: int = window_us(window if policy.window_s is None else policy.window_s)
+        self.lease_us: int = duration_us(lease if policy.lease_s is None else policy.lease_s)
         if not LEASE_MIN_S * 1e6 <= self.lease_us <= LEASE_MAX_S * 1e6:
             raise PolicyInvalid(f"a lease of {lease!r} is out of bounds; use {LEASE_MIN_S * 1000:g}ms to 12h")
         if policy.run_max_s * 1e6 < self.lease_us:
@@ -228,7 +228,7 @@ class Plan:
         task = Task(claim, call, self.policy, return_type(fn))
         if claim.window_us == OFF:
             return flows.unguarded(task)
-        if self.mode == "lease" or self.mode == "quarantine":
+        if self.mode in ("lease", "quarantine"):
             return flows.once(task)
         if self.mode == "mark":
             return flows.marked(Mark(self.tenant, self.consumer, [claim.id[2]], claim.window_us), task)

@@ -12,7 +12,7 @@ from semel.testing.simulate import MODES, MUTANTS, main, simulate, storm
 SOAK = bool(os.environ.get("SEMEL_SOAK"))
 SEEDS = 25_000 if SOAK else 500
 """Of each mode: 4,000 in all, 200,000 in the long form."""
-SEEDS_QUICK = 40
+SEEDS_QUICK = 25
 SEEDS_MUTANT = 1_000
 BLOCKS = 8 if SOAK else 1
 """The long form is cut into pieces, so that they share the processors."""
@@ -96,7 +96,7 @@ HARMS: dict[str, set[str]] = {
 @pytest.mark.parametrize("mutant", HARMS)
 def test_a_broken_protocol_is_caught_for_what_it_does(mutant: str) -> None:
     mode = MUTANTS[mutant].mode
-    results = [simulate(mode, seed, mutant=mutant).violation for seed in range(60)]
+    results = [simulate(mode, seed, mutant=mutant).violation for seed in range(30)]
     kinds = {violation.kind for violation in results if violation is not None}
     assert kinds
     assert kinds <= HARMS[mutant]

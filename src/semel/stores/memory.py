@@ -57,8 +57,8 @@ class MemoryStore:
     go on. A fork copies it: the child's changes are its own.
     """
 
-    name = "memory:"
-    capabilities = Capabilities(durable=False, notifies=True, instant=True)
+    name: str = "memory:"
+    capabilities: Capabilities = Capabilities(durable=False, notifies=True, instant=True)
 
     def __init__(self, *, records_max: int = RECORDS_MAX, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()

@@ -64,6 +64,7 @@ def connect(path: Path) -> sqlite3.Connection:
 def inbox_handler(place: Place) -> Handler:
     """The effect and the mark are in one transaction: both, or neither."""
     once = semel.open(place.store, consumer="demo", mode="inbox")
+    once.__enter__()  # connect now: inside our own transaction it would wait for ourselves
     connection = connect(place.database)
 
     def handle(delivery: Deliver, halt: Halt) -> Ack:

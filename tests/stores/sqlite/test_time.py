@@ -1,0 +1,76 @@
+"""The store's time goes forward only: across calls, objects, restarts and other processes."""
+
+from pathlib import Path
+from threading import Barrier, Thread
+
+from semel.core.commands import Count, Mark
+from semel.stores.sqlite import SqliteStore
+from semel.stores.sqlite.clock import StoreClock
+from semel.testing import ManualClock
+from tests.stores.sqlite.tools import HOUR, SECOND, hold, lookup
+
+
+def now(store: SqliteStore) -> int:
+    moment: int = store.send([Count()])[0].now
+    return moment
+
+
+def test_time_never_stands_still_nor_goes_back(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = SqliteStore(tmp_path / "a.db", clock=clock)
+    first = hold(store, "a")[1].fence
+    assert now(store) > first
+    seen = now(store)
+    clock.step_back(HOUR)
+    second = hold(store, "b")[1].fence
+    assert second > seen
+    clock.advance(5 * SECOND)
+    assert hold(store, "c")[1].fence - second == 5 * SECOND  # it goes on at its own pace
+    store.close()
+
+
+def test_a_step_back_while_closed_is_made_up_for(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "a.db", clock=ManualClock())
+    fence = hold(store, "a")[1].fence
+    store.close()
+    clock = ManualClock()
+    clock.step_back(HOUR)
+    again = SqliteStore(tmp_path / "a.db", clock=clock)
+    assert now(again) > fence
+    written = hold(again, "b")[1].fence
+    assert fence < written < fence + SECOND
+    again.close()
+    clock.advance(10 * SECOND)
+    third = SqliteStore(tmp_path / "a.db", clock=clock)  # the offset was stored too
+    assert hold(third, "c")[1].fence - written == 10 * SECOND
+    assert lookup(third, "a").state == "claimed"
+    third.close()
+
+
+def test_two_objects_share_one_time(tmp_path: Path) -> None:
+    clocks = ManualClock(), ManualClock()
+    clocks[1].step_back(HOUR)
+    one, two = (SqliteStore(tmp_path / "a.db", clock=clock) for clock in clocks)
+    fences = [hold(store, f"k{number}")[1].fence for number in range(5) for store in (one, two)]
+    assert fences == sorted(set(fences))
+    marked = one.send([Mark("", "m", ["a"], SECOND)])[0].firsts + two.send([Mark("", "m", ["a"], SECOND)])[0].firsts
+    assert marked == [True, False]
+    one.close()
+    two.close()
+
+
+def test_every_tick_is_another_one_in_all_threads() -> None:
+    clock = StoreClock(ManualClock())
+    ticks: list[int] = []
+    barrier = Barrier(4)
+
+    def run() -> None:
+        barrier.wait()
+        ticks.extend([clock.tick(0, 0)[0] for _ in range(500)])
+
+    threads = [Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(ticks)) == 2000
