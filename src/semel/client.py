@@ -17,7 +17,7 @@ from semel.claims import Claimed
 from semel.core import flows
 from semel.core.commands import Item
 from semel.core.folding import leaders
-from semel.core.ports import AsyncStore, Store
+from semel.core.ports import AsyncStore, Store, Twofold
 from semel.decorators import Guard, KeySource
 from semel.drive import Hands, drive
 from semel.errors import PolicyInvalid, StoreUnknown
@@ -67,7 +67,10 @@ def aopen(
     plan = Plan(
         consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode, policy=policy or Policy()
     )
-    return AsyncSemel(plan, _runtime(store, mode))
+    runtime = _runtime(store, mode)
+    if isinstance(runtime.store, Twofold):
+        runtime = Runtime(runtime.store.twin(), owned=isinstance(store, str))
+    return AsyncSemel(plan, runtime)
 
 
 def _runtime(store: str | Store | AsyncStore, mode: Mode) -> Runtime:
@@ -96,6 +99,7 @@ class Semel(Client):
         self.windows: Windows = Windows(plan, self._ask, runtime.expire_settings)
 
         self._mark: Callable[[str], bool] = self._first_mark
+        self._twin_runtime: Runtime | None = None
 
     def using(self, policy: Policy) -> "Semel":
         """The same client by another policy; both share one connection."""
@@ -104,7 +108,10 @@ class Semel(Client):
     @property
     def twin(self) -> AsyncSemel:
         """The async client of the same store; what `guard` uses for an `async def`."""
-        return AsyncSemel(self._plan, self._runtime)
+        if self._twin_runtime is None:
+            store = self._runtime.store
+            self._twin_runtime = Runtime(store.twin(), owned=True) if isinstance(store, Twofold) else self._runtime
+        return AsyncSemel(self._plan, self._twin_runtime)
 
     def __enter__(self) -> Self:
         self._connect()

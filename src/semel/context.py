@@ -44,7 +44,7 @@ class Context(Struct, eq=False):
     _perform: Any
     _value_bytes_max: int
     _steps: dict[str, bytes | None] = field(default_factory=dict[str, bytes | None])
-    """Noted by earlier attempts."""
+    """Noted, by earlier attempts and by this one."""
     _named: set[str] = field(default_factory=set[str])
     """Used in this attempt."""
 
@@ -99,7 +99,7 @@ class Context(Struct, eq=False):
             raise UsageError(f"a step's name takes 1 to {STEP_NAME_BYTES_MAX} bytes, not {name!r}")
         if name in self._named:
             raise StepRepeated(f"step {name!r} was already used in this attempt; give each step its own name")
-        if name not in self._steps and len(self._steps) >= STEPS_MAX:
+        if name not in self._steps and len(self._steps.keys() | self._named) >= STEPS_MAX:
             raise UsageError(f"a handler has at most {STEPS_MAX} steps; put several effects into one")
         self._named.add(name)
 
@@ -121,6 +121,7 @@ class Context(Struct, eq=False):
 
     def _renew(self, name: str, encoded: bytes | None) -> Renew:
         claim = self._kept.claim
+        self._steps[name] = encoded
         return Renew(claim.id, claim.owner, self.fence, claim.lease_us, (name, encoded))
 
     def _flow(self, name: str, call: Callable[[], Any], returns: Any) -> Any:
@@ -131,7 +132,7 @@ class Context(Struct, eq=False):
         if isinstance(ran, Raised):
             raise ran.error
         if isinstance(answer, Lost):
-            self._kept.tell()
+            self._kept.lost = True  # the error below tells the handler; it is not cancelled on top of it
             raise ClaimLost(f"the claim was lost while step {name!r} ran")
         if isinstance(answer, Unavailable):
             raise NotRecorded(
@@ -198,5 +199,5 @@ def return_type(fn: Any) -> Any:
 
     try:
         return get_type_hints(fn).get("return")
-    except (NameError, TypeError):
+    except Exception:  # noqa: BLE001 - an annotation that names nothing says nothing
         return None

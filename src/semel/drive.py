@@ -3,7 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import CoroutineType
 from typing import Any, TypeVar
 
 from semel.coalesce import Channel
@@ -23,7 +24,8 @@ from semel.core.commands import (
     Unwatch,
     Watch,
 )
-from semel.errors import ClaimLost
+from semel.errors import ClaimLost, NotApplied, StoreClosed
+from semel.gathering import give_back, post_quietly, recall
 from semel.keeper import Keeper, Kept, LoopKeeper
 from semel.types import Unavailable
 from semel.waiting import Watches
@@ -67,11 +69,11 @@ class Bench:
     def __init__(
         self, channel: Channel, keeper: Any, watches: Watches, run_max_s: float, value_bytes_max: int
     ) -> None:
-        self.channel = channel
-        self.keeper = keeper
-        self.watches = watches
-        self.run_max_s = run_max_s
-        self.value_bytes_max = value_bytes_max
+        self.channel: Channel = channel
+        self.keeper: Any = keeper
+        self.watches: Watches = watches
+        self.run_max_s: float = run_max_s
+        self.value_bytes_max: int = value_bytes_max
         self.steady_s: Callable[[], float] = time.monotonic
         self._unanswered: dict[bytes, float] = {}
         """When the first try of a claim was sent that has not been answered."""
@@ -90,17 +92,32 @@ class Bench:
         elif self._unanswered:
             self._unanswered.pop(claim.owner, None)
 
-    def drop(self, owner: bytes) -> None:
+    def drop(self, owner: bytes) -> Kept | None:
         """The claim is nobody's business any more."""
-        self.keeper.drop(owner)
+        kept: Kept | None = self.keeper.kept.pop(owner, None)  # at once: Ctrl-C must not strike before it
         if self._unanswered:
             self._unanswered.pop(owner, None)
+        return kept
 
     def keep(self, claim: Claim, granted: Granted, sent_at: float) -> Kept:
         """Renew a granted claim from now on."""
         kept = Kept.since(claim, granted, sent_at, self.run_max_s)
         self.keeper.keep(kept)
         return kept
+
+    def forsake(self, owners: Iterable[bytes]) -> None:
+        """Their flows were broken off: keep the claims no longer, and give back those that did not start."""
+        dropped = [self.drop(owner) for owner in owners]
+        idle = [kept for kept in dropped if kept is not None and not kept.started]
+        post_quietly(self.channel, [give_back(kept.claim, kept.fence) for kept in idle])
+
+    def begin(self, claim: Claim, granted: Granted) -> Context | None:
+        """What the handler of a granted claim can ask about itself; `None`: the claim is lost already."""
+        kept = self.keeper.kept.get(claim.owner)
+        if kept is None or kept.lost:
+            return None
+        kept.started = True
+        return Context(kept, granted, self, self.value_bytes_max)
 
     def pause_s(self, command: Pause) -> float | None:
         """How long to back off; `None` when there is no time left for another try."""
@@ -122,25 +139,42 @@ class Hands(Bench):
         """One command, one answer."""
         kind = type(command)
         if kind is Claim:
-            sent_at = self.steady_s()
-            answer = self.channel.send((command,))[0]  # type: ignore[arg-type]
-            self.answered(command, answer, sent_at)  # type: ignore[arg-type]
-            return answer
+            return self._claim(command)  # type: ignore[arg-type]
         if kind is Invoke:
             return self.invoke(command)  # type: ignore[arg-type]
         if kind is Settle:
-            answer = self.channel.send((command,))[0]  # type: ignore[arg-type]
+            try:
+                answer = self.channel.send((command,))[0]  # type: ignore[arg-type]
+            except StoreClosed as error:
+                answer = Unavailable(error)
+                self.keeper.drop(command.owner)  # type: ignore[attr-defined]  # nothing is left to repeat it on
             if type(answer) is not Unavailable:
                 self.keeper.drop(command.owner)  # type: ignore[attr-defined]
             return answer
         return self._rarely(command)
+
+    def _claim(self, claim: Claim) -> Any:
+        sent_at = self.steady_s()
+        try:
+            answer = self.channel.send((claim,))[0]
+            self.answered(claim, answer, sent_at)
+        except Exception:
+            raise
+        except BaseException:  # it may be ours, and nobody keeps it yet
+            recall(self.channel, (claim,))
+            raise
+        return answer
 
     def _rarely(self, command: Command[Any]) -> Any:
         match command:
             case Watch():
                 return self.watches.enter(command.id, command.wait_s)
             case Sleep():
-                return self.watches.sleep(command.watch, command.retry_after_s)
+                try:
+                    return self.watches.sleep(command.watch, command.retry_after_s)
+                except BaseException:
+                    command.watch.leave()
+                    raise
             case Unwatch():
                 return command.watch.leave()
             case Pause():
@@ -155,13 +189,13 @@ class Hands(Bench):
         """Call the handler. Whatever it raises is an answer."""
         claim, granted = command.claim, command.granted
         if claim is None or granted is None:
-            return _call(command.call)
-        kept = self.keeper.kept.get(claim.owner)
-        if kept is None or kept.lost:  # its renewal was refused before its turn came
-            return Raised(ClaimLost("the claim was lost before the handler started"), lost=True)
-        token = _current.set(Context(kept, granted, self, self.value_bytes_max))
+            return _call(command.call, None)
+        context = self.begin(claim, granted)
+        if context is None:
+            return _too_late()
+        token = _current.set(context)
         try:
-            return _call(command.call)
+            return _call(command.call, context)
         finally:
             _current.reset(token)
 
@@ -174,13 +208,29 @@ class Hands(Bench):
         raise TypeError("an async step needs an async handler; make the handler async def, or the step def")
 
 
-def _call(call: Callable[[], Any]) -> Ran:
+def _call(call: Callable[[], Any], context: Context | None) -> Ran:
     try:
-        return Returned(call())
+        value = call()
+        if type(value) is CoroutineType:
+            value.close()
+            raise TypeError("an async def needs an async client: use semel.aopen(), or once.twin")  # noqa: TRY301
+        return Returned(value)
     except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
-        return Raised(
-            error, interrupted=isinstance(error, KeyboardInterrupt), lost=isinstance(error, ClaimLost)
-        )
+        return _raised(error, context)
+
+
+def _raised(error: BaseException, context: Context | None) -> Raised:
+    """A handler's error. `ClaimLost` of a claim inside this one says nothing about this one."""
+    return Raised(
+        error,
+        interrupted=isinstance(error, KeyboardInterrupt),
+        lost=context is not None and context.lost and isinstance(error, ClaimLost),
+    )
+
+
+def _too_late() -> Raised:
+    """The claim's renewal was refused, or got no answer, before its turn came: nothing has happened."""
+    return Raised(NotApplied("the claim was lost before the handler started"), interrupted=True, lost=True)
 
 
 class AsyncHands(Bench):
@@ -200,14 +250,22 @@ class AsyncHands(Bench):
                 return await self.invoke(command)
             case Settle():
                 # Cancelled or not, what a handler came to must reach the store: the item is queued by then.
-                answer = (await self.channel.asend((command,)))[0]
+                try:
+                    answer = (await self.channel.asend((command,)))[0]
+                except StoreClosed as error:
+                    answer = Unavailable(error)
+                    self.keeper.drop(command.owner)  # nothing is left to repeat it on
                 if type(answer) is not Unavailable:
                     self.keeper.drop(command.owner)
                 return answer
             case Watch():
                 return self.watches.enter(command.id, command.wait_s)
             case Sleep():
-                return await self.watches.asleep(command.watch, command.retry_after_s)
+                try:
+                    return await self.watches.asleep(command.watch, command.retry_after_s)
+                except BaseException:
+                    command.watch.leave()
+                    raise
             case Unwatch():
                 return command.watch.leave()
             case Pause():
@@ -223,14 +281,13 @@ class AsyncHands(Bench):
         claim, granted = command.claim, command.granted
         if claim is None or granted is None:
             return await _acall(command.call, None)
-        kept = self.keeper.kept.get(claim.owner)
-        if kept is None or kept.lost:
-            return Raised(ClaimLost("the claim was lost before the handler started"), lost=True)
-        token = _current.set(Context(kept, granted, self, self.value_bytes_max))
+        context = self.begin(claim, granted)
+        if context is None:
+            return _too_late()
+        token = _current.set(context)
         try:
-            return await _acall(command.call, kept)
+            return await _acall(command.call, context)
         finally:
-            kept.on_lost = None
             _current.reset(token)
 
     def step(self, _flow: Flow[Any]) -> Any:
@@ -242,24 +299,29 @@ class AsyncHands(Bench):
         return await adrive(flow, self)
 
 
-async def _acall(call: Callable[[], Any], kept: Kept | None) -> Ran:
-    task = asyncio.current_task()
+async def _acall(call: Callable[[], Any], context: Context | None) -> Ran:
+    if context is None:
+        try:
+            return Returned(await call())
+        except asyncio.CancelledError as error:
+            return Raised(error, interrupted=True)
+        except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
+            return _raised(error, None)
+    task, kept = asyncio.current_task(), context._kept
     assert task is not None
     cancelling = task.cancelling()
-    if kept is not None:
-        kept.on_lost = task.cancel
+    kept.on_lost = task.cancel
     try:
-        value = await call()
-        if kept is not None and kept.lost and task.cancelling() > cancelling:
-            task.uncancel()  # the handler finished all the same; the store will say whose result counts
-        return Returned(value)
+        return Returned(await call())  # finished, lost or not: the store will say whose result counts
     except asyncio.CancelledError as error:
-        if kept is not None and kept.lost and task.uncancel() <= cancelling:
+        if kept.stopped and task.cancelling() == cancelling + 1:  # by us, and by nobody else
             return Raised(
                 ClaimLost("another attempt took over, or the store could not be reached"), lost=True
             )
         return Raised(error, interrupted=True)
     except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
-        return Raised(
-            error, interrupted=isinstance(error, KeyboardInterrupt), lost=isinstance(error, ClaimLost)
-        )
+        return _raised(error, context)
+    finally:
+        kept.on_lost = None
+        if kept.stopped:
+            task.uncancel()

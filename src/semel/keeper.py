@@ -6,6 +6,7 @@ handler at once. The bookkeeping is shared; what differs is only the alarm: a th
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Condition, Lock, Thread, current_thread
 
 from msgspec import Struct
@@ -13,7 +14,7 @@ from msgspec import Struct
 from semel.coalesce import Channel
 from semel.core.commands import Answer, Claim, Granted, Renew
 from semel.forks import restart_after_fork
-from semel.types import Lost, Renewed
+from semel.types import Lost, Renewed, Unavailable
 
 __all__ = ["Keeper", "Kept", "LoopKeeper"]
 
@@ -43,6 +44,10 @@ class Kept(Struct, eq=False):
     posted_at: float = 0.0
     """When the renewal under way was sent; 0: none is."""
     lost: bool = False
+    started: bool = False
+    """Whether the handler was called: before that, giving the claim up is free."""
+    stopped: bool = False
+    """Whether `on_lost` was called."""
     on_lost: Callable[[], object] | None = None
 
     @classmethod
@@ -68,6 +73,7 @@ class Kept(Struct, eq=False):
         if not self.lost:
             self.lost = True
             if self.on_lost is not None:
+                self.stopped = True
                 self.on_lost()
 
 
@@ -78,6 +84,10 @@ class Ledger:
         self._channel = channel
         self._steady_s = steady_s
         self.kept: dict[bytes, Kept] = {}
+
+    def drop(self, owner: bytes) -> Kept | None:
+        """The claim is settled, or nobody's business any more."""
+        return self.kept.pop(owner, None)
 
     def act(self, now: float) -> float | None:
         """Renew what is due, tell what is lost; returns when to act again (`None`: nothing is kept)."""
@@ -113,7 +123,13 @@ class Ledger:
             for kept, answer in zip(due, answers, strict=True):
                 self._note(kept, answer, now)
 
-        self._channel.post(items, lambda answers: self._answered(lambda: note(answers)))
+        def answered(answers: list[Answer]) -> None:
+            self._answered(lambda: note(answers))
+
+        try:
+            self._channel.post(items, answered)
+        except Exception as error:  # noqa: BLE001 - the other claims need their keeper; these are asked again
+            answered([Unavailable(error)] * len(items))
 
     def _note(self, kept: Kept, answer: Answer, sent_at: float) -> None:
         kept.posted_at = 0.0
@@ -142,7 +158,8 @@ class Keeper(Ledger):
     def after_fork(self) -> None:
         """The parent's claims stay the parent's."""
         self.kept = {}
-        self._wake = Condition(Lock())
+        self._lock = Lock()  # entered itself, not through the condition, whose `with` Ctrl-C can strike
+        self._wake = Condition(self._lock)
         self._thread: Thread | None = None
         self._asleep_until = AWAKE
         self._stirred = False
@@ -156,22 +173,18 @@ class Keeper(Ledger):
         elif kept.due < self._asleep_until:
             self._look_again()
 
-    def drop(self, owner: bytes) -> None:
-        """The claim is settled, or nobody's business any more."""
-        self.kept.pop(owner, None)
-
     def _answered(self, note: Callable[[], None]) -> None:
         note()
         self._look_again()
 
     def _look_again(self) -> None:
-        with self._wake:
+        with self._lock:
             self._stirred = True
             self._wake.notify()
 
     def close(self) -> None:
         """Stop renewing and wait for the thread to end."""
-        with self._wake:
+        with self._lock:
             self._closed = True
             thread = self._thread
             self._wake.notify()
@@ -179,17 +192,23 @@ class Keeper(Ledger):
             thread.join()
 
     def _start(self) -> None:
-        with self._wake:
-            if self._thread is None and not self._closed:
-                self._asleep_until = AWAKE
-                self._thread = Thread(target=self._run, name="semel-keeper", daemon=True)
-                self._thread.start()
+        with self._lock:
+            if self._thread is not None or self._closed:
+                return
+            self._asleep_until = AWAKE
+            self._thread = thread = Thread(target=self._run, name="semel-keeper", daemon=True)
+            try:
+                thread.start()
+            except BaseException:
+                if thread.ident is None:  # no thread could be had; the next claim tries again
+                    self._thread = None
+                raise
 
     def _run(self) -> None:
         while True:
             self._asleep_until = AWAKE
             next_at = self.act(self._steady_s())
-            with self._wake:
+            with self._lock:
                 if self._closed:
                     self._thread = None
                     return
@@ -225,14 +244,11 @@ class LoopKeeper(Ledger):
             self._loop = asyncio.get_running_loop()
             self._ring_at(kept.due)
 
-    def drop(self, owner: bytes) -> None:
-        """The claim is settled, or nobody's business any more."""
-        self.kept.pop(owner, None)
-
     def _answered(self, note: Callable[[], None]) -> None:
         loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._note_and_ring, note)
+        if loop is not None:
+            with suppress(RuntimeError):  # closed: its handlers are gone with it
+                loop.call_soon_threadsafe(self._note_and_ring, note)
 
     def _note_and_ring(self, note: Callable[[], None]) -> None:
         note()
@@ -240,20 +256,23 @@ class LoopKeeper(Ledger):
 
     def close(self) -> None:
         """Stop renewing."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._loop = self._alarm = None
+        self._silence()
+        self._loop = None
         self.kept = {}
 
-    def _ring_at(self, at: float) -> None:
+    def _silence(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
+            self._alarm = None
+
+    def _ring_at(self, at: float) -> None:
+        self._silence()
         assert self._loop is not None
         self._alarm_at = at
         self._alarm = self._loop.call_later(max(0.0, at - self._steady_s()), self._ring)
 
     def _ring(self) -> None:
-        self._alarm = None
+        self._silence()  # an answer may ring before the alarm does: one alarm, never two
         if self._loop is None:
             return
         next_at = self.act(self._steady_s())

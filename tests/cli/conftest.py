@@ -2,12 +2,14 @@
 
 import shutil
 import sqlite3
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 import semel
+from tests.cli.program import Warm
 
 PERMANENT = semel.Policy(permanent=(ValueError,))
 
@@ -38,7 +40,7 @@ def fill(path: Path) -> None:
     with semel.open(url, consumer="short", window="20ms") as short:
         short.run_many([semel.Delivery(key=f"short_{n}", body=n) for n in range(25)], str)
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE semel_records SET value = X'6D C1' WHERE key = 'evt_bad'".replace(" C1", "C1"))
+        connection.execute("UPDATE semel_records SET value = X'6DC1' WHERE key = 'evt_bad'")
     connection.close()
 
 
@@ -55,3 +57,9 @@ def place(filled: Path, tmp_path: Path) -> Path:
     shutil.copy(filled, tmp_path / "events.db")
     (tmp_path / "semel.toml").write_text('store = "sqlite:///events.db"\n', encoding="utf-8")
     return tmp_path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _end_the_warm_program() -> Iterator[None]:
+    yield
+    Warm.end()

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import tomllib
@@ -11,19 +12,19 @@ from pathlib import Path
 import pytest
 
 import semel as library
-from tests.cli.program import PATIENCE_S, environment, semel
+from tests.cli.program import PATIENCE_S, cold, environment, semel
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKED = "import sys; sys.modules['typer'] = None; from semel.cli.main import main; sys.exit(main())"
 
 
 def test_version_and_help(tmp_path: Path) -> None:
-    assert semel("--version", cwd=tmp_path).out == f"semel {library.__version__}\n"
-    helped = semel("--help", cwd=tmp_path)
+    assert cold("--version", cwd=tmp_path).out == f"semel {library.__version__}\n"
+    helped = cold("--help", cwd=tmp_path)
     assert helped.code == 0
     assert helped.out.startswith("Usage: semel [OPTIONS] COMMAND")
     assert "--install-completion" in helped.out
-    bare = semel(cwd=tmp_path)
+    bare = cold(cwd=tmp_path)
     assert (bare.code, bare.out) == (2, "")
     assert "Usage: semel" in bare.err
 
@@ -38,16 +39,33 @@ def test_the_command_is_installed_by_its_name() -> None:
 def test_without_its_extra_it_says_which_one() -> None:
     answer = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True, check=False)
     assert answer.returncode == 78
-    assert answer.stderr == "semel: the command line needs typer; install the extra: pip install 'semel[cli]'\n"
+    assert (
+        answer.stderr == "semel: the command line needs typer; install the extra: pip install 'semel[cli]'\n"
+    )
 
 
 def test_completion_is_offered(tmp_path: Path) -> None:
-    answer = semel(cwd=tmp_path, env={"_SEMEL_COMPLETE": "complete_bash", "COMP_WORDS": "semel wi", "COMP_CWORD": "1"})
+    answer = cold(
+        cwd=tmp_path, env={"_SEMEL_COMPLETE": "complete_bash", "COMP_WORDS": "semel wi", "COMP_CWORD": "1"}
+    )
     assert answer.out.split() == ["window"]
 
 
+def test_a_cold_start_answers_as_the_warm_one(place: Path) -> None:
+    for command in (
+        ["show", "evt_failed", "--json"],
+        ["show", b"\xff"],
+        ["list", "--store", "sqlite:///none.db"],
+    ):
+        started = cold(*command, cwd=place, env={"SEMEL_TENANT": ""})
+        forked = semel(*command, cwd=place, env={"SEMEL_TENANT": ""})
+        age = re.compile(r'"age_s": .*')
+        assert age.sub("", started.out) == age.sub("", forked.out)
+        assert (started.code, started.err) == (forked.code, forked.err)
+
+
 WRONG: list[tuple[list[str | bytes], int, str]] = [
-    (["lits"], 2, "did you mean 'list'"),
+    (["lits"], 2, "Did you mean 'list'?"),
     (["list", "--prefixx", "a"], 2, "no such option: --prefixx"),
     (["list", "--limit", "-1"], 2, "'--limit'"),
     (["list", "--limit", "many"], 2, "'--limit'"),
@@ -91,6 +109,18 @@ def test_wrong_input_is_one_clear_line(place: Path, command: list[str | bytes], 
     left = {path.name: path.stat().st_size for path in place.iterdir()}
     assert {name: left.get(name) for name in files} == files
     assert set(left) - set(files) <= {"events.db-wal", "events.db-shm"}
+
+
+def test_a_locked_store_is_unavailable(place: Path) -> None:
+    locked = sqlite3.connect(place / "events.db", isolation_level=None)
+    locked.execute("BEGIN IMMEDIATE")
+    url = "sqlite:///events.db?busy_wait_s=0.05"
+    refused = semel("window", "set", "billing", "1h", "--store", url, cwd=place)
+    looked = semel("show", "evt_failed", "--store", url, cwd=place)
+    locked.close()
+    assert (refused.code, refused.out) == (69, "")
+    assert refused.err.startswith("semel: ")
+    assert looked.code == 0
 
 
 def test_debug_shows_where_an_error_came_from(tmp_path: Path) -> None:
@@ -139,6 +169,6 @@ def test_an_interrupt_ends_it_with_130(place: Path, command: list[str]) -> None:
 def test_what_the_output_cannot_say_is_escaped(place: Path) -> None:
     with library.open(f"sqlite:///{place / 'events.db'}", consumer="many") as many:
         many.run("gr\u00fc\u00dfe\u009b31m", str)
-    answer = semel("list", "--consumer", "many", cwd=place, env={"PYTHONIOENCODING": "ascii"})
+    answer = cold("list", "--consumer", "many", cwd=place, env={"PYTHONIOENCODING": "ascii"})
     assert answer.code == 0
     assert answer.out.startswith("gr\\xfc\\xdfe\\x9b31m\t")

@@ -32,14 +32,20 @@ def test_show_asks_every_consumer(place: Path) -> None:
     ("key", "field", "expected"),
     [
         ("evt_decimal", ("value", "value_form"), ("Decimal('1.50')", "repr")),
-        ("evt_failed", ("value", "error"), (None, {"kind": "builtins.ValueError", "message": "no such order"})),
+        (
+            "evt_failed",
+            ("value", "error"),
+            (None, {"kind": "builtins.ValueError", "message": "no such order"}),
+        ),
         ("evt_released", ("state", "claim"), ("claimed", "released")),
         ("evt_running", ("claim", "event_type"), ("running", "invoice")),
         ("evt_unknown", ("state", "quarantine", "expires_at"), ("unknown", True, None)),
         ("evt_marked", ("state", "value_form", "first_seen"), ("done", "not_kept", None)),
     ],
 )
-def test_show_tells_each_kind(place: Path, key: str, field: tuple[str, ...], expected: tuple[object, ...]) -> None:
+def test_show_tells_each_kind(
+    place: Path, key: str, field: tuple[str, ...], expected: tuple[object, ...]
+) -> None:
     (record,) = semel("show", key, "--json", cwd=place).json()["records"]
     assert tuple(record[name] for name in field) == expected
 
@@ -72,7 +78,10 @@ def test_list_is_lines_in_a_pipe(place: Path) -> None:
     answer = semel("list", cwd=place)
     rows = [line.split("\t") for line in answer.out.splitlines()]
     assert answer.code == 0
-    assert [row[:3] for row in rows][:2] == [["evt_done", "billing", "done"], ["evt_decimal", "billing", "done"]]
+    assert [row[:3] for row in rows][:2] == [
+        ["evt_done", "billing", "done"],
+        ["evt_decimal", "billing", "done"],
+    ]
     assert {len(row) for row in rows} == {8}
     assert len(rows) == 8
 
@@ -138,7 +147,10 @@ def test_resolve_decides_on_the_fence_that_was_seen(place: Path) -> None:
     other = semel("resolve", "evt_unknown", "--done", "--fence", "7", cwd=place)
     assert other.code == 1
     assert fence in other.err
-    assert semel("resolve", "evt_unknown", "--done", "--value", '{"sent": 1}', "--fence", fence, cwd=place).code == 0
+    assert (
+        semel("resolve", "evt_unknown", "--done", "--value", '{"sent": 1}', "--fence", fence, cwd=place).code
+        == 0
+    )
     (record,) = semel("show", "evt_unknown", "--json", cwd=place).json()["records"]
     assert (record["state"], record["value"]) == ("done", {"sent": 1})
     again = semel("resolve", "evt_unknown", "--absent", "--fence", fence, cwd=place)

@@ -35,7 +35,11 @@ def test_stats_counts_by_state_and_consumer(place: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["stats", "--watch", "--json"], ["purge", "--watch", "--dry-run"], ["purge", "--watch", "--every", "1ms"]],
+    [
+        ["stats", "--watch", "--json"],
+        ["purge", "--watch", "--dry-run"],
+        ["purge", "--watch", "--every", "1ms"],
+    ],
     ids=" ".join,
 )
 def test_what_does_not_go_together_is_refused(place: Path, command: list[str]) -> None:

@@ -2,11 +2,11 @@
 
 import os
 
-from semel.core.commands import Claim, Count, Granted, Item, Known, Mark, Marked, Settle
+from semel.core.commands import Claim, Count, Granted, Item, Known, Lookup, Mark, Marked, Settle
 from semel.errors import StoreFull
 from semel.stores.memory import MemoryStore
 from semel.testing import ManualClock
-from semel.types import Completed, Unavailable
+from semel.types import Completed, Record, Unavailable
 
 S = 1_000_000
 
@@ -65,6 +65,19 @@ def test_two_markers_with_different_windows_do_not_both_win() -> None:
     assert ask(store, Mark("", "marks", ["key 3", "new"], 30 * S)) == Marked([False, True])
     assert (one("new"), other("new")) == (False, False)
     assert store.send([Count()])[0].marks == 21
+
+
+def test_a_clock_set_back_shortens_no_mark() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    mark = store.marker("", "marks", lambda: 10 * S)
+    assert mark("early") is True
+    before = clock.now_us()
+    clock.step_back(s=60)
+    assert mark("late") is True
+    late = store.send([Lookup(("", "marks", "late"))])[0]
+    assert isinstance(late, Record)
+    assert late.expires_at >= before + 10 * S
 
 
 def test_a_changed_window_loses_no_mark() -> None:

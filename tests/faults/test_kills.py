@@ -15,7 +15,7 @@ import semel
 from semel.types import Record
 from tests.faults.scenes import acknowledges
 from tests.faults.table import GUARANTEES, Cell
-from tests.faults.worker_process import KEY, Job, client, effects, never, prepare, work
+from tests.faults.worker_process import KEY, Job, client, effects, never, prepare, sweep, work
 
 MODES = {
     "inbox": ("inbox", "plain"),
@@ -151,3 +151,15 @@ def test_a_worker_that_nobody_kills_has_one_effect(tmp_path: Path) -> None:
         assert measured(job) == Cell(1)
         redeliver(job)
         assert measured(job) == Cell(2 if mode == "observe" else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["after_claim", "before_effect", "after_effect", "before_complete"])
+def test_a_journaled_event_of_a_killed_process_is_swept_by_another(point: str, tmp_path: Path) -> None:
+    job = Job(str(tmp_path), "lease", "keyed", point, journal=True)
+    with stopped_at(job) as child:
+        child.kill()
+        child.wait()
+    assert sweep(job) == ["recovered"]
+    assert measured(job) == Cell(1)
+    assert sweep(job) == []

@@ -16,6 +16,7 @@ import msgspec
 import semel
 from semel.stores.sqlite import SqliteStore
 from semel.testing.faults import TrapStore
+from semel.types import Record
 
 KEY = "evt_1"
 LEASE_S = 0.3
@@ -31,6 +32,8 @@ class Job(msgspec.Struct, frozen=True):
     mode: str
     sink: str = "plain"
     point: str = ""
+    journal: bool = False
+    """The source will not send it again."""
 
     @property
     def database(self) -> Path:
@@ -105,9 +108,37 @@ def work(job: Job, trap: Trap = never) -> Any:
         return "receipt"
 
     with client(job, trap) as once:
-        outcome = once.run(KEY, handler)
+        if job.journal:
+            delivery = semel.Delivery(key=KEY, body=None, journal=b"payload")
+            (outcome,) = once.run_many([delivery], lambda _body: handler())
+        else:
+            outcome = once.run(KEY, handler)
     trap("before_ack")
     return outcome
+
+
+def sweep(job: Job) -> list[Any]:
+    """Look for the orphans of other processes, once their leases are over."""
+    recovered: list[Any] = []
+
+    def handler(_payload: Any) -> str:
+        effect(job)
+        return "recovered"
+
+    with client(job, never) as once:
+        record = once.records.lookup(KEY)
+        if isinstance(record, Record) and record.state == "claimed":
+            await_store_clock(once, record.lease_until)
+        for outcome in once.sweep(handler):
+            assert isinstance(outcome, semel.Done)
+            recovered.append(outcome.value)
+    return recovered
+
+
+def await_store_clock(once: semel.Semel, until_us: int) -> None:
+    """Ask the store for its time until it is past `until_us`."""
+    while once.records.stats().now <= until_us:
+        pass
 
 
 def inbox_client(job: Job) -> semel.Semel:

@@ -24,17 +24,22 @@ LOG_BYTES_MAX = 2000
 
 
 def demo(
-    events: Annotated[int, typer.Option(min=EVENTS_MIN, max=EVENTS_MAX, help="How many events happen.")] = 600,
+    events: Annotated[
+        int, typer.Option(min=EVENTS_MIN, max=EVENTS_MAX, help="How many events happen.")
+    ] = 1000,
     workers: Annotated[int, typer.Option(min=WORKERS_MIN, max=WORKERS_MAX, help="How many processes.")] = 4,
     kills: Annotated[
-        int, typer.Option(min=KILLS_MIN, max=KILLS_MAX, help="How often a worker is killed with -9, in each mode.")
+        int,
+        typer.Option(
+            min=KILLS_MIN, max=KILLS_MAX, help="How often a worker is killed with -9, in each mode."
+        ),
     ] = 12,
     seed: Annotated[
         int | None, typer.Option(min=0, max=SEED_MAX, help="Draw the same storm again; else a new one.")
     ] = None,
-    control: Annotated[
+    control: Annotated[  # noqa: FBT002 - a switch
         bool, typer.Option("--control", help="The same storm without semel: it must show doubles.")
-    ] = False,  # noqa: FBT002
+    ] = False,
     json: JsonOption = False,  # noqa: FBT002
 ) -> int:
     """Kill workers with -9 amid a storm of duplicate deliveries, and count lost and doubled effects.
@@ -101,10 +106,13 @@ class _ending_on_signals:  # noqa: N801 - reads as what it does: with _ending_on
     def __enter__(self) -> None:
         import signal
 
-        def end(number: int, frame: object) -> None:
+        def end(number: int, _frame: object) -> None:
             raise SystemExit(128 + number)
 
-        self._before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+        heeded = [
+            number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
+        ]
+        self._before = {number: signal.signal(number, end) for number in heeded}
 
     def __exit__(self, *error: object) -> None:
         import signal

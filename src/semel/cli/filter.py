@@ -56,7 +56,7 @@ class Counts(msgspec.Struct):
     blank: int = 0
 
 
-def filter_lines(  # noqa: PLR0913 - one parameter for each option
+def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
     files: Annotated[
         list[str] | None,
         typer.Argument(metavar="[FILES]...", help="JSON lines, plain or gzipped; - or none: stdin."),
@@ -65,18 +65,20 @@ def filter_lines(  # noqa: PLR0913 - one parameter for each option
         str | None,
         typer.Option("--key", "-k", metavar="PATH", help="Where a line's key is: id, or order.id, or ids.0."),
     ] = None,
-    content: Annotated[
+    content: Annotated[  # noqa: FBT002 - a switch
         bool, typer.Option("--content", help="The whole line is the key: equal content is one event.")
-    ] = False,  # noqa: FBT002
+    ] = False,
     store: StoreOption = None,
     consumer: ConsumerOption = None,
     tenant: TenantOption = None,
     window: WindowOption = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Add to this file instead of stdout.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Add to this file instead of stdout."),
     ] = None,
     malformed: Annotated[
-        Malformed, typer.Option("--malformed", help="A line without a usable key: pass it on, drop it, or stop.")
+        Malformed,
+        typer.Option("--malformed", help="A line without a usable key: pass it on, drop it, or stop."),
     ] = Malformed.KEEP,
     line_max: Annotated[
         str, typer.Option("--line-max", metavar="SIZE", help="A longer line counts as malformed.")
@@ -141,9 +143,21 @@ class Keys:
                 block.decode()
             keys = self._decode(lines)
             joined = "".join(keys)
-        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, RecursionError, TypeError, ValueError):
+        except (
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            AttributeError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ):
             return None
-        if joined.isascii() and joined.isprintable() and all(keys) and len(max(keys, key=len)) <= KEY_BYTES_MAX:
+        if (
+            joined.isascii()
+            and joined.isprintable()
+            and all(keys)
+            and len(max(keys, key=len)) <= KEY_BYTES_MAX
+        ):
             return keys
         return None
 
@@ -167,7 +181,6 @@ class Keys:
             return error
 
 
-
 def _decoder(path: str) -> Callable[[list[bytes]], list[str]] | None:
     """Read one nested member of many lines and skip the rest; `None` where an index may be meant."""
     from semel.keys.paths import parse
@@ -179,18 +192,11 @@ def _decoder(path: str) -> Callable[[list[bytes]], list[str]] | None:
     for segment in reversed(segments):
         kind = msgspec.defstruct("Line", [("member", kind)], rename={"member": segment}, gc=False)
     decode = msgspec.json.Decoder(kind).decode
-    if len(segments) == 1:
-        read = lambda lines: [decode(line).member for line in lines]  # noqa: E731 - the loop is the hot path
-    else:
-
-        def read(lines: list[bytes]) -> list[Any]:
-            members = [decode(line).member for line in lines]
-            for _ in segments[1:]:
-                members = [member.member for member in members]
-            return members
 
     def keys(lines: list[bytes]) -> list[str]:
-        found = read(lines)
+        found: list[Any] = [decode(line).member for line in lines]
+        for _ in segments[1:]:
+            found = [each.member for each in found]
         return found if {*map(type, found)} == {str} else [str(each) for each in found]
 
     return keys
@@ -228,9 +234,7 @@ class Sieve:
         if stop is not None:
             raise stop
 
-    def _sift(
-        self, lines: list[bytes], keys: list[Any], kept: set[int], body: bytes, sink: Output
-    ) -> None:
+    def _sift(self, lines: list[bytes], keys: list[Any], kept: set[int], body: bytes, sink: Output) -> None:
         unique = dict.fromkeys(keys)
         unique.pop(None, None)
         window_us = self._window()

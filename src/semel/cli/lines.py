@@ -52,7 +52,7 @@ class Lines:
     def total_bytes(self) -> int | None:
         """The size of all sources together; `None` where one of them is a pipe."""
         try:
-            sizes = [os.stat(name) for name in self._names if name != "-"]
+            sizes = [Path(name).stat() for name in self._names if name != "-"]
         except OSError:
             return None
         if len(sizes) < len(self._names) or not all(stat.S_ISREG(each.st_mode) for each in sizes):
@@ -183,7 +183,7 @@ def _append_to(path: Path, sources: Iterable[str], say: Callable[[str], None]) -
 
 
 def _is_same(path: Path, name: str) -> bool:
-    return os.path.exists(name) and path.samefile(name)
+    return Path(name).exists() and path.samefile(name)
 
 
 def _mend(fd: int, path: Path, say: Callable[[str], None]) -> None:

@@ -32,6 +32,7 @@ __all__ = [
 
 _PASSWORD = re.compile(r"(://[^\s/@:?#]*:)[^\s@/]+@")
 _SECRET_OPTION = re.compile(r"([?&](?:password|passwd|secret|token|api_key)=)[^\s&#'\"]+", re.IGNORECASE)
+_BETWEEN = re.compile(r"[\t\n]")
 _BOLD = "" if os.environ.get("NO_COLOR") else "bold"
 _UNITS = (("d", 86400 * 10**6), ("h", 3600 * 10**6), ("m", 60 * 10**6), ("s", 10**6), ("ms", 1000), ("us", 1))
 
@@ -51,22 +52,24 @@ def print_json(document: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
 
 
-def print_rows(headers: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
+def print_rows(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table on a terminal; elsewhere tab-separated lines, written as they come, without the headers."""
     if sys.stdout.isatty():
-        console().print(table(headers, rows, title=title))
+        console().print(table(headers, rows))
         return
     for row in rows:
-        sys.stdout.write("\t".join(clean(cell).replace("\t", " ") for cell in row) + "\n")
+        sys.stdout.write("\t".join(_BETWEEN.sub(" ", clean(cell)) for cell in row) + "\n")
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Table:
-    """A table whose cells are plain text: no markup, nothing that moves the cursor."""
-    drawn = Table(title=title or None, title_justify="left", header_style=_BOLD, box=None, pad_edge=False)
-    for header in headers:
-        drawn.add_column(header, overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(clean(cell)) for cell in row))
+def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table whose cells are plain text: no markup, nothing that moves the cursor. Empty columns are left out."""
+    gathered = [[clean(cell) for cell in row] for row in rows]
+    used = [at for at, _ in enumerate(headers) if any(row[at] for row in gathered)]
+    drawn = Table(show_header=any(headers), header_style=_BOLD, box=None, pad_edge=False)
+    for at in used:
+        drawn.add_column(headers[at], overflow="fold")
+    for row in gathered:
+        drawn.add_row(*(Text(row[at]) for at in used))
     return drawn
 
 
@@ -97,10 +100,10 @@ def confirm(question: str, *, yes: bool) -> None:
         raise Stop("Nothing was changed.")
 
 
-def local_time(at_us: int) -> str:
-    """An instant of the store's clock as local time in ISO form, to the millisecond."""
+def local_time(at_us: int, timespec: str = "milliseconds") -> str:
+    """An instant of the store's clock as local time in ISO form."""
     try:
-        return datetime.fromtimestamp(at_us / 1e6).astimezone().isoformat(timespec="milliseconds")
+        return datetime.fromtimestamp(at_us / 1e6).astimezone().isoformat(timespec=timespec)
     except (OverflowError, OSError, ValueError):
         return f"{at_us}us"
 

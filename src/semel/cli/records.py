@@ -59,8 +59,8 @@ def show(
     if as_json:
         print_json({"records": [shown.document(record, now) for record in found]})
     elif sys.stdout.isatty():
-        for record in found:
-            console().print(table(("", ""), shown.lines(record, now)), end="\n")
+        for number, record in enumerate(found):
+            console().print("\n" if number else "", table(("", ""), shown.lines(record, now)), sep="", end="")
     else:
         for record in found:
             print_rows((), shown.lines(record, now))

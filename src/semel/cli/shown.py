@@ -108,7 +108,7 @@ def row(record: Record, now: int) -> tuple[str, ...]:
         record.consumer,
         _state(record, now),
         str(record.attempt),
-        local_time(record.first_seen) if record.first_seen else "-",
+        local_time(record.first_seen, "seconds") if record.first_seen else "-",
         duration_text(now - record.first_seen) if record.first_seen else "-",
         "never" if record.expires_at == FOREVER else duration_text(record.expires_at - now),
         record.tenant,

@@ -67,6 +67,15 @@ class Store(Protocol):
 
 
 @runtime_checkable
+class Twofold(Protocol):
+    """A store that blocks and has a native async twin: one that lives behind a network."""
+
+    def twin(self) -> "AsyncStore":
+        """The same store for an event loop, not yet connected."""
+        ...
+
+
+@runtime_checkable
 class AsyncStore(Protocol):
     """The same store for an event loop, natively: no thread pool."""
 

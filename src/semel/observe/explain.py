@@ -109,7 +109,7 @@ def _weaknesses(store: Store | AsyncStore, mode: Mode, window_us: int, lease_us:
     if 0 < window_us < _DAY_US:
         found.append(
             Weakness(
-                "The window is shorter than a day: a source that sends again later than that runs again."
+                "The window is shorter than a day: what its source sends again later than that runs again."
             )
         )
     if mode == "mark":

@@ -82,6 +82,7 @@ class Marks:
                 refresh(now)
                 if not due:
                     return self.add((check(key),), now, window_us)[0]
+                now = last  # not before what others have seen, also when the clock was set back
             acquire()
             if self._expiry is not marks:  # somebody marks with another window: our dict is not all there is
                 release()

@@ -69,7 +69,11 @@ def check_full(store: SqliteStore) -> None:
     assert all(isinstance(each, Unavailable) and isinstance(each.error, StoreFull) for each in answers)
     assert set(stored(store)) == {"held", *granted}
     known, refused, mark = store.send(
-        [Lookup(named("held")), claim("new", event_type="x" * 4000), Mark("", "m", [str(n) for n in range(9999)], HOUR)]
+        [
+            Lookup(named("held")),
+            claim("new", event_type="x" * 4000),
+            Mark("", "m", [str(n) for n in range(9999)], HOUR),
+        ]
     )
     assert known.state == "claimed"
     assert isinstance(refused, Unavailable)
@@ -93,7 +97,9 @@ def test_what_is_settled_still_fits(store: SqliteStore) -> None:
     held, granted = hold(store, "held")
     store._writer.execute("PRAGMA max_page_count = 60")
     fill(store)
-    answers = store.send([settle(held, granted, None), *(claim(f"more{n}", event_type="x" * 100) for n in range(100))])
+    answers = store.send(
+        [settle(held, granted, None), *(claim(f"more{n}", event_type="x" * 100) for n in range(100))]
+    )
     assert isinstance(answers[0], Completed)
     assert all(isinstance(answer, Unavailable) for answer in answers[1:])
     assert lookup(store, "held").state == "done"

@@ -24,11 +24,13 @@ from semel.stores.sqlite import SqliteStore
 store = SqliteStore(sys.argv[1])
 store.open()
 for number in itertools.count():
-    items = [Claim(("", "billing", f"{sys.argv[2]}-{number}-{each}"), os.urandom(16), 10**9, 10**10) for each in range(3)]
+    keys = [f"{sys.argv[2]}-{number}-{each}" for each in range(3)]
+    items = [Claim(("", "billing", key), os.urandom(16), 10**9, 10**10) for key in keys]
     answers = store.send(items)
     print("claimed", *(f"{item.id[2]}/{answer.fence}" for item, answer in zip(items, answers)), flush=True)
-    store.send([Settle(item.id, item.owner, answer.fence, "done", b"j1", 10**10, 10**9) for item, answer in zip(items, answers)])
-    print("done", *(item.id[2] for item in items), flush=True)
+    pairs = zip(items, answers)
+    store.send([Settle(item.id, item.owner, answer.fence, "done", b"j1", 10**10, 10**9) for item, answer in pairs])
+    print("done", *keys, flush=True)
 """
 
 
@@ -81,7 +83,9 @@ def test_a_stopped_writer_is_waited_for_only_so_long(tmp_path: Path) -> None:
         assert line(child) == "holding"
         child.send_signal(signal.SIGSTOP)
         began = time.monotonic()
-        with pytest.raises(StoreUnavailable, match=rf"another writer \(process {child.pid}\) has held the lock"):
+        with pytest.raises(
+            StoreUnavailable, match=rf"another writer \(process {child.pid}\) has held the lock"
+        ):
             store.send([claim("new")])
         assert 0.2 <= time.monotonic() - began < 2
         assert lookup(store, "k").state == "done"  # looking goes on
@@ -274,7 +278,9 @@ def test_the_childs_connection_holds_locks_of_its_own(tmp_path: Path) -> None:
         os.close(end)
 
 
-def test_a_fork_waits_for_a_transaction_of_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_waits_for_a_transaction_of_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = SqliteStore(tmp_path / "a.db")
     store.open()
     go_on, inside = threading.Event(), threading.Event()

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 __all__ = ["Queue"]
 
-VISIBILITY_S = 1.0
-"""A delivery that is not acknowledged after this is made again, to somebody else."""
+VISIBILITY_S = 0.5
+"""A delivery that is not acknowledged after this is made again, to somebody else: before a stopped worker goes on."""
 
 
 class Flight(Struct):

@@ -61,29 +61,36 @@ def display(kills: int, *, shown: bool) -> Iterator[Callable[[Progress], None]]:
 
 def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     """The table: one line for each figure, one column for each storm."""
-
-    def line(name: str, figure: Callable[[Result], object]) -> tuple[str, ...]:
-        cells = [figure(result) for result in results]
-        return (name, *(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells))
-
-    lines = [
-        line("events", lambda result: result.events),
-        line("deliveries", lambda result: result.deliveries),
-        line("duplicates suppressed", lambda result: result.duplicates_suppressed),
-        line("replays of the first answer", lambda result: result.replays),
-        *(line(f"killed -9: {phase}", lambda result, at=phase: result.kills_by_phase[at]) for phase in PHASES),
-        line("paused past the lease", lambda result: result.pauses),
-        line("taken over", lambda result: result.takeovers),
-        line("lost", lambda result: result.lost),
-        line("twice", lambda result: result.twice),
+    figures: list[tuple[str, Sequence[int | str]]] = [
+        ("events", [each.events for each in results]),
+        ("deliveries", [each.deliveries for each in results]),
+        ("duplicates suppressed", [each.duplicates_suppressed for each in results]),
+        ("replays of the first answer", [each.replays for each in results]),
+        *((f"killed -9: {phase}", [each.kills_by_phase[phase] for each in results]) for phase in PHASES),
+        ("paused past the lease", [each.pauses for each in results]),
+        ("taken over", [each.takeovers for each in results]),
+        ("lost", [each.lost for each in results]),
+        ("twice", [each.twice for each in results]),
     ]
-    if any(result.sink is not None for result in results):
-        lines += [
-            line("  beyond what hit the event", lambda result: result.repeats_unexplained),
-            line("  lost with its key", lambda result: "-" if result.sink is None else result.sink.lost),
-            line("  twice with its key", lambda result: "-" if result.sink is None else result.sink.twice),
+    if any(each.sink is not None for each in results):
+        figures += [
+            (
+                "more often than it was hit",
+                ["-" if each.sink is None else each.repeats_unexplained for each in results],
+            ),
+            (
+                "lost where the key is honoured",
+                ["-" if each.sink is None else each.sink.lost for each in results],
+            ),
+            (
+                "twice where the key is honoured",
+                ["-" if each.sink is None else each.sink.twice for each in results],
+            ),
         ]
-    return [*lines, line("seconds", lambda result: f"{result.seconds:.1f}")]
+    figures.append(("seconds", [f"{each.seconds:.1f}" for each in results]))
+    return [
+        (name, *(f"{cell:,}" if isinstance(cell, int) else cell for cell in cells)) for name, cells in figures
+    ]
 
 
 def print_results(results: Sequence[Result], seed: int) -> None:
@@ -104,7 +111,7 @@ def print_results(results: Sequence[Result], seed: int) -> None:
     where.print(table)
     where.print()
     for sentence in verdicts(results):
-        where.print(Text(sentence))
+        where.print(Text(sentence), soft_wrap=True)
     sys.stdout.flush()
 
 
@@ -115,7 +122,9 @@ def verdicts(results: Sequence[Result]) -> list[str]:
         if result.broken:
             sentences.append(f"{result.mode}: BROKEN: {'; '.join(result.broken)}")
         elif result.mode == "inbox":
-            sentences.append("inbox: lost 0, twice 0. Effect and mark were committed together, or neither was.")
+            sentences.append(
+                "inbox: lost 0, twice 0. Effect and mark were committed together, or neither was."
+            )
         elif result.mode == "lease":
             sentences.append(
                 f"lease: lost 0. {result.repeats} effects were repeated, none more often than its event was hit;"

@@ -165,6 +165,8 @@ class Storm:
                         self._acked(man, message)
                     case Nack():
                         self._nacked(man, message)
+                    case _:
+                        raise StormError(f"a worker said {message!r}")
                 if man.pid not in self._crew:
                     return
         except EOFError:

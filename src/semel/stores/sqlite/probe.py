@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from urllib.parse import quote
 
 from semel.errors import StoreRefused
+from semel.stores.sqlite.trouble import is_busy
 
 __all__ = ["APPLICATION_ID", "Kind", "inspect", "network_mount", "uri"]
 
@@ -114,6 +115,8 @@ def _inspect(path: str, *, adopt: bool, version_known: int) -> Kind:
     try:
         tables, version = _look(path)
     except sqlite3.DatabaseError as error:
+        if is_busy(error):
+            raise _Unclear(f"{path} is locked by another program: {error}") from error
         raise _Unclear(f"{path} is damaged: {error}; restore a backup or name another file") from error
     if version is not None:
         if version > version_known:

@@ -77,6 +77,7 @@ class SqliteStore:
         self._inode = 0
         self._closed = False
         self._seen = Seen()
+        self._listening = Lock()
         self._listeners: tuple[Listener, ...] = ()
         self._held_for_fork: list[Lock] = []
         _STORES.add(self)
@@ -101,10 +102,12 @@ class SqliteStore:
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
         """Tell `listener` of every record that is settled, released or forgotten through this object."""
-        self._listeners = (*self._listeners, listener)
+        with self._listening:
+            self._listeners = (*self._listeners, listener)
 
         def stop() -> None:
-            self._listeners = tuple(each for each in self._listeners if each is not listener)
+            with self._listening:
+                self._listeners = tuple(each for each in self._listeners if each is not listener)
 
         return stop
 
@@ -242,21 +245,31 @@ class SqliteStore:
         schema.check_library()
         kind = probe.inspect(self.path, adopt=self._adopt, version_known=schema.VERSION)
         created = not Path(self.path).exists()
-        writer = self._raw_connection()
+        writer, reader = self._raw_connection(), self._raw_connection()
         try:
-            self._prepare(writer, kind)
-            reader = self._raw_connection()
-            reader.execute("PRAGMA query_only = 1")
-        except BaseException as error:
+            self._prepare(writer, reader, kind)
+        except BaseException:
             writer.close()
-            if isinstance(error, sqlite3.Error):
-                raise translated(error, self.path) from error
+            reader.close()
             raise
         if created:
             _sync_folder(self.path)
         self._seen.forget()
         self._inode = Path(self.path).stat().st_ino
         self._writer, self._reader = writer, reader
+
+    def _prepare(self, writer: sqlite3.Connection, reader: sqlite3.Connection, kind: probe.Kind) -> None:
+        """Set up both connections and the schema, again from the start whenever another process is in the way."""
+        deadline = time.monotonic() + self._busy_wait_s
+        while True:
+            try:
+                self._set_up(writer, kind)
+                reader.execute("PRAGMA query_only = 1")
+                return
+            except sqlite3.OperationalError as error:
+                self._wait_or_give_up(error, deadline)
+            except sqlite3.Error as error:
+                raise translated(error, self.path) from error
 
     def _raw_connection(self) -> sqlite3.Connection:
         return sqlite3.connect(
@@ -268,19 +281,19 @@ class SqliteStore:
             cached_statements=STATEMENTS_MAX,
         )
 
-    def _prepare(self, writer: sqlite3.Connection, kind: probe.Kind) -> None:
+    def _set_up(self, writer: sqlite3.Connection, kind: probe.Kind) -> None:
         writer.execute(f"PRAGMA synchronous = {self._synchronous}")
         writer.execute("PRAGMA fullfsync = 1")  # only macOS knows the difference
         writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         if schema.version_of(writer) != schema.VERSION:
-            self._execute(writer, "BEGIN IMMEDIATE")
+            writer.execute("BEGIN IMMEDIATE")
             try:
                 schema.migrate(writer, self.path, kind, adopt=self._adopt)
-                self._execute(writer, "COMMIT")
+                writer.execute("COMMIT")
             finally:
                 _roll_back(writer)
         if writer.execute("PRAGMA application_id").fetchone()[0] == probe.APPLICATION_ID:
-            self._execute(writer, "PRAGMA journal_mode = WAL")
+            writer.execute("PRAGMA journal_mode = WAL").fetchall()
 
     def _check_still_there(self) -> None:
         try:
@@ -321,7 +334,7 @@ class SqliteStore:
 
     def _after_fork_in_child(self) -> None:
         self._held_for_fork.clear()
-        self._writing, self._reading = Lock(), Lock()
+        self._writing, self._reading, self._listening = Lock(), Lock(), Lock()
         self.clock.after_fork()
         if self._writer is not None:
             # A transaction of the parent was still running: neither use nor close what belongs to it.

@@ -174,7 +174,7 @@ class Bench:
     def __init__(self, unit_us: int, *, manual: bool = True) -> None:
         self.unit_us = unit_us
         self.manual = manual
-        self.tenant = f"contract-{os.urandom(6).hex()}"
+        self.tenant: str = f"contract-{os.urandom(6).hex()}"
 
     def us(self, units: float) -> int:
         """Microseconds of so many units."""

@@ -59,10 +59,10 @@ class Harness:
         unit_us: int | None = None,
         hear_s: float = HEAR_S,
     ) -> None:
-        self.connect = connect
-        self.clock = clock
-        self.hear_s = hear_s
-        self.unit_us = unit_us or (REAL_UNIT_US if clock is None else MANUAL_UNIT_US)
+        self.connect: Callable[[], AnyStore] = connect
+        self.clock: ManualClock | None = clock
+        self.hear_s: float = hear_s
+        self.unit_us: int = unit_us or (REAL_UNIT_US if clock is None else MANUAL_UNIT_US)
 
 
 def run(scenario: Scenario, harness: Harness) -> None:

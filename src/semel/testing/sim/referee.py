@@ -61,7 +61,6 @@ class Attempt:
         "effected",
         "event",
         "granted",
-        "left_us",
         "lost",
         "name",
         "over",
@@ -69,6 +68,7 @@ class Attempt:
         "sent_us",
         "started_us",
         "touched",
+        "unanswered",
     )
 
     def __init__(self, event: Event, owner: bytes, name: str, now: int) -> None:
@@ -79,7 +79,7 @@ class Attempt:
         self.granted: Granted | None = None
         self.started_us = now
         self.sent_us = now
-        self.left_us = 0
+        self.unanswered = False
         self.deadline_us = now
         self.lost = False
         self.over = False
@@ -140,7 +140,6 @@ class Referee:
             self.events[item.id].unknown = True
 
     def _granted(self, item: Claim, answer: Granted, attempt: Attempt, now: int) -> None:
-        attempt.left_us = answer.lease_until - now
         held = self._held.get(item.id)
         if held is not None:
             if held.attempt is attempt and held.fence == answer.fence:

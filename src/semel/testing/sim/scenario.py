@@ -138,6 +138,7 @@ class Scenario:
             self.source.listen(until)
         self.world.run(until)
         self.world.faults_until = 0
+        self.store.down_until_us = 0
         if left := self.source.unfinished():
             raise Violation("unfinished", f"{', '.join(left)} long after the faults stopped")
 

@@ -179,15 +179,17 @@ class Worker:
         attempt = run.attempt
         if type(item) is Claim:
             attempt.claim = item
-            attempt.sent_us = self.world.now
+            if not attempt.unanswered:
+                attempt.sent_us = self.world.now
         self.store.send(self, item, attempt, fate, self.skew_us, self._answered, run, item)
 
     def _answered(self, run: Run, item: Any, answer: Any) -> None:
         attempt = run.attempt
+        attempt.unanswered = type(answer) is Unavailable
         if type(answer) is Granted:
             attempt.granted = answer
-            # A repeated claim gets its own lease back, which began with an earlier try: count what is left of it.
-            attempt.deadline_us = attempt.sent_us + attempt.left_us
+            # A repeated claim gets its own lease back, which may have begun with the first try that was not answered.
+            attempt.deadline_us = attempt.sent_us + item.lease_us
             self.world.after(self, LEASE_US // 3, self._keep, run, attempt)
         elif type(item) is Settle and type(answer) is not Unavailable:
             attempt.over = True

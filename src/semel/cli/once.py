@@ -1,0 +1,217 @@
+"""`semel once`: run a command once for a key; a duplicate gets its exit code and output again."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from semel.cli.exits import DUPLICATE, FAILED, TRY_LATER, UNAVAILABLE, USAGE, Stop
+from semel.cli.options import (
+    ConsumerOption,
+    LeaseOption,
+    StoreOption,
+    TenantOption,
+    WindowOption,
+    parse_duration_us,
+    settings_for,
+)
+from semel.cli.sizes import parse_bytes, size_text
+
+if TYPE_CHECKING:
+    from semel.cli.child import Ended
+    from semel.types import Outcome
+
+__all__ = ["once"]
+
+OUTPUT_BYTES_MAX = 480 * 1024
+"""Of each output: both together must fit into the largest value that a store keeps."""
+ATTEMPTS_MAX = 1_000_000
+"""A job that fails is run again whenever somebody asks; nobody counts."""
+
+
+class CommandFailed(Exception):
+    """The command ended with another code than 0, or was told to end: it may run again."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+
+
+class Stopped(BaseException):
+    """A signal came while no command was running."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.code = 128 + number
+
+
+def once(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGS]...", help="What to run.")],
+    key: Annotated[str, typer.Option("--key", "-k", metavar="KEY", help="What makes two runs the same.")],
+    store: StoreOption = None,
+    consumer: ConsumerOption = None,
+    tenant: TenantOption = None,
+    window: WindowOption = None,
+    lease: LeaseOption = None,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="DURATION", help="How long to wait for a run that is in flight.")
+    ] = "0s",
+    run_max: Annotated[
+        str,
+        typer.Option("--run-max", metavar="DURATION", help="After this the claim is not renewed any more."),
+    ] = "12h",
+    output_max: Annotated[
+        str,
+        typer.Option("--output-max", metavar="SIZE", help="How much of stdout and of stderr is kept, each."),
+    ] = "64KiB",
+    keep_failures: Annotated[  # noqa: FBT002 - a switch
+        bool, typer.Option("--keep-failures", help="Remember a failed run too, instead of running it again.")
+    ] = False,
+    no_replay: Annotated[  # noqa: FBT002 - a switch
+        bool,
+        typer.Option("--no-replay", help="A duplicate exits with 3 and prints nothing of the first run."),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say that it was replayed.")] = False,  # noqa: FBT002
+) -> int:
+    """Run a command once for a key. Exits with the command's own code, first or replayed.
+
+    While it runs elsewhere: 75. A command that fails is released and runs again, unless --keep-failures. If this
+    process dies the command dies with it, and the key is free again when the lease is over.
+    """
+    import semel
+    from semel.cli.output import say
+
+    output_bytes_max = parse_bytes(output_max)
+    if output_bytes_max > OUTPUT_BYTES_MAX:
+        raise Stop(f"--output-max is at most {size_text(OUTPUT_BYTES_MAX)}", USAGE)
+    settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window, lease=lease)
+    policy = semel.Policy(
+        wait_s=parse_duration_us(wait) / 1e6,
+        run_max_s=parse_duration_us(run_max) / 1e6,
+        max_attempts=ATTEMPTS_MAX,
+        value_bytes_max=1024 * 1024,
+    )
+    client = semel.open(
+        settings.store,
+        consumer=settings.consumer or "once",
+        tenant=settings.tenant or "",
+        window=settings.window,
+        lease=settings.lease,
+        policy=policy,
+    )
+    run = Run(command, output_bytes_max, keep_failures=keep_failures)
+    with client, _stopping():
+        try:
+            outcome = client.run(key, run)
+        except Stopped as stopped:
+            return stopped.code
+    return Answer(key, no_replay=no_replay, say=None if quiet else say).code(outcome, run.ended)
+
+
+class Run:
+    """The handler: runs the command, and returns what is kept of it."""
+
+    def __init__(self, command: list[str], output_bytes_max: int, *, keep_failures: bool) -> None:
+        self._command = command
+        self._output_bytes_max = output_bytes_max
+        self._keep_failures = keep_failures
+        self.ended: Ended | None = None
+
+    def __call__(self) -> dict[str, Any]:
+        """Raises `CommandFailed` for what is to run again."""
+        import semel
+        from semel.cli.child import Child
+
+        current = semel.current()
+        child = Child(self._command, output_bytes_max=self._output_bytes_max, lost=lambda: current.lost)
+        self.ended = ended = child.run()
+        if ended.signalled:
+            raise CommandFailed(128 + ended.signalled)
+        if ended.lost or (ended.code and not self._keep_failures):
+            raise CommandFailed(ended.code)
+        return {
+            "code": ended.code,
+            "stdout": ended.stdout.data,
+            "stderr": ended.stderr.data,
+            "cut": [name for name in ("stdout", "stderr") if getattr(ended, name).cut],
+        }
+
+
+class Answer:
+    """What an outcome means for the one who asked: an exit code, and perhaps the first run's output."""
+
+    def __init__(self, key: str, *, no_replay: bool, say: Callable[[str], None] | None) -> None:
+        self._key = key
+        self._no_replay = no_replay
+        self._say = say or (lambda _: None)
+
+    def code(self, outcome: "Outcome[Any]", ended: "Ended | None") -> int:
+        """The exit code. Raises `Stop` where there is something to explain."""
+        from semel.types import Busy, Done, Errored, Failed, Lost, Unavailable
+
+        match outcome:
+            case Done(value, replayed=True, kept=kept):
+                return self._replay(value if kept else None)
+            case Done(value, recorded=recorded):
+                if not recorded:
+                    raise Stop(
+                        f"{self._key}: the command ran (exit code {value['code']}), but the store could not be told;"
+                        " it may run again",
+                        UNAVAILABLE,
+                    )
+                code: int = value["code"]
+                return code
+            case Busy(retry_after_s):
+                raise Stop(f"{self._key} is in flight; its lease ends in {retry_after_s:.1f} s", TRY_LATER)
+            case _ if ended is not None and ended.lost:
+                raise Stop(f"{self._key}: the claim was lost, so the command was terminated", TRY_LATER)
+            case Lost():
+                raise Stop(f"{self._key}: the command ran, but another run took the key over", TRY_LATER)
+            case Errored(CommandFailed() as failed):
+                return failed.code
+            case Errored(error) | Failed(error):
+                raise Stop(f"{self._key}: {error}", FAILED)
+            case Unavailable(error):
+                raise Stop(str(error), UNAVAILABLE)
+            case _:
+                raise Stop(f"{self._key}: {outcome}", FAILED)
+
+    def _replay(self, value: dict[str, Any] | None) -> int:
+        import sys
+
+        if self._no_replay:
+            self._say(f"semel: {self._key} was done before")
+            return DUPLICATE
+        if value is None:
+            self._say(f"semel: replayed {self._key}; its output was not kept")
+            return 0
+        self._say(f"semel: replayed {self._key}; it ran before and ended with {value['code']}")
+        for stream, name in ((sys.stdout, "stdout"), (sys.stderr, "stderr")):
+            stream.flush()
+            stream.buffer.write(value[name])
+            stream.buffer.flush()
+            if name in value["cut"]:
+                self._say(f"semel: only the first {size_text(len(value[name]))} of its {name} were kept")
+        code: int = value["code"]
+        return code
+
+
+class _stopping:  # noqa: N801 - reads as what it does: with _stopping()
+    """SIGTERM and SIGHUP while we wait for the key: leave in order, as on Ctrl-C."""
+
+    def __enter__(self) -> None:
+        import signal
+
+        def stop(number: int, _frame: object) -> None:
+            raise Stopped(number)
+
+        heeded = [
+            number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
+        ]
+        self._before = {number: signal.signal(number, stop) for number in heeded}
+
+    def __exit__(self, *error: object) -> None:
+        import signal
+
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
