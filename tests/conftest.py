@@ -6,7 +6,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.leftovers"]
+pytest_plugins = ["tests.leftovers", "tests.services"]
 
 # Deadlines are off: a busy computer is no failure. pytest-timeout ends what hangs.
 COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -95,8 +95,10 @@ class AsyncSemel(Client):
         hands = self._hands()
         try:
             outcome = await adrive(self._plan.flow(claim, call, fn), hands)
-        finally:
-            hands.drop(claim.owner)
+        except BaseException:
+            hands.forsake((claim.owner,))
+            raise
+        hands.drop(claim.owner)
         return raised(outcome)
 
     async def run_many(
@@ -112,14 +114,18 @@ class AsyncSemel(Client):
         try:
             outcomes = await adrive_many([flow for flow, _ in made], hands, concurrency)
         finally:
-            for _, owner in made:
-                hands.drop(owner)
+            hands.forsake(owner for _, owner in made)
         return copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
 
     async def sweep(self, handler: Callable[[Any], Awaitable[R]], *, limit: int = 100) -> list[Outcome[R]]:
         """Take over journaled claims whose owner died, and run `handler(payload)` for each."""
-        task = self._plan.recovery(await self._connect(), awaitable(handler))
-        return await adrive(flows.sweep(self._plan.orphans(limit), task), self._hands())
+        task, owners = self._recovery(await self._connect(), awaitable(handler))
+        hands = self._hands()
+        try:
+            outcomes = await adrive(flows.sweep(self._plan.orphans(limit), task), hands)
+        finally:
+            hands.forsake(owners)
+        return [raised(outcome) for outcome in outcomes]
 
     def guard(self, *, key: KeySource, policy: Policy | None = None) -> AsyncGuard:
         """Decorate a function so that it runs once per key and every call returns the first one's value.
@@ -211,7 +217,9 @@ class AsyncSemel(Client):
     async def _end(self, claims: Sequence[Claimed], items: Sequence[Item]) -> list[Verdict]:
         for claim in claims:
             claim.settled = True
-        return await self._runtime.channel.asend(items)
+        verdicts = await self._runtime.channel.asend(items)
+        self._drop_settled(claims, verdicts, self._runtime.loop_keeper())
+        return verdicts
 
     def _hold(self, claim: Claimed) -> None:
         self._runtime.loop_keeper().keep(claim._kept)  # noqa: SLF001 - the claim and its client are one mechanism
@@ -220,4 +228,7 @@ class AsyncSemel(Client):
         self._runtime.loop_keeper().drop(claim.claim.owner)
 
     async def _settle(self, claim: Claimed, error: BaseException | None) -> None:
-        await self._end([claim], [self._plan.leaving(claim.claim, claim.granted, error)])
+        claim.settled = True
+        verdict = self._plan.leaving(claim.claim, claim.granted, error)
+        answer = await adrive(flows.settle(claim.claim, claim.granted, verdict), self._hands())
+        self._left(claim, error, answer)

@@ -9,14 +9,28 @@ from semel.claims import Claimed
 from semel.core.commands import Claim, Granted, Mark, Renew, Settle
 from semel.core.folding import copy_of_claim, leaders
 from semel.core.ports import AsyncStore, Store
-from semel.core.verdicts import replay
-from semel.errors import UsageError
+from semel.core.verdicts import Task, replay
+from semel.errors import ClaimLost, NotRecorded, RecordCorrupt, UsageError
 from semel.keeper import Kept
 from semel.keys.limits import check_all
 from semel.plans import Observed, Plan, marks_of, time_us
 from semel.policy import Policy
 from semel.runtime import Runtime
-from semel.types import Busy, Delivery, Done, Errored, Failed, Late, Mismatch, Mode, Outcome, Unknown
+from semel.types import (
+    Busy,
+    Delivery,
+    Done,
+    Errored,
+    Failed,
+    Late,
+    Lost,
+    Mismatch,
+    Mode,
+    Outcome,
+    Record,
+    Unavailable,
+    Unknown,
+)
 
 __all__ = ["ClaimOutcome", "Client", "raised"]
 
@@ -111,12 +125,15 @@ class Client:
     def _outcomes(self, claims: list[Claim], answers: list[Any], sent_at: float, fold: Any) -> list[Any]:
         """The outcomes of `claim_many`: a later copy of a key is answered from the first one's answer."""
         first_at, place_of = fold
-        return [
-            self._outcome(claim, answers[place], sent_at)
-            if first_at[place] == at
-            else self._outcome(claim, copy_of_claim(claims[first_at[place]], claim, answers[place]), sent_at)
-            for at, (claim, place) in enumerate(zip(claims, place_of, strict=True))
-        ]
+        outcomes: list[Any] = []
+        for claim, place in zip(claims, place_of, strict=True):
+            answer, leader = answers[place], claims[first_at[place]]
+            try:
+                answer = answer if claim is leader else copy_of_claim(leader, claim, answer)
+                outcomes.append(self._outcome(claim, answer, sent_at))
+            except RecordCorrupt as error:  # one that does not read must not cost the others their claims
+                outcomes.append(Unavailable(error))
+        return outcomes
 
     def _many(
         self, stored: Any, deliveries: Sequence[Delivery[Any]], handler: Callable[[Any], Any]
@@ -131,6 +148,34 @@ class Client:
             claim = self._plan.delivered(stored, deliveries[at])
             made.append((self._plan.flow(claim, partial(handler, deliveries[at].body), handler), claim.owner))
         return made, first_at, place_of
+
+    def _recovery(
+        self, stored: Any, handler: Callable[[Any], Any]
+    ) -> tuple[Callable[[Record], Task], list[bytes]]:
+        """How orphans are run again, and the owners of the claims made for it."""
+        task, owners = self._plan.recovery(stored, handler), list[bytes]()
+
+        def noted(record: Record) -> Task:
+            made = task(record)
+            owners.append(made.claim.owner)
+            return made
+
+        return noted, owners
+
+    def _drop_settled(self, claims: Sequence[Claimed], verdicts: Sequence[Any], keeper: Any) -> None:
+        """A claim is kept until its settle is answered."""
+        for claim, verdict in zip(claims, verdicts, strict=True):
+            if not isinstance(verdict, Unavailable):
+                keeper.drop(claim.claim.owner)
+
+    def _left(self, claim: Claimed, error: BaseException | None, answer: Any) -> None:
+        """A `with` block has ended. Its own error is never hidden; a good end that is not recorded is one."""
+        if error is None and isinstance(answer, Lost):
+            raise ClaimLost(f"another attempt at {claim.key!r} took over; its result counts")
+        if error is None and isinstance(answer, Unavailable):
+            raise NotRecorded(
+                f"{claim.key!r} ran, but the store could not be told: a repeat may run again"
+            ) from answer.error
 
     def _completions(self, claims: Sequence[Claimed], values: Sequence[Any] | None) -> list[Settle]:
         values = [None] * len(claims) if values is None else values

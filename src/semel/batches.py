@@ -4,19 +4,36 @@ Completions leave as handlers finish, so that a crash repeats at most those that
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Any
 
 from msgspec.structs import replace
 
-from semel.coalesce import BATCH_MAX, give_back
-from semel.core.commands import Answer, Claim, Command, Flow, Granted, Invoke, Item, Mark, Ran, Settle, Watch
+from semel.core.commands import (
+    Answer,
+    Claim,
+    Command,
+    Flow,
+    Granted,
+    Invoke,
+    Item,
+    Mark,
+    Pause,
+    Raised,
+    Ran,
+    Settle,
+    Watch,
+)
 from semel.core.folding import Fold, leaders
 from semel.drive import AsyncHands, Bench, Hands, adrive, drive
+from semel.errors import RecordCorrupt, StoreClosed
+from semel.gathering import BATCH_MAX, give_back, recall
 from semel.types import Done, Errored, Failed, Mismatch, Outcome, Unavailable
 
 __all__ = ["adrive_many", "copies", "drive_many", "leaders"]
@@ -50,10 +67,12 @@ class Rounds:
         self.asking: list[tuple[Item, int]] = []
         """Claims and marks: asked together."""
         self.handlers: deque[tuple[Invoke, int]] = deque()
+        self.pausing: list[tuple[Pause, int]] = []
+        """Those that found the store out of reach: they back off together, and ask together again."""
         self.alone: list[tuple[Command[Any], int]] = []
         """What is carried out one by one at the end: waits, and events that may have killed a worker before."""
         self.landed: SimpleQueue[tuple[int, Answer]] = SimpleQueue()
-        self.flying = 0
+        self.flying: int = 0
         """Settles posted and not yet answered."""
         self.interrupt: BaseException | None = None
         self.on_landed: Callable[[], object] | None = None
@@ -67,14 +86,25 @@ class Rounds:
         except StopIteration as end:
             self.ended(at, end.value)
             return
+        except RecordCorrupt as error:  # what is stored under this key does not read: the others go on
+            self.ended(at, Unavailable(error))
+            return
         if isinstance(command, Claim | Mark):
             self.asking.append((command, at))
         elif isinstance(command, Invoke):
             self.handlers.append((command, at))
         elif isinstance(command, Settle):
             self._post(command, at)
+        elif isinstance(command, Pause):
+            self.pausing.append((command, at))
         else:
             self.alone.append((command, at))
+
+    def ran(self, at: int, ran: Ran) -> None:
+        """A handler has ended. An interrupt ends the batch: no other handler starts after it."""
+        if isinstance(ran, Raised) and not isinstance(ran.error, Exception):
+            self.interrupt = self.interrupt or ran.error
+        self.advance(at, ran)
 
     def _post(self, settle: Settle, at: int) -> None:
         self.flying += 1
@@ -86,7 +116,11 @@ class Rounds:
             if self.on_landed is not None:
                 self.on_landed()
 
-        self._bench.channel.post((settle,), landed)
+        try:
+            self._bench.channel.post((settle,), landed)
+        except StoreClosed as error:
+            self._bench.drop(settle.owner)  # nothing is left to repeat it on
+            landed([Unavailable(error)])
 
     def land(self, *, wait: bool = False) -> None:
         """Advance the flows whose settles were answered; with `wait`, until all are."""
@@ -110,15 +144,27 @@ class Rounds:
         for slot, answer in zip(fold.slots, answers, strict=True):
             for at, view in slot.takers:
                 mine = answer if view is None else view(answer)
-                if isinstance(slot.item, Claim) and view is None:
-                    if isinstance(mine, Granted) and mine.attempt > 1 and len(self._flows) > 1:
-                        apart.append(give_back(slot.item, mine))
+                if isinstance(slot.item, Claim) and isinstance(mine, Granted):
+                    if mine.attempt > 1 and len(self._flows) > 1:
+                        apart.append(give_back(slot.item, mine.fence))
                         self.alone.append((slot.item, at))
                         continue
-                    self._bench.answered(slot.item, mine, sent_at)
+                    self._bench.keep(slot.item, mine, sent_at)
                 self.advance(at, mine)
         self.asking += fold.later
         return apart
+
+    def pauses(self) -> tuple[float, list[tuple[int, bool]]]:
+        """How long to back off for all that do, and for each whether it has the time for another try."""
+        pausing, self.pausing = self.pausing, []
+        delays = [self._bench.pause_s(command) for command, _ in pausing]
+        patient = [(at, delay is not None) for (_, at), delay in zip(pausing, delays, strict=True)]
+        return max((delay for delay in delays if delay is not None), default=0.0), patient
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to be done together."""
+        return bool(self.asking or self.handlers or self.flying or self.pausing)
 
     def resume(self) -> list[tuple[Flow[Outcome[Any]], Command[Any], int]]:
         """The flows to be driven one by one, each with the command it waits for."""
@@ -131,49 +177,58 @@ class Rounds:
         if isinstance(outcome, Errored) and not isinstance(outcome.error, Exception):
             self.interrupt = self.interrupt or outcome.error
 
-    def stop(self) -> None:
-        """Give back the claims whose handlers have not started."""
-        while self.handlers:
-            command, _ = self.handlers.popleft()
-            if command.claim is not None and command.granted is not None:
-                self._bench.keeper.drop(command.claim.owner)
-                self._bench.channel.post((give_back(command.claim, command.granted),), lambda _answers: None)
-
 
 def drive_many(flows: Sequence[Flow[Outcome[Any]]], hands: Hands, concurrency: int) -> Outcomes:
-    """Run the flows to their ends, blocking; outcomes by position."""
+    """Run the flows to their ends, blocking; outcomes by position. Raises the interrupt that ended it early."""
     rounds = Rounds(flows, hands)
-    try:
-        while rounds.asking or rounds.handlers or rounds.flying:
-            for fold in rounds.questions():
-                sent_at = hands.steady_s()
-                answers = hands.channel.send([slot.item for slot in fold.slots])
-                if apart := rounds.answered(fold, answers, sent_at):
-                    hands.channel.send(apart)
-            _invoke_all(rounds, hands, concurrency)
-            rounds.land(wait=True)
-            if rounds.interrupt is not None:
-                raise rounds.interrupt
-        # All waits start together, so that the last one does not wait for the sum of them.
-        started = [
-            (flow, hands(command), at) if isinstance(command, Watch) else (flow, command, at)
-            for flow, command, at in rounds.resume()
-        ]
-        for flow, next_, at in started:
+    while rounds.busy:
+        for fold in rounds.questions():
+            _ask(rounds, hands, fold)
+        _invoke_all(rounds, hands, concurrency)
+        rounds.land(wait=True)
+        if rounds.interrupt is not None:
+            raise rounds.interrupt
+        delay_s, patient = rounds.pauses()
+        if patient:
+            time.sleep(delay_s)
+        for at, again in patient:
+            rounds.advance(at, again)
+    # All waits start together, so that the last one does not wait for the sum of them.
+    started = [
+        (flow, hands(command), at) if isinstance(command, Watch) else (flow, command, at)
+        for flow, command, at in rounds.resume()
+    ]
+    for flow, next_, at in started:
+        try:
             answer = hands(next_) if isinstance(next_, Command) else next_
             rounds.ended(at, drive(flow, hands, answer))
-            if rounds.interrupt is not None:
-                raise rounds.interrupt
-    finally:
-        rounds.stop()
+        except RecordCorrupt as error:
+            rounds.ended(at, Unavailable(error))
+        if rounds.interrupt is not None:
+            raise rounds.interrupt
     return rounds.outcomes
+
+
+def _ask(rounds: Rounds, hands: Hands, fold: Fold[int]) -> None:
+    items = [slot.item for slot in fold.slots]
+    sent_at = hands.steady_s()
+    try:
+        answers = hands.channel.send(items)
+        apart = rounds.answered(fold, answers, sent_at)
+    except Exception:
+        raise
+    except BaseException:  # some may be ours that nobody keeps yet
+        recall(hands.channel, [item for item in items if isinstance(item, Claim)])
+        raise
+    if apart:
+        hands.channel.send(apart)
 
 
 def _invoke_all(rounds: Rounds, hands: Hands, concurrency: int) -> None:
     if concurrency == 1:
         while rounds.handlers and rounds.interrupt is None:
             command, at = rounds.handlers.popleft()
-            rounds.advance(at, hands.invoke(command))
+            rounds.ran(at, hands.invoke(command))
             rounds.land()
         return
     with ThreadPoolExecutor(concurrency, thread_name_prefix="semel-handler") as pool:
@@ -182,51 +237,70 @@ def _invoke_all(rounds: Rounds, hands: Hands, concurrency: int) -> None:
             while rounds.handlers and len(running) < concurrency and rounds.interrupt is None:
                 command, at = rounds.handlers.popleft()
                 running[pool.submit(copy_context().run, hands.invoke, command)] = at
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                rounds.advance(running.pop(future), future.result())
+            try:
+                ended = wait(running, return_when=FIRST_COMPLETED).done
+            except BaseException as interrupt:  # noqa: BLE001 - raised by drive_many, once these handlers have ended
+                rounds.interrupt = rounds.interrupt or interrupt
+                continue
+            for future in ended:
+                rounds.ran(running.pop(future), future.result())
             rounds.land()
 
 
 async def adrive_many(flows: Sequence[Flow[Outcome[Any]]], hands: AsyncHands, concurrency: int) -> Outcomes:
-    """Run the flows to their ends, awaiting; outcomes by position."""
+    """Run the flows to their ends, awaiting; outcomes by position. Raises the interrupt that ended it early."""
     rounds = Rounds(flows, hands)
     landed = asyncio.Event()
     loop = asyncio.get_running_loop()
-    rounds.on_landed = lambda: loop.call_soon_threadsafe(landed.set)
-    try:
-        while rounds.asking or rounds.handlers or rounds.flying:
-            for fold in rounds.questions():
-                sent_at = hands.steady_s()
-                answers = await hands.channel.asend([slot.item for slot in fold.slots])
-                if apart := rounds.answered(fold, answers, sent_at):
-                    await hands.channel.asend(apart)
-            await _ainvoke_all(rounds, hands, concurrency)
-            while rounds.flying:
-                landed.clear()
-                if rounds.landed.empty():
-                    await landed.wait()
-                rounds.land()
-            if rounds.interrupt is not None:
-                raise rounds.interrupt
-        started = [
-            (flow, await hands(command), at) if isinstance(command, Watch) else (flow, command, at)
-            for flow, command, at in rounds.resume()
-        ]
-        for flow, next_, at in started:
+
+    def on_landed() -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits there any more
+            loop.call_soon_threadsafe(landed.set)
+
+    rounds.on_landed = on_landed
+    while rounds.busy:
+        for fold in rounds.questions():
+            sent_at = hands.steady_s()
+            answers = await hands.channel.asend([slot.item for slot in fold.slots])
+            if apart := rounds.answered(fold, answers, sent_at):
+                await hands.channel.asend(apart)
+        await _ainvoke_all(rounds, hands, concurrency)
+        await _aland(rounds, landed)
+        if rounds.interrupt is not None:
+            raise rounds.interrupt
+        delay_s, patient = rounds.pauses()
+        if patient:
+            await asyncio.sleep(delay_s)
+        for at, again in patient:
+            rounds.advance(at, again)
+    started = [
+        (flow, await hands(command), at) if isinstance(command, Watch) else (flow, command, at)
+        for flow, command, at in rounds.resume()
+    ]
+    for flow, next_, at in started:
+        try:
             answer = await hands(next_) if isinstance(next_, Command) else next_
             rounds.ended(at, await adrive(flow, hands, answer))
-            if rounds.interrupt is not None:
-                raise rounds.interrupt
-    finally:
-        rounds.stop()
+        except RecordCorrupt as error:
+            rounds.ended(at, Unavailable(error))
+        if rounds.interrupt is not None:
+            raise rounds.interrupt
     return rounds.outcomes
+
+
+async def _aland(rounds: Rounds, landed: asyncio.Event) -> None:
+    while rounds.flying:
+        landed.clear()
+        if rounds.landed.empty():
+            await landed.wait()
+        rounds.land()
 
 
 async def _ainvoke_all(rounds: Rounds, hands: AsyncHands, concurrency: int) -> None:
     async def work() -> None:
         while rounds.handlers and rounds.interrupt is None:
             command, at = rounds.handlers.popleft()
-            rounds.advance(at, await hands.invoke(command))
+            rounds.ran(at, await hands.invoke(command))
             rounds.land()
 
     if concurrency == 1:
@@ -235,10 +309,14 @@ async def _ainvoke_all(rounds: Rounds, hands: AsyncHands, concurrency: int) -> N
     workers = [asyncio.create_task(work()) for _ in range(min(concurrency, len(rounds.handlers)))]
     if not workers:
         return
-    try:
-        await asyncio.wait(workers)
-    except asyncio.CancelledError as cancelled:
-        rounds.interrupt = cancelled
-        for worker in workers:
-            worker.cancel()
-        await asyncio.wait(workers)  # a claim is released when its handler has ended, not before
+    while not all(worker.done() for worker in workers):
+        try:
+            await asyncio.wait(workers)
+        except asyncio.CancelledError as cancelled:
+            # A claim is released when its handler has ended, not before: so they are awaited, however often.
+            rounds.interrupt = rounds.interrupt or cancelled
+            for worker in workers:
+                worker.cancel()
+    for worker in workers:
+        if not worker.cancelled() and (error := worker.exception()) is not None:
+            raise error

@@ -15,7 +15,8 @@ class Claimed:
     """The exclusive right to run. Settle it with `complete`, `fail` or `release`.
 
     `with claim:` keeps it alive until the block ends. A block that ends well completes it, one that raises
-    releases it (or fails it, as the policy says), unless it was settled inside. A bare claim is not renewed.
+    releases it (or fails it, as the policy says), unless it was settled inside. A block that ended well but
+    could not be recorded raises `ClaimLost` or `NotRecorded`. A bare claim is not renewed.
     """
 
     __slots__ = ("_client", "_kept", "claim", "granted", "settled")
@@ -72,9 +73,11 @@ class Claimed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._client._drop(self)  # noqa: SLF001
-        if not self.settled:
-            self._client._settle(self, error)  # noqa: SLF001
+        try:
+            if not self.settled:
+                self._client._settle(self, error)  # noqa: SLF001
+        finally:
+            self._client._drop(self)  # noqa: SLF001
 
     async def __aenter__(self) -> Self:
         self._client._hold(self)  # noqa: SLF001
@@ -83,6 +86,8 @@ class Claimed:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._client._drop(self)  # noqa: SLF001
-        if not self.settled:
-            await self._client._settle(self, error)  # noqa: SLF001
+        try:
+            if not self.settled:
+                await self._client._settle(self, error)  # noqa: SLF001
+        finally:
+            self._client._drop(self)  # noqa: SLF001

@@ -110,7 +110,9 @@ class Semel(Client):
         """The async client of the same store; what `guard` uses for an `async def`."""
         if self._twin_runtime is None:
             store = self._runtime.store
-            self._twin_runtime = Runtime(store.twin(), owned=True) if isinstance(store, Twofold) else self._runtime
+            self._twin_runtime = (
+                Runtime(store.twin(), owned=True) if isinstance(store, Twofold) else self._runtime
+            )
         return AsyncSemel(self._plan, self._twin_runtime)
 
     def __enter__(self) -> Self:
@@ -156,8 +158,10 @@ class Semel(Client):
         claim = self._plan.claim(self._connect(), key, fingerprint, sliding_us)
         try:
             outcome = drive(self._plan.flow(claim, call, fn), self._hands)
-        finally:
-            self._hands.drop(claim.owner)
+        except BaseException:
+            self._hands.forsake((claim.owner,))
+            raise
+        self._hands.drop(claim.owner)
         return raised(outcome)
 
     def run_many(
@@ -172,14 +176,17 @@ class Semel(Client):
         try:
             outcomes = drive_many([flow for flow, _ in made], self._hands, concurrency)
         finally:
-            for _, owner in made:
-                self._hands.drop(owner)
+            self._hands.forsake(owner for _, owner in made)
         return copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
 
     def sweep(self, handler: Callable[[Any], R], *, limit: int = 100) -> list[Outcome[R]]:
         """Take over journaled claims whose owner died, and run `handler(payload)` for each."""
-        task = self._plan.recovery(self._connect(), handler)
-        return drive(flows.sweep(self._plan.orphans(limit), task), self._hands)
+        task, owners = self._recovery(self._connect(), handler)
+        try:
+            outcomes = drive(flows.sweep(self._plan.orphans(limit), task), self._hands)
+        finally:
+            self._hands.forsake(owners)
+        return [raised(outcome) for outcome in outcomes]
 
     def guard(self, *, key: KeySource, policy: Policy | None = None) -> Guard:
         """Decorate a function so that it runs once per key and every call returns the first one's value.
@@ -290,7 +297,9 @@ class Semel(Client):
     def _end(self, claims: Sequence[Claimed], items: Sequence[Item]) -> list[Verdict]:
         for claim in claims:
             claim.settled = True
-        return self._runtime.channel.send(items)
+        verdicts = self._runtime.channel.send(items)
+        self._drop_settled(claims, verdicts, self._runtime.keeper)
+        return verdicts
 
     def _hold(self, claim: Claimed) -> None:
         self._runtime.keeper.keep(claim._kept)  # noqa: SLF001 - the claim and its client are one mechanism
@@ -299,4 +308,7 @@ class Semel(Client):
         self._runtime.keeper.drop(claim.claim.owner)
 
     def _settle(self, claim: Claimed, error: BaseException | None) -> None:
-        self._end([claim], [self._plan.leaving(claim.claim, claim.granted, error)])
+        claim.settled = True
+        verdict = self._plan.leaving(claim.claim, claim.granted, error)
+        answer = drive(flows.settle(claim.claim, claim.granted, verdict), self._hands)
+        self._left(claim, error, answer)

@@ -193,11 +193,11 @@ def return_type(fn: Any) -> Any:
     if not annotations or "return" not in annotations:
         return None
     returns = annotations["return"]
-    if not isinstance(returns, str):
-        return returns
-    from typing import get_type_hints
+    if isinstance(returns, str):
+        from typing import get_type_hints
 
-    try:
-        return get_type_hints(fn).get("return")
-    except Exception:  # noqa: BLE001 - an annotation that names nothing says nothing
-        return None
+        try:
+            returns = get_type_hints(fn).get("return")
+        except Exception:  # noqa: BLE001 - an annotation that names nothing says nothing
+            return None
+    return None if returns is Any else returns  # Any names nothing that an object could come back as

@@ -60,7 +60,7 @@ async def adrive(flow: Flow[T], perform: Callable[[Command[Any]], Any], answer: 
 
 def backoff_s(tries: int) -> float:
     """How long to wait before asking an unreachable store again, without the jitter."""
-    return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(tries, 16))
+    return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(tries, 16))
 
 
 class Bench:
@@ -75,28 +75,10 @@ class Bench:
         self.run_max_s: float = run_max_s
         self.value_bytes_max: int = value_bytes_max
         self.steady_s: Callable[[], float] = time.monotonic
-        self._unanswered: dict[bytes, float] = {}
-        """When the first try of a claim was sent that has not been answered."""
-
-    def answered(self, claim: Claim, answer: Any, sent_at: float) -> None:
-        """Note a claim's answer: keep what is granted, remember since when there is none.
-
-        A repeated claim gets the lease of the first try whose reply was lost, so its time runs from then.
-        """
-        if type(answer) is Granted:
-            self.keep(
-                claim, answer, self._unanswered.pop(claim.owner, sent_at) if self._unanswered else sent_at
-            )
-        elif type(answer) is Unavailable:
-            self._unanswered.setdefault(claim.owner, sent_at)
-        elif self._unanswered:
-            self._unanswered.pop(claim.owner, None)
 
     def drop(self, owner: bytes) -> Kept | None:
         """The claim is nobody's business any more."""
         kept: Kept | None = self.keeper.kept.pop(owner, None)  # at once: Ctrl-C must not strike before it
-        if self._unanswered:
-            self._unanswered.pop(owner, None)
         return kept
 
     def keep(self, claim: Claim, granted: Granted, sent_at: float) -> Kept:
@@ -157,7 +139,8 @@ class Hands(Bench):
         sent_at = self.steady_s()
         try:
             answer = self.channel.send((claim,))[0]
-            self.answered(claim, answer, sent_at)
+            if type(answer) is Granted:
+                self.keep(claim, answer, sent_at)
         except Exception:
             raise
         except BaseException:  # it may be ours, and nobody keeps it yet
@@ -244,7 +227,8 @@ class AsyncHands(Bench):
             case Claim():
                 sent_at = self.steady_s()
                 answer = (await self.channel.asend((command,)))[0]
-                self.answered(command, answer, sent_at)
+                if type(answer) is Granted:
+                    self.keep(command, answer, sent_at)
                 return answer
             case Invoke():
                 return await self.invoke(command)
@@ -307,7 +291,7 @@ async def _acall(call: Callable[[], Any], context: Context | None) -> Ran:
             return Raised(error, interrupted=True)
         except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
             return _raised(error, None)
-    task, kept = asyncio.current_task(), context._kept
+    task, kept = asyncio.current_task(), context._kept  # noqa: SLF001 - the handler's side of the same claim
     assert task is not None
     cancelling = task.cancelling()
     kept.on_lost = task.cancel

@@ -13,7 +13,19 @@ from semel.core.ports import AsyncStore, Store
 from semel.errors import StoreClosed, StoreError, StoreUnavailable
 from semel.types import Unavailable
 
-__all__ = ["BATCH_MAX", "Call", "Channel", "LoopCall", "Queue", "give_back", "post_quietly", "recall", "redo", "spread", "undo"]
+__all__ = [
+    "BATCH_MAX",
+    "Call",
+    "Channel",
+    "LoopCall",
+    "Queue",
+    "give_back",
+    "post_quietly",
+    "recall",
+    "redo",
+    "spread",
+    "undo",
+]
 
 BATCH_MAX = 500
 """The knee of the curve on every store we measured: larger batches gain nothing and wait longer."""
@@ -80,7 +92,7 @@ def finisher(done: Callback) -> Callable[[Call], None]:
         error = call.error
         try:
             done(call.answers if error is None else unreachable(call.items, StoreUnavailable(str(error))))
-        except Exception:
+        except Exception:  # noqa: BLE001
             _log.exception("the answers of a store could not be handed on")
 
     return finish

@@ -28,7 +28,7 @@ from semel.core.commands import (
     Scan,
     Settle,
 )
-from semel.core.verdicts import Task, judge
+from semel.core.verdicts import Task, Verdict, judge
 from semel.digests import fingerprint as fingerprint_of
 from semel.errors import (
     ModeMismatch,
@@ -203,14 +203,10 @@ class Plan:
             claim, granted, "released", delay_us=round(delay_s * 1e6), count_attempt=count_attempt
         )
 
-    def leaving(self, claim: Claim, granted: Granted, error: BaseException | None) -> Settle:
+    def leaving(self, claim: Claim, granted: Granted, error: BaseException | None) -> Verdict:
         """What the end of a `with` block means for its claim."""
         ran = Returned(None) if error is None else Raised(error, interrupted=not isinstance(error, Exception))
-        verdict = judge(ran, Task(claim, _nothing, self.policy), granted.attempt)
-        delay_us = round(verdict.delay_s * 1e6)
-        return self.settle(
-            claim, granted, verdict.to, verdict.value, delay_us=delay_us, count_attempt=verdict.count_attempt
-        )
+        return judge(ran, Task(claim, _nothing, self.policy), granted.attempt)
 
     def renewal(self, claim: Claim, granted: Granted) -> Renew:
         """The lease once more, from now."""

@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections.abc import Callable
-from threading import Lock
+from contextlib import suppress
+from threading import Lock, Thread
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from semel.coalesce import Channel, LoopCoalescer, channel_for
 from semel.core.commands import Admit, ReadSettings, Settings
@@ -26,33 +26,38 @@ class Runtime:
     """The machinery behind a client and everything made from it by `using` or `guard`."""
 
     def __init__(self, store: Store | AsyncStore, *, owned: bool) -> None:
-        self.store = store
+        self.store: Store | AsyncStore = store
         self._owned = owned
         self.channel: Channel = channel_for(store)
-        self.keeper = Keeper(self.channel, time.monotonic)
-        self.watches = Watches(store.capabilities, store.watch, time.monotonic)
-        self._loop_keepers: WeakKeyDictionary[Any, LoopKeeper] = WeakKeyDictionary()
+        self.keeper: Keeper = Keeper(self.channel, time.monotonic)
+        self.watches: Watches = Watches(store.capabilities, store.watch, time.monotonic)
         self.windows: dict[tuple[str, str, str], int] = {}
-        self.fresh_until = 0.0
+        self.fresh_until: float = 0.0
         """Until when `windows` may be used without asking, and the client is known to be open."""
         self._admitted: set[tuple[str, str, str]] = set()
         self._opened = False
         self._closed = False
+        self._read = False
         self.after_fork()
         restart_after_fork(self)
 
     def after_fork(self) -> None:
         """Another thread of the parent may have held the lock."""
         self._lock = Lock()
-        self._loop_keepers = WeakKeyDictionary()
+        self._desks: dict[asyncio.AbstractEventLoop, Desk] = {}
 
     def loop_keeper(self) -> LoopKeeper:
         """The keeper of the running event loop."""
+        return self._desk().keeper
+
+    def _desk(self) -> "Desk":
         loop = asyncio.get_running_loop()
-        keeper = self._loop_keepers.get(loop)
-        if keeper is None:
-            keeper = self._loop_keepers[loop] = LoopKeeper(self.channel, time.monotonic)
-        return keeper
+        desk = self._desks.get(loop)
+        if desk is None:
+            with self._lock:  # a program may run a loop per call: what belongs to closed ones is let go
+                self._desks = {each: desk for each, desk in self._desks.items() if not each.is_closed()}
+                desk = self._desks[loop] = Desk(self.channel)
+        return desk
 
     def connect(self, tenant: str, consumer: str, mode: Mode) -> None:
         """Open the store, and hold the consumer to its one mode. Cheap when it was done before."""
@@ -65,7 +70,20 @@ class Runtime:
             if not self._opened:
                 self.store.open()
                 self._opened = True
-        self._hold(self.channel.send((Admit(tenant, consumer, mode),))[0], tenant, consumer, mode)
+        if mode == "inbox":
+            self._expect(self.channel.send((ReadSettings(),))[0], tenant, consumer)
+        else:
+            self._hold(self.channel.send((Admit(tenant, consumer, mode),))[0], tenant, consumer, mode)
+
+    def _expect(self, settings: Settings | Unavailable, tenant: str, consumer: str) -> None:
+        """An inbox records its mode with its first mark, in the caller's transaction: here it is only read.
+
+        To write it now would wait for that transaction, which may hold the store's lock already.
+        """
+        if isinstance(settings, Unavailable):
+            self._hold(settings, tenant, consumer, "inbox")
+        elif (tenant, consumer) in settings.modes:
+            self._hold(settings.modes[tenant, consumer], tenant, consumer, "inbox")
 
     async def aconnect(self, tenant: str, consumer: str, mode: Mode) -> None:
         """The same, awaited."""
@@ -73,14 +91,17 @@ class Runtime:
             raise StoreClosed(f"this client of {self.store.name} is closed; open a new one")
         if (tenant, consumer, mode) in self._admitted:
             return
-        if not self._opened:
-            if isinstance(self.store, Store):
-                self.store.open()
-            else:
-                await self.store.aopen()
-            self._opened = True
-        answer = (await self.channel.asend((Admit(tenant, consumer, mode),)))[0]
-        self._hold(answer, tenant, consumer, mode)
+        async with self._desk().opening:
+            if (tenant, consumer, mode) in self._admitted:
+                return
+            if not self._opened:
+                if isinstance(self.store, Store):
+                    self.store.open()
+                else:
+                    await self.store.aopen()
+                self._opened = True
+            answer = (await self.channel.asend((Admit(tenant, consumer, mode),)))[0]
+            self._hold(answer, tenant, consumer, mode)
 
     def _hold(self, recorded: Any, tenant: str, consumer: str, mode: Mode) -> None:
         if isinstance(recorded, Unavailable):
@@ -93,14 +114,23 @@ class Runtime:
         self._admitted.add((tenant, consumer, mode))
 
     def refresh(self) -> None:
-        """Read the stored windows again; an unreachable store leaves the last known."""
-        self.fresh_until = time.monotonic() + SETTINGS_LIVE_S
-        self._note(self.channel.send((ReadSettings(),))[0])
+        """Read the stored windows again if it is time; an unreachable store leaves the last known."""
+        if self._is_stale():
+            self._note(self.channel.send((ReadSettings(),))[0])
 
     async def arefresh(self) -> None:
         """The same, awaited."""
-        self.fresh_until = time.monotonic() + SETTINGS_LIVE_S
-        self._note((await self.channel.asend((ReadSettings(),)))[0])
+        if self._is_stale():
+            self._note((await self.channel.asend((ReadSettings(),)))[0])
+
+    def _is_stale(self) -> bool:
+        """Whether the caller is to read the settings: everybody before they are known, then one for all."""
+        now = time.monotonic()
+        if now < self.fresh_until:
+            return False
+        if self._read and not self._closed:
+            self.fresh_until = now + SETTINGS_LIVE_S
+        return True
 
     def expire_settings(self) -> None:
         """Have the settings read again at the next use."""
@@ -109,28 +139,33 @@ class Runtime:
     def _note(self, settings: Settings | Unavailable) -> None:
         if isinstance(settings, Settings):
             self.windows = settings.windows
+        with self._lock:
+            self._read = True
+            if not self._closed:
+                self.fresh_until = time.monotonic() + SETTINGS_LIVE_S
 
     def close(self) -> None:
         """Stop renewing, send what is queued, close the store if it is ours. Idempotent."""
         if self._start_closing():
-            self.keeper.close()
-            self.channel.close()
-            if self._owned and isinstance(self.store, Store):
-                self.store.close()
+            self._finish_closing()
+
+    def _finish_closing(self) -> None:
+        self.keeper.close()
+        self.channel.close()
+        if self._owned and isinstance(self.store, Store):
+            self.store.close()
 
     async def aclose(self) -> None:
         """The same, awaited: the loop goes on while the last batch is sent."""
         if not self._start_closing():
             return
-        if isinstance(self.channel, LoopCoalescer):
+        if not isinstance(self.channel, LoopCoalescer):
+            await _in_thread(self._finish_closing)
+            return
+        try:
             await self.channel.aclose()
-        else:
-            await _in_thread(self.channel.close)
-        self.keeper.close()
-        if self._owned:
-            if isinstance(self.store, Store):
-                self.store.close()
-            else:
+        finally:
+            if self._owned and not isinstance(self.store, Store):
                 await self.store.aclose()
 
     def _start_closing(self) -> bool:
@@ -139,11 +174,44 @@ class Runtime:
                 return False
             self._closed = True
             self.fresh_until = 0.0
-        for keeper in list(self._loop_keepers.values()):
-            keeper.close()
+            desks = list(self._desks.values())
+        for desk in desks:
+            desk.keeper.close()
         self.watches.close()
         return True
 
 
+class Desk:
+    """What belongs to one event loop."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.keeper: LoopKeeper = LoopKeeper(channel, time.monotonic)
+        self.opening: asyncio.Lock = asyncio.Lock()
+        """The first one opens the store; the others wait for it."""
+
+
 async def _in_thread(function: Callable[[], None]) -> None:
-    await asyncio.get_running_loop().run_in_executor(None, function)
+    """Await a function that blocks, in a thread of its own: the loop's executor may be full, or gone.
+
+    It goes on to its end when the caller is cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if not ended.done():
+            ended.set_exception(error) if error is not None else ended.set_result(None)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            function()
+        except BaseException as raised:  # noqa: BLE001 - it belongs to whoever awaits
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed, and its waiter with it
+            loop.call_soon_threadsafe(settle, error)
+
+    thread = Thread(target=run, name="semel-closer", daemon=True)
+    thread.start()
+    await ended
+    thread.join()  # it has nothing left to do

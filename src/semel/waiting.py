@@ -5,10 +5,10 @@ claims fold into one.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from threading import Condition, Lock, RLock
+from threading import Lock, RLock
 
 from semel.core.ports import Capabilities, Listener
 from semel.forks import restart_after_fork
@@ -27,27 +27,36 @@ class Room:
     """Everybody in this process who waits for one record."""
 
     def __init__(self) -> None:
-        self.changed = Condition(Lock())
-        self.changes = 0
-        self.watches = 0
-        self.poll_s = POLL_FIRST_S
-        self.poll_at = 0.0
-        self.futures: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self.lock: Lock = Lock()
+        self.changes: int = 0
+        self.watches: int = 0
+        self.poll_s: float = POLL_FIRST_S
+        self.poll_at: float = 0.0
+        self.bells: dict[int, Lock] = {}
+        """What wakes the threads that sleep here, by id."""
+        self.futures: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+        """What wakes the tasks that sleep here."""
 
     def wake(self) -> None:
         """Something may have changed: everybody looks again."""
-        with self.changed:
+        with self.lock:
             self.changes += 1
-            self.changed.notify_all()
-            futures, self.futures = self.futures, []
-        for loop, future in futures:
-            with suppress(RuntimeError):  # a closed loop, and its waiter with it
-                loop.call_soon_threadsafe(_set, future)
+            bells, self.bells = self.bells, {}
+            futures, self.futures = self.futures, {}
+        for bell in bells.values():
+            bell.release()
+        loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+        for future, loop in futures.items():
+            loops.setdefault(loop, []).append(future)
+        for loop, theirs in loops.items():
+            with suppress(RuntimeError):  # a closed loop, and its waiters with it
+                loop.call_soon_threadsafe(_set, theirs)
 
 
-def _set(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
+def _set(futures: "Iterable[asyncio.Future[None]]") -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
 
 
 class Watch:
@@ -56,9 +65,9 @@ class Watch:
     __slots__ = ("_leave", "deadline", "room", "seen")
 
     def __init__(self, room: Room, deadline: float, leave: Callable[[], None]) -> None:
-        self.room = room
-        self.seen = room.changes
-        self.deadline = deadline
+        self.room: Room = room
+        self.seen: int = room.changes
+        self.deadline: float = deadline
         self._leave: Callable[[], None] | None = leave
 
     def leave(self) -> None:
@@ -79,8 +88,8 @@ class Watch:
 class Watches:
     """All waits of a client. `polling` and `notifications` can be switched off, each to test the other."""
 
-    polling = True
-    notifications = True
+    polling: bool = True
+    notifications: bool = True
 
     def __init__(
         self,
@@ -98,16 +107,23 @@ class Watches:
     def after_fork(self) -> None:
         """Nobody of the parent waits in the child."""
         self._lock = RLock()  # a watch may be collected while its own thread is in here
+        self._listening = Lock()
         self._rooms: dict[Id, Room] = {}
 
     def enter(self, record_id: Id, wait_s: float) -> Watch:
         """Listen from now on."""
+        if self._unsubscribe is None:
+            self._listen()
         with self._lock:
-            if self._unsubscribe is None:
-                self._unsubscribe = self._subscribe(self._notified)
             room = self._rooms.setdefault(record_id, Room())
             room.watches += 1
             return Watch(room, self._steady_s() + wait_s, partial(self._leave, record_id, room))
+
+    def _listen(self) -> None:
+        # Under a lock of its own: the store takes its lock in here, and a watch may be collected under that one.
+        with self._listening:
+            if self._unsubscribe is None:
+                self._unsubscribe = self._subscribe(self._notified)
 
     def _leave(self, record_id: Id, room: Room) -> None:
         with self._lock:
@@ -122,9 +138,16 @@ class Watches:
         now = self._steady_s()
         if now >= watch.deadline:
             return False
-        with watch.room.changed:
-            if watch.seen == watch.room.changes:
-                watch.room.changed.wait(self._until(watch, now, retry_after_s) - now)
+        room, bell = watch.room, Lock()
+        bell.acquire()
+        with room.lock:
+            if watch.seen != room.changes:
+                return watch.noticed()
+            room.bells[id(bell)] = bell
+        try:
+            bell.acquire(timeout=self._until(watch, now, retry_after_s) - now)
+        finally:
+            room.bells.pop(id(bell), None)
         watch.noticed()
         return True
 
@@ -137,22 +160,25 @@ class Watches:
             return False
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        with watch.room.changed:
-            if watch.seen != watch.room.changes:
+        room = watch.room
+        with room.lock:
+            if watch.seen != room.changes:
                 return watch.noticed()
-            watch.room.futures.append((loop, future))
-        timer = loop.call_later(self._until(watch, now, retry_after_s) - now, _set, future)
+            room.futures[future] = loop
+        timer = loop.call_later(self._until(watch, now, retry_after_s) - now, _set, (future,))
         try:
             await future
         finally:
             timer.cancel()
+            room.futures.pop(future, None)
         watch.noticed()
         return True
 
     def close(self) -> None:
         """Stop listening to the store, and send everybody to look again."""
-        with self._lock:
+        with self._listening:
             unsubscribe, self._unsubscribe = self._unsubscribe, None
+        with self._lock:
             rooms = list(self._rooms.values())
         if unsubscribe is not None:
             unsubscribe()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import semel
-from tests.cli.program import Warm
+from tests.cli.shell import Warm
 
 PERMANENT = semel.Policy(permanent=(ValueError,))
 

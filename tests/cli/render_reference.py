@@ -3,7 +3,7 @@
 import typer
 
 from semel.cli.app import app
-from tests.cli.program import ROOT, Warm, semel
+from tests.cli.shell import ROOT, Warm, semel
 
 FOLDER = ROOT / "docs/reference/cli"
 

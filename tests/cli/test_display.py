@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import semel as library
-from tests.cli.program import semel, terminal
+from tests.cli.shell import semel, terminal
 
 
 def test_a_table_on_a_terminal(place: Path) -> None:

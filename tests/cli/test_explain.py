@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from semel.observe.guarantees import GUARANTEES, WINDOWS
-from tests.cli.program import semel
+from tests.cli.shell import semel
 from tests.faults import table
 
 

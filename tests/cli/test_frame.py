@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import semel as library
-from tests.cli.program import PATIENCE_S, cold, environment, semel
+from tests.cli.shell import PATIENCE_S, cold, environment, semel
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKED = "import sys; sys.modules['typer'] = None; from semel.cli.main import main; sys.exit(main())"

@@ -8,7 +8,7 @@ import pytest
 
 from semel.cli import exits
 from semel.cli.settings import NAMES
-from tests.cli.program import ROOT, semel
+from tests.cli.shell import ROOT, semel
 from tests.cli.test_records import WHOLE
 
 PAGE = (ROOT / "docs/howto/operate.md").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import semel
+from tests.cli.shell import semel
 
 SUMMARY = {
     "age_s", "attempt", "claim", "consumer", "event_type", "expires_at", "fence", "first_seen", "key",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.program import Ended, semel
+from tests.cli.shell import Ended, semel
 
 
 def shown(place: Path, *args: str, **env: str) -> dict[str, tuple[object, str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from semel.stores.sqlite import schema_sql
-from tests.cli.program import semel
+from tests.cli.shell import semel
 
 
 def test_purge_removes_what_is_over_and_nothing_else(place: Path) -> None:

@@ -74,6 +74,7 @@ class Model:
             return ("unknown", entry["since"])
         if entry["lease_end"] > now:
             if entry["kind"] == "running" and entry["owner"] == owner:
+                self.move_lease(entry, now + lease)
                 return self.granted(name)
             return ("busy", entry["lease_end"] - now, entry["payload"] is not None)
         entry |= {

@@ -110,7 +110,7 @@ class GetThenSet(DictStore):
 class RepeatedClaimIsBusy(DictStore):
     def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
         answer, record = super().decide(stored, item, now)
-        if isinstance(answer, Granted) and record is None:
+        if isinstance(answer, Granted) and stored is not None and answer.fence == stored.fence:
             return Busy((answer.lease_until - now) / 1e6), None
         return answer, record
 

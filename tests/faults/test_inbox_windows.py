@@ -121,3 +121,14 @@ def test_a_mark_without_a_transaction_is_refused(job: Job) -> None:
         with pytest.raises(semel.NoTransaction):
             once.inbox(connection).first(KEY)
         connection.close()
+
+
+def test_the_first_use_may_be_inside_a_transaction_that_already_writes(job: Job) -> None:
+    once = inbox_client(job)
+    connection = sqlite3.connect(job.database, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        assert once.inbox(connection).first(KEY)
+    finally:
+        connection.close()
+        once.close()

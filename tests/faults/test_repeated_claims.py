@@ -68,9 +68,6 @@ class Away(MemoryStore):
         return super().send(items)
 
 
-@pytest.mark.xfail(
-    reason="the deadline is counted from the first try, though the lease began with the last one"
-)
 @pytest.mark.parametrize("mode", ["lease", "quarantine"])
 def test_an_outage_longer_than_the_lease_does_not_waste_the_claim_that_follows_it(mode: Mode) -> None:
     ran: list[str] = []
@@ -80,7 +77,6 @@ def test_an_outage_longer_than_the_lease_does_not_waste_the_claim_that_follows_i
     assert outcome == semel.Done(None)
 
 
-@pytest.mark.xfail(reason="a claim that is lost before its handler starts is judged as if it had started")
 def test_a_quarantined_event_is_not_flagged_when_its_handler_never_started() -> None:
     ran: list[str] = []
     with semel.open(Away(refusals=4), consumer="away", lease="100ms", mode="quarantine") as once:

@@ -35,7 +35,7 @@ class Root(TyperGroup):
             return 0
 
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     cls=Root,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

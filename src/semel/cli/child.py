@@ -29,7 +29,7 @@ COPY_BYTES = 64 * 1024
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-GUARD = 'read -r _ || kill -KILL -- "-$1"'
+GUARD = 'read -r _ || kill -s KILL -- "-$1"'
 """A shell that waits for a line: at the end of file instead, we are dead, and it kills the group."""
 LAUNCHER = """
 import os, signal, sys

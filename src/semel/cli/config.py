@@ -16,7 +16,7 @@ from semel.cli.output import print_json, print_rows, redacted
 
 __all__ = ["config"]
 
-config = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+config: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @config.callback()

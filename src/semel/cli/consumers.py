@@ -14,7 +14,7 @@ from semel.types import Mode, State
 
 __all__ = ["consumer"]
 
-consumer = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+consumer: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 UNFINISHED_MAX = 1000
 """How many unfinished records are counted one by one; more are shown as this many or more."""

@@ -227,14 +227,16 @@ class Sieve:
         lines.pop()
         keys: list[str] | list[str | None] | None = self._keys.of(block.body, lines)
         kept, stop = set[int](), None
+        whole: bytes | None = block.body
         if keys is None:
             keys, kept, stop = self._look(block, lines)
-            lines = lines[: len(keys)]
-        self._sift(lines, keys, kept, block.body, sink)
+            if stop is not None:
+                lines, whole = lines[: len(keys)], None
+        self._sift(lines, keys, kept, whole, sink)
         if stop is not None:
             raise stop
 
-    def _sift(self, lines: list[bytes], keys: list[Any], kept: set[int], body: bytes, sink: Output) -> None:
+    def _sift(self, lines: list[bytes], keys: list[Any], kept: set[int], whole: bytes | None, sink: Output) -> None:
         unique = dict.fromkeys(keys)
         unique.pop(None, None)
         window_us = self._window()
@@ -242,8 +244,8 @@ class Sieve:
             distinct = list(unique)
             new = set(compress(distinct, mark(distinct)))
             fresh = len(new) if window_us else sum(key is not None for key in keys)
-            if fresh == len(lines):
-                sink.write(body)
+            if whole is not None and fresh == len(lines):
+                sink.write(whole)
             elif passed := self._passed(lines, keys, kept, new if window_us else None):
                 sink.write(b"\n".join(passed) + b"\n")
             sink.settle()

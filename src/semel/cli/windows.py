@@ -26,7 +26,7 @@ from semel.windows import PRESETS, resolve, window_us
 
 __all__ = ["window"]
 
-window = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+window: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="Who processes.", callback=text)]
 TypeOption = Annotated[

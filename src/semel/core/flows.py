@@ -31,7 +31,7 @@ from semel.core.commands import (
     Unwatch,
     Watch,
 )
-from semel.core.verdicts import Task, Verdict, conclude, judge, plain, replay
+from semel.core.verdicts import Task, Verdict, conclude, interrupted, judge, plain, replay
 from semel.errors import AttemptsExhausted
 from semel.types import Busy, Done, Outcome, Record, Unavailable
 
@@ -126,6 +126,8 @@ def sweep(orphans: Scan, task: Callable[[Record], Task]) -> Flow[list[Outcome[An
     if isinstance(page, Page):
         for record in page.records:
             outcomes.append((yield from once(task(record))))
+            if interrupted(outcomes[-1]):
+                break
     return outcomes
 
 

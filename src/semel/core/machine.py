@@ -77,7 +77,10 @@ def _claim(record: Record | None, item: Claim, now: int, stored: Record | None) 
         if record.lease_until <= now:
             return _grant(item, now, _next_fence(stored, now), record)
         if record.owner == item.owner:
-            return _granted(record), None
+            # Our own, repeated because the reply was lost. Its lease runs from now: the caller counts from this try.
+            lease_until = now + item.lease_us
+            mine = replace(record, lease_until=lease_until, expires_at=_moved(record, lease_until))
+            return _granted(mine), mine
         return Busy((record.lease_until - now) / 1e6, record.journal is not None), None
     if record.state == "unknown":
         return Unknown(record.settled_at), None if record is stored else record

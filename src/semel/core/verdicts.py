@@ -58,7 +58,7 @@ def judge(ran: Ran, task: Task, attempt: int) -> Verdict:
         except ValueInvalid:
             kept = None  # the effect has happened, so it is completed all the same
         return Verdict("done", kept)
-    if isinstance(ran.error, (AttemptsExhausted, *policy.permanent)):
+    if isinstance(ran.error, (AttemptsExhausted, *policy.permanent)) and not ran.lost:
         return Verdict("failed", encode_error(ran.error))
     if task.claim.quarantine and not isinstance(ran.error, NotApplied):
         return Verdict("unknown")
@@ -79,6 +79,11 @@ def conclude(ran: Ran, verdict: Verdict, settled: SettleAnswer, attempt: int) ->
         return Lost()
     if verdict.to == "failed" and not isinstance(settled, Unavailable):
         return Lost() if isinstance(settled, Lost) else Failed(ran.error)
-    if verdict.to == "unknown" and not ran.interrupted:
-        return Unknown(settled.at if isinstance(settled, Completed) else 0, ran.error)
+    if verdict.to == "unknown" and isinstance(ran.error, Exception) and not isinstance(settled, Unavailable):
+        return Unknown(settled.at, ran.error) if isinstance(settled, Completed) else Lost()
     return Errored(ran.error, attempt, verdict.delay_s)
+
+
+def interrupted(outcome: Outcome[Any]) -> bool:
+    """Whether the handler was stopped from outside: what remains to be done is not begun."""
+    return isinstance(outcome, Errored) and not isinstance(outcome.error, Exception)

@@ -31,7 +31,7 @@ class Inbox(Protocol):
 
 
 def inbox_for(
-    handle: object, store: Store, tenant: str, consumer: str, window_us: Callable[[str], int]
+    handle: Any, store: Store, tenant: str, consumer: str, window_us: Callable[[str], int]
 ) -> Inbox:
     """The inbox for this kind of handle, which must be a connection to the store's own database.
 

@@ -11,7 +11,8 @@ from typing import Any
 from semel import codec
 from semel.core.machine import check, standing
 from semel.digests import digest
-from semel.errors import NoTransaction, OutcomeUnknown, StillRunning, UsageError, WrongDatabase
+from semel.errors import ModeMismatch, NoTransaction, OutcomeUnknown, StillRunning, UsageError, WrongDatabase
+from semel.keys.limits import check_all
 from semel.stores.sqlite import wire
 from semel.stores.sqlite.admin import extras_of
 from semel.stores.sqlite.store import RETRY_MAX_S, RETRY_MIN_S, SqliteStore
@@ -65,6 +66,7 @@ class SqliteInbox:
 
     def first_many(self, keys: Sequence[str], *, event_type: str = "") -> list[bool]:
         """Mark many events with one statement, all or none; a later copy of a key is `False`."""
+        check_all(keys)
         window_us = self._window_us(event_type)
         with self._cursor(writes=True) as cursor:
             if not window_us:
@@ -167,13 +169,18 @@ class SqliteInbox:
             )
 
     def _consumer_id(self, cursor: sqlite3.Cursor) -> int:
-        query = "SELECT +id FROM semel_consumers WHERE tenant = ? AND consumer = ?"
+        """The consumer's number; its mode is recorded with its first mark. Raises `ModeMismatch`."""
+        query = "SELECT +id, +mode FROM semel_consumers WHERE tenant = ? AND consumer = ?"
         row = cursor.execute(query, self._scope).fetchone()
         if row is None:
             cursor.execute("INSERT INTO semel_consumers (tenant, consumer) VALUES (?, ?)", self._scope)
             row = cursor.execute(query, self._scope).fetchone()
-        number: int = row[0]
-        return number
+        number, mode = row
+        if mode is None:
+            cursor.execute("UPDATE semel_consumers SET mode = 'inbox' WHERE id = ?", (number,))
+        elif mode != "inbox":
+            raise ModeMismatch(f"consumer {self._scope[1]!r} works in mode {mode!r}, not 'inbox'")
+        return int(number)
 
     # --- the caller's connection ---
 

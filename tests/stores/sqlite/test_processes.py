@@ -190,6 +190,27 @@ def test_no_process_is_starved(tmp_path: Path) -> None:
     assert counts[0] > counts[-1] / 10, counts
 
 
+def test_an_interrupted_call_leaves_no_transaction_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteStore(tmp_path / "a.db")
+    item, granted = hold(store, "before")
+
+    def interrupted(last_us: int, offset_us: int) -> tuple[int, int]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.clock, "tick", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.send([claim("k")])
+        with pytest.raises(KeyboardInterrupt):
+            lookup(store, "k")
+    finish(store, "k")
+    store.send([settle(item, granted)])
+    assert [lookup(store, key).state for key in ("k", "before")] == ["done", "done"]
+    store.close()
+
+
 def test_listeners_hear_of_what_is_settled_not_of_claims(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "a.db")
     heard: list[str] = []

@@ -129,15 +129,15 @@ class Batch:
         if not positions:
             return
         digests = self._read(items, positions, answers)
-        current, now, full = self._current, self._now, self._full
+        current, dirty, broken, now, full = self._current, self._dirty, self._broken, self._now, self._full
         for position, key in zip(positions, digests, strict=True):
             item: RecordItem = items[position]
             kind = type(item)
-            if key in self._broken:
-                answers[position] = Unavailable(self._broken[key])
+            if broken and key in broken:
+                answers[position] = Unavailable(broken[key])
                 continue
             stored = current.get(key)
-            if stored is None and isinstance(item, (Lookup, Forget)):
+            if stored is None and kind is not Claim and isinstance(item, (Lookup, Forget)):
                 answers[position] = self._without_record(item, key)
                 continue
             try:
@@ -147,7 +147,7 @@ class Batch:
                         answers[position] = Unavailable(full)
                         continue
                     current[key] = _fit(check(record))
-                    self._dirty[key] = None
+                    dirty[key] = None
                     if kind is not Claim:
                         self.changed.append(item.id)
                 answers[position] = answer
@@ -162,7 +162,7 @@ class Batch:
         fitting: list[int] = []
         for position in positions:
             record_id = items[position].id
-            claim = claims.get(record_id)
+            claim = claims.get(record_id) if claims else None
             if claim is not None and record_id not in self.claims:
                 key = claim.digest
                 if key not in current:
@@ -179,7 +179,8 @@ class Batch:
             fitting.append(position)
         positions[:] = fitting
         for some in wire.chunks(list(unread)):
-            rows = self._connection.execute(wire.select_records(len(some)), some).fetchall()
+            asked = wire.padded(some)
+            rows = self._connection.execute(wire.select_records(len(asked)), asked).fetchall()
             if not rows:
                 continue
             for row, beside in zip(rows, admin.extras_of(self._connection, rows), strict=True):
@@ -239,9 +240,10 @@ class Batch:
             before = self._stored.get(key)
             if before is None:
                 stored = Stored(key, self._next_rowid(), wire.purge_at(record, None), record)
-                consumer_id = self._consumer_id(record.id[:2])
+                tenant, consumer, name = record.id
+                consumer_id = self._consumer_id((tenant, consumer))
                 readable = self._readable_keys or record.journal is not None or record.quarantine
-                text = record.id[2] if readable else None
+                text = name if readable else None
                 if wire.is_plain_claim(record, state):
                     claims.append(wire.to_claim_row(record, stored, consumer_id, text))
                 else:
@@ -364,13 +366,12 @@ class Batch:
         now = self._now - EPOCH_US
         expires_at = now + item.window_us
         new: set[bytes] = set()
-        for some in wire.chunks(sorted(digests)):
-            new.update(
-                row[0]
-                for row in self._connection.execute(
-                    wire.insert_marks(len(some)), (consumer_id, expires_at, now, *some)
-                )
-            )
+        for some in wire.chunks(digests):
+            sent = wire.padded(some)
+            rows = self._connection.execute(
+                wire.insert_marks(len(sent)), (consumer_id, expires_at, now, *sent)
+            ).fetchall()
+            new.update([row[0] for row in rows])
         if new:
             self.wrote = True
         if len(new) == len(digests):
@@ -388,8 +389,9 @@ def _fit(record: Record) -> Record:
         raise RecordCorrupt(f"record {record.id!r} has a time that no store can hold")
     if record.event_type and not record.event_type.isascii():
         _encodable(record.event_type)
-    for name, _ in record.steps:
-        _encodable(name)
+    if record.steps:
+        for name, _ in record.steps:
+            _encodable(name)
     return record
 
 

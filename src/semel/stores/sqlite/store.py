@@ -28,6 +28,8 @@ SQLite's own waiting, longer each time, let one of four processes write and the 
 CHECKPOINT_PAGES = 4000
 """The log is copied into the file when it has this many pages (16 MB): later than SQLite's own 1,000,
 because a page that is written again and again is then copied once."""
+CACHE_KIB = 16 * 1024
+"""Digests are scattered over their whole index: with SQLite's own 2 MB a larger store would read its pages anew."""
 STATEMENTS_MAX = 512
 FORK_WAIT_S = 10.0
 """How long a fork waits for a transaction of another thread to end."""
@@ -152,8 +154,8 @@ class SqliteStore:
         full: StoreFull | None = None,
         permitted: frozenset[type] = frozenset(),
     ) -> tuple[list[Answer], list[Id]]:
-        self._execute(connection, "BEGIN IMMEDIATE")
         try:
+            self._execute(connection, "BEGIN IMMEDIATE")
             now, offset_us = self._now(connection)
             seen = self._seen
             seen.is_current(connection.execute("PRAGMA data_version").fetchone()[0])
@@ -189,8 +191,8 @@ class SqliteStore:
             return self._look(self._reader, items)
 
     def _look(self, connection: sqlite3.Connection, items: Sequence[Item]) -> list[Answer]:
-        connection.execute("BEGIN")
         try:
+            connection.execute("BEGIN")
             # Only beside another application, whose file is not in WAL mode, may a reader have to wait.
             self._execute(connection, "SELECT 1 FROM semel_clock")
             now, _ = self._now(connection)
@@ -285,6 +287,7 @@ class SqliteStore:
         writer.execute(f"PRAGMA synchronous = {self._synchronous}")
         writer.execute("PRAGMA fullfsync = 1")  # only macOS knows the difference
         writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        writer.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         if schema.version_of(writer) != schema.VERSION:
             writer.execute("BEGIN IMMEDIATE")
             try:

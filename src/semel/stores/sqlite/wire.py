@@ -1,5 +1,6 @@
 """Turn records into rows and rows into records, and say it in SQL."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import sha256
@@ -14,6 +15,27 @@ from semel.types import FOREVER, Id, Record, State
 
 BATCH_ROWS_MAX = 500
 """Rows of one statement: larger ones gain nothing, and every SQLite allows this many parameters."""
+
+SIZES = (
+    *range(1, 9),
+    10,
+    12,
+    14,
+    16,
+    20,
+    24,
+    28,
+    32,
+    40,
+    48,
+    56,
+    64,
+    80,
+    96,
+    *range(120, 500, 20),
+    BATCH_ROWS_MAX,
+)
+"""How many rows a prepared statement is made for; in between, a row is repeated, which changes nothing."""
 
 EPOCH_US = 1_861_920_000_000_000
 """Stored times count from 2029, so that they take six bytes from 2024 to 2033 (and eight at any other time)."""
@@ -111,6 +133,13 @@ def chunks(things: Sequence[Any], size: int = BATCH_ROWS_MAX) -> Iterable[Sequen
     return (things[start : start + size] for start in range(0, len(things), size))
 
 
+def padded(digests: Sequence[bytes]) -> Sequence[bytes]:
+    """The digests, the last one repeated up to one of a few sizes: a statement of a new size has to be parsed."""
+    count = len(digests)
+    size = SIZES[bisect_left(SIZES, count)]
+    return digests if size == count else [*digests, *[digests[-1]] * (size - count)]
+
+
 def state_of(record: Record) -> int:
     """The state with its flags, as the column holds them."""
     state = CODES[record.state]
@@ -178,13 +207,14 @@ def is_plain_claim(record: Record, state: int) -> bool:
 
 
 def is_settling(record: Record, before: Record) -> bool:
-    """Whether `UPDATE_SETTLED` says all that has changed. Nothing else changes while fence and owner stay."""
+    """Whether `UPDATE_SETTLED` says all that has changed: the machine settles a claim by these columns alone."""
     return (
-        record.fence == before.fence
+        record.state in ("done", "failed")
+        and before.state == "claimed"
+        and record.fence == before.fence
         and record.owner == before.owner
         and record.lease_until == before.lease_until
         and record.attempt == before.attempt
-        and record.first_seen == before.first_seen
     )
 
 

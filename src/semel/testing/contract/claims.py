@@ -5,6 +5,7 @@ from semel.testing.contract.bench import (
     FAR,
     LONG,
     SHORT,
+    Advance,
     AtOnce,
     Bench,
     StepBack,
@@ -48,8 +49,23 @@ def a_lookup_claims_nothing(b: Bench) -> Flow[None]:
 def a_repeated_claim_gets_its_own_back(b: Bench) -> Flow[None]:
     """A claim sent again after a lost reply is answered with the same claim; otherwise the event is lost."""
     held = yield from b.hold()
-    equal((yield from held.claim), held.granted, "the answer of the repeated claim")
+    again = expect((yield from held.claim), Granted, fence=held.granted.fence, attempt=1)
+    equal(again.first_seen, held.granted.first_seen, "first_seen")
     expect((yield from held.settle()), Completed, already=False, recreated=False)
+
+
+@scenario()
+def a_repeated_claim_has_its_whole_lease(b: Bench) -> Flow[None]:
+    """The caller counts its time from the try that was answered, so the lease must not have begun before it."""
+    held = yield from b.hold(lease=LONG)
+    before = yield from b.record()
+    yield from Advance(b.us(1))
+    again = expect((yield from held.claim), Granted, fence=held.granted.fence)
+    after = yield from b.record()
+    check(again.lease_until >= held.granted.lease_until + b.us(1), f"{again} does not begin with this try")
+    equal(after.lease_until, again.lease_until, "the stored lease")
+    moved = after.expires_at - before.expires_at
+    equal(moved, after.lease_until - before.lease_until, "the expiry moves with the lease")
 
 
 @scenario()

@@ -179,16 +179,13 @@ class Worker:
         attempt = run.attempt
         if type(item) is Claim:
             attempt.claim = item
-            if not attempt.unanswered:
-                attempt.sent_us = self.world.now
+            attempt.sent_us = self.world.now
         self.store.send(self, item, attempt, fate, self.skew_us, self._answered, run, item)
 
     def _answered(self, run: Run, item: Any, answer: Any) -> None:
         attempt = run.attempt
-        attempt.unanswered = type(answer) is Unavailable
         if type(answer) is Granted:
             attempt.granted = answer
-            # A repeated claim gets its own lease back, which may have begun with the first try that was not answered.
             attempt.deadline_us = attempt.sent_us + item.lease_us
             self.world.after(self, LEASE_US // 3, self._keep, run, attempt)
         elif type(item) is Settle and type(answer) is not Unavailable:

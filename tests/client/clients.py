@@ -1,0 +1,293 @@
+"""The one table of clients that these tests run on, and the stores that strike them."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from functools import wraps
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+import semel
+from semel.core.commands import Answer, Claim, Item, Settle
+from semel.core.ports import AsyncStore, Capabilities, Listener, Store
+from semel.errors import StoreUnavailable
+from semel.stores.memory import MemoryStore
+from semel.stores.sqlite import SqliteStore
+
+GUARD_S = 10.0
+"""How long a test waits for something that must happen: reached only when it fails."""
+
+
+class Spy:
+    """A store that notes what it is sent, and strikes where it is told to."""
+
+    def __init__(self, store: Store, *, instant: bool | None = None) -> None:
+        self._store = store
+        self._instant = instant
+        self._lock = Lock()
+        self.batches: list[list[Item]] = []
+        self.before: Callable[[list[Item]], None] = lambda _items: None
+        self.after: Callable[[list[Item]], None] = lambda _items: None
+
+    @property
+    def name(self) -> str:
+        return self._store.name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        given = self._store.capabilities
+        return given if self._instant is None else replace(given, instant=self._instant)
+
+    def open(self) -> None:
+        self._store.open()
+
+    def close(self) -> None:
+        self._store.close()
+
+    def watch(self, listener: Listener, /) -> Callable[[], None]:
+        return self._store.watch(listener)
+
+    def send(self, items: Sequence[Item], /) -> list[Answer]:
+        with self._lock:
+            self.batches.append(list(items))
+        self.before(list(items))
+        answers = self._store.send(items)
+        self.after(list(items))
+        return answers
+
+    def sent(self, kind: type) -> list[Any]:
+        """All items of a kind so far."""
+        with self._lock:
+            return [item for batch in self.batches for item in batch if isinstance(item, kind)]
+
+    def clear(self) -> None:
+        with self._lock:
+            self.batches.clear()
+
+
+class Native:
+    """The same in an event loop, without a thread: what a networked store will be."""
+
+    def __init__(self, spy: Spy) -> None:
+        self.spy = spy
+        self.opened = 0
+        self.pace: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
+
+    @property
+    def name(self) -> str:
+        return "native:"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.spy.capabilities, instant=False)
+
+    async def aopen(self) -> None:
+        await asyncio.sleep(0)
+        self.opened += 1
+
+    async def aclose(self) -> None:
+        await asyncio.sleep(0)
+
+    async def asend(self, items: Sequence[Item], /) -> list[Answer]:
+        await self.pace()
+        answers = self.spy.send(items)
+        await self.pace()
+        return answers
+
+    def watch(self, listener: Listener, /) -> Callable[[], None]:
+        return self.spy.watch(listener)
+
+
+def down(kind: type = object) -> Callable[[list[Item]], None]:
+    """Strike every batch that has such an item."""
+
+    def strike(items: list[Item]) -> None:
+        if any(isinstance(item, kind) for item in items):
+            raise StoreUnavailable("out of reach")
+
+    return strike
+
+
+class Gate:
+    """A handler that holds its claim until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.entered = Event()
+        self.opened = Event()
+        self.ran = 0
+        self._lock = Lock()
+
+    def pass_(self, value: Any = "value") -> Any:
+        with self._lock:
+            self.ran += 1
+        self.entered.set()
+        assert self.opened.wait(GUARD_S)
+        return value
+
+    async def apass(self, value: Any = "value") -> Any:
+        with self._lock:
+            self.ran += 1
+        self.entered.set()
+        await happens(self.opened)
+        return value
+
+
+async def happens(event: Event) -> None:
+    """Wait for a thread's event without holding up the loop."""
+    assert await asyncio.to_thread(event.wait, GUARD_S), "it never happened"
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until something that sends no signal is so."""
+    deadline = asyncio.get_running_loop().time() + GUARD_S
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "it never became so"
+        await asyncio.sleep(0.001)
+
+
+class Any_:
+    """A client of either colour behind awaited verbs: what blocks runs in a thread."""
+
+    def __init__(self, inner: semel.Semel | semel.AsyncSemel) -> None:
+        self.inner: Any = inner
+        self.sync = isinstance(inner, semel.Semel)
+
+    def handler(self, fn: Callable[..., Any]) -> Any:
+        """A plain function in the client's colour."""
+        if self.sync or inspect.iscoroutinefunction(fn):
+            return fn
+
+        @wraps(fn)
+        async def handler(*args: Any, **kwargs: Any) -> Any:
+            return fn(*args, **kwargs)
+
+        return handler
+
+    def held(self, gate: Gate) -> Any:
+        """A handler that waits at the gate."""
+        return gate.pass_ if self.sync else gate.apass
+
+    async def _do(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.sync:
+            return await asyncio.to_thread(verb, *args, **kwargs)
+        return await verb(*args, **kwargs)
+
+    async def run(self, key: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return await self._do(self.inner.run, key, self.handler(fn), *args, **kwargs)
+
+    async def run_many(self, deliveries: Any, fn: Callable[..., Any], **kwargs: Any) -> Any:
+        return await self._do(self.inner.run_many, deliveries, self.handler(fn), **kwargs)
+
+    async def sweep(self, fn: Callable[..., Any], **kwargs: Any) -> Any:
+        return await self._do(self.inner.sweep, self.handler(fn), **kwargs)
+
+    async def records(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        if verb != "list":
+            return await self._do(getattr(self.inner.records, verb), *args, **kwargs)
+        listed = self.inner.records.list(*args, **kwargs)
+        return list(listed) if self.sync else [record async for record in listed]
+
+    async def windows(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+        return await self._do(getattr(self.inner.windows, verb), *args, **kwargs)
+
+    async def within(self, claim: Any, block: Callable[[], Any]) -> None:
+        """`with claim:` around the block."""
+        if self.sync:
+
+            def enter() -> None:
+                with claim:
+                    block()
+
+            await asyncio.to_thread(enter)
+        else:
+            async with claim:
+                block()
+
+    def using(self, **policy: Any) -> "Any_":
+        return Any_(self.inner.using(semel.Policy(**policy)))
+
+    def __getattr__(self, verb: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self._do(getattr(self.inner, verb), *args, **kwargs)
+
+        return call
+
+    @property
+    def kept(self) -> dict[bytes, Any]:
+        """The claims that its keepers hold."""
+        runtime = self.inner._runtime
+        held = dict(runtime.keeper.kept)
+        for desk in runtime._desks.values():
+            held |= desk.keeper.kept
+        return held
+
+    @property
+    def rooms(self) -> dict[Any, Any]:
+        """The records that somebody waits for."""
+        rooms: dict[Any, Any] = self.inner._runtime.watches._rooms
+        return rooms
+
+
+class Kind(NamedTuple):
+    """A store and a colour."""
+
+    store: str
+    colour: str
+
+    def __str__(self) -> str:
+        return f"{self.store}-{self.colour}"
+
+
+KINDS = [
+    Kind("memory", "sync"),
+    Kind("sqlite", "sync"),
+    Kind("memory", "async"),
+    Kind("sqlite", "async"),
+    Kind("native", "async"),
+]
+
+
+class Place:
+    """Where one test's clients live: `open` makes another client of the same store."""
+
+    def __init__(self, kind: Kind, folder: Path) -> None:
+        self.kind = kind
+        self.path = folder / "semel.db"
+        self.spy = Spy(self._store())
+        self.native = Native(self.spy)
+        self.opened: list[Any_] = []
+
+    def _store(self) -> Store:
+        if self.kind.store == "sqlite":
+            return SqliteStore(self.path, synchronous="NORMAL")
+        return MemoryStore()
+
+    def open(
+        self, *, store: Store | AsyncStore | None = None, consumer: str = "billing", **options: Any
+    ) -> Any_:
+        if store is None:
+            store = self.native if self.kind.store == "native" else self.spy
+        door: Any = semel.open if self.kind.colour == "sync" else semel.aopen
+        client = Any_(door(store, consumer=consumer, **options))
+        self.opened.append(client)
+        return client
+
+    def elsewhere(self) -> Store:
+        """Another object on the same file, as another process has it."""
+        return SqliteStore(self.path, synchronous="NORMAL")
+
+    def record(self, key: str, consumer: str = "billing") -> semel.Record | None:
+        """What the store holds, whoever asks."""
+        from semel.core.commands import Lookup
+
+        answer = self.spy._store.send([Lookup(("", consumer, key))])[0]
+        return answer if isinstance(answer, semel.Record) else None
+
+    def owners(self) -> set[bytes]:
+        return {item.owner for item in self.spy.sent(Claim)}
+
+    def settles(self, to: str) -> list[Settle]:
+        return [item for item in self.spy.sent(Settle) if item.to == to]

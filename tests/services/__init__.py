@@ -1,0 +1,20 @@
+"""Real servers for tests: started at first use, shared by the workers of a run, stopped after its last test.
+
+As a pytest plugin it stops them, and lists at the end of the run what could not be had and why.
+"""
+
+import pytest
+
+from tests.services import server
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    server.leave()
+    if not hasattr(session.config, "workerinput"):
+        server.stop_all()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for name, reason in server.missing().items():
+        terminalreporter.write_line(f"service {name} cannot be had: {reason}", yellow=True)
+    server.clear()

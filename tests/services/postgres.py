@@ -1,0 +1,190 @@
+"""A PostgreSQL for tests: from `SEMEL_TEST_POSTGRES_URL`, an installed binary, or the package manager."""
+
+import contextlib
+import hashlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import psycopg
+
+from tests.services import server
+from tests.services.server import Missing, State
+
+URL_NAME = "SEMEL_TEST_POSTGRES_URL"
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    "deadlock_timeout": "200ms",
+    "log_min_messages": "fatal",
+    "autovacuum_naptime": "10s",
+}
+
+
+def url() -> str:
+    """The URL of a database of this run's own."""
+    found: str = server.shared("postgres", _start)["url"]
+    return found
+
+
+def place(name: object) -> str:
+    """A store URL with a schema of its own for each name; the same name means the same records."""
+    schema = "t_" + hashlib.sha256(f"{os.getpid()}:{name}".encode()).hexdigest()[:20]
+    return f"{url()}?schema={schema}&pool_max=16"
+
+
+class Own:
+    """A server of one test's own, to be killed, restarted and ruined."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.chmod(0o755)
+        for parent in folder.parents:  # pytest keeps its folders to itself; the server is another user
+            with contextlib.suppress(PermissionError):
+                if parent.stat().st_uid == os.getuid() and parent != Path(parent.anchor):
+                    parent.chmod(parent.stat().st_mode | 0o011)
+        self.binaries = _binaries()
+        self.port = server.free_port()
+        self.state: State = {}
+        _initdb(self.binaries, folder)
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return str(self.state["url"])
+
+    def start(self, **settings: str) -> None:
+        self.state = _run(self.binaries, self.folder, self.port, settings)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT: an orderly end that cuts connections; SIGQUIT: at once, as in a crash."""
+        for pid in self.state.get("pids", ()):
+            server.end(pid, how)
+        self.state = {}
+
+    def restart(self, how: signal.Signals = signal.SIGINT) -> None:
+        self.stop(how)
+        self.start()
+
+
+@contextlib.contextmanager
+def own(folder: Path) -> Iterator[Own]:
+    """A server in this folder, stopped at the end."""
+    place = folder / "server"
+    place.mkdir()
+    try:
+        mine = Own(place)
+    except Missing as missing:
+        import pytest
+
+        pytest.skip(f"no postgres: {missing}")
+    try:
+        yield mine
+    finally:
+        mine.stop(signal.SIGQUIT)
+
+
+def execute(at: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """Run one statement on a connection of its own."""
+    with psycopg.connect(_bare(at), autocommit=True) as connection:
+        cursor = connection.execute(statement, parameters or None)  # type: ignore[call-overload]
+        return cursor.fetchall() if cursor.description else []
+
+
+def _bare(at: str) -> str:
+    parts = urlsplit(at)
+    return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
+
+
+def _start(folder: Path) -> State:
+    given = os.environ.get(URL_NAME)
+    if given:
+        name = f"semel_test_{os.urandom(6).hex()}"
+        try:
+            execute(given, f"CREATE DATABASE {name}")
+        except psycopg.Error as error:
+            raise Missing(f"{URL_NAME} does not serve: {error}") from error
+        parts = urlsplit(given)
+        return {"url": urlunsplit((parts.scheme, parts.netloc, f"/{name}", "", "")), "drop": [given, name]}
+    binaries = _binaries()
+    _initdb(binaries, folder)
+    return _run(binaries, folder, server.free_port(), {})
+
+
+def _binaries() -> Path:
+    found = _installed()
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "postgresql"]):
+            subprocess.run(command, env=quiet, capture_output=True, check=False, timeout=600)
+        found = _installed()
+    if found is None:
+        raise Missing(f"set {URL_NAME}, or install PostgreSQL (Debian: postgresql)")
+    return found
+
+
+def _installed() -> Path | None:
+    on_path = shutil.which("postgres")
+    if on_path and shutil.which("initdb"):
+        return Path(on_path).parent
+    folders = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+    versions = sorted(folders, key=lambda path: float(path.parts[-3]))
+    return versions[-1].parent if versions else None
+
+
+def _user() -> str | None:
+    """Whom the server runs as: it refuses root."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            pwd.getpwnam(name)
+            return name
+    raise Missing("PostgreSQL refuses to run as root, and there is no other user")
+
+
+def _initdb(binaries: Path, folder: Path) -> None:
+    user = _user()
+    data = folder / "data"
+    data.mkdir(mode=0o700)
+    if user is not None:
+        shutil.chown(folder, user)
+        shutil.chown(data, user)
+    made = subprocess.run(
+        [str(binaries / "initdb"), "-D", str(data), "-U", "semel", "-A", "trust", "-E", "UTF8",
+         "--locale=C", "--no-sync"],
+        user=user, group=user, extra_groups=[] if user else None, cwd=folder, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    if made.returncode:
+        raise Missing(f"initdb failed: {made.stderr}")
+
+
+def _run(binaries: Path, folder: Path, port: int, settings: dict[str, str]) -> State:
+    log = folder / "log"
+    command = [str(binaries / "postgres"), "-D", str(folder / "data"), "-p", str(port), "-k", ""]
+    for name, value in (_SETTINGS | settings).items():
+        command += ["-c", f"{name}={value}"]
+    pid = server.spawn(command, log, user=_user())
+    at = f"postgresql://semel@127.0.0.1:{port}/postgres"
+
+    def answers() -> bool:
+        if not server.is_alive(pid):
+            raise Missing(f"postgres ended: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
+        try:
+            execute(at, "SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    server.await_ready(answers, "postgres", log)
+    return {"url": at, "pids": [pid], "port": port}

@@ -1,0 +1,205 @@
+"""One server per run: who comes first starts it, all workers share it, who leaves last stops it.
+
+The processes of a run find each other by the marker that `tests.leftovers` puts into the environment; the
+state of each server is a JSON file in a folder of that name, guarded by a file lock.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from tests.leftovers import MARKER
+
+State: TypeAlias = dict[str, Any]
+"""What is known of a running server, as JSON. `pids`: its processes, stopped with SIGINT in this order."""
+
+READY_S = 60.0
+STOP_S = 20.0
+_LOOK_S = 0.02
+
+_held: dict[str, int] = {}
+"""The services that this process uses: file descriptors with a shared lock."""
+_states: dict[str, State] = {}
+
+
+class Missing(Exception):
+    """The service cannot be had here; says why."""
+
+
+def shared(name: str, start: Callable[[Path], State]) -> State:
+    """The state of the one server of this run, started in an empty folder by whoever comes first.
+
+    Skips the test where the service cannot be had, which `SEMEL_TEST_REQUIRE=all` makes a failure.
+    """
+    if name in _states:
+        return _states[name]
+    folder = run_folder()
+    folder.mkdir(mode=0o755, exist_ok=True)
+    with _locked(folder / f"{name}.lock"):
+        reason = folder / f"{name}.missing"
+        if reason.exists():
+            pytest.skip(f"no {name}: {reason.read_text(encoding='utf-8')}")
+        _use(name)
+        file = folder / f"{name}.json"
+        if not file.exists():
+            place = folder / name
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(mode=0o755)
+            try:
+                state = start(place)
+            except Missing as missing:
+                reason.write_text(str(missing), encoding="utf-8")
+                pytest.skip(f"no {name}: {missing}")
+            file.write_text(json.dumps(state), encoding="utf-8")
+        _states[name] = json.loads(file.read_text(encoding="utf-8"))
+    return _states[name]
+
+
+def leave() -> None:
+    """This process needs no server any more; those that nobody uses are stopped."""
+    for name, descriptor in list(_held.items()):
+        del _held[name]
+        _states.pop(name, None)
+        with _locked(run_folder() / f"{name}.lock"):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass  # others go on
+            else:
+                _stop(name)
+            os.close(descriptor)
+
+
+def stop_all() -> None:
+    """Stop whatever still runs: its users may have been killed."""
+    for file in run_folder().glob("*.json"):
+        _stop(file.stem)
+
+
+def missing() -> dict[str, str]:
+    """The services of this run that could not be had, with the reasons."""
+    return {
+        file.stem: file.read_text(encoding="utf-8") for file in sorted(run_folder().glob("*.missing"))
+    }
+
+
+def clear() -> None:
+    """Remove what the run has left on disk."""
+    shutil.rmtree(run_folder(), ignore_errors=True)
+
+
+def run_folder() -> Path:
+    """The folder that the processes of this run share."""
+    marker = os.environ.get(MARKER) or f"alone-{os.getpid()}"
+    return Path(tempfile.gettempdir()) / f"semel-services-{marker}"
+
+
+# --- what every kind of server needs ------------------------------------------------------------
+
+
+def free_port() -> int:
+    """A loopback port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def spawn(
+    command: Sequence[str], log: Path, *, user: str | None = None, env: Mapping[str, str] | None = None
+) -> int:
+    """Start a server process in a session of its own; its output goes to `log`. Returns its id."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            user=user, group=user, extra_groups=[] if user else None, env=env, cwd=log.parent,
+        )  # fmt: skip
+    process.returncode = 0  # it outlives this object, on purpose: no warning about that
+    _children.append(process.pid)
+    return process.pid
+
+
+def await_ready(probe: Callable[[], bool], what: str, log: Path, wait_s: float = READY_S) -> None:
+    """Ask until the server answers; raises with the end of its log when it does not."""
+    if not await_true(probe, wait_s):
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        raise Missing(f"{what} did not answer within {wait_s:g} s: {text[-2000:]}")
+
+
+def await_true(condition: Callable[[], bool], wait_s: float) -> bool:
+    """Look until the condition holds or the time is over."""
+    between_looks = threading.Event()  # never set: servers send no signal
+    give_up_at = time.monotonic() + wait_s
+    while not condition():
+        if time.monotonic() >= give_up_at:
+            return False
+        between_looks.wait(_LOOK_S)
+    return True
+
+
+def end(pid: int, first: signal.Signals = signal.SIGINT, wait_s: float = STOP_S) -> None:
+    """Stop a server process, gently at first."""
+    for number in (first, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        if await_true(lambda: not is_alive(pid), wait_s):
+            return
+    raise RuntimeError(f"process {pid} does not end")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended and waits for its parent does not."""
+    if pid in _children:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+# --- inside -------------------------------------------------------------------------------------
+
+_children: list[int] = []
+
+
+def _use(name: str) -> None:
+    if name not in _held:
+        descriptor = os.open(run_folder() / f"{name}.users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        _held[name] = descriptor
+
+
+def _stop(name: str) -> None:
+    file = run_folder() / f"{name}.json"
+    with contextlib.suppress(FileNotFoundError):
+        state = json.loads(file.read_text(encoding="utf-8"))
+        for pid in state.get("pids", ()):
+            end(pid)
+        file.unlink()
+        shutil.rmtree(run_folder() / name, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    if not path.parent.exists():
+        yield
+        return
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
