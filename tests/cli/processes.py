@@ -35,9 +35,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, **marks, "TERM": "xterm", "COLUMNS": "100", **more}
 
 
-def semel(
-    *arguments: str, cwd: Path, given: bytes = b"", **more: str
-) -> subprocess.CompletedProcess[bytes]:
+def semel(*arguments: str, cwd: Path, given: bytes = b"", **more: str) -> subprocess.CompletedProcess[bytes]:
     """Run it to its end, in a process that is forked from one with everything imported; bytes in, bytes out."""
     return Warm.run(list(arguments), cwd, given, environment(**more))
 

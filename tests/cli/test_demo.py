@@ -53,9 +53,7 @@ def test_nothing_is_lost_and_nothing_happens_twice(tmp_path: Path, seed: int) ->
 
 @pytest.mark.slow
 def test_more_kills_than_events_and_many_workers(tmp_path: Path) -> None:
-    code, told = run(
-        "demo", "--events", "12", "--workers", "6", "--kills", "30", "--seed", "7", cwd=tmp_path
-    )
+    code, told = run("demo", "--events", "12", "--workers", "6", "--kills", "30", "--seed", "7", cwd=tmp_path)
     assert code == 0, told
     assert (told["lost"], told["twice"], told["lease"]["lost"]) == (0, 0, 0)
     assert told["kills"] >= 20

@@ -266,7 +266,9 @@ def test_killed_in_mid_stream_again_and_again_nothing_is_lost(tmp_path: Path) ->
                     break
                 if number:
                     continue
-                threading.Event().wait(0.15)  # longer than a pipe is listened to: the first is a chunk of its own
+                threading.Event().wait(
+                    0.15
+                )  # longer than a pipe is listened to: the first is a chunk of its own
             running.stdin.close()
             assert running.wait(WITHIN_S) == -signal.SIGKILL
     with start(*command, cwd=tmp_path) as running:

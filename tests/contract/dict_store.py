@@ -225,7 +225,8 @@ class DictStore:
         if not item.existing:
             return
         for place, record in self.records.items():
-            mine = record.id[:2] == name[:2] and item.event_type in ("", record.event_type)
+            own = (*record.id[:2], record.event_type)
+            mine = name == (own if own in self.windows else (*record.id[:2], ""))
             if mine and record.state in ("done", "failed") and self.rules.standing(record, now) is not None:
                 start = record.first_seen if record.sliding else record.settled_at
                 self.records[place] = replace(record, expires_at=start + item.window_us)

@@ -236,7 +236,9 @@ class Sieve:
         if stop is not None:
             raise stop
 
-    def _sift(self, lines: list[bytes], keys: list[Any], kept: set[int], whole: bytes | None, sink: Output) -> None:
+    def _sift(
+        self, lines: list[bytes], keys: list[Any], kept: set[int], whole: bytes | None, sink: Output
+    ) -> None:
         unique = dict.fromkeys(keys)
         unique.pop(None, None)
         window_us = self._window()

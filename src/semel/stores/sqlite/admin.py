@@ -204,7 +204,9 @@ def set_window(connection: sqlite3.Connection, item: SetWindow, now: int) -> Non
             f"UPDATE semel_records SET expires = {moved},"
             f" purge_at = (fence + {moved}) / {GRANULE_US} + 1"
             " WHERE consumer_id = (SELECT id FROM semel_consumers WHERE tenant = ?3 AND consumer = ?4)"
-            f" AND ?5 IN ('', coalesce(event_type, '')) AND state & 7 IN (1, 2) AND {LIVE}",
+            " AND ?5 = coalesce((SELECT w.event_type FROM semel_windows AS w"  # the window that is in force for it
+            " WHERE w.tenant = ?3 AND w.consumer = ?4 AND w.event_type = semel_records.event_type), '')"
+            f" AND state & 7 IN (1, 2) AND {LIVE}",
             (now - EPOCH_US, item.window_us, *name),
         )
 

@@ -228,10 +228,14 @@ def a_new_window_may_move_what_is_stored(b: Bench) -> Flow[None]:
 
 @scenario()
 def a_window_of_every_type_moves_all(b: Bench) -> Flow[None]:
-    """A consumer's own window, changed with `existing`, moves its records of whatever type."""
+    """A consumer's own window, changed with `existing`, moves its records of all types that have none of their own."""
     yield from b.finish("one", event_type="order")
     yield from b.finish("two")
+    yield from SetWindow(b.tenant, "consumer", "mail", b.us(LONG))
+    yield from b.finish("own", event_type="mail")
+    own = yield from b.record("own")
     yield from SetWindow(b.tenant, "consumer", "", b.us(2 * LONG), existing=True)
     for key in ("one", "two"):
         record = expect((yield from b.record(key)), Record)
         equal(record.expires_at, record.settled_at + b.us(2 * LONG), f"expires_at of {key}")
+    equal((yield from b.record("own")), own, "the record whose type has a window of its own")
