@@ -67,6 +67,15 @@ test: lint types ## Lint, type and run every test
 soak: $(STAMP) ## Run every test in its long form: many more schedules, examples and kills
 	SEMEL_SOAK=1 $(PYTEST) --hypothesis-profile=soak --timeout=0
 
+.PHONY: demo
+demo: $(STAMP) ## Kill workers amid a storm of duplicates, and count what is lost or doubled
+	@$(BIN)/semel demo
+
+.PHONY: render
+render: $(STAMP) ## Write the pages that are made from the program: guarantees and command line
+	$(BIN)/python -m tests.faults.render_guarantees
+	$(BIN)/python -m tests.cli.render_reference
+
 .PHONY: bench
 bench: $(STAMP) ## Measure every store beside the raw limit of the same run
 	$(BIN)/python -m benchmarks

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -234,10 +235,15 @@ def test_marks_are_seen_by_others_only_after_the_block(tmp_path: Path) -> None:
         library.open(other, consumer="filter", mode="mark") as rival,
     ):
         assert client.mark("a")
-        with pytest.raises(RuntimeError), marking(store, "", "filter", 10**9) as mark:
-            assert mark(["a", "b"]) == [False, True]
-            assert rival.records.lookup("b") is None
-            raise RuntimeError
+
+        def fail_in_the_middle() -> None:
+            with marking(store, "", "filter", 10**9) as mark:
+                assert mark(["a", "b"]) == [False, True]
+                assert rival.records.lookup("b") is None
+                raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            fail_in_the_middle()
         with marking(store, "", "filter", 10**9) as mark:
             assert mark(["b"]) == [True]
         assert rival.records.lookup("b") is not None
@@ -246,6 +252,10 @@ def test_marks_are_seen_by_others_only_after_the_block(tmp_path: Path) -> None:
 
 def size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
+
+
+def grew(path: Path, size: int) -> bool:
+    return size_of(path) > size
 
 
 def test_killed_in_mid_stream_again_and_again_nothing_is_lost(tmp_path: Path) -> None:
@@ -260,7 +270,7 @@ def test_killed_in_mid_stream_again_and_again_nothing_is_lost(tmp_path: Path) ->
                 running.stdin.write(piece)
                 running.stdin.flush()
                 if number == kill_after:
-                    until(lambda size=size: size_of(out) > size)
+                    until(partial(grew, out, size))
                     running.kill()  # the lines are out; the marks may be or not
                     kills += 1
                     break

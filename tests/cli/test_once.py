@@ -142,7 +142,7 @@ def test_output_is_shown_while_it_comes(tmp_path: Path) -> None:
 def test_a_signal_is_forwarded_and_the_key_is_free_when_the_command_has_ended(
     tmp_path: Path, number: int
 ) -> None:
-    script = COUNT + "trap 'echo told > told; exit 0' TERM INT; while :; do sleep 0.05; done"
+    script = "trap 'echo told > told; exit 0' TERM INT; " + COUNT + "while :; do sleep 0.05; done"
     with start(*KEY, *sh(script), cwd=tmp_path) as running:
         until(lambda: runs(tmp_path))
         running.send_signal(number)
@@ -167,7 +167,7 @@ def test_a_signal_while_waiting_for_the_key(tmp_path: Path) -> None:
 def has_opened_store(running: subprocess.Popen[bytes]) -> bool:
     folder = Path(f"/proc/{running.pid}/fd")
     try:
-        return any(os.readlink(link).endswith("jobs.db") for link in folder.iterdir())
+        return any(link.readlink().name == "jobs.db" for link in folder.iterdir())
     except OSError:
         return False
 

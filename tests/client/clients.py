@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any, NamedTuple
 
+import pytest
 from msgspec.structs import replace
 
 import semel
@@ -248,6 +249,17 @@ KINDS = [
     Kind("sqlite", "async"),
     Kind("native", "async"),
 ]
+
+
+only_sync = pytest.mark.parametrize(
+    "place", [kind for kind in KINDS if kind.colour == "sync"], indirect=True, ids=str
+)
+only_async = pytest.mark.parametrize(
+    "place", [kind for kind in KINDS if kind.colour == "async"], indirect=True, ids=str
+)
+only_sqlite = pytest.mark.parametrize(
+    "place", [kind for kind in KINDS if kind.store == "sqlite"], indirect=True, ids=str
+)
 
 
 class Place:

@@ -10,7 +10,7 @@ import pytest
 import semel
 from semel import Busy, Delivery, Done, Errored, Failed, Mismatch, Unavailable
 from semel.core.commands import Claim, Settle
-from tests.client.clients import GUARD_S, Any_, Gate, Kind, Place, down, happens, until
+from tests.client.clients import GUARD_S, Any_, Gate, Place, down, happens, only_async, only_sync, until
 
 pytestmark = pytest.mark.anyio
 
@@ -162,27 +162,6 @@ async def test_an_event_tried_before_is_run_alone_after_the_others(client: Any_,
     assert order == [("a0", 1), ("c2", 1), ("poison1", 2)]
 
 
-async def test_an_event_that_kills_its_worker_does_not_raise_its_neighbours_attempts(place: Place) -> None:
-    client = place.open(lease="100ms", policy=semel.Policy(wait_s=0))
-
-    class Killed(BaseException):
-        pass
-
-    def kill(items: list[Any]) -> None:
-        raise Killed  # nothing is settled any more: the process is gone
-
-    attempts: list[int] = []
-    for _ in range(3):
-        claims = await client.claim_many(["poison", "a", "b"])
-        attempts.append(claims[0].attempt)
-        # What run_many does with the answers, up to the death: neighbours are given back before the poison runs.
-        await client.release_many(claims[1:], count_attempt=False)
-        await client.release_many(claims[:1])
-    assert attempts == [1, 2, 3]
-    outcomes = await client.run_many(deliveries("poison", "a", "b"), lambda _body: semel.current().attempt)
-    assert outcomes == [Done(4), Done(1), Done(1)]
-
-
 async def test_a_busy_one_is_waited_for_after_the_others_ran(client: Any_) -> None:
     gate = Gate()
     owner = asyncio.create_task(client.run("held", client.held(gate)))
@@ -272,10 +251,9 @@ async def test_an_interrupt_in_a_handler_ends_the_batch_and_gives_back_the_rest(
     assert client.kept == {}
 
 
+@only_async
 @pytest.mark.parametrize("concurrency", [1, 3])
 async def test_cancelling_gives_back_what_has_not_started(place: Place, concurrency: int) -> None:
-    if place.kind.colour == "sync":
-        pytest.skip("threads are not cancelled")
     client = place.open()
     started: list[str] = []
 
@@ -295,9 +273,8 @@ async def test_cancelling_gives_back_what_has_not_started(place: Place, concurre
     assert client.kept == {}
 
 
+@only_async
 async def test_a_batch_cancelled_twice_waits_for_its_handlers(place: Place) -> None:
-    if place.kind.colour == "sync":
-        pytest.skip("threads are not cancelled")
     client = place.open()
     entered, stubborn, ended = asyncio.Event(), asyncio.Event(), []
 
@@ -322,11 +299,10 @@ async def test_a_batch_cancelled_twice_waits_for_its_handlers(place: Place) -> N
     assert {place.record(key).state for key in "ab"} == {"done"}  # type: ignore[union-attr]
 
 
+@only_sync
 async def test_a_pool_interrupted_from_outside_records_what_its_handlers_did(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if place.kind.colour == "async":
-        pytest.skip("about threads")
     from semel import batches
 
     client = place.open()
@@ -343,6 +319,3 @@ async def test_a_pool_interrupted_from_outside_records_what_its_handlers_did(
     await until(lambda: all(place.record(key).attempt == 0 for key in "cd"))  # type: ignore[union-attr]
     assert {place.record(key).state for key in "ab"} == {"done"}  # type: ignore[union-attr]
 
-
-def test_the_table_is_whole() -> None:
-    assert Kind("native", "async") != Kind("memory", "async")

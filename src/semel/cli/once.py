@@ -100,11 +100,11 @@ def once(  # noqa: PLR0913, PLR0917 - one parameter for each option
         policy=policy,
     )
     run = Run(command, output_bytes_max, keep_failures=keep_failures)
-    with client, _stopping():
-        try:
+    try:
+        with _stopping(), client:
             outcome = client.run(key, run)
-        except Stopped as stopped:
-            return stopped.code
+    except Stopped as stopped:
+        return stopped.code
     return Answer(key, no_replay=no_replay, say=None if quiet else say).code(outcome, run.ended)
 
 

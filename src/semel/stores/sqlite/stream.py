@@ -29,8 +29,8 @@ def marking(store: SqliteStore, tenant: str, consumer: str, window_us: int) -> I
     with store._writing:
         connection = store._connected()
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        store._execute(connection, "BEGIN IMMEDIATE")
         try:
+            store._execute(connection, "BEGIN IMMEDIATE")
             now, offset_us = store._now(connection)
             batch = Batch(connection, now, Seen(), readable_keys=False)
 

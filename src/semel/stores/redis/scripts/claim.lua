@@ -1,0 +1,135 @@
+-- Claim each record, or say what a duplicate needs to know.
+--
+-- Item: B state flags, B more flags, B late, d lease, d window, d event time; then what follows the header.
+-- F granted, all new  G granted (record)  K known (record)  B busy (rest)  J busy, journaled (rest)
+-- M mismatch  L late (age)  U unknown (since)  O no memory  X corrupt  T try again
+
+local ITEM, ITEM_BYTES = '>BBBddd', 27
+
+local seen_shape, st, fl, late, lease, window, event_time, head, till
+
+-- Items of one shape share all but their tail: what follows from the shape is worked out once.
+local function shape(bytes)
+  seen_shape = bytes
+  st, fl, late, lease, window, event_time = sunpack(ITEM, bytes)
+  local expires
+  if has(st, QUARANTINE) or has(st, JOURNAL) then
+    expires = FOREVER
+  elseif has(st, SLIDING) then
+    expires = now + window
+  else
+    expires = now + lease + window
+  end
+  head = spack(HEADER, VERSION, st, fl, 1, now, expires, now + lease)
+  till = math.max(expires, now + lease)
+  till = till < FOREVER and milliseconds(till)
+end
+
+local function set_new(key, raw)
+  if till then
+    return pcall_('SET', key, raw, 'PX', till, 'NX')
+  end
+  return pcall_('SET', key, raw, 'NX')
+end
+
+local function grant(i, key, arg, fence, orphan)
+  local r = open(head .. sub(arg, ITEM_BYTES + 1))
+  r.fence, r.seen = fence, now
+  if orphan then
+    r.attempt, r.seen = orphan.attempt + 1, orphan.seen
+    r.steps = orphan.steps
+    r.journal = orphan.journal or r.journal
+    r.print = r.print or orphan.print
+    r.type = r.type or orphan.type
+    r.meta = r.meta or orphan.meta
+    if r.quarantine or r.journal then
+      r.expires = FOREVER
+    elseif r.sliding then
+      r.expires = orphan.expires
+    end
+  end
+  if bare and r.journal then
+    out[i - 1] = 'T'
+  elseif store(key, r, orphan and orphan.journal).err then
+    out[i - 1] = 'O'
+  else
+    say(i, 'G', close(r))
+  end
+end
+
+local function differs(mine, stored)
+  return mine and stored and mine ~= '' and stored ~= '' and byte(mine) == byte(stored) and mine ~= stored
+end
+
+local function claim(i, key, arg, raw)
+  local stored = open(raw)
+  local fence = stored.fence
+  local r = standing(stored)
+  if not r or r.state == FORGOTTEN then
+    if late == 1 and now - event_time > window then
+      return say(i, 'L', number(now - event_time))
+    end
+    return grant(i, key, arg, next_fence(fence), nil)
+  end
+  local mine = has(fl, PRINT) and open(head .. sub(arg, ITEM_BYTES + 1)).print
+  if differs(mine, r.print) then
+    out[i - 1] = 'M'
+  elseif r.state == CLAIMED then
+    if r.at <= now then
+      return grant(i, key, arg, next_fence(fence), r)
+    end
+    local n = byte(arg, ITEM_BYTES + 1)
+    if r.owner == sub(arg, ITEM_BYTES + 2, ITEM_BYTES + 1 + n) and n > 0 then
+      return say(i, 'G', raw)
+    end
+    say(i, r.journal and 'J' or 'B', number(r.at - now))
+  elseif r.state == UNKNOWN then
+    if r.changed and not (bare and r.journal) then
+      store(key, r, r.journal)
+    end
+    say(i, 'U', number(r.at))
+  else
+    say(i, 'K', raw)
+  end
+end
+
+for i = 2, #KEYS do
+  local key, arg = KEYS[i], ARGV[i + 5]
+  if spent > room then
+    out[i - 1] = '+'
+  else
+    local bytes = sub(arg, 1, ITEM_BYTES)
+    if bytes ~= seen_shape then shape(bytes) end
+    local raw
+    local written = false
+    if (late == 1 and now - event_time > window) or (bare and has(st, JOURNAL)) then
+      raw = pcall_('GET', key)
+    else
+      written = set_new(key, head .. sub(arg, ITEM_BYTES + 1))
+      raw = not written and pcall_('GET', key)
+      if type(written) == 'table' and written.err then
+        raw = pcall_('GET', key)
+        written = false
+        if raw == false then out[i - 1] = 'O' end
+      end
+    end
+    if written then
+      out[i - 1] = 'F'
+      if has(st, JOURNAL) then
+        call('ZADD', journals(key), number(now + lease), sub(key, -16))
+      end
+    elseif out[i - 1] == nil then
+      if raw == false then
+        if late == 1 and now - event_time > window then
+          say(i, 'L', number(now - event_time))
+        else
+          out[i - 1] = 'T'
+        end
+      elseif type(raw) == 'table' or not pcall(claim, i, key, arg, raw) then
+        out[i - 1] = 'X'
+      end
+    end
+  end
+end
+
+return finish()

@@ -1,0 +1,189 @@
+-- What every script begins with: the time, the epoch, and how a record is read and written.
+--
+-- KEYS[1]  the epoch of this bucket (of the whole database, on a single server)
+-- KEYS[i]  from 2 on: a record each
+-- ARGV[1]  the time in microseconds, empty: the server's own
+-- ARGV[2]  the epoch that the client knows, empty: none yet
+-- ARGV[3]  the epoch to write where there is none
+-- ARGV[4]  's': stop if the epoch is another; 'b': bare, the record's key alone may be touched
+-- ARGV[5]  where to tell of what has ended, empty: nowhere
+-- ARGV[6]  how many bytes of stored records one answer may carry
+-- ARGV[i+5] the item for KEYS[i]
+--
+-- A record is a header of 26 bytes, then its owner and what else it has, in this order:
+--   B version, B state + flags, B more flags, H attempt, I7 fence, I7 expires_at, I7 lease_until or settled_at
+--   B+ owner | I7 first_seen | H+ name | H+ event type | H+ fingerprint | I4+ meta | I4+ steps | I4+ journal | I4+ value
+-- The answer is {now, epoch, one letter per item, what some letters stand for...}; '+': not carried out, ask again.
+
+local call, pcall_, byte, sub, format = redis.call, redis.pcall, string.byte, string.sub, string.format
+local spack, sunpack = struct.pack, struct.unpack
+
+local VERSION = 1
+local HEADER, HEADER_BYTES = '>BBBHI7I7I7', 26
+local FOREVER = 9007199254740991
+local ATTEMPT_MAX = 65535
+local SPARE_MS = 1000 -- records outlive their expiry a little, so that a fence goes on where a window is short
+local CLAIMED, DONE, FAILED, UNKNOWN, FORGOTTEN = 0, 1, 2, 3, 4
+local QUARANTINE, SLIDING, SEEN, VALUE, JOURNAL = 8, 16, 32, 64, 128
+local NAME, TYPE, PRINT, META, STEPS = 1, 2, 4, 8, 16
+
+local now
+if ARGV[1] == '' then
+  local t = call('TIME')
+  now = t[1] * 1000000 + t[2]
+else
+  now = tonumber(ARGV[1])
+end
+
+local bare = ARGV[4] == 'b'
+local epoch = ARGV[2]
+if not bare then
+  epoch = call('GET', KEYS[1])
+  if not epoch then
+    epoch = ARGV[3]
+    if ARGV[2] == '' or ARGV[4] ~= 's' then
+      local armed = pcall_('SET', KEYS[1], epoch)
+      if armed.err then epoch = ARGV[2] end
+    end
+  end
+  if ARGV[2] ~= '' and epoch ~= ARGV[2] and ARGV[4] == 's' then
+    return {now, epoch}
+  end
+end
+
+local out, details, spent, room = {}, {}, 0, tonumber(ARGV[6])
+local ended = {}
+
+local function has(flags, flag)
+  return flags % (flag + flag) >= flag
+end
+
+local function number(n)
+  return format('%.0f', n)
+end
+
+-- Answer item i with a letter, and with what it stands for.
+local function say(i, letter, detail)
+  out[i - 1] = letter
+  details[#details + 1] = detail
+  spent = spent + #detail
+end
+
+local function milliseconds(till)
+  return format('%.0f', math.ceil((till - now) / 1000) + SPARE_MS)
+end
+
+local function put(key, raw, till)
+  if till >= FOREVER then
+    return pcall_('SET', key, raw)
+  end
+  return pcall_('SET', key, raw, 'PX', milliseconds(till))
+end
+
+-- The journaled claims of a bucket by the end of their lease.
+local function journals(key)
+  return sub(key, 1, -18) .. 'journal'
+end
+
+local function sized(format_, text)
+  return spack(format_, #text) .. text
+end
+
+-- Take a record apart. Raises where it is none.
+local function open(raw)
+  local r = {}
+  local version, st, fl
+  version, st, fl, r.attempt, r.fence, r.expires, r.at = sunpack(HEADER, raw)
+  r.state = st % 8
+  if version ~= VERSION or r.state > FORGOTTEN then error('foreign') end
+  r.quarantine, r.sliding = has(st, QUARANTINE), has(st, SLIDING)
+  local at = HEADER_BYTES + 1
+  local function take(format_, width)
+    local from = at + width
+    local length = sunpack(format_, raw, at)
+    at = from + length
+    if at > #raw + 1 then error('cut short') end
+    return sub(raw, from, at - 1)
+  end
+  r.owner = take('>B', 1)
+  r.seen = r.fence
+  if has(st, SEEN) then
+    r.seen = sunpack('>I7', raw, at)
+    at = at + 7
+  end
+  if has(fl, NAME) then r.name = take('>H', 2) end
+  if has(fl, TYPE) then r.type = take('>H', 2) end
+  if has(fl, PRINT) then r.print = take('>H', 2) end
+  if has(fl, META) then r.meta = take('>I4', 4) end
+  if has(fl, STEPS) then r.steps = take('>I4', 4) end
+  if has(st, JOURNAL) then r.journal = take('>I4', 4) end
+  if has(st, VALUE) then r.value = take('>I4', 4) end
+  if at ~= #raw + 1 then error('too long') end
+  return r
+end
+
+-- Put a record together.
+local function close(r)
+  local st, fl = r.state, 0
+  local parts = {'', sized('>B', r.owner)}
+  local function add(format_, text)
+    parts[#parts + 1] = sized(format_, text)
+  end
+  if r.quarantine then st = st + QUARANTINE end
+  if r.sliding then st = st + SLIDING end
+  if r.seen ~= r.fence then
+    st = st + SEEN
+    parts[3] = spack('>I7', r.seen)
+  end
+  if r.name then fl = fl + NAME; add('>H', r.name) end
+  if r.type then fl = fl + TYPE; add('>H', r.type) end
+  if r.print then fl = fl + PRINT; add('>H', r.print) end
+  if r.meta then fl = fl + META; add('>I4', r.meta) end
+  if r.steps then fl = fl + STEPS; add('>I4', r.steps) end
+  if r.journal then st = st + JOURNAL; add('>I4', r.journal) end
+  if r.value then st = st + VALUE; add('>I4', r.value) end
+  parts[1] = spack(HEADER, VERSION, st, fl, math.min(r.attempt, ATTEMPT_MAX), r.fence, r.expires, r.at)
+  return table.concat(parts)
+end
+
+-- What a stored record means now; nil: nothing any more. A changed one is marked as such.
+local function standing(r)
+  if r.state ~= CLAIMED then
+    return r.expires > now and r or nil
+  end
+  if r.at > now then return r end
+  if r.quarantine and r.owner ~= '' then
+    r.state, r.expires, r.changed = UNKNOWN, FOREVER, true
+    return r
+  end
+  return r.expires > now and r or nil
+end
+
+local function gone_at(r)
+  if r.state == CLAIMED and r.at > r.expires then return r.at end
+  return r.expires
+end
+
+-- Write a record, and keep the list of journaled claims with it. `had`: it was on that list.
+local function store(key, r, had)
+  local done = put(key, close(r), gone_at(r))
+  if done.err then return done end
+  if r.journal and r.state == CLAIMED then
+    call('ZADD', journals(key), number(r.at), sub(key, -16))
+  elseif had then
+    call('ZREM', journals(key), sub(key, -16))
+  end
+  return done
+end
+
+local function next_fence(fence)
+  if fence and fence >= now then return fence + 1 end
+  return now
+end
+
+local function finish()
+  if #ended > 0 and ARGV[5] ~= '' then
+    call('PUBLISH', ARGV[5], table.concat(ended))
+  end
+  return {now, epoch, table.concat(out), unpack(details)}
+end

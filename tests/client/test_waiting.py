@@ -1,0 +1,284 @@
+"""A concurrent duplicate waits: woken, taking over, or told that time is up."""
+
+import asyncio
+from collections.abc import Callable
+from threading import Barrier, Thread
+from typing import Any
+
+import pytest
+
+import semel
+from semel import Busy, Done, Errored, Failed, Unavailable
+from semel.core.commands import Claim
+from tests.client.clients import Any_, Gate, Place, down, happens, only_async, only_sqlite, only_sync, until
+
+pytestmark = pytest.mark.anyio
+
+Start = Callable[..., Any]
+
+
+async def waiting(client: Any_, key: str = "k", fn: Any = lambda: "mine") -> "asyncio.Task[Any]":
+    """A duplicate that sits in its room."""
+    task = asyncio.create_task(client.run(key, fn))
+    await until(lambda: any(room.bells or room.futures for room in client.rooms.values()))
+    return task
+
+
+async def owner_of(client: Any_, gate: Gate, key: str = "k") -> "asyncio.Task[Any]":
+    task = asyncio.create_task(client.run(key, client.held(gate)))
+    await happens(gate.entered)
+    return task
+
+
+async def test_a_duplicate_waits_and_gets_the_value(client: Any_) -> None:
+    gate = Gate()
+    owner = await owner_of(client, gate)
+    duplicate = await waiting(client)
+    gate.opened.set()
+    assert await owner == Done("value")
+    assert await duplicate == Done("value", replayed=True)
+    assert client.rooms == {}
+
+
+async def test_a_duplicate_takes_over_when_the_owner_releases(client: Any_) -> None:
+    claim = await client.claim("k")
+    duplicate = await waiting(client)
+    await client.release(claim)
+    assert await duplicate == Done("mine")
+
+
+async def test_a_duplicate_takes_over_when_the_owner_fails_for_now(client: Any_) -> None:
+    gate = Gate()
+
+    def handler() -> Any:
+        gate.pass_()
+        raise ValueError
+
+    async def ahandler() -> Any:
+        await gate.apass()
+        raise ValueError
+
+    owner = asyncio.create_task(client.run("k", handler if client.sync else ahandler))
+    await happens(gate.entered)
+    duplicate = await waiting(client, fn=lambda: semel.current().attempt)
+    gate.opened.set()
+    assert isinstance(await owner, Errored)
+    assert await duplicate == Done(2)
+
+
+async def test_a_duplicate_takes_over_when_the_lease_ends(place: Place) -> None:
+    client = place.open(lease="80ms")
+    assert isinstance(await client.claim("k"), semel.Claimed)  # bare: nobody renews it
+    assert await (await waiting(client, fn=lambda: semel.current().attempt)) == Done(2)
+
+
+async def test_a_duplicate_is_failed_when_the_owner_failed_for_good(client: Any_) -> None:
+    claim = await client.claim("k")
+    duplicate = await waiting(client)
+    await client.fail(claim, LookupError("gone"))
+    failed = await duplicate
+    assert isinstance(failed, Failed)
+    assert failed.replayed
+
+
+async def test_without_waiting_the_answer_is_busy_at_once(client: Any_, place: Place) -> None:
+    await client.claim("k")
+    place.spy.clear()
+    assert isinstance(await client.using(wait_s=0).run("k", lambda: 1), Busy)
+    assert len(place.spy.sent(Claim)) == 1
+
+
+async def test_waiting_ends_in_busy(place: Place) -> None:
+    client = place.open(policy=semel.Policy(wait_s=0.05))
+    await client.claim("k")
+    busy = await client.run("k", lambda: 1)
+    assert isinstance(busy, Busy)
+    assert busy.retry_after_s > 20
+    assert client.rooms == {}
+
+
+async def test_notification_wakes_with_polling_off(client: Any_, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.inner._runtime.watches, "polling", False)
+    claim = await client.claim("k")
+    duplicate = await waiting(client)
+    await client.complete(claim, 1)
+    assert await asyncio.wait_for(duplicate, 5) == Done(1, replayed=True)
+
+
+@only_sqlite
+async def test_polling_wakes_with_notifications_off(client: Any_, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.inner._runtime.watches, "notifications", False)
+    claim = await client.claim("k")
+    duplicate = await waiting(client)
+    await client.complete(claim, 1)
+    assert await asyncio.wait_for(duplicate, 5) == Done(1, replayed=True)
+
+
+@only_sqlite
+async def test_polling_wakes_across_two_store_objects(client: Any_, place: Place) -> None:
+    other = place.open(store=place.elsewhere())
+    claim = await other.claim("k")
+    duplicate = await waiting(client)
+    await other.complete(claim, 1)
+    assert await asyncio.wait_for(duplicate, 5) == Done(1, replayed=True)
+    other.inner.store.close()
+
+
+@only_sqlite
+async def test_with_both_off_nobody_is_woken(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = place.open(policy=semel.Policy(wait_s=0.3))
+    for name in ("polling", "notifications"):
+        monkeypatch.setattr(client.inner._runtime.watches, name, False)
+    claim = await client.claim("k")
+    duplicate = await waiting(client)
+    place.spy.clear()
+    await client.complete(claim, 1)
+    assert await duplicate == Done(1, replayed=True)  # by its last look, when its time was up
+    assert len(place.spy.sent(Claim)) == 1
+
+
+async def test_the_claim_is_repeated_between_watch_and_sleep(client: Any_, place: Place) -> None:
+    """The owner finishes after the duplicate's claim and before its watch: the wake-up must not be lost."""
+    claim = await client.claim("k")
+    watches = client.inner._runtime.watches
+    watches.polling = False
+    enter = watches.enter
+
+    def late(*args: Any) -> Any:
+        place.spy._store.send([client.inner._plan.completion(claim.claim, claim.granted, 1)])
+        return enter(*args)
+
+    watches.enter = late
+    assert await asyncio.wait_for(client.run("k", lambda: 2), 5) == Done(1, replayed=True)
+
+
+@only_sync
+async def test_two_hundred_threads_run_it_once(place: Place) -> None:
+    client = place.open()
+    gate, barrier = Gate(), Barrier(201)
+    outcomes: list[Any] = []
+
+    def call() -> None:
+        barrier.wait()
+        outcomes.append(client.inner.run("k", gate.pass_))
+
+    threads = [Thread(target=call) for _ in range(200)]
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    gate.opened.set()
+    for thread in threads:
+        thread.join()
+    assert gate.ran == 1
+    assert sorted(outcome.replayed for outcome in outcomes) == [False] + [True] * 199
+    assert {outcome.value for outcome in outcomes} == {"value"}
+    assert client.rooms == {}
+
+
+@only_async
+async def test_five_hundred_tasks_run_it_once(place: Place) -> None:
+    client = place.open()
+    gate = Gate()
+    tasks = [asyncio.create_task(client.inner.run("k", gate.apass)) for _ in range(500)]
+    await happens(gate.entered)
+    gate.opened.set()
+    outcomes = await asyncio.gather(*tasks)
+    assert gate.ran == 1
+    assert sorted(outcome.replayed for outcome in outcomes) == [False] + [True] * 499
+    assert client.rooms == {}
+
+
+@pytest.mark.parametrize("kind", ["sqlite-sync", "sqlite-async", "native-async"])
+async def test_callers_of_one_process_share_one_wait(kind: str, tmp_path: Any) -> None:
+    """Fifty wait for one record: their claims fold, so the store sees a few, not fifty, per wake-up."""
+    from tests.client.clients import KINDS
+
+    place = Place(next(each for each in KINDS if str(each) == kind), tmp_path)
+    client = place.open()
+    claim = await client.claim("k")
+    client.inner._runtime.watches.polling = False
+    tasks = [asyncio.create_task(client.run("k", lambda: 1)) for _ in range(10 if client.sync else 50)]
+    await until(
+        lambda: sum(len(room.bells) + len(room.futures) for room in client.rooms.values()) == len(tasks)
+    )
+    place.spy.clear()
+    await client.complete(claim, 1)
+    assert await asyncio.gather(*tasks) == [Done(1, replayed=True)] * len(tasks)
+    assert len(place.spy.sent(Claim)) <= (5 if client.sync else 3)
+    await client.close()
+    place.spy.close()
+
+
+@only_async
+async def test_no_watch_is_left_by_a_waiter_who_is_cancelled(place: Place) -> None:
+    client = place.open()
+    await client.claim("k")
+    duplicate = await waiting(client)
+    room = next(iter(client.rooms.values()))
+    duplicate.cancel()
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await duplicate
+    assert cancelled.value.__traceback__ is not None  # held, and with it the frames of the wait
+    assert client.rooms == {}
+    assert room.futures == {}
+
+
+async def test_a_room_forgets_its_sleepers_between_polls(client: Any_) -> None:
+    watches = client.inner._runtime.watches
+    watch = watches.enter(("", "billing", "k"), 10.0)
+    for _ in range(5):
+        if client.sync:
+            watches.sleep(watch, 0.001)
+        else:
+            await watches.asleep(watch, 0.001)
+    assert (watch.room.bells, watch.room.futures) == ({}, {})
+    watch.leave()
+    watch.leave()
+    assert client.rooms == {}
+
+
+async def test_an_outage_during_a_wait_is_outlived(client: Any_, place: Place) -> None:
+    claim = await client.claim("k")
+    duplicate = await waiting(client)
+    strikes = [2]
+
+    def before(items: list[Any]) -> None:
+        if strikes[0] and any(isinstance(item, Claim) for item in items):
+            strikes[0] -= 1
+            raise semel.StoreUnavailable("for a moment")
+
+    place.spy.before = before
+    await client.complete(claim, 1)
+    assert await duplicate == Done(1, replayed=True)
+    assert strikes == [0]
+
+
+async def test_an_outage_at_the_claim_keeps_the_owner(place: Place) -> None:
+    client = place.open(policy=semel.Policy(wait_s=0.1))
+    await client.run("warm", lambda: 1)
+    place.spy.clear()
+    place.spy.before = down(Claim)
+    assert isinstance(await client.run("k", lambda: 1), Unavailable)
+    assert len(place.spy.sent(Claim)) > 1
+    assert len(place.owners()) == 1
+
+
+@only_async
+async def test_two_loops_wait_for_one_record(place: Place) -> None:
+    if place.kind.store == "native":
+        return  # its connections belong to one loop
+    client = place.open()
+    claim = await client.claim("k")
+    outcomes: list[Any] = []
+
+    async def handler() -> None: ...
+
+    def other_loop() -> None:
+        outcomes.append(asyncio.run(client.inner.run("k", handler)))
+
+    thread = Thread(target=other_loop)
+    thread.start()
+    await until(lambda: any(room.futures for room in client.rooms.values()))
+    await client.complete(claim, 1)
+    await asyncio.to_thread(thread.join)
+    assert outcomes == [Done(1, replayed=True)]
