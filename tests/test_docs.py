@@ -1,0 +1,60 @@
+"""The documents name what there is, and their links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import semel
+from semel import errors, windows
+from semel.types import Outcome
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / "reference" / name).read_text()
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_is_explained(name: str) -> None:
+    assert f"`{name}`" in page("errors.md")
+
+
+@pytest.mark.parametrize("name", semel.Policy.__struct_fields__)
+def test_every_option_is_explained(name: str) -> None:
+    assert f"`{name}`" in page("policy.md")
+
+
+def test_every_preset_is_explained() -> None:
+    for preset, duration in windows.PRESETS.items():
+        assert f"`{preset}` {duration}" in page("policy.md")
+
+
+def test_every_outcome_is_explained() -> None:
+    names = {part.__name__ for part in Outcome[None].__args__}
+    assert len(names) == 9
+    for name in names:
+        assert f"`{name}(" in page("outcomes.md")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    targets = [target for target in LINK.findall(path.read_text()) if "://" not in target]
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    reached: set[Path] = set()
+    waiting = [ROOT / "docs" / "index.md", ROOT / "README.md"]
+    while waiting:
+        current = waiting.pop().resolve()
+        if current in reached or current.suffix != ".md" or not current.exists():
+            continue
+        reached.add(current)
+        waiting += [
+            current.parent / target for target in LINK.findall(current.read_text()) if "://" not in target
+        ]
+    assert [str(path.relative_to(ROOT)) for path in PAGES if path.resolve() not in reached] == []
