@@ -110,7 +110,10 @@ class Coalescer:
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         """Straight to the store when nobody else is there, else with everybody's next batch."""
-        if (not self._queue and not self._gate.locked() and len(items) <= BATCH_MAX) or self._closed:
+        if self._closed:
+            refuse(self._store, items)
+            return self._straight(items)
+        if not self._queue and not self._gate.locked() and len(items) <= BATCH_MAX:
             return self._straight(items)
         arrived = Lock()
         arrived.acquire()
@@ -325,6 +328,7 @@ class LoopCoalescer:
         return task is not None and not task.done() and task.get_loop() is asyncio.get_running_loop()
 
     async def _flush(self) -> None:
+        me = asyncio.current_task()
         try:
             while self._queue:
                 fold = self._queue.take()
@@ -337,7 +341,7 @@ class LoopCoalescer:
                     else:
                         call.finish(call)
         finally:
-            if self._task is asyncio.current_task():
+            if self._task is me:
                 self._task = None
 
     async def _attempt(self, items: list[Item]) -> tuple[Sequence[Answer], BaseException | None]:

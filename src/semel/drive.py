@@ -98,7 +98,6 @@ class Bench:
         kept = self.keeper.kept.get(claim.owner)
         if kept is None or kept.lost:
             return None
-        kept.started = True
         return Context(kept, granted, self, self.value_bytes_max)
 
     def pause_s(self, command: Pause) -> float | None:
@@ -193,6 +192,8 @@ class Hands(Bench):
 
 def _call(call: Callable[[], Any], context: Context | None) -> Ran:
     try:
+        if context is not None:
+            context._kept.started = True  # noqa: SLF001 - from here on giving the claim up is not free
         value = call()
         if type(value) is CoroutineType:
             value.close()
@@ -295,6 +296,7 @@ async def _acall(call: Callable[[], Any], context: Context | None) -> Ran:
     assert task is not None
     cancelling = task.cancelling()
     kept.on_lost = task.cancel
+    kept.started = True
     try:
         return Returned(await call())  # finished, lost or not: the store will say whose result counts
     except asyncio.CancelledError as error:

@@ -89,19 +89,33 @@ class Runtime:
         """The same, awaited."""
         if self._closed:
             raise StoreClosed(f"this client of {self.store.name} is closed; open a new one")
-        if (tenant, consumer, mode) in self._admitted:
-            return
-        async with self._desk().opening:
-            if (tenant, consumer, mode) in self._admitted:
-                return
-            if not self._opened:
-                if isinstance(self.store, Store):
-                    self.store.open()
-                else:
-                    await self.store.aopen()
-                self._opened = True
-            answer = (await self.channel.asend((Admit(tenant, consumer, mode),)))[0]
-            self._hold(answer, tenant, consumer, mode)
+        desk = self._desk()
+        while (tenant, consumer, mode) not in self._admitted:
+            if desk.opening is not None:  # the first one opens; the others wait for it, and share its error
+                await asyncio.shield(desk.opening)
+                continue
+            desk.opening = opening = asyncio.get_running_loop().create_future()
+            try:
+                await self._aopen(tenant, consumer, mode)
+            except Exception as error:
+                opening.set_exception(error)
+                opening.exception()  # there may be nobody to whom it matters
+                raise
+            finally:
+                desk.opening = None
+                if not opening.done():
+                    opening.set_result(None)
+
+    async def _aopen(self, tenant: str, consumer: str, mode: Mode) -> None:
+        if not self._opened:
+            if isinstance(self.store, Store):
+                self.store.open()
+            else:
+                await self.store.aopen()
+            self._opened = True
+        answer = (await self.channel.asend((Admit(tenant, consumer, mode),)))[0]
+        self._hold(answer, tenant, consumer, mode)
+        await self.arefresh()
 
     def _hold(self, recorded: Any, tenant: str, consumer: str, mode: Mode) -> None:
         if isinstance(recorded, Unavailable):
@@ -186,8 +200,8 @@ class Desk:
 
     def __init__(self, channel: Channel) -> None:
         self.keeper: LoopKeeper = LoopKeeper(channel, time.monotonic)
-        self.opening: asyncio.Lock = asyncio.Lock()
-        """The first one opens the store; the others wait for it."""
+        self.opening: asyncio.Future[None] | None = None
+        """Ends when the one who opens the store is done with it."""
 
 
 async def _in_thread(function: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """Wait for another attempt to end: woken by the store's notification, by polling, or by the lease's end.
 
-Callers in one process who wait for the same record share one wait: they wake together, and their next
-claims fold into one.
+Callers in one process who wait for the same record share one wait: one of them polls, they wake together,
+and their next claims fold into one.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from threading import Lock, RLock
+from typing import Any
 
 from semel.core.ports import Capabilities, Listener
 from semel.forks import restart_after_fork
@@ -27,11 +28,12 @@ class Room:
     """Everybody in this process who waits for one record."""
 
     def __init__(self) -> None:
-        self.lock: Lock = Lock()
+        self.lock: Any = RLock()  # a watch may be collected, and wake the others, while its own thread is in here
         self.changes: int = 0
         self.watches: int = 0
         self.poll_s: float = POLL_FIRST_S
-        self.poll_at: float = 0.0
+        self.poller: int = 0
+        """Who looks for all, by id; 0: nobody yet."""
         self.bells: dict[int, Lock] = {}
         """What wakes the threads that sleep here, by id."""
         self.futures: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
@@ -62,22 +64,24 @@ def _set(futures: "Iterable[asyncio.Future[None]]") -> None:
 class Watch:
     """One caller's place in a room. Changes after its making are never missed."""
 
-    __slots__ = ("_leave", "deadline", "room", "seen")
+    __slots__ = ("_leave", "deadline", "left", "room", "seen")
 
-    def __init__(self, room: Room, deadline: float, leave: Callable[[], None]) -> None:
+    def __init__(self, room: Room, deadline: float, leave: Callable[["Watch"], None]) -> None:
         self.room: Room = room
         self.seen: int = room.changes
         self.deadline: float = deadline
-        self._leave: Callable[[], None] | None = leave
+        self.left: bool = True
+        """Whether nobody is there any more, or not yet."""
+        self._leave = leave
 
     def leave(self) -> None:
         """Stop listening; idempotent."""
-        leave, self._leave = self._leave, None
-        if leave is not None:
-            leave()
+        if not self.left:
+            self._leave(self)
 
     def __del__(self) -> None:
-        self.leave()  # a caller who was interrupted in mid-wait leaves too
+        if hasattr(self, "_leave"):  # a caller who was interrupted in mid-wait leaves too
+            self.leave()
 
     def noticed(self) -> bool:
         """Whether the record changed since the last look."""
@@ -115,9 +119,13 @@ class Watches:
         if self._unsubscribe is None:
             self._listen()
         with self._lock:
-            room = self._rooms.setdefault(record_id, Room())
+            room = self._rooms.get(record_id) or Room()
+            watch = Watch(room, self._steady_s() + wait_s, partial(self._leave, record_id))
+            # No call from here on: Ctrl-C finds either nobody in the room, or a watch that leaves it.
+            self._rooms[record_id] = room
             room.watches += 1
-            return Watch(room, self._steady_s() + wait_s, partial(self._leave, record_id, room))
+            watch.left = False
+            return watch
 
     def _listen(self) -> None:
         # Under a lock of its own: the store takes its lock in here, and a watch may be collected under that one.
@@ -125,11 +133,18 @@ class Watches:
             if self._unsubscribe is None:
                 self._unsubscribe = self._subscribe(self._notified)
 
-    def _leave(self, record_id: Id, room: Room) -> None:
+    def _leave(self, record_id: Id, watch: Watch) -> None:
         with self._lock:
-            room.watches -= 1
-            if not room.watches and self._rooms.get(record_id) is room:
+            room, last = watch.room, self._rooms.get(record_id) is watch.room and watch.room.watches == 1
+            if watch.left:
+                return
+            if last:
                 del self._rooms[record_id]
+            room.watches -= 1
+            watch.left = True
+        if room.poller == id(watch):
+            room.poller = 0
+            room.wake()  # one of the others must look from now on
 
     def sleep(self, watch: Watch, retry_after_s: float) -> bool:
         """Wait for a change, the next poll or the lease's end; `False` when the time to wait is over."""
@@ -196,7 +211,9 @@ class Watches:
         if not self.polling or told_of_all:
             return until
         room = watch.room
-        if now >= room.poll_at:
-            room.poll_at = now + room.poll_s
-            room.poll_s = min(POLL_MAX_S, room.poll_s * POLL_GROWTH)
-        return min(until, room.poll_at)
+        with room.lock:
+            if room.poller not in (0, id(watch)):
+                return until
+            room.poller = id(watch)
+            poll_s, room.poll_s = room.poll_s, min(POLL_MAX_S, room.poll_s * POLL_GROWTH)
+        return min(until, now + poll_s)

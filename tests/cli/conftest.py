@@ -11,7 +11,7 @@ import pytest
 import semel
 from tests.cli.shell import Warm
 
-PERMANENT = semel.Policy(permanent=(ValueError,))
+PERMANENT = semel.Policy(permanent=(ValueError,), run_max_s=7200)
 
 
 def fail() -> None:
@@ -25,7 +25,8 @@ def vanish() -> None:
 def fill(path: Path) -> None:
     """Write one record of every kind."""
     url = f"sqlite:///{path}"
-    with semel.open(url, consumer="billing") as billing:
+    # A lease that outlasts any run of the tests: what is running must still run for the last of them.
+    with semel.open(url, consumer="billing", lease="1h", policy=semel.Policy(run_max_s=7200)) as billing:
         billing.run("evt_done", lambda: {"paid": True})
         billing.run("evt_decimal", lambda: Decimal("1.50"))
         billing.run("evt_bad", lambda: 1)

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -158,3 +159,25 @@ class Terminal:
         self._reader.join(WITHIN_S)
         os.close(self._ours)
         return code
+
+
+def run_page(page: Path, folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Run the console blocks of a page, one after the other: each command, what the page says, what it says."""
+    program = folder / ".bin" / "semel"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m semel "$@"\n')
+    program.chmod(0o755)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, expected = part.partition("\n")
+            ended = subprocess.run(
+                ["/bin/sh", "-c", f"exec 2>&1; {command}"],
+                cwd=folder,
+                env=environment(PATH=path),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=WITHIN_S,
+                check=False,
+            )
+            yield command, expected, ended.stdout.decode()

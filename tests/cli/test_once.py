@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import semel as library
-from tests.cli.processes import SEMEL, WITHIN_S, Terminal, alive, semel, start, until, warm
+from tests.cli.processes import ROOT, SEMEL, WITHIN_S, Terminal, alive, run_page, semel, start, until, warm
 
 __all__ = ["warm"]
 
@@ -230,3 +230,11 @@ def test_ctrl_z_stops_both_and_both_go_on(tmp_path: Path) -> None:
     terminal.type("\n")
     assert terminal.wait() == 0
     assert "done" in terminal.said
+
+
+@pytest.mark.slow
+def test_the_page_says_what_it_says(tmp_path: Path) -> None:
+    answers = list(run_page(ROOT / "docs/howto/run-a-job-once.md", tmp_path))
+    assert len(answers) >= 5
+    for command, expected, said in answers:
+        assert said == expected, command

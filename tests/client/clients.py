@@ -3,9 +3,10 @@
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from functools import wraps
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event, Lock, Thread
 from typing import Any, NamedTuple
 
 import pytest
@@ -136,9 +137,25 @@ class Gate:
         return value
 
 
+async def in_thread(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Await what blocks, in a thread of its own: a pool would hold up the fifth of fifty callers."""
+    ended: Future[Any] = Future()
+
+    ended.set_running_or_notify_cancel()  # whoever awaits may leave; the call goes on
+
+    def call() -> None:
+        try:
+            ended.set_result(fn(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever awaits
+            ended.set_exception(error)
+
+    Thread(target=call, daemon=True).start()
+    return await asyncio.wrap_future(ended)
+
+
 async def happens(event: Event) -> None:
     """Wait for a thread's event without holding up the loop."""
-    assert await asyncio.to_thread(event.wait, GUARD_S), "it never happened"
+    assert await in_thread(event.wait, GUARD_S), "it never happened"
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -173,7 +190,7 @@ class Any_:
 
     async def _do(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.sync:
-            return await asyncio.to_thread(verb, *args, **kwargs)
+            return await in_thread(verb, *args, **kwargs)
         return await verb(*args, **kwargs)
 
     async def run(self, key: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -202,7 +219,7 @@ class Any_:
                 with claim:
                     block()
 
-            await asyncio.to_thread(enter)
+            await in_thread(enter)
         else:
             async with claim:
                 block()

@@ -9,7 +9,7 @@ import pytest
 
 import semel
 from semel.core.commands import Settle
-from tests.client.clients import Any_, Gate, Place, down, happens
+from tests.client.clients import Any_, Gate, Place, down, happens, in_thread
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +27,7 @@ def guarded(client: Any_, fn: Any, key: Any = "order.id", **policy: Any) -> Any:
 
     async def call(*args: Any, **kwargs: Any) -> Any:
         if client.sync:
-            return await asyncio.to_thread(wrapped, *args, **kwargs)
+            return await in_thread(wrapped, *args, **kwargs)
         return await wrapped(*args, **kwargs)
 
     call.wrapped = wrapped  # type: ignore[attr-defined]
@@ -206,7 +206,7 @@ async def test_an_async_def_is_served_by_the_twin(place: Place) -> None:
     await happens(gate.entered)
     second = asyncio.create_task(charge(Order("a", 2)))
     gate.opened.set()
-    assert await asyncio.gather(first, second) == [1, 1]
+    assert list(await asyncio.gather(first, second)) == [1, 1]
     assert gate.ran == 1
 
 

@@ -10,7 +10,7 @@ import pytest
 import semel
 from semel import Busy, Done, Errored, Failed, Unavailable
 from semel.core.commands import Claim
-from tests.client.clients import Any_, Gate, Place, down, happens, only_async, only_sqlite, only_sync, until
+from tests.client.clients import Any_, Gate, Place, down, happens, in_thread, only_async, only_sqlite, only_sync, until
 
 pytestmark = pytest.mark.anyio
 
@@ -188,25 +188,48 @@ async def test_five_hundred_tasks_run_it_once(place: Place) -> None:
     assert client.rooms == {}
 
 
-@pytest.mark.parametrize("kind", ["sqlite-sync", "sqlite-async", "native-async"])
-async def test_callers_of_one_process_share_one_wait(kind: str, tmp_path: Any) -> None:
-    """Fifty wait for one record: their claims fold, so the store sees a few, not fifty, per wake-up."""
-    from tests.client.clients import KINDS
+def asleep(client: Any_) -> int:
+    return sum(len(room.bells) + len(room.futures) for room in client.rooms.values())
 
-    place = Place(next(each for each in KINDS if str(each) == kind), tmp_path)
+
+async def test_callers_of_one_process_fold_their_claims_when_woken(place: Place) -> None:
     client = place.open()
     claim = await client.claim("k")
     client.inner._runtime.watches.polling = False
-    tasks = [asyncio.create_task(client.run("k", lambda: 1)) for _ in range(10 if client.sync else 50)]
-    await until(
-        lambda: sum(len(room.bells) + len(room.futures) for room in client.rooms.values()) == len(tasks)
-    )
+    tasks = [asyncio.create_task(client.run("k", lambda: 1)) for _ in range(50)]
+    await until(lambda: asleep(client) == 50)
     place.spy.clear()
     await client.complete(claim, 1)
-    assert await asyncio.gather(*tasks) == [Done(1, replayed=True)] * len(tasks)
-    assert len(place.spy.sent(Claim)) <= (5 if client.sync else 3)
-    await client.close()
-    place.spy.close()
+    assert await asyncio.gather(*tasks) == [Done(1, replayed=True)] * 50
+    folds = place.kind.colour == "async" and place.kind.store != "memory"
+    assert len(place.spy.sent(Claim)) <= (3 if folds else 50)
+
+
+@only_sqlite
+async def test_callers_of_one_process_share_one_wait(client: Any_, place: Place) -> None:
+    """Forty wait for one record: one of them polls for all."""
+    claim = await client.claim("k")
+    tasks = [asyncio.create_task(client.run("k", lambda: 1)) for _ in range(40)]
+    await until(lambda: asleep(client) >= 39)
+    place.spy.clear()
+    await until(lambda: len(place.spy.batches) >= 8)
+    assert len(place.spy.sent(Claim)) <= 10
+    await client.complete(claim, 1)
+    assert await asyncio.gather(*tasks) == [Done(1, replayed=True)] * 40
+
+
+@only_sqlite
+async def test_when_the_one_who_polls_leaves_another_does(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = place.open()
+    monkeypatch.setattr(client.inner._runtime.watches, "notifications", False)
+    claim = await client.claim("k")
+    poller = await waiting(client.using(wait_s=0.1))
+    others = [asyncio.create_task(client.run("k", lambda: 1)) for _ in range(3)]
+    assert isinstance(await poller, Busy)
+    await client.complete(claim, 1)
+    assert await asyncio.wait_for(asyncio.gather(*others), 5) == [Done(1, replayed=True)] * 3
 
 
 @only_async
@@ -280,5 +303,5 @@ async def test_two_loops_wait_for_one_record(place: Place) -> None:
     thread.start()
     await until(lambda: any(room.futures for room in client.rooms.values()))
     await client.complete(claim, 1)
-    await asyncio.to_thread(thread.join)
+    await in_thread(thread.join)
     assert outcomes == [Done(1, replayed=True)]

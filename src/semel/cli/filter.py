@@ -112,6 +112,7 @@ def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
                     advance(lines.position_bytes)
         except BrokenPipeError:
             _forget_stdout()
+            quiet = True
             return BROKEN_PIPE
         finally:
             sink.close()

@@ -45,7 +45,7 @@ class Lines:
     def __init__(self, names: Iterable[str], *, line_bytes_max: int) -> None:
         self._names = list(names)
         self._line_bytes_max = line_bytes_max
-        self._raw: io.FileIO | None = None
+        self._source: _Source | None = None
         self._before_bytes = 0
 
     @property
@@ -62,27 +62,21 @@ class Lines:
     @property
     def position_bytes(self) -> int:
         """How much of the sources has been read, before unpacking."""
-        return self._before_bytes + (self._raw.tell() if self._raw is not None else 0)
+        return self._before_bytes + (0 if self._source is None else self._source.taken_bytes)
 
     def __iter__(self) -> Iterator[Block]:
         for name in self._names:
             shown = "stdin" if name == "-" else name
-            raw = self._open(name)
+            raw = io.FileIO(sys.stdin.fileno(), closefd=False) if name == "-" else io.FileIO(name)
             try:
-                yield from self._blocks(shown, _Source(raw).gathered)
+                self._source = source = _Source(raw)
+                yield from self._blocks(shown, source.gathered)
+                self._before_bytes += source.taken_bytes
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise Stop(f"{shown}: the gzip data is damaged or cut off: {error}", FAILED) from error
             finally:
-                if name != "-":
-                    self._before_bytes += raw.tell()
-                    self._raw = None
-                    raw.close()
-
-    def _open(self, name: str) -> io.FileIO:
-        if name == "-":
-            return io.FileIO(sys.stdin.fileno(), closefd=False)
-        self._raw = io.FileIO(name)
-        return self._raw
+                self._source = None
+                raw.close()
 
     def _blocks(self, source: str, read: Callable[[], bytes]) -> Iterator[Block]:
         number, begun, begun_bytes, torn = 1, list[bytes](), 0, False
@@ -114,8 +108,9 @@ class _Source:
 
     def __init__(self, raw: io.FileIO) -> None:
         self._raw = raw
-        self._head = raw.read(BLOCK_BYTES) or b""
-        while 0 < len(self._head) < len(_GZIP_MAGIC) and (more := raw.read(BLOCK_BYTES)):
+        self.taken_bytes = 0
+        self._head = self._take(BLOCK_BYTES)
+        while 0 < len(self._head) < len(_GZIP_MAGIC) and (more := self._take(BLOCK_BYTES)):
             self._head += more
         self._regular = stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
         self._read: Callable[[int], bytes] = self.read
@@ -125,9 +120,14 @@ class _Source:
     def read(self, size: int = -1) -> bytes:
         """The bytes as they are, at most so many."""
         if not self._head:
-            return self._raw.read(size) or b""
+            return self._take(size)
         given, self._head = self._head[:size], self._head[size:]
         return given
+
+    def _take(self, size: int) -> bytes:
+        data = self._raw.read(size) or b""
+        self.taken_bytes += len(data)
+        return data
 
     def gathered(self) -> bytes:
         """A block; from a pipe what comes in a moment, so that neither the reader nor the store waits long."""

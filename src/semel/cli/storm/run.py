@@ -138,7 +138,7 @@ class Storm:
             if man.resume_at and man.resume_at <= now:
                 man.resume_at = 0.0
                 os.kill(man.pid, signal.SIGCONT)
-                man.line.say(Go())
+                _say(man, Go())
 
     def _dispatch(self, now: float) -> None:
         for man in self._crew.values():
@@ -148,7 +148,7 @@ class Storm:
                     return
                 event = self._queue.events[number]
                 man.in_hand.add(number)
-                man.line.say(Deliver(number, event, bool(self._plan.hits.get(event))))
+                _say(man, Deliver(number, event, bool(self._plan.hits.get(event))))
         self.progress.deliveries = self._queue.deliveries
 
     # --- what they say ---
@@ -180,7 +180,7 @@ class Storm:
             self._note_second_try(event)
         hit = self._due(event, arrived.phase)
         if hit is None:
-            man.line.say(Go())
+            _say(man, Go())
             return
         self._plan.hits[event].remove(hit)
         self.progress.hits[event] += 1
@@ -241,3 +241,9 @@ class Storm:
             signs[bool(man.resume_at)] if man.ready else "starting" for man in self._crew.values()
         )
         self._step(self.progress)
+
+
+def _say(man: Crewman, message: Deliver | Go) -> None:
+    """A worker that has ended by itself is noticed when it is listened to."""
+    with suppress(ConnectionError):
+        man.line.say(message)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from semel.core.commands import Mark
+from semel.stores.sqlite import wire
 from semel.stores.sqlite.batch import Batch, Seen
 from semel.stores.sqlite.store import SqliteStore, _roll_back
 from semel.stores.sqlite.trouble import translated
@@ -35,7 +36,12 @@ def marking(store: SqliteStore, tenant: str, consumer: str, window_us: int) -> I
             batch = Batch(connection, now, Seen(), readable_keys=False)
 
             def mark(keys: Sequence[str]) -> list[bool]:
-                firsts: list[bool] = batch.run((Mark(tenant, consumer, list(keys), window_us),))[0].firsts
+                # In the order of their digests: neighbours share a page, which is then written once.
+                order = _by_digest(tenant, consumer, keys)
+                answer = batch.run((Mark(tenant, consumer, [keys[at] for at in order], window_us),))[0]
+                firsts = [False] * len(keys)
+                for at, first in zip(order, answer.firsts, strict=True):
+                    firsts[at] = first
                 return firsts
 
             yield mark
@@ -46,3 +52,9 @@ def marking(store: SqliteStore, tenant: str, consumer: str, window_us: int) -> I
             raise translated(error, store.path) from error
         finally:
             _roll_back(connection)
+
+
+def _by_digest(tenant: str, consumer: str, keys: Sequence[str]) -> list[int]:
+    """The positions of the keys, sorted by where they lie in the table."""
+    digests = wire.digests_of(tenant, consumer, keys)
+    return sorted(range(len(keys)), key=digests.__getitem__)

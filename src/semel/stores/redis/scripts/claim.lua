@@ -32,6 +32,14 @@ local function set_new(key, raw)
   return pcall_('SET', key, raw, 'NX')
 end
 
+local function give(i, key, r, had)
+  if bare and r.journal then
+    out[i - 1] = 'T'
+  elseif store(i, key, r, had) then
+    say(i, 'G', close(r))
+  end
+end
+
 local function grant(i, key, arg, fence, orphan)
   local r = open(head .. sub(arg, ITEM_BYTES + 1))
   r.fence, r.seen = fence, now
@@ -39,22 +47,16 @@ local function grant(i, key, arg, fence, orphan)
     r.attempt, r.seen = orphan.attempt + 1, orphan.seen
     r.steps = orphan.steps
     r.journal = orphan.journal or r.journal
-    r.print = r.print or orphan.print
+    if not r.print or r.print == '' then r.print = orphan.print end
+    if not r.meta or r.meta == '' then r.meta = orphan.meta end
     r.type = r.type or orphan.type
-    r.meta = r.meta or orphan.meta
     if r.quarantine or r.journal then
       r.expires = FOREVER
     elseif r.sliding then
       r.expires = orphan.expires
     end
   end
-  if bare and r.journal then
-    out[i - 1] = 'T'
-  elseif store(key, r, orphan and orphan.journal).err then
-    out[i - 1] = 'O'
-  else
-    say(i, 'G', close(r))
-  end
+  give(i, key, r, orphan and orphan.journal)
 end
 
 local function differs(mine, stored)
@@ -80,14 +82,15 @@ local function claim(i, key, arg, raw)
     end
     local n = byte(arg, ITEM_BYTES + 1)
     if r.owner == sub(arg, ITEM_BYTES + 2, ITEM_BYTES + 1 + n) and n > 0 then
-      return say(i, 'G', raw)
+      move(r, now + lease) -- repeated because the reply was lost: its holder counts from this try
+      return give(i, key, r, r.journal)
     end
     say(i, r.journal and 'J' or 'B', number(r.at - now))
   elseif r.state == UNKNOWN then
-    if r.changed and not (bare and r.journal) then
-      store(key, r, r.journal)
+    local at = number(r.at)
+    if not r.changed or (bare and r.journal) or store(i, key, r, r.journal) then
+      say(i, 'U', at)
     end
-    say(i, 'U', number(r.at))
   else
     say(i, 'K', raw)
   end
@@ -107,10 +110,10 @@ for i = 2, #KEYS do
     else
       written = set_new(key, head .. sub(arg, ITEM_BYTES + 1))
       raw = not written and pcall_('GET', key)
-      if type(written) == 'table' and written.err then
-        raw = pcall_('GET', key)
+      if written and written.err then
+        raw = pcall_('GET', key) -- at the memory limit, what is known is still answered
+        if raw == false then denied(i, written) end
         written = false
-        if raw == false then out[i - 1] = 'O' end
       end
     end
     if written then

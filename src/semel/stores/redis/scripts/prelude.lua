@@ -51,8 +51,9 @@ if not bare then
   end
 end
 
-local out, details, spent, room = {}, {}, 0, tonumber(ARGV[6])
+local out, details, spent, room = {}, {now, epoch, ''}, 0, tonumber(ARGV[6])
 local ended = {}
+local failure
 
 local function has(flags, flag)
   return flags % (flag + flag) >= flag
@@ -164,16 +165,35 @@ local function gone_at(r)
   return r.expires
 end
 
+-- A write was refused: for want of memory, which is this item's answer, or for something that ends the script.
+local function denied(i, reply)
+  out[i - 1] = 'O'
+  if not string.find(reply.err, 'OOM', 1, true) then
+    failure = reply.err
+  end
+end
+
 -- Write a record, and keep the list of journaled claims with it. `had`: it was on that list.
-local function store(key, r, had)
+local function store(i, key, r, had)
   local done = put(key, close(r), gone_at(r))
-  if done.err then return done end
+  if done.err then
+    denied(i, done)
+    return false
+  end
   if r.journal and r.state == CLAIMED then
     call('ZADD', journals(key), number(r.at), sub(key, -16))
   elseif had then
     call('ZREM', journals(key), sub(key, -16))
   end
-  return done
+  return true
+end
+
+-- Move the lease, and the expiry by as much, except where a decision or the first claim sets it.
+local function move(r, lease_until)
+  if not r.sliding and r.expires < FOREVER then
+    r.expires = r.expires + lease_until - r.at
+  end
+  r.at = lease_until
 end
 
 local function next_fence(fence)
@@ -182,8 +202,12 @@ local function next_fence(fence)
 end
 
 local function finish()
+  if failure then
+    return redis.error_reply(failure)
+  end
   if #ended > 0 and ARGV[5] ~= '' then
     call('PUBLISH', ARGV[5], table.concat(ended))
   end
-  return {now, epoch, table.concat(out), unpack(details)}
+  details[3] = table.concat(out)
+  return details
 end

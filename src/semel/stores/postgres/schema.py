@@ -1,0 +1,108 @@
+"""Migrations and start checks: what a database must be before it is trusted with records."""
+
+import re
+from importlib.resources import files
+
+from msgspec import Struct
+
+from semel.errors import PolicyInvalid, StoreRefused
+from semel.stores.postgres.talk import Ask, Talk
+
+__all__ = ["SCHEMA", "VERSION", "check_schema_name", "migrations", "schema_sql"]
+
+SCHEMA = "semel"
+VERSION = 1
+"""The last migration that this semel knows."""
+OLDEST = 130000
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+
+
+class Found(Struct, frozen=True):
+    """What the start checks found out."""
+
+    durable: bool
+    weaknesses: tuple[str, ...] = ()
+    """What weakens the guarantee, in words for people."""
+
+
+def check_schema_name(name: str) -> str:
+    """The name, if it can stand in a statement as it is."""
+    if not _NAME.fullmatch(name) or name.startswith("pg_"):
+        raise PolicyInvalid(
+            f"schema is {name!r}; use lower case letters, digits and _, at most 63, not beginning with a digit"
+        )
+    return name
+
+
+def migrations() -> dict[int, str]:
+    """The text of every migration by its number, with `{schema}` where the schema's name goes."""
+    found: dict[int, str] = {}
+    for file in (files("semel.stores.postgres") / "migrations").iterdir():
+        match = re.fullmatch(r"(\d{4})_\w+\.sql", file.name)
+        if match:
+            found[int(match[1])] = file.read_text(encoding="utf-8")
+    return dict(sorted(found.items()))
+
+
+def script(number: int, schema: str) -> str:
+    """One migration for one schema."""
+    return migrations()[number].replace("{schema}", f'"{schema}"')
+
+
+def schema_sql(schema: str = SCHEMA) -> str:
+    """All migrations as one script, for those who apply schemas by hand."""
+    check_schema_name(schema)
+    parts = [script(number, schema) for number in migrations()]
+    return "\n".join([f'CREATE SCHEMA IF NOT EXISTS "{schema}";\n', *(f"BEGIN;\n{part}COMMIT;\n" for part in parts)])
+
+
+def prepare(name: str, schema: str) -> Talk[Found]:
+    """Check the server, refuse what would break the protocol, and bring the schema to `VERSION`."""
+    found = yield from _check(name)
+    ((_, made),) = yield Ask("has_schema")
+    version = 0
+    if made:
+        ((version,),) = yield Ask("version")
+    if version != VERSION:
+        yield from _migrate(name, schema)
+    return found
+
+
+def _check(name: str) -> Talk[Found]:
+    ((version, recovering, read_only, encoding, commit, fsync, full_pages),) = yield Ask("server")
+    if version < OLDEST:
+        raise StoreRefused(f"{name} is PostgreSQL {version // 10000}; {OLDEST // 10000} or newer is needed")
+    if recovering:
+        raise StoreRefused(f"{name} is a replica; connect to the primary, where records are decided")
+    if read_only == "on":
+        raise StoreRefused(f"{name} is read-only for this role; grant it the right to write")
+    if encoding != "UTF8":
+        raise StoreRefused(f"{name} has the encoding {encoding}; keys need a database in UTF8")
+    weak = []
+    if commit == "off":
+        weak.append("synchronous_commit is off: a crash of the server may lose the last answered writes")
+    if fsync == "off":
+        weak.append("fsync is off: a crash of its computer may destroy the database")
+    if full_pages == "off":
+        weak.append("full_page_writes is off: a crash of its computer may damage the database")
+    return Found(durable=not weak, weaknesses=tuple(weak))
+
+
+def _migrate(name: str, schema: str) -> Talk[None]:
+    """Under a lock all is looked at again: another process may have been here since."""
+    yield Ask("begin")
+    yield Ask("migration_lock")
+    ((has_schema, made),) = yield Ask("has_schema")
+    version = 0
+    if made:
+        ((version,),) = yield Ask("version")
+    if version > VERSION:
+        raise StoreRefused(
+            f"{name} has schema version {version}, this semel knows {VERSION}; use a newer semel"
+        )
+    if not has_schema:
+        yield Ask("create", script=f'CREATE SCHEMA "{schema}"')
+    for number in migrations():
+        if number > version:
+            yield Ask("migration", script=script(number, schema))
+    yield Ask("commit")

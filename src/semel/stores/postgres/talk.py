@@ -1,0 +1,524 @@
+"""What is said to the server for a batch: generators that yield statements and are sent their rows.
+
+No input or output here, so both colours say the same. Items are gathered into stages: one statement for all
+claims, one for all settles, and so on, each committed on its own.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from msgspec import Struct
+
+from semel.core.commands import (
+    Answer,
+    Claim,
+    Forget,
+    Granted,
+    Item,
+    Known,
+    Lookup,
+    Mark,
+    Marked,
+    RecordItem,
+    Renew,
+    Resolve,
+    Settle,
+)
+from semel.core.machine import decide
+from semel.digests import digest
+from semel.errors import KeyInvalid, RecordCorrupt, StoreUnavailable
+from semel.stores.postgres import wire
+from semel.stores.postgres.wire import Packed, Row
+from semel.types import (
+    Absent,
+    Busy,
+    Completed,
+    Forgotten,
+    Id,
+    Late,
+    Lost,
+    Mismatch,
+    Record,
+    Renewed,
+    Unavailable,
+    Unknown,
+)
+
+T = TypeVar("T")
+
+RACES_MAX = 8
+"""How often a key is looked at again that others change under our hands, before it is called busy."""
+RACED_RETRY_S = 0.005
+FAR_US = 2**52
+"""Times beyond are left to the machine in Python, which refuses what no row can hold."""
+BIGINT = range(-(2**62), 2**62)
+
+LOST, WRITTEN, ALREADY, DEFERRED = 0, 1, 2, 8
+"""The verdicts of a settle."""
+
+
+class Ask(Struct, frozen=True):
+    """A statement by name, and its parameters. `script`: statements in their own words instead."""
+
+    name: str
+    parameters: Mapping[str, Any] = {}
+    script: str = ""
+
+
+Talk: TypeAlias = Generator[Ask, list[Row], T]
+Scope: TypeAlias = tuple[str, str]
+
+
+class Batch:
+    """The items of one call, their answers so far, and what the statements need to know beside them."""
+
+    def __init__(
+        self,
+        items: Sequence[Item],
+        consumers: dict[Scope, int],
+        *,
+        now: int | None = None,
+        readable_keys: bool = True,
+    ) -> None:
+        self.items: Sequence[Any] = items
+        self.answers: list[Answer] = [None] * len(items)
+        self.consumers = consumers
+        """The numbers of consumers, kept by the store between calls."""
+        self.now = now
+        """`None`: the server's own clock."""
+        self.readable_keys = readable_keys
+        self.digests: list[bytes] = [b""] * len(items)
+        self.changed: list[Id] = []
+        """What whoever waits is to be told of, once it is committed."""
+
+    def refuse(self, position: int, error: Exception) -> None:
+        """Answer one item with its own error."""
+        self.answers[position] = Unavailable(error)
+
+    def key_of(self, item: RecordItem, *, needed: bool) -> str | None:
+        """The readable key, where it is kept."""
+        return wire.storable(item.id[2]) if self.readable_keys or needed else None
+
+
+class Stage(Struct, frozen=True):
+    """Items of one kind that are said together."""
+
+    kind: str
+    positions: list[int]
+
+
+# --- stages -------------------------------------------------------------------------------------
+
+
+def stages(batch: Batch) -> list[Stage]:
+    """Gather the items by kind, keeping the order of any two that touch the same record.
+
+    An item joins the latest stage of its kind unless its record was touched in that one or since; what is
+    not about single records stays where it is.
+    """
+    made: list[Stage] = []
+    latest: dict[str, int] = {}
+    touched: dict[bytes, int] = {}
+    barrier = -1
+    for position, item in enumerate(batch.items):
+        kind = kind_of(item)
+        if kind == "apart":
+            made.append(Stage(kind, [position]))
+            barrier = len(made) - 1
+            continue
+        try:
+            keys = _keys_of(batch, position, item)
+        except (KeyInvalid, UnicodeEncodeError) as error:
+            batch.refuse(position, KeyInvalid(f"{_name_of(item)!r} is not valid text: {error}"))
+            continue
+        at = latest.get(kind, -1)
+        if at <= barrier or any(touched.get(key, -1) >= at for key in keys):
+            made.append(Stage(kind, []))
+            at = latest[kind] = len(made) - 1
+        made[at].positions.append(position)
+        touched.update(dict.fromkeys(keys, at))
+    return made
+
+
+def kind_of(item: Item) -> str:
+    """How an item is said: by one statement for many, or under locks, decided here."""
+    match item:
+        case Claim():
+            plain = item.journal is None and item.meta is None and item.lease_us + item.window_us < FAR_US
+            return "claim" if plain else "making"
+        case Settle():
+            plain = item.window_us + item.delay_us < FAR_US and item.fence in BIGINT
+            return "settle" if plain else "making"
+        case Renew():
+            plain = item.step is None and item.fence in BIGINT and item.lease_us < FAR_US
+            return "renew" if plain else "locked"
+        case Lookup():
+            return "lookup"
+        case Forget() | Resolve():
+            return "locked"
+        case Mark():
+            return "mark"
+        case _:
+            return "apart"
+
+
+def _keys_of(batch: Batch, position: int, item: Any) -> Sequence[bytes]:
+    if isinstance(item, Mark):
+        return wire.digests_of(item.tenant, item.consumer, item.keys)
+    if isinstance(item, Claim) and item.event_type:
+        wire.check_name(item.event_type)
+    key = batch.digests[position] = digest(item.id)
+    return (key,)
+
+
+def _name_of(item: Any) -> object:
+    return (item.tenant, item.consumer) if isinstance(item, Mark) else item.id
+
+
+def say(batch: Batch, stage: Stage) -> Talk[None]:
+    """The talk of one stage; it fills the answers. It may be begun again from the start."""
+    return TALKS[stage.kind](batch, stage.positions)
+
+
+# --- claims -------------------------------------------------------------------------------------
+
+
+def claims(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+    """Grant, or answer what a duplicate needs: one statement, and another only for keys that were raced for."""
+    yield from know_consumers(batch, {batch.items[position].id[:2] for position in positions})
+    waiting = {batch.digests[position]: position for position in positions}
+    deferred: list[int] = []
+    for _ in range(RACES_MAX):
+        for row in (yield Ask("claim", _claim_parameters(batch, waiting))):
+            position = waiting.pop(row[1])
+            answer = _CLAIM_ANSWERS[row[0]](row)
+            if answer is None:
+                deferred.append(position)
+            else:
+                batch.answers[position] = answer
+        if not waiting:
+            break
+    for position in waiting.values():
+        batch.answers[position] = Busy(RACED_RETRY_S)
+    if deferred:
+        yield from making(batch, deferred)
+
+
+def _claim_parameters(batch: Batch, waiting: Mapping[bytes, int]) -> dict[str, Any]:
+    digests = sorted(waiting)
+    items: list[Claim] = [batch.items[waiting[each]] for each in digests]
+    consumers = batch.consumers
+    return {
+        "now": batch.now,
+        "digests": wire.uuids(digests),
+        "owners": wire.byteas([item.owner for item in items]),
+        "leases": wire.bigints([item.lease_us for item in items]),
+        "windows": wire.bigints([item.window_us for item in items]),
+        "fingerprints": wire.byteas([item.fingerprint for item in items]),
+        "types": wire.texts([wire.storable(item.event_type) or None for item in items]),
+        "event_times": wire.bigints([_event_time(item) for item in items]),
+        "flags": wire.smallints(
+            [
+                (wire.QUARANTINE if item.quarantine else 0) | (wire.SLIDING if item.sliding else 0)
+                for item in items
+            ]
+        ),
+        "consumers": wire.integers([consumers[item.id[:2]] for item in items]),
+        "keys": wire.texts([batch.key_of(item, needed=item.quarantine) for item in items]),
+    }
+
+
+def _event_time(item: Claim) -> int | None:
+    """When the event happened, if that may refuse it."""
+    if not item.refuse_late or item.event_time_us is None:
+        return None
+    return min(max(item.event_time_us, BIGINT.start), BIGINT.stop - 1)
+
+
+def _granted(row: Row) -> Granted:
+    return Granted(row[2], row[3], row[4], row[5])
+
+
+_CLAIM_ANSWERS: dict[int, Callable[[Row], Answer]] = {
+    0: _granted,
+    1: lambda row: Known("done", row[6], row[2], row[4] or 0, row[5]),
+    2: lambda row: Known("failed", row[6], row[2], row[4] or 0, row[5]),
+    3: lambda row: Busy(row[4] / 1e6, bool(row[3])),
+    5: lambda _row: Mismatch(),
+    6: lambda row: Late(row[4] / 1e6),
+    7: lambda row: Unknown(row[4] or 0),
+    8: lambda _row: None,
+    9: _granted,
+}
+"""What the verdicts of the statement `claim` mean; `None`: to be decided under a lock."""
+
+
+# --- settles and renewals -----------------------------------------------------------------------
+
+
+def settles(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+    """End claims: one statement; what the store has lost, or keeps a journal for, is decided under a lock."""
+    chosen = sorted(positions, key=batch.digests.__getitem__)
+    items: list[Settle] = [batch.items[position] for position in chosen]
+    rows = yield Ask(
+        "settle",
+        {
+            "now": batch.now,
+            "digests": wire.uuids([batch.digests[position] for position in chosen]),
+            "owners": wire.byteas([item.owner for item in items]),
+            "fences": wire.bigints([item.fence for item in items]),
+            "ends": wire.smallints([wire.GOALS[item.to] for item in items]),
+            "values": wire.byteas([item.value for item in items]),
+            "windows": wire.bigints([item.window_us for item in items]),
+            "delays": wire.bigints([item.delay_us for item in items]),
+            "gives": wire.smallints(
+                [int(item.to == "released" and not item.count_attempt) for item in items]
+            ),
+        },
+    )
+    deferred: list[int] = []
+    changed: list[Id] = []
+    for number, verdict, at, _, _ in rows:
+        position = chosen[number - 1]
+        if verdict == WRITTEN:
+            batch.answers[position] = Completed(at=at)
+            changed.append(batch.items[position].id)
+        elif verdict == ALREADY:
+            batch.answers[position] = Completed(already=True, at=at or 0)
+        elif verdict == DEFERRED:
+            deferred.append(position)
+        else:
+            batch.answers[position] = Lost()
+    _all_written(rows, len(changed))
+    batch.changed += changed
+    if deferred:
+        yield from making(batch, deferred)
+
+
+def renewals(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+    """Move leases: one statement."""
+    chosen = sorted(positions, key=batch.digests.__getitem__)
+    items: list[Renew] = [batch.items[position] for position in chosen]
+    rows = yield Ask(
+        "renew",
+        {
+            "now": batch.now,
+            "digests": wire.uuids([batch.digests[position] for position in chosen]),
+            "owners": wire.byteas([item.owner for item in items]),
+            "fences": wire.bigints([item.fence for item in items]),
+            "leases": wire.bigints([item.lease_us for item in items]),
+        },
+    )
+    for position in chosen:
+        batch.answers[position] = Lost()
+    for number, lease_until, _ in rows:
+        batch.answers[chosen[number - 1]] = Renewed(lease_until)
+    _all_written(rows, len(rows))
+
+
+def _all_written(rows: list[Row], count: int) -> None:
+    """Assert that the rows we hold locked were all found again by the update."""
+    if rows and rows[0][3 if len(rows[0]) > 3 else 2] != count:  # noqa: PLR2004 - where the count stands
+        raise StoreUnavailable("the server did not write all that it had locked; try again")
+
+
+# --- lookups ------------------------------------------------------------------------------------
+
+
+def lookups(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+    """Look without touching: one statement."""
+    rows = yield _look(batch, positions)
+    for number, now, mark, *columns in rows:
+        position = positions[number - 1]
+        item: Lookup = batch.items[position]
+        try:
+            if columns[0] is None:
+                batch.answers[position] = _look_at_mark(item.id, mark, now)
+            else:
+                batch.answers[position] = decide(wire.from_row(tuple(columns), item.id), item, now)[0]
+        except RecordCorrupt as error:
+            batch.refuse(position, error)
+
+
+def _look(batch: Batch, positions: Sequence[int]) -> Ask:
+    return Ask(
+        "lookup",
+        {"now": batch.now, "digests": wire.uuids([batch.digests[position] for position in positions])},
+    )
+
+
+def _look_at_mark(record_id: Id, expires_at: int | None, now: int) -> Record | Absent:
+    if expires_at is None or expires_at <= now:
+        return Absent()
+    return wire.marked_record(record_id, expires_at)
+
+
+# --- decided here, under locks ------------------------------------------------------------------
+
+
+def locked(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+    """Lock the records in the order of their digests, decide here, write what changed: one transaction."""
+    yield Ask("begin")
+    yield Ask("lock", {"digests": wire.uuids(sorted({batch.digests[position] for position in positions}))})
+    yield from _decide(batch, positions)
+
+
+def making(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+    """The same for items that may make a record: places are reserved for those that are not there yet."""
+    yield from know_consumers(batch, {batch.items[position].id[:2] for position in positions})
+    chosen = sorted(positions, key=batch.digests.__getitem__)
+    yield Ask("begin")
+    yield Ask(
+        "reserve",
+        {
+            "digests": wire.uuids([batch.digests[position] for position in chosen]),
+            "consumers": wire.integers([batch.consumers[batch.items[at].id[:2]] for at in chosen]),
+        },
+    )
+    written = yield from _decide(batch, chosen, commit=False)
+    unused = [batch.digests[at] for at in chosen if batch.digests[at] not in written]
+    if unused:
+        yield Ask("unreserve", {"digests": wire.uuids(unused)})
+    yield Ask("commit")
+
+
+def _decide(batch: Batch, positions: Sequence[int], *, commit: bool = True) -> Talk[set[bytes]]:
+    """Answer the items by the machine; returns the digests of the records that it wrote."""
+    changes: list[tuple[int, Record | None, Record]] = []
+    unmarked: list[bytes] = []
+    changed: list[Id] = []
+    for number, now, mark, *columns in (yield _look(batch, positions)):
+        position = positions[number - 1]
+        item: RecordItem = batch.items[position]
+        if columns[0] is None and isinstance(item, Forget):
+            live = mark is not None and mark > now
+            batch.answers[position] = Forgotten(now) if live else Absent()
+            if live:
+                unmarked.append(batch.digests[position])
+                changed.append(item.id)
+            continue
+        try:
+            stored = None if columns[0] is None else wire.from_row(tuple(columns), item.id)
+            batch.answers[position], record = decide(stored, item, now)
+            if record is not None:
+                changes.append((position, stored, wire.fit(record)))
+                if not isinstance(item, Claim | Renew):
+                    changed.append(item.id)
+        except (RecordCorrupt, KeyInvalid) as error:
+            batch.refuse(position, error)
+    if unmarked:
+        yield Ask("forget_marks", {"digests": wire.uuids(unmarked)})
+    if changes:
+        yield from _write(batch, changes)
+    if changed:
+        yield Ask("tell", {"digests": wire.uuids([digest(record_id) for record_id in changed])})
+    if commit:
+        yield Ask("commit")
+    batch.changed += changed
+    return {batch.digests[position] for position, _, _ in changes}
+
+
+def _write(batch: Batch, changes: list[tuple[int, Record | None, Record]]) -> Talk[None]:
+    rows = [(batch.digests[position], record) for position, _, record in changes]
+    keys = [
+        batch.key_of(batch.items[position], needed=record.quarantine or record.journal is not None)
+        for position, _, record in changes
+    ]
+    yield Ask("write", wire.to_columns(rows, keys))
+    extras = [(key, each) for key, each in rows if each.steps or each.meta is not None]
+    if extras:
+        yield Ask(
+            "write_extras",
+            {
+                "digests": wire.uuids([key for key, _ in extras]),
+                "steps": wire.byteas([wire.pack_steps(each.steps) for _, each in extras]),
+                "metas": wire.byteas([each.meta for _, each in extras]),
+            },
+        )
+    journals = [(key, each.journal) for key, each in rows if each.journal is not None]
+    if journals:
+        yield Ask(
+            "write_journal",
+            {
+                "digests": wire.uuids([key for key, _ in journals]),
+                "payloads": wire.byteas([payload for _, payload in journals]),
+            },
+        )
+    had = [(batch.digests[at], before, after) for at, before, after in changes if before is not None]
+    bare = [key for key, before, after in had if _has_extras(before) and not _has_extras(after)]
+    if bare:
+        yield Ask("drop_extras", {"digests": wire.uuids(bare)})
+    over = [key for key, before, after in had if before.journal is not None and after.journal is None]
+    if over:
+        yield Ask("drop_journal", {"digests": wire.uuids(over)})
+
+
+def _has_extras(record: Record) -> bool:
+    return bool(record.steps) or record.meta is not None
+
+
+# --- marks and consumers ------------------------------------------------------------------------
+
+
+def marks(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+    """Note the keys of all marks: one statement. What it does not return was known, or became known meanwhile."""
+    items: list[Mark] = [batch.items[position] for position in positions]
+    yield from know_consumers(batch, {(item.tenant, item.consumer) for item in items})
+    digests = [wire.digests_of(item.tenant, item.consumer, item.keys) for item in items]
+    rows: list[tuple[bytes, int, int]] = []
+    for item, theirs in zip(items, digests, strict=True):
+        number = batch.consumers[item.tenant, item.consumer]
+        rows += [(each, number, item.window_us) for each in theirs]
+    rows.sort()
+    parameters: dict[str, Packed | int | None] = {
+        "now": batch.now,
+        "digests": wire.uuids([row[0] for row in rows]),
+        "consumers": wire.integers([row[1] for row in rows]),
+        "windows": wire.bigints([row[2] for row in rows]),
+    }
+    firsts = {row[0] for row in (yield Ask("mark", parameters))} if rows else set()
+    for position, theirs in zip(positions, digests, strict=True):
+        batch.answers[position] = Marked([each in firsts for each in theirs])
+
+
+def know_consumers(batch: Batch, scopes: set[Scope]) -> Talk[None]:
+    """Have a number for each consumer; they are remembered, so this is said once."""
+    for _ in range(RACES_MAX):
+        unknown = sorted(scopes - batch.consumers.keys())
+        if not unknown:
+            return
+        rows = yield Ask(
+            "consumers",
+            {
+                "tenants": wire.texts([wire.storable(tenant) for tenant, _ in unknown]),
+                "names": wire.texts([wire.storable(consumer) for _, consumer in unknown]),
+            },
+        )
+        for tenant, consumer, number in rows:
+            batch.consumers[wire.original(tenant), wire.original(consumer)] = number
+    raise StoreUnavailable("consumers are entered and removed at the same time; try again")
+
+
+def apart(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+    """What is not about single records."""
+    from semel.stores.postgres.admin import answer
+
+    for position in positions:
+        try:
+            batch.answers[position] = yield from answer(batch, batch.items[position])
+        except UnicodeEncodeError as error:
+            batch.refuse(position, KeyInvalid(f"a name is not valid text: {error}"))
+        except RecordCorrupt as error:
+            batch.refuse(position, error)
+
+
+TALKS: dict[str, Callable[[Batch, Sequence[int]], Talk[None]]] = {
+    "claim": claims,
+    "settle": settles,
+    "renew": renewals,
+    "lookup": lookups,
+    "locked": locked,
+    "making": making,
+    "mark": marks,
+    "apart": apart,
+}

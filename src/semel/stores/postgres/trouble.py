@@ -1,0 +1,48 @@
+"""Say in semel's words what the driver's errors mean."""
+
+import psycopg
+from psycopg import errors
+
+from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
+
+__all__ = ["is_cut", "is_transient", "translated"]
+
+TRANSIENT = frozenset(("40001", "40P01"))
+"""Serialisation failure and deadlock: nothing was done, and the same statement may be said again."""
+_FULL = frozenset(("53100",))
+_READ_ONLY = frozenset(("25006",))
+_MISSING = frozenset(("42P01", "3F000", "42703", "42883"))
+_RIGHTS = frozenset(("42501",))
+_UNANSWERED_CLASSES = ("08", "53", "55", "57", "58")
+
+
+def is_transient(error: psycopg.Error) -> bool:
+    """Whether the server has undone the statement for the sake of others."""
+    return error.sqlstate in TRANSIENT
+
+
+def is_cut(error: psycopg.Error) -> bool:
+    """Whether the connection is gone, so that it is not known what became of the statement."""
+    state = error.sqlstate
+    return isinstance(error, psycopg.OperationalError) and (state is None or state[:2] in ("08", "57"))
+
+
+def translated(error: psycopg.Error, name: str) -> StoreError:
+    """The error to raise instead of the driver's."""
+    state = error.sqlstate or ""
+    said = str(error).strip().partition("\n")[0]
+    if state in _FULL:
+        return StoreFull(f"no room to write to {name}: {said}; free some disk space. What is stored still answers")
+    if state in _READ_ONLY:
+        return StoreRefused(f"{name} does not take writes: {said}; connect to the primary")
+    if state in _MISSING:
+        return StoreRefused(f"{name} lacks semel's tables: {said}; print them with: semel migrate --sql")
+    if state in _RIGHTS:
+        return StoreRefused(
+            f"{name}: {said}; grant the role its rights, or create the tables by hand: semel migrate --sql"
+        )
+    if isinstance(error, errors.InvalidPassword | errors.InvalidAuthorizationSpecification):
+        return StoreRefused(f"{name} does not let us in: {said}")
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or state[:2] in _UNANSWERED_CLASSES:
+        return StoreUnavailable(f"{name} gave no answer: {said}")
+    return StoreError(f"{name} refused a statement: {said}")

@@ -1,0 +1,311 @@
+"""Turn items into parameters of statements, and rows into records and answers. No input or output here."""
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from struct import Struct
+from typing import Any, TypeAlias
+
+import msgspec
+
+from semel.core.machine import check
+from semel.digests import DIGEST_BYTES, scope
+from semel.errors import KeyInvalid, RecordCorrupt
+from semel.types import FOREVER, Id, Record, State
+
+Row: TypeAlias = tuple[Any, ...]
+
+GRANULE_US = 60_000_000
+"""Records expire exactly; what is indexed is the minute in which to look at them."""
+BIGINT_MAX = 2**63 - 1
+
+STATES: tuple[State, ...] = ("claimed", "done", "failed", "unknown", "forgotten")
+CODES: dict[str, int] = {state: code for code, state in enumerate(STATES)}
+RELEASED = 5
+"""What a settle aims at when it is no state."""
+GOALS: dict[str, int] = {"done": 1, "failed": 2, "unknown": 3, "released": RELEASED}
+STATE_MASK = 7
+QUARANTINE = 8
+SLIDING = 16
+EXTRAS = 32
+JOURNAL = 64
+STATE_MAX = STATE_MASK | QUARANTINE | SLIDING | EXTRAS | JOURNAL
+
+
+# --- arrays, packed as the server reads them ----------------------------------------------------
+
+
+class Packed:
+    """A parameter in the binary form of an array; its class says of what."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.data)} bytes)"
+
+
+class Uuids(Packed):
+    """An array of uuid."""
+
+
+class Bigints(Packed):
+    """An array of bigint."""
+
+
+class Integers(Packed):
+    """An array of integer."""
+
+
+class Smallints(Packed):
+    """An array of smallint."""
+
+
+class Byteas(Packed):
+    """An array of bytea."""
+
+
+class Texts(Packed):
+    """An array of text."""
+
+
+ARRAY_OIDS: dict[type[Packed], int] = {
+    Uuids: 2951, Bigints: 1016, Integers: 1007, Smallints: 1005, Byteas: 1001, Texts: 1009,
+}  # fmt: skip
+_ELEMENT_OIDS: dict[type[Packed], int] = {
+    Uuids: 2950, Bigints: 20, Integers: 23, Smallints: 21, Byteas: 17, Texts: 25,
+}  # fmt: skip
+
+_HEAD = Struct(">iiIii")
+_NULL = b"\xff\xff\xff\xff"
+_UUID_LENGTH = b"\x00\x00\x00\x10"
+_LENGTH = Struct(">i")
+_BIGINT = Struct(">iq")
+_INTEGER = Struct(">ii")
+_SMALLINT = Struct(">ih")
+
+
+def _head(kind: type[Packed], count: int, *, nulls: bool = False) -> bytes:
+    if not count:
+        return Struct(">iiI").pack(0, 0, _ELEMENT_OIDS[kind])
+    return _HEAD.pack(1, int(nulls), _ELEMENT_OIDS[kind], count, 1)
+
+
+def uuids(digests: Sequence[bytes]) -> Uuids:
+    """Digests of 16 bytes each."""
+    return Uuids(_head(Uuids, len(digests)) + _UUID_LENGTH.join([b"", *digests]))
+
+
+def bigints(numbers: Sequence[int | None]) -> Bigints:
+    """Numbers of 64 bits, or NULL."""
+    return Bigints(_numbers(Bigints, _BIGINT, 8, numbers))
+
+
+def integers(numbers: Sequence[int | None]) -> Integers:
+    """Numbers of 32 bits, or NULL."""
+    return Integers(_numbers(Integers, _INTEGER, 4, numbers))
+
+
+def smallints(numbers: Sequence[int | None]) -> Smallints:
+    """Numbers of 16 bits, or NULL."""
+    return Smallints(_numbers(Smallints, _SMALLINT, 2, numbers))
+
+
+def byteas(values: Sequence[bytes | None]) -> Byteas:
+    """Byte strings, or NULL."""
+    return Byteas(_strings(Byteas, values))
+
+
+def texts(values: Sequence[str | None]) -> Texts:
+    """Texts, or NULL. They have to be `storable`."""
+    return Texts(_strings(Texts, [None if value is None else value.encode() for value in values]))
+
+
+def _numbers(kind: type[Packed], form: Struct, size: int, numbers: Sequence[int | None]) -> bytes:
+    count = len(numbers)
+    if count and numbers.count(numbers[0]) == count:  # most batches come from one caller
+        first = numbers[0]
+        one = _NULL if first is None else form.pack(size, first)
+        return _head(kind, count, nulls=first is None) + one * count
+    pack = form.pack
+    parts = [_NULL if number is None else pack(size, number) for number in numbers]
+    return _head(kind, count, nulls=None in numbers) + b"".join(parts)
+
+
+def _strings(kind: type[Packed], values: Sequence[bytes | None]) -> bytes:
+    count = len(values)
+    if count and values.count(values[0]) == count:
+        first = values[0]
+        one = _NULL if first is None else _LENGTH.pack(len(first)) + first
+        return _head(kind, count, nulls=first is None) + one * count
+    pack = _LENGTH.pack
+    parts = [_NULL if value is None else pack(len(value)) + value for value in values]
+    return _head(kind, count, nulls=None in values) + b"".join(parts)
+
+
+# --- names --------------------------------------------------------------------------------------
+
+_ESCAPE = "\ue000"
+_NUL = "\ue000\u2400"
+
+
+def storable(text: str) -> str:
+    """The text as a column holds it: PostgreSQL takes every character but NUL. Keeps what is a prefix of what."""
+    if "\0" in text or _ESCAPE in text:
+        return text.replace(_ESCAPE, _ESCAPE * 2).replace("\0", _NUL)
+    return text
+
+
+def original(text: str) -> str:
+    """What `storable` was given."""
+    if _ESCAPE not in text:
+        return text
+    parts = text.split(_ESCAPE * 2)
+    return _ESCAPE.join(part.replace(_NUL, "\0") for part in parts)
+
+
+def digests_of(tenant: str, consumer: str, keys: Iterable[str]) -> list[bytes]:
+    """The digests of many keys of one consumer."""
+    prefix = scope(tenant, consumer)
+    return [sha256(prefix + key.encode()).digest()[:DIGEST_BYTES] for key in keys]
+
+
+@lru_cache(maxsize=1024)
+def check_name(text: str) -> None:
+    """Refuse what is no text at all, before it spoils a statement for the others."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise KeyInvalid(f"{text!r} is not valid text: {error}") from error
+
+
+# --- records ------------------------------------------------------------------------------------
+
+
+def flags_of(record: Record) -> int:
+    """The state with its flags, as the column holds them."""
+    return (
+        CODES[record.state]
+        | (QUARANTINE if record.quarantine else 0)
+        | (SLIDING if record.sliding else 0)
+        | (EXTRAS if record.steps or record.meta is not None else 0)
+        | (JOURNAL if record.journal is not None else 0)
+    )
+
+
+def minute_after(time_us: int) -> int:
+    """The first whole minute that is not before `time_us`."""
+    return -(-time_us // GRANULE_US)
+
+
+def purge_at(record: Record) -> int | None:
+    """The minute in which to look at the record again.
+
+    For a claim it is when it would expire if it were completed within the next minute, so that
+    completing it seldom moves the index; a purge that comes too early looks again later.
+    """
+    if record.expires_at == FOREVER:
+        return None
+    if record.state == "claimed" and not record.sliding:
+        return minute_after(record.expires_at + record.fence - record.lease_until) + 1
+    return minute_after(record.expires_at)
+
+
+def to_columns(records: Sequence[tuple[bytes, Record]], keys: Sequence[str | None]) -> dict[str, Packed]:
+    """The parameters of the statement `write`."""
+    only = [record for _, record in records]
+    return {
+        "digests": uuids([digest for digest, _ in records]),
+        "states": smallints([flags_of(record) for record in only]),
+        "owners": byteas([record.owner for record in only]),
+        "fences": bigints([record.fence for record in only]),
+        "seens": bigints([None if each.first_seen == each.fence else each.first_seen for each in only]),
+        "attempts": integers([record.attempt for record in only]),
+        "leases": bigints([each.lease_until if each.state == "claimed" else None for each in only]),
+        "settleds": bigints([each.settled_at or None for each in only]),
+        "expiries": bigints([None if each.expires_at == FOREVER else each.expires_at for each in only]),
+        "purges": integers([purge_at(record) for record in only]),
+        "values": byteas([record.value for record in only]),
+        "fingerprints": byteas([record.fingerprint for record in only]),
+        "types": texts([storable(record.event_type) or None for record in only]),
+        "keys": texts(keys),
+    }
+
+
+def from_row(row: Row, record_id: Id) -> Record:
+    """The record of the fragment `columns`. Raises `RecordCorrupt` where the row is none that semel writes."""
+    (
+        _, state, owner, fence, first_seen, attempt, lease_until, settled_at, expires_at, value, fingerprint,
+        event_type, steps, meta, journal,
+    ) = row  # fmt: skip
+    try:
+        code = state & STATE_MASK
+        sound = (
+            0 <= state <= STATE_MAX
+            and (journal is not None) is bool(state & JOURNAL)
+            and (lease_until is not None or code != 0)
+        )
+        if sound:
+            return check(
+                Record(
+                    id=record_id,
+                    state=STATES[code],
+                    owner=owner,
+                    fence=fence,
+                    lease_until=lease_until or 0,
+                    attempt=attempt,
+                    expires_at=FOREVER if expires_at is None else expires_at,
+                    first_seen=first_seen,
+                    settled_at=settled_at or 0,
+                    value=value,
+                    fingerprint=fingerprint,
+                    steps=() if steps is None else unpack_steps(steps),
+                    journal=journal,
+                    event_type=original(event_type or ""),
+                    meta=meta,
+                    quarantine=bool(state & QUARANTINE),
+                    sliding=bool(state & SLIDING),
+                )
+            )
+    except (TypeError, IndexError, ValueError, msgspec.MsgspecError) as error:
+        raise RecordCorrupt(f"record {record_id!r} does not read: {error}") from error
+    raise RecordCorrupt(f"record {record_id!r} has columns that semel does not write")
+
+
+def marked_record(record_id: Id, expires_at: int) -> Record:
+    """A mark as a record: done, without owner or value."""
+    return Record(
+        id=record_id,
+        state="done",
+        owner=b"",
+        fence=1,
+        lease_until=0,
+        attempt=1,
+        expires_at=expires_at,
+        first_seen=0,
+    )
+
+
+def fit(record: Record) -> Record:
+    """Refuse what a row cannot hold, before it spoils the statement for the others."""
+    if record.fence > FOREVER or record.expires_at > FOREVER or record.lease_until > FOREVER:
+        raise RecordCorrupt(f"record {record.id!r} has a time that no store can hold")
+    for name, _ in record.steps:
+        check_name(name)
+    return check(record)
+
+
+_steps_encoder = msgspec.msgpack.Encoder()
+_steps_decoder = msgspec.msgpack.Decoder(tuple[tuple[str, bytes | None], ...])
+
+
+def pack_steps(steps: tuple[tuple[str, bytes | None], ...]) -> bytes | None:
+    """The steps of a record as one column."""
+    return _steps_encoder.encode(steps) if steps else None
+
+
+def unpack_steps(steps: bytes) -> tuple[tuple[str, bytes | None], ...]:
+    """The steps as they were."""
+    return _steps_decoder.decode(steps)

@@ -1,0 +1,407 @@
+"""The items that are not about one record: scan, purge, count, windows and modes."""
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+from semel.core.commands import (
+    Admit,
+    Count,
+    Item,
+    Page,
+    Purge,
+    Purged,
+    ReadSettings,
+    Scan,
+    Settings,
+    SetWindow,
+    SwitchMode,
+)
+from semel.core.machine import standing
+from semel.digests import DIGEST_BYTES
+from semel.errors import KeyInvalid, PolicyInvalid, RecordCorrupt
+from semel.stores.redis import wire
+from semel.stores.redis.exchange import Ask, Call, Exchange, Nodes, Part, Steps
+from semel.stores.redis.trouble import translated
+from semel.types import Record, Stats, Unavailable
+
+SCAN_COUNT = 1000
+"""Keys that one SCAN looks at."""
+OUTLINE_BYTES = 4096
+"""How much of a record is read to see whether it is looked for: its name and its times, not its payloads."""
+ORPHANS_MAX = 1000
+"""Journaled claims of one bucket that one sweep sees."""
+SORTED_MAX = 50_000
+"""Up to so many keys a listing is in one order however it is paged; beyond, in the order of the server's SCAN."""
+SCANS_PER_PAGE = 200
+"""SCANs that one page may take; a page may then hold fewer records than asked for, and go on."""
+
+Fits = Callable[[Record], bool]
+
+
+def carry_out(x: Exchange, item: Item, now: bytes) -> Steps:
+    """Answer one of these items."""
+    try:
+        match item:
+            case Scan(orphaned=True):
+                return (yield from orphans(x, item, now))
+            case Scan():
+                return (yield from scan(x, item, now))
+            case Count():
+                return (yield from count(x, item, now))
+            case Purge():
+                return (yield from purge(x, item, now))
+            case ReadSettings():
+                return (yield from read_settings(x))
+            case SetWindow():
+                return (yield from set_window(x, item, now))
+            case Admit():
+                return (yield from admit(x, item))
+            case SwitchMode():
+                return (yield from switch_mode(x, item, now))
+            case _:
+                raise TypeError(f"{type(item).__name__} is no item that a store knows")
+    except UnicodeEncodeError as error:
+        return Unavailable(KeyInvalid(f"a name is not valid text: {error}"))
+
+
+# --- asking -------------------------------------------------------------------------------------
+
+
+def ask(x: Exchange, *calls: Call) -> Steps:
+    """The replies; the first error among them is raised, after one more try where that can do no harm."""
+    for last in (False, True):
+        replies = yield Ask(list(calls))
+        errors = [reply for reply in replies if isinstance(reply, Exception)]
+        if not errors:
+            return replies
+        if last or not all(bytes(call.command[0]) in _HARMLESS for call in calls):
+            raise translated(errors[0], x.name) from errors[0]
+    raise AssertionError("the last try answers or raises")
+
+
+_HARMLESS = frozenset(
+    (b"TIME", b"SCAN", b"GETRANGE", b"GET", b"HGETALL", b"HGET", b"HSETNX", b"ZRANGEBYSCORE", b"DBSIZE", b"INFO")
+)
+
+
+def time_of(x: Exchange, now: bytes) -> Steps:
+    """The store's time in microseconds."""
+    if now:
+        return int(now)
+    (reply,) = yield from ask(x, Call([b"TIME"]))
+    return int(reply[0]) * 1_000_000 + int(reply[1])
+
+
+# --- looking ------------------------------------------------------------------------------------
+
+
+def step_through(x: Exchange, node: Any, cursor: int) -> Generator[Any, Any, tuple[int, list[bytes]]]:
+    """One SCAN: where to go on (0: that was all), and the store's keys it found."""
+    command = [b"SCAN", cursor, b"MATCH", x.layout.pattern, b"COUNT", SCAN_COUNT]
+    ((following, keys),) = yield from ask(x, Call(command, node=node))
+    return int(following), keys
+
+
+def all_keys(x: Exchange) -> Generator[Any, Any, list[bytes]]:
+    """All keys of the store, each once."""
+    found: set[bytes] = set()
+    for node in (yield Nodes()):
+        cursor = -1
+        while cursor:
+            cursor, keys = yield from step_through(x, node, max(cursor, 0))
+            found.update(keys)
+    return list(found)
+
+
+def is_record(x: Exchange, key: bytes) -> bool:
+    """Whether this is the key of a record."""
+    head = key[: -DIGEST_BYTES]
+    return len(key) > DIGEST_BYTES and head.endswith(b"}:") and head in x.layout.records
+
+
+def outlines(x: Exchange, keys: list[bytes], now: int) -> Generator[Any, Any, list[tuple[bytes, Record]]]:
+    """The records of these keys as they stand, without their payloads; what does not read is left out."""
+    found: list[tuple[bytes, Record]] = []
+    for some in _slices(keys):
+        calls = [
+            Call([b"GETRANGE", key, 0, OUTLINE_BYTES - 1], bucket=key[-DIGEST_BYTES] & 63) for key in some
+        ]
+        replies = yield Ask(calls)
+        for key, raw in zip(some, replies, strict=True):
+            if isinstance(raw, Exception) or not raw:
+                continue
+            try:
+                outline = wire.outline(raw, key[-DIGEST_BYTES:])
+            except RecordCorrupt:
+                continue
+            record = standing(outline, now)
+            if record is not None and record.state != "forgotten":
+                found.append((key, record))
+    return found
+
+
+def whole(x: Exchange, some: Iterable[tuple[bytes, Record]], now: int) -> Generator[Any, Any, list[Record]]:
+    """The same records with all they hold; those that are gone meanwhile are left out."""
+    pairs = list(some)
+    records: list[Record] = []
+    for start in range(0, len(pairs), 100):
+        part = pairs[start : start + 100]
+        replies = yield from ask(x, *(Call([b"GET", key], bucket=key[-DIGEST_BYTES] & 63) for key, _ in part))
+        for (_, outline), raw in zip(part, replies, strict=True):
+            if raw is not None:
+                record = standing(wire.unpack(raw, outline.id), now)
+                if record is not None and record.state != "forgotten":
+                    records.append(record)
+    return records
+
+
+def _slices(keys: list[bytes]) -> Iterable[list[bytes]]:
+    return (keys[start : start + SCAN_COUNT] for start in range(0, len(keys), SCAN_COUNT))
+
+
+def fits(item: Scan, now: int) -> Fits:
+    """Whether a record is looked for."""
+
+    def look(record: Record) -> bool:
+        return (
+            item.tenant in (None, record.id[0])
+            and item.consumer in (None, record.id[1])
+            and item.state in (None, record.state)
+            and record.id[2].startswith(item.prefix)
+            and (item.seen_before is None or record.first_seen < item.seen_before)
+            and (not item.orphaned or (record.state == "claimed" and record.lease_until <= now))
+        )
+
+    return look
+
+
+def scan(x: Exchange, item: Scan, now: bytes) -> Steps:
+    """A page of records: by their digests where there are not too many, else in the order of the server's SCAN."""
+    at = yield from time_of(x, now)
+    if item.cursor is None:
+        nodes = yield Nodes()
+        sizes = yield from ask(x, *(Call([b"DBSIZE"], node=node) for node in nodes))
+        ordered = sum(sizes) <= SORTED_MAX
+    else:
+        ordered = item.cursor.startswith("d")
+    if ordered:
+        return (yield from _ordered_page(x, item, at))
+    return (yield from _scanned_page(x, item, at))
+
+
+def _ordered_page(x: Exchange, item: Scan, at: int) -> Steps:
+    after = _unhex(item.cursor[1:]) if item.cursor else b""
+    keys = yield from all_keys(x)
+    keys = sorted(
+        (key for key in keys if is_record(x, key) and key[-DIGEST_BYTES:] > after),
+        key=lambda key: key[-DIGEST_BYTES:],
+    )
+    looked_for, found = fits(item, at), []
+    for some in _slices(keys):
+        outlined = yield from outlines(x, some, at)
+        found += [pair for pair in outlined if looked_for(pair[1])]
+        if len(found) > item.limit:
+            break
+    page, more = found[: item.limit], len(found) > item.limit
+    records = yield from whole(x, page, at)
+    return Page(records, "d" + page[-1][0][-DIGEST_BYTES:].hex() if more else None)
+
+
+def _scanned_page(x: Exchange, item: Scan, at: int) -> Steps:
+    """The cursor: which node, where its SCAN goes on, and what the last one found and the page could not hold."""
+    nodes = yield Nodes()
+    which, cursor, held = 0, 0, ""
+    if item.cursor is not None:
+        parts = item.cursor[1:].split(".")
+        which, cursor, held = int(parts[0]), int(parts[1]), parts[2]
+    keys = [_unhex(each) for each in held.split("-") if each]
+    looked_for, records = fits(item, at), list[Record]()
+    for _ in range(SCANS_PER_PAGE):
+        if not keys and which < len(nodes):
+            cursor, keys = yield from step_through(x, nodes[which], cursor)
+            which += not cursor
+        keys = [key for key in keys if is_record(x, key)]
+        found = [pair for pair in (yield from outlines(x, keys, at)) if looked_for(pair[1])]
+        room = item.limit - len(records)
+        records += yield from whole(x, found[:room], at)
+        keys = [key for key, _ in found[room:]]
+        if len(records) >= item.limit or which >= len(nodes):
+            break
+    if which >= len(nodes) and not keys:
+        return Page(records)
+    return Page(records, f"s{which}.{cursor}." + "-".join(key.hex() for key in keys))
+
+
+def _unhex(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise PolicyInvalid(f"{text!r} is no cursor that this store gave out") from error
+
+
+def orphans(x: Exchange, item: Scan, now: bytes) -> Steps:
+    """Journaled claims whose lease is over, found by the list that each bucket keeps of them."""
+    at = yield from time_of(x, now)
+    calls = [
+        Call([b"ZRANGEBYSCORE", key, b"-inf", at, b"LIMIT", 0, ORPHANS_MAX], bucket=bucket)
+        for bucket, key in enumerate(x.layout.journals)
+    ]
+    replies = yield from ask(x, *calls)
+    after = _unhex(item.cursor[1:]) if item.cursor else b""
+    digests = sorted(each for reply in replies for each in reply if each > after)
+    keys = [x.layout.records[each[0] & 63] + each for each in digests]
+    looked_for = fits(item, at)
+    found = [pair for pair in (yield from outlines(x, keys, at)) if looked_for(pair[1]) and pair[1].journal is not None]
+    page, more = found[: item.limit], len(found) > item.limit
+    records: list[Record] = []
+    for pair in page:
+        try:
+            records += yield from whole(x, [pair], at)
+        except RecordCorrupt:
+            continue  # one that does not read must not keep the others from being taken over
+    return Page(records, "d" + page[-1][0][-DIGEST_BYTES:].hex() if more else None)
+
+
+def count(x: Exchange, item: Count, now: bytes) -> Steps:
+    """How much is held, counted key by key: a full scan. The server removes what has expired by itself."""
+    at = yield from time_of(x, now)
+    keys = yield from all_keys(x)
+    states: dict[str, int] = {}
+    consumers: dict[str, int] = {}
+    records = [key for key in keys if is_record(x, key)]
+    for _, record in (yield from outlines(x, records, at)):
+        if item.tenant in (None, record.id[0]):
+            states[record.state] = states.get(record.state, 0) + 1
+            consumers[record.id[1]] = consumers.get(record.id[1], 0) + 1
+    marks = 0
+    for (tenant, consumer), live in (yield from count_marks(x, keys, at)).items():
+        if item.tenant in (None, tenant) and live:
+            consumers[consumer] = consumers.get(consumer, 0) + live
+            marks += live
+    return Stats(now=at, states=states, consumers=consumers, marks=marks)
+
+
+def count_marks(x: Exchange, keys: list[bytes], at: int) -> Steps:
+    """How many marks run, by consumer."""
+    head = -DIGEST_BYTES
+    marks = [key for key in keys if len(key) > DIGEST_BYTES and key[:head] in x.layout.marks]
+    found: dict[tuple[str, str], int] = {}
+    if not marks:
+        return found
+    (reply,) = yield from ask(x, Call([b"HGETALL", x.layout.scopes]))
+    names = {tag: wire.id_of(name, b"")[:2] for tag, name in _pairs(reply)}
+    for some in _slices(marks):
+        replies = yield Ask([Call([b"GET", key], bucket=_bucket_of(key)) for key in some])
+        for key, expires_at in zip(some, replies, strict=True):
+            if isinstance(expires_at, bytes) and expires_at.isdigit() and int(expires_at) > at:
+                scope = names.get(key[head : head + wire.TAG_BYTES], ("", ""))
+                found[scope] = found.get(scope, 0) + 1
+    return found
+
+
+def _bucket_of(key: bytes) -> int:
+    return int(key[key.index(b"{") + 1 : key.index(b"}")])
+
+
+def purge(x: Exchange, item: Purge, now: bytes) -> Steps:
+    """The server removes what has expired; only the lists of journaled claims are looked through."""
+    at = yield from time_of(x, now)
+    if item.dry_run:
+        return Purged(0)
+    limit = max(1, item.limit // wire.BUCKETS)
+    replies = yield from ask(
+        x,
+        *(
+            Call([b"ZRANGEBYSCORE", key, b"-inf", at, b"LIMIT", 0, limit], bucket=bucket)
+            for bucket, key in enumerate(x.layout.journals)
+        ),
+    )
+    parts = []
+    for bucket, digests in enumerate(replies):
+        if digests:
+            keys = [x.layout.records[bucket] + each for each in digests]
+            parts.append(Part("end", list(range(len(keys))), [item] * len(keys), keys, [b"P"] * len(keys), bucket))
+    for part in parts:
+        yield from x.ask_all([part], [None] * len(part.keys), now)
+    return Purged(0)
+
+
+# --- windows and modes --------------------------------------------------------------------------
+
+
+def read_settings(x: Exchange) -> Steps:
+    """All windows and modes."""
+    windows, modes = yield from ask(
+        x, Call([b"HGETALL", x.layout.windows]), Call([b"HGETALL", x.layout.modes])
+    )
+    return Settings(
+        {wire.id_of(name, b""): int(window_us) for name, window_us in _pairs(windows)},
+        {wire.id_of(name, b"")[:2]: mode.decode() for name, mode in _pairs(modes)},
+    )
+
+
+def _pairs(reply: list[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    each = iter(reply)
+    return zip(each, each, strict=True)
+
+
+def set_window(x: Exchange, item: SetWindow, now: bytes) -> Steps:
+    """Store or remove a window; with `existing`, move the expiries of settled records that still stand."""
+    field = wire.scope_name(item.tenant, item.consumer) + item.event_type.encode()
+    if item.window_us is None:
+        yield from ask(x, Call([b"HDEL", x.layout.windows, field]))
+        return None
+    yield from ask(x, Call([b"HSET", x.layout.windows, field, item.window_us]))
+    if item.existing:
+        yield from _move_existing(x, item, item.window_us, now)
+    return None
+
+
+def _move_existing(x: Exchange, item: SetWindow, window_us: int, now: bytes) -> Steps:
+    at = yield from time_of(x, now)
+    keys = [key for key in (yield from all_keys(x)) if is_record(x, key)]
+    for some in _slices(keys):
+        moved: dict[int, Part] = {}
+        for key, record in (yield from outlines(x, some, at)):
+            if (
+                record.id[:2] == (item.tenant, item.consumer)
+                and item.event_type in ("", record.event_type)
+                and record.state in ("done", "failed")
+            ):
+                bucket = key[-DIGEST_BYTES] & 63
+                part = moved.setdefault(bucket, Part("end", [], [], [], [], bucket))
+                part.places.append(len(part.places))
+                part.items.append(item)  # type: ignore[attr-defined]  # made as a list above
+                part.keys.append(key)
+                part.args.append(wire.rewindow(window_us))
+        for part in moved.values():
+            answers: list[Any] = [None] * len(part.keys)
+            yield from x.ask_all([part], answers, now)
+            for answer in answers:
+                if isinstance(answer, Unavailable):
+                    raise answer.error
+
+
+def admit(x: Exchange, item: Admit) -> Steps:
+    """The consumer's mode, recorded now if it had none."""
+    field = wire.scope_name(item.tenant, item.consumer)
+    replies = yield from ask(
+        x,
+        Call([b"HSETNX", x.layout.modes, field, item.mode.encode()]),
+        Call([b"HGET", x.layout.modes, field]),
+    )
+    return replies[1].decode()
+
+
+def switch_mode(x: Exchange, item: SwitchMode, now: bytes) -> Steps:
+    """Change the mode; answers how many unfinished records forbid it. A full scan."""
+    at = yield from time_of(x, now)
+    scope = (item.tenant, item.consumer)
+    keys = [key for key in (yield from all_keys(x)) if is_record(x, key)]
+    unfinished = 0
+    for _, record in (yield from outlines(x, keys, at)):
+        unfinished += record.id[:2] == scope and record.state in ("claimed", "unknown")
+    if not unfinished:
+        field = wire.scope_name(*scope)
+        yield from ask(x, Call([b"HSET", x.layout.modes, field, item.mode.encode()]))
+    return unfinished

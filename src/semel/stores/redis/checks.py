@@ -1,0 +1,183 @@
+"""What is asked of a server before it is used: where its masters are, and what they would lose."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from semel.errors import StoreRefused, StoreUnavailable
+from semel.stores.redis import wire
+from semel.stores.redis.exchange import Address, Ask, Call, Steps
+from semel.stores.redis.options import Place
+from semel.stores.redis.trouble import kind_of, translated
+
+SLOTS = 16_384
+VERSION_OLDEST = (5, 0)
+"""The first server whose scripts may write after asking for the time."""
+SHEBANG_OLDEST = 7
+HALF_HEARTED = frozenset(("noeviction",))
+
+
+class Map(Struct, frozen=True):
+    """Which master has which bucket."""
+
+    masters: tuple[Address, ...]
+    buckets: tuple[Address, ...]
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What a store found out about its servers, and what each of it costs."""
+
+    version: str
+    masters: int
+    eviction: str
+    """The policy at the memory limit; all but `noeviction` may drop records."""
+    maxmemory_bytes: int
+    persistence: str
+    """`aof`, `rdb` or `none`: what is still there after the server was killed."""
+    fsync: str
+    replicas: int
+    """Of the master that has fewest."""
+    costs: tuple[str, ...] = ()
+    """What this means for the promise, a sentence each; empty: nothing is lost but by the disk."""
+
+    @property
+    def durable(self) -> bool:
+        """An answered write survives the death of the server's process."""
+        return self.persistence == "aof"
+
+
+def locate(place: Place, known: Map | None) -> Steps:
+    """Find the masters. Raises `StoreUnavailable` where none is to be found."""
+    if place.topology == "server":
+        address = place.addresses[0]
+        return Map((address,), (address,) * wire.BUCKETS)
+    if place.topology == "sentinel":
+        return (yield from _by_sentinels(place))
+    seeds = dict.fromkeys((*(known.masters if known else ()), *place.addresses))
+    trouble: Exception | None = None
+    for seed in seeds:
+        (reply,) = yield Ask([Call([b"CLUSTER", b"SLOTS"], node=seed)])
+        if isinstance(reply, Exception):
+            trouble = reply
+            continue
+        found = _read_slots(reply, seed)
+        if found is not None:
+            return found
+    if trouble is not None and kind_of(trouble) in ("other", "refused"):
+        raise StoreRefused(f"{place.name} is no cluster that this user may ask: {trouble}") from trouble
+    raise StoreUnavailable(f"{place.name}: no node knows where all slots are") from trouble
+
+
+def _read_slots(reply: Any, seed: Address) -> Map | None:
+    owner: list[Address | None] = [None] * SLOTS
+    for first, last, master, *_ in reply:
+        host = master[0].decode() if master[0] else seed[0]
+        owner[first : last + 1] = [(host, master[1])] * (last + 1 - first)
+    found = [owner[slot_of(bucket)] for bucket in range(wire.BUCKETS)]
+    buckets = tuple(address for address in found if address is not None)
+    if len(buckets) < wire.BUCKETS:
+        return None
+    return Map(tuple(dict.fromkeys(address for address in owner if address is not None)), buckets)
+
+
+def slot_of(bucket: int) -> int:
+    """The slot of a bucket: CRC16 (XMODEM) of what stands in the braces."""
+    crc = 0
+    for byte in b"%d" % bucket:
+        crc ^= byte << 8
+        for _ in range(8):
+            crc = (crc << 1 ^ 0x1021 if crc & 0x8000 else crc << 1) & 0xFFFF
+    return crc % SLOTS
+
+
+def _by_sentinels(place: Place) -> Steps:
+    trouble: Exception | None = None
+    for sentinel in place.addresses:
+        command = [b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", place.service.encode()]
+        (reply,) = yield Ask([Call(command, node=sentinel)])
+        if isinstance(reply, Exception) or not reply:
+            trouble = reply if isinstance(reply, Exception) else trouble
+            continue
+        address = (reply[0].decode(), int(reply[1]))
+        (role,) = yield Ask([Call([b"ROLE"], node=address)])
+        if isinstance(role, Exception) or role[0] != b"master":
+            trouble = role if isinstance(role, Exception) else trouble
+            continue  # a failover is under way, or this sentinel has not heard of it
+        return Map((address,), (address,) * wire.BUCKETS)
+    raise StoreUnavailable(f"{place.name}: no sentinel names a master that is one") from trouble
+
+
+def look(place: Place, masters: Iterable[Address], *, allow_eviction: bool) -> Steps:
+    """Read what the masters say of themselves. Raises `StoreRefused` where they must not be used."""
+    replies = yield Ask([Call([b"INFO"], node=node) for node in masters])
+    told: list[dict[str, str]] = []
+    for reply in replies:
+        if isinstance(reply, Exception):
+            if kind_of(reply) == "wait":
+                raise StoreUnavailable(f"{place.name} is not ready: {reply}") from reply
+            raise translated(reply, place.name) from reply
+        told.append(parse_info(reply))
+    return judge(place.name, told, allow_eviction=allow_eviction)
+
+
+def parse_info(reply: bytes) -> dict[str, str]:
+    """The lines of INFO."""
+    lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+def judge(name: str, told: list[dict[str, str]], *, allow_eviction: bool) -> Facts:
+    """What follows from it; the worst of all masters counts."""
+    version = min((each.get("redis_version", "0") for each in told), key=_numbers)
+    if _numbers(version) < VERSION_OLDEST:
+        raise StoreRefused(f"{name} is version {version}; {'.'.join(map(str, VERSION_OLDEST))} or newer is needed")
+    evicting = [each["maxmemory_policy"] for each in told if each.get("maxmemory_policy", "noeviction") != "noeviction"]
+    if evicting and not allow_eviction:
+        raise StoreRefused(
+            f"{name} evicts keys when its memory is full (maxmemory-policy {evicting[0]}): events would be done twice"
+            " without a word. Set it to noeviction, or open the store with allow_eviction=true and a weaker promise"
+        )
+    aof = all(each.get("aof_enabled") == "1" for each in told)
+    rdb = all(each.get("rdb_last_save_time", "0") != "0" and _saves(each) for each in told)
+    facts = Facts(
+        version=version,
+        masters=len(told),
+        eviction=evicting[0] if evicting else "noeviction",
+        maxmemory_bytes=min(int(each.get("maxmemory", "0")) for each in told),
+        persistence="aof" if aof else "rdb" if rdb else "none",
+        fsync="",
+        replicas=min(int(each.get("connected_slaves", "0")) for each in told),
+    )
+    return Facts(
+        version=facts.version,
+        masters=facts.masters,
+        eviction=facts.eviction,
+        maxmemory_bytes=facts.maxmemory_bytes,
+        persistence=facts.persistence,
+        fsync=facts.fsync,
+        replicas=facts.replicas,
+        costs=tuple(_costs(facts)),
+    )
+
+
+def _saves(told: dict[str, str]) -> bool:
+    """Whether a snapshot was made since the server began, as far as INFO tells."""
+    return told.get("rdb_saves", told.get("rdb_last_bgsave_time_sec", "-1")) not in ("0", "-1")
+
+
+def _costs(facts: Facts) -> Iterable[str]:
+    if facts.eviction != "noeviction":
+        yield f"eviction ({facts.eviction}): at the memory limit records are dropped, and their events done again"
+    if facts.persistence == "none":
+        yield "no persistence: a server that ends forgets everything, and what was done is done again"
+    elif facts.persistence == "rdb":
+        yield "snapshots only: a server that is killed forgets all since the last one, and it is done again"
+    else:
+        yield "append-only file: a killed server forgets nothing; a power failure what was not yet on the disk"
+    if facts.replicas:
+        yield "replicas follow behind: a failover forgets what had not reached the new master"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())

@@ -1,0 +1,550 @@
+"""Carry out a batch: which calls to send, and what to do about each reply. Written once for both colours.
+
+`Exchange.carry_out` is a generator: it yields what is to be done (`Ask`, `Pause`, `Refresh`, `Nodes`), is sent
+what came of it, and returns the answers. The stores are the loops that do it, with threads or without.
+"""
+
+import logging
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+from semel.core.commands import Answer, Claim, Forget, Granted, Item, Lookup, Mark, Marked, Renew, Resolve, Settle
+from semel.digests import digest
+from semel.errors import RecordCorrupt, SemelError, StoreRefused, StoreUnavailable
+from semel.stores.redis import trouble, wire
+from semel.stores.redis.scripting import Script, Scripts
+from semel.stores.redis.trouble import translated
+from semel.types import Busy, Completed, Forgotten, Id, Unavailable
+
+ITEMS_MAX = 1000
+"""Items of one call: the server serves nobody else meanwhile."""
+CALL_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes that one call takes."""
+REPLY_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of stored records that one call answers with; what is over is asked for again."""
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.25
+SPLIT_AFTER = 1
+
+Address: TypeAlias = tuple[str, int]
+_log = logging.getLogger("semel")
+
+
+class Call(Struct):
+    """One command for one node."""
+
+    command: Sequence[bytes | int]
+    bucket: int = 0
+    node: Address | None = None
+    """That node, whoever has the bucket."""
+    asking: bool = False
+
+
+class Ask(Struct):
+    """Send these, in order where they go to one node; answered with a reply or an exception for each."""
+
+    calls: list[Call]
+
+
+class Pause(Struct):
+    """Wait a little."""
+
+    seconds: float
+
+
+class Refresh(Struct):
+    """Find out anew where the masters are."""
+
+
+class Nodes(Struct):
+    """Answered with the addresses of all masters; `None` for the only one."""
+
+
+Step: TypeAlias = Ask | Pause | Refresh | Nodes
+Steps: TypeAlias = Generator[Step, Any, Any]
+PartKind: TypeAlias = Literal["claim", "end", "mark"]
+
+
+class Part(Struct):
+    """Some items of one kind that go in one call."""
+
+    kind: PartKind
+    places: list[int]
+    """Where their answers go: positions among the items, or among the keys of a mark."""
+    items: Sequence[Any]
+    keys: list[bytes]
+    args: list[bytes]
+    bucket: int = 0
+    mark: int = -1
+    """The position of the mark that the keys belong to."""
+    as_text: bool = False
+    bare: bool = False
+    node: Address | None = None
+    cuts: int = 0
+
+
+class Layout:
+    """How the keys of one store are called."""
+
+    def __init__(self, prefix: str, channel: str) -> None:
+        self.prefix = prefix.encode()
+        self.heads = [b"%b:{%d}" % (self.prefix, bucket) for bucket in range(wire.BUCKETS)]
+        self.records = [head + b":" for head in self.heads]
+        self.marks = [head + b"m" for head in self.heads]
+        self.epochs = [head + b"epoch" for head in self.heads]
+        self.journals = [head + b"journal" for head in self.heads]
+        self.windows = self.heads[0] + b"windows"
+        self.modes = self.heads[0] + b"modes"
+        self.scopes = self.heads[0] + b"scopes"
+        self.pattern = self.prefix + b":{*"
+        self.channel = channel.encode()
+
+
+class Exchange:
+    """What one store object knows of its server, and how it speaks to it. Not the connections."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        layout: Layout,
+        cluster: bool,
+        readable_keys: bool,
+        stop_when_lost: bool,
+        wait_replicas: int,
+        wait_replicas_ms: int,
+        retry_s: float,
+        token: bytes,
+    ) -> None:
+        self.name = name
+        self.layout = layout
+        self.cluster = cluster
+        self.readable_keys = readable_keys
+        self.retry_s = retry_s
+        self.scripts: Scripts
+        self._on_lost = b"s" if stop_when_lost else b""
+        self._wait_replicas = wait_replicas
+        self._wait_replicas_ms = wait_replicas_ms
+        self._token = token
+        self.epochs: dict[int, bytes] = {}
+        self.scopes: set[tuple[str, str]] = set()
+        """Those whose marks are known by name in the store."""
+        self.stores_lost: int = 0
+        self.unreplicated: int = 0
+        self.recreated: int = 0
+
+    # --- records and marks ---
+
+    def carry_out(self, items: Sequence[Item], now: bytes = b"") -> Generator[Step, Any, list[Answer]]:
+        """Answer the items by position. `now`: another time than the server's, for tests."""
+        from semel.stores.redis import admin
+
+        answers: list[Answer] = [None] * len(items)
+        parts: list[Part] = []
+        for start, kind, run in runs(items):
+            if kind == "admin":
+                yield from self.ask_all(parts, answers, now)
+                parts = []
+                answers[start] = yield from self._apart(admin.carry_out(self, run[0], now))
+            elif kind == "mark":
+                yield from self._introduce(run[0])
+                parts += self._mark_parts(start, run[0])
+                answers[start] = Marked([False] * len(run[0].keys))
+            else:
+                parts += self._parts(kind, start, run, answers)
+        yield from self.ask_all(parts, answers, now)
+        return answers
+
+    def _apart(self, steps: Steps) -> Steps:
+        try:
+            return (yield from steps)
+        except RecordCorrupt as error:
+            return Unavailable(error)
+        except StoreUnavailable as error:
+            return Unavailable(error)
+
+    def _parts(self, kind: PartKind, start: int, run: Sequence[Any], answers: list[Answer]) -> Iterable[Part]:
+        try:
+            digests = [digest(item.id) for item in run]
+            args = wire.claims(run, readable=self.readable_keys) if kind == "claim" else wire.ends(run)
+        except (SemelError, UnicodeEncodeError, OverflowError, ValueError):
+            good: list[tuple[int, Any]] = []
+            for at, item in enumerate(run, start):  # one of them is at fault, and its fault is its own
+                try:
+                    wire.claims([item], readable=True) if kind == "claim" else wire.ends([item])
+                    good.append((at, item))
+                except (SemelError, UnicodeEncodeError, OverflowError, ValueError) as error:
+                    fault = error if isinstance(error, SemelError) else RecordCorrupt(f"{item.id!r}: {error}")
+                    answers[at] = Unavailable(fault)
+            for at, item in good:
+                yield from self._parts(kind, at, [item], answers)
+            return
+        places = list(range(start, start + len(run)))
+        if self.cluster:
+            yield from self._by_bucket(kind, places, run, digests, args)
+            return
+        records = self.layout.records
+        keys = [records[each[0] & 63] + each for each in digests]
+        yield from _cut(Part(kind, places, run, keys, args))
+
+    def _by_bucket(
+        self, kind: PartKind, places: list[int], run: Sequence[Any], digests: list[bytes], args: list[bytes]
+    ) -> Iterable[Part]:
+        parts: dict[int, Part] = {}
+        for place, item, each, arg in zip(places, run, digests, args, strict=True):
+            bucket = each[0] & 63
+            part = parts.get(bucket)
+            if part is None:
+                part = parts[bucket] = Part(kind, [], [], [], [], bucket)
+            part.places.append(place)
+            part.items.append(item)  # type: ignore[attr-defined]  # made as a list above
+            part.keys.append(self.layout.records[bucket] + each)
+            part.args.append(arg)
+        for part in parts.values():
+            yield from _cut(part)
+
+    def _mark_parts(self, at: int, item: Mark) -> Iterable[Part]:
+        tag = wire.tag_of(item.tenant, item.consumer)
+        marks, args = self.layout.marks, [b"%d" % item.window_us]
+        digests = wire.digests_of(item.tenant, item.consumer, item.keys)
+        keys = [marks[each[0] & 63] + tag + each[:12] for each in digests]
+        if not self.cluster:
+            for start in range(0, len(keys), ITEMS_MAX):
+                some = keys[start : start + ITEMS_MAX]
+                yield Part("mark", list(range(start, start + len(some))), [item], some, args, mark=at)
+            return
+        buckets: dict[int, Part] = {}
+        for place, (each, key) in enumerate(zip(digests, keys, strict=True)):
+            bucket = each[0] & 63
+            part = buckets.setdefault(bucket, Part("mark", [], [item], [], args, bucket, at))
+            part.places.append(place)
+            part.keys.append(key)
+        yield from buckets.values()
+
+    def _introduce(self, item: Mark) -> Steps:
+        """Write down once which consumer the tag in its marks' keys stands for."""
+        scope = (item.tenant, item.consumer)
+        if scope not in self.scopes:
+            field = wire.tag_of(*scope)
+            call = Call([b"HSET", self.layout.scopes, field, wire.scope_name(*scope)])
+            (reply,) = yield Ask([call])
+            if not isinstance(reply, Exception):
+                self.scopes.add(scope)
+
+    # --- asking ---
+
+    def ask_all(self, parts: list[Part], answers: list[Answer], now: bytes) -> Steps:
+        """Send the parts, and what must be sent again, until each has its answers."""
+        waited_s, pause_s = 0.0, PAUSE_FIRST_S
+        while parts:
+            replies = yield Ask(self._calls(parts, now))
+            if self._wait_replicas:
+                replies = self._replicated(parts, replies)
+            again: list[Part] = []
+            later: list[Part] = []
+            refresh = False
+            for part, reply in zip(parts, replies, strict=True):
+                if isinstance(reply, Exception):
+                    refresh |= self._redirect(part, reply, again, later, answers)
+                else:
+                    self._take(part, reply, answers, again, later)
+            if refresh:
+                yield Refresh()
+            if later and waited_s < self.retry_s:
+                yield Pause(pause_s)
+                waited_s, pause_s = waited_s + pause_s, min(PAUSE_MAX_S, 2 * pause_s)
+                again += later
+            elif later:
+                error = StoreUnavailable(f"{self.name} is not ready: its keys are being moved, or it has no master")
+                for part in later:
+                    _refuse(part, error, answers)
+            parts = again
+
+    def _calls(self, parts: list[Part], now: bytes) -> list[Call]:
+        calls: list[Call] = []
+        for part in parts:
+            calls.append(Call(self._command(part, now), part.bucket, part.node, part.node is not None))
+            if self._wait_replicas and part.kind == "end":
+                calls.append(Call([b"WAIT", self._wait_replicas, self._wait_replicas_ms], part.bucket, part.node))
+        return calls
+
+    def _command(self, part: Part, now: bytes) -> list[bytes | int]:
+        script = self._script(part)
+        bucket = part.bucket
+        return [
+            *((b"EVAL", script.text) if part.as_text else (b"EVALSHA", script.sha)),
+            len(part.keys) + 1,
+            part.keys[0] if part.bare else self.layout.epochs[bucket],
+            *part.keys,
+            now,
+            self.epochs.get(bucket, b""),
+            self._token,
+            b"b" if part.bare else self._on_lost,
+            self.layout.channel if part.kind == "end" else b"",
+            REPLY_BYTES_MAX,
+            *part.args,
+        ]
+
+    def _script(self, part: Part) -> Script:
+        if part.kind == "claim":
+            return self.scripts.claim
+        return self.scripts.settle if part.kind == "end" else self.scripts.mark
+
+    def _replicated(self, parts: list[Part], replies: list[Any]) -> list[Any]:
+        """Take the answers of WAIT out of the replies, and count what did not reach enough replicas."""
+        kept: list[Any] = []
+        each = iter(replies)
+        for part in parts:
+            kept.append(next(each))
+            if part.kind == "end":
+                reached = next(each)
+                if not isinstance(kept[-1], Exception) and (
+                    not isinstance(reached, int) or reached < self._wait_replicas
+                ):
+                    self.unreplicated += len(part.items)
+                    _log.warning(
+                        "%s: %d settled records did not reach %d replicas in time",
+                        self.name, len(part.items), self._wait_replicas,
+                    )  # fmt: skip
+        return kept
+
+    def _redirect(
+        self, part: Part, error: Exception, again: list[Part], later: list[Part], answers: list[Answer]
+    ) -> bool:
+        """Find the way on for a part that was not carried out; whether to look for the masters again."""
+        kind = trouble.kind_of(error)
+        part.node = None
+        match kind:
+            case "text" if not part.as_text:
+                part.as_text = True
+                again.append(part)
+            case "moved":
+                later.append(part)
+                return True
+            case "ask":
+                part.node = trouble.ask_address(error)
+                again.append(part)
+            case "split" if part.bare or len(part.keys) == 0:
+                later.append(part)
+            case "split":
+                again += _one_by_one(part)
+            case "wait":
+                later.append(part)
+                return True
+            case "unsent" | "cut" if not part.cuts and (kind == "unsent" or _repeatable(part)):
+                part.cuts += 1
+                again.append(part)
+                return True
+            case "refused":
+                raise translated(error, self.name) from error
+            case _:
+                _refuse(part, translated(error, self.name), answers)
+                return kind in ("cut", "unsent")
+        return False
+
+    # --- replies ---
+
+    def _take(
+        self, part: Part, reply: Any, answers: list[Answer], again: list[Part], later: list[Part]
+    ) -> None:
+        self._note_epoch(part.bucket, reply[1])
+        if len(reply) < 3:  # noqa: PLR2004 - the script stopped: nothing was carried out
+            raise StoreRefused(
+                f"{self.name} has lost its records since this client opened it (a flush, or a failover to an empty"
+                " server); nothing was written. Close and open it to begin anew"
+            )
+        now, letters, details = reply[0], reply[2], iter(reply[3:])
+        if part.kind == "mark":
+            _take_marks(part, letters, answers)
+        elif part.kind == "claim":
+            self._take_claims(part, now, letters, details, answers, again, later)
+        else:
+            self._take_ends(part, now, letters, details, answers, again, later)
+
+    def _take_claims(
+        self, part: Part, now: int, letters: bytes, details: Any, answers: list[Answer],
+        again: list[Part], later: list[Part],
+    ) -> None:  # fmt: skip
+        granted: dict[int, Granted] = {}
+        left: list[int] = []
+        for at, (place, item, letter) in enumerate(zip(part.places, part.items, letters, strict=True)):
+            if letter == 70 and item.journal is None:  # noqa: PLR2004 - F
+                answer = granted.get(item.lease_us)
+                if answer is None:
+                    answer = granted[item.lease_us] = Granted(now, 1, now + item.lease_us, now)
+                answers[place] = answer
+            elif letter in wire.AGAIN:
+                left.append(at)
+            else:
+                detail = next(details) if letter in wire.CLAIM_DETAILED else b""
+                try:
+                    answers[place] = wire.claim_answer(chr(letter), detail, item, now)
+                except RecordCorrupt as error:
+                    answers[place] = Unavailable(error)
+        _leave(part, left, letters, again, later)
+
+    def _take_ends(
+        self, part: Part, now: int, letters: bytes, details: Any, answers: list[Answer],
+        again: list[Part], later: list[Part],
+    ) -> None:  # fmt: skip
+        completed = Completed(at=now)
+        left: list[int] = []
+        for at, (place, item, letter) in enumerate(zip(part.places, part.items, letters, strict=True)):
+            if letter == 67:  # noqa: PLR2004 - C
+                answers[place] = completed
+            elif letter in wire.AGAIN:
+                left.append(at)
+                if letter == 110:  # noqa: PLR2004 - n
+                    named = wire.name_of(item.id, readable=self.readable_keys)
+                    part.args[at] = wire.settle(item, named)
+            else:
+                detail = next(details) if letter in wire.END_DETAILED else b""
+                try:
+                    answers[place] = wire.end_answer(chr(letter), detail, item, now)
+                except RecordCorrupt as error:
+                    answers[place] = Unavailable(error)
+                if letter == 82:  # noqa: PLR2004 - R
+                    self.recreated += 1
+        _leave(part, left, letters, again, later)
+
+    def _note_epoch(self, bucket: int, epoch: bytes) -> None:
+        known = self.epochs.get(bucket)
+        if known == epoch or not epoch:
+            return
+        self.epochs[bucket] = epoch
+        if known is None:
+            if epoch == self._token:
+                _log.info("%s: a new store, or one that was emptied; bucket %d begins here", self.name, bucket)
+            return
+        self.stores_lost += 1
+        self.scopes.clear()
+        _log.warning(
+            "%s has lost its records (a flush, or a failover to an empty server): what was done before may be done"
+            " again",
+            self.name,
+            extra={"event": "store_lost", "bucket": bucket},
+        )
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+_ENDERS = frozenset((Settle, Renew, Lookup, Forget, Resolve))
+
+
+def runs(items: Sequence[Item]) -> Iterable[tuple[int, Any, Sequence[Any]]]:
+    """Neighbours that one call can carry out: where they begin, their kind, and they themselves."""
+    start = 0
+    total = len(items)
+    while start < total:
+        kind = type(items[start])
+        end = start + 1
+        if kind is Claim:
+            while end < total and type(items[end]) is Claim:
+                end += 1
+            yield start, "claim", items[start:end]
+        elif kind in _ENDERS:
+            while end < total and type(items[end]) in _ENDERS:
+                end += 1
+            yield start, "end", items[start:end]
+        else:
+            yield start, "mark" if kind is Mark else "admin", items[start:end]
+        start = end
+
+
+def _cut(part: Part) -> Iterable[Part]:
+    """Pieces that are not too large for one call."""
+    if len(part.keys) <= ITEMS_MAX and sum(map(len, part.args)) <= CALL_BYTES_MAX:
+        yield part
+        return
+    start = size = 0
+    for at, arg in enumerate(part.args):
+        if at > start and (at - start >= ITEMS_MAX or size + len(arg) > CALL_BYTES_MAX):
+            yield _some(part, range(start, at))
+            start, size = at, 0
+        size += len(arg)
+    yield _some(part, range(start, len(part.args)))
+
+
+def _some(part: Part, which: Sequence[int]) -> Part:
+    args = part.args if part.kind == "mark" else [part.args[at] for at in which]
+    items = part.items if part.kind == "mark" else [part.items[at] for at in which]
+    return Part(
+        part.kind,
+        [part.places[at] for at in which],
+        items,
+        [part.keys[at] for at in which],
+        args,
+        part.bucket,
+        part.mark,
+        part.as_text,
+        cuts=part.cuts,
+    )
+
+
+def _one_by_one(part: Part) -> list[Part]:
+    """A call for each key alone: while its bucket is being moved, each is on the one node or on the other."""
+    singles = [_some(part, (at,)) for at in range(len(part.keys))]
+    for single in singles:
+        single.bare = True
+    return singles
+
+
+def _leave(part: Part, left: list[int], letters: bytes, again: list[Part], later: list[Part]) -> None:
+    """Sort what was not carried out: at once again, or after a while."""
+    if left:
+        moving = [at for at in left if letters[at] == 84]  # noqa: PLR2004 - T
+        others = [at for at in left if letters[at] != 84]  # noqa: PLR2004
+        if others:
+            again.append(_some(part, others))
+        if moving:
+            later.append(_some(part, moving))
+
+
+def _take_marks(part: Part, letters: bytes, answers: list[Answer]) -> None:
+    marked = answers[part.mark]
+    if not isinstance(marked, Marked):
+        return  # another part of it got no answer
+    if b"O" in letters:
+        answers[part.mark] = Unavailable(wire.full())
+        return
+    if b"X" in letters:
+        answers[part.mark] = Unavailable(
+            RecordCorrupt(f"a mark of {part.items[0].consumer!r} holds something that semel does not write")
+        )
+        return
+    firsts = marked.firsts
+    if len(firsts) == len(letters):
+        firsts[:] = [letter == 49 for letter in letters]  # noqa: PLR2004 - 1
+        return
+    for place, letter in zip(part.places, letters, strict=True):
+        firsts[place] = letter == 49  # noqa: PLR2004
+
+
+def _repeatable(part: Part) -> bool:
+    """Whether the same call once more does no harm: each item carries its owner, or only looks."""
+    if part.kind == "mark":
+        return False
+    return part.kind == "claim" or all(type(item) in (Settle, Renew, Lookup) for item in part.items)
+
+
+def _refuse(part: Part, error: Exception, answers: list[Answer]) -> None:
+    if part.kind == "mark":
+        answers[part.mark] = Unavailable(error)
+        return
+    for place in part.places:
+        answers[place] = Unavailable(error)
+
+
+def busy_ids(items: Sequence[Item], answers: Sequence[Answer]) -> Iterable[Id]:
+    """The records that somebody may wait for now."""
+    for item, answer in zip(items, answers, strict=True):
+        if type(answer) is Busy and type(item) is Claim:
+            yield item.id
+
+
+def ended_ids(items: Sequence[Item], answers: Sequence[Answer]) -> Iterable[Id]:
+    """The records that these items settled, released or forgot."""
+    for item, answer in zip(items, answers, strict=True):
+        if (type(answer) is Completed and not answer.already) or type(answer) is Forgotten:
+            yield item.id  # type: ignore[union-attr]  # only items on a record are answered so

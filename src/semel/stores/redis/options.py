@@ -1,0 +1,171 @@
+"""How to reach a Redis, Valkey, cluster or sentinel, and how to use it: read from a URL, checked on birth."""
+
+import re
+from difflib import get_close_matches
+from typing import Any, Literal, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from msgspec import Struct
+from msgspec.structs import fields
+
+from semel.errors import PolicyInvalid
+
+__all__ = ["Options", "parse", "without_password"]
+
+Address: TypeAlias = tuple[str, int]
+Topology: TypeAlias = Literal["server", "cluster", "sentinel"]
+
+SCHEMES: dict[str, tuple[Topology, bool]] = {
+    "redis": ("server", False),
+    "rediss": ("server", True),
+    "valkey": ("server", False),
+    "valkeys": ("server", True),
+    "redis+cluster": ("cluster", False),
+    "rediss+cluster": ("cluster", True),
+    "redis+sentinel": ("sentinel", False),
+    "rediss+sentinel": ("sentinel", True),
+}
+PORT, SENTINEL_PORT = 6379, 26379
+PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+"""No brace, which would move the hash tag; no sign that a pattern reads."""
+REPLICAS_MAX = 100
+WAIT_MAX_S = 3600.0
+_SWITCHES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """All that may be said of a store beside where it is."""
+
+    prefix: str = "semel"
+    """What all keys begin with: stores with different prefixes share a database and nothing else."""
+    readable_keys: bool = True
+    """False: only digests of keys are kept, except where somebody must be able to name the record."""
+    allow_eviction: bool = False
+    """Use a server that may drop records when its memory is full: what was done may then be done again."""
+    on_store_lost: Literal["continue", "fail"] = "continue"
+    """What to do when the server has lost its records under a running client; either way it is logged."""
+    wait_replicas: int = 0
+    """Wait after each settle until so many replicas have it; fewer are counted and logged, not an error."""
+    wait_replicas_s: float = 0.1
+    marks: Literal["plain", "compact"] = "plain"
+    """How marks are kept: a key each, or in compact sets of few bytes per mark that last up to twice the window."""
+    connect_s: float = 5.0
+    answer_s: float = 10.0
+    """How long to wait for a connection, and for an answer."""
+    retry_s: float = 2.0
+    """How long to go on asking a server that is loading, has no master, or is moving its keys."""
+    ca_file: str = ""
+    verify: bool = True
+    sentinel_username: str = ""
+    sentinel_password: str = ""
+
+    def __post_init__(self) -> None:
+        if not PREFIX.fullmatch(self.prefix):
+            raise PolicyInvalid(f"prefix is {self.prefix!r}; it must be 1 to 64 letters, digits, '_', '.', ':' or '-'")
+        for name, among in (("on_store_lost", ("continue", "fail")), ("marks", ("plain", "compact"))):
+            if getattr(self, name) not in among:
+                raise PolicyInvalid(f"{name} is {getattr(self, name)!r}; it must be {' or '.join(among)}")
+        if not 0 <= self.wait_replicas <= REPLICAS_MAX:
+            raise PolicyInvalid(f"wait_replicas is {self.wait_replicas}; it must lie between 0 and {REPLICAS_MAX}")
+        for name in ("connect_s", "answer_s", "wait_replicas_s", "retry_s"):
+            if not 0 <= getattr(self, name) <= WAIT_MAX_S or (name != "retry_s" and not getattr(self, name)):
+                raise PolicyInvalid(f"{name} is {getattr(self, name)}; it must lie between 0 and {WAIT_MAX_S:g}")
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """Where the store is."""
+
+    scheme: str
+    topology: Topology
+    tls: bool
+    addresses: tuple[Address, ...]
+    service: str = ""
+    """The name under which sentinels know the master."""
+    db: int = 0
+    username: str = ""
+    password: str = ""
+
+    @property
+    def name(self) -> str:
+        """The URL again, without who we are."""
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.addresses)
+        service = f"/{self.service}" if self.service else ""
+        return f"{self.scheme}://{hosts}{service}" + ("" if self.topology == "cluster" else f"/{self.db}")
+
+
+def parse(url: str, given: dict[str, Any]) -> tuple[Place, Options]:
+    """Where the store is and how to use it. Raises `PolicyInvalid` for options it does not know."""
+    parts = urlsplit(url)
+    shown = without_password(url)
+    if parts.scheme not in SCHEMES or not parts.netloc or parts.fragment:
+        raise PolicyInvalid(f"{shown!r} is no Redis URL; write redis://host:6379/0, or one of {', '.join(SCHEMES)}")
+    topology, tls = SCHEMES[parts.scheme]
+    login, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = login.partition(":")
+    path = [unquote(part) for part in parts.path.split("/") if part]
+    service = ""
+    if topology == "sentinel":
+        if not path:
+            raise PolicyInvalid(f"{shown!r} does not name the master: redis+sentinel://host:26379/mymaster/0")
+        service = path.pop(0)
+    db = path.pop(0) if path else "0"
+    if path or not db.isdigit() or (topology == "cluster" and db != "0"):
+        raise PolicyInvalid(f"{shown!r}: a database is a number, and a cluster has only 0")
+    options = dict(given)
+    for name, text in parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)):
+        if name in options:
+            raise PolicyInvalid(f"{shown!r} has the option {name} twice")
+        options[name] = _option(shown, name, text)
+    for name in given:
+        _kind(shown, name)
+    port = SENTINEL_PORT if topology == "sentinel" else PORT
+    place = Place(
+        scheme=parts.scheme,
+        topology=topology,
+        tls=tls,
+        addresses=tuple(_address(shown, host, port) for host in hosts.split(",")),
+        service=service,
+        db=int(db),
+        username=unquote(username),
+        password=unquote(password),
+    )
+    return place, Options(**options)
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown."""
+    return re.sub(
+        r"((?:^|[?&])\w*password=)[^&#]*", r"\1***", re.sub(r"(^[\w+]*:?//)[^/?#]*@", r"\1***@", url)
+    )
+
+
+def _address(shown: str, text: str, port: int) -> Address:
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:@]+))(?::(\d{1,5}))?", text)
+    if match is None:
+        raise PolicyInvalid(f"{shown!r}: {text!r} is no host; write host or host:port, several with commas between")
+    return match[1] or unquote(match[2]), int(match[3] or port)
+
+
+_KINDS: dict[str, Any] = {field.name: field.type for field in fields(Options)}
+
+
+def _kind(shown: str, name: str) -> Any:
+    if name in _KINDS:
+        return _KINDS[name]
+    near = get_close_matches(name, _KINDS, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_KINDS)}"
+    raise PolicyInvalid(f"{shown!r} has the unknown option {name}; {hint}")
+
+
+def _option(shown: str, name: str, text: str) -> Any:
+    kind = _kind(shown, name)
+    if kind is bool:
+        if text.lower() not in _SWITCHES:
+            raise PolicyInvalid(f"{shown!r}: {name} is {text!r}; it must be true or false")
+        return _SWITCHES[text.lower()]
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError as error:
+            raise PolicyInvalid(f"{shown!r}: {name} is {text!r}; it must be a number") from error
+    return text

@@ -1,0 +1,31 @@
+-- Mark each key; 1: it was the first time, 0: it was not. ARGV[7]: the window.
+
+local expires = number(now + ARGV[7])
+local till = milliseconds(now + ARGV[7])
+
+for i = 2, #KEYS do
+  local key = KEYS[i]
+  local done = pcall_('SET', key, expires, 'PX', till, 'NX')
+  if done and not done.err then
+    out[i - 1] = '1'
+  else
+    local known = pcall_('GET', key)
+    if type(known) == 'string' then
+      known = tonumber(known)
+      if not known then
+        out[i - 1] = 'X'
+      elseif known > now then
+        out[i - 1] = '0'
+      else
+        done = pcall_('SET', key, expires, 'PX', till)
+        if done.err then denied(i, done) else out[i - 1] = '1' end
+      end
+    elseif type(known) == 'table' then
+      out[i - 1] = 'X'
+    else
+      denied(i, done)
+    end
+  end
+end
+
+return finish()

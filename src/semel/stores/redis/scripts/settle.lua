@@ -1,0 +1,266 @@
+-- What is done to a record after its claim, each item on a record of its own.
+--
+-- S settle   B kind, B to, B options, d fence, d window, d lease, d delay; B+ owner, H+ name (option 8), I4+ value
+-- R renew    B kind, B options, d fence, d lease; B+ owner, then a step (option 1): H+ name, I4+ value + 1 or 0
+-- L lookup   B kind; the consumer's tag
+-- F forget   B kind, B force, d fence or -1, B state or 255; the consumer's tag
+-- V resolve  B kind, B options, d fence, d window; I4+ value (option 1); option 2: to absent
+-- W window   B kind, d window
+-- P purge    B kind: take it from the list of journaled claims if it is none
+--
+-- C completed  A already (when)  R recreated  L lost  N renewed  a absent  r the record as stored  m a mark (expiry)
+-- f forgotten (fence)  B busy (rest)  J busy, journaled (rest)  n needs the name  O no memory  X corrupt  T try again
+
+local TOMBSTONE_US = 43200000000
+local SETTLE, SETTLE_BYTES = '>BBBdddd', 35
+local RELEASED = 5 -- beside DONE, FAILED and UNKNOWN: what a settle is to
+local WITH_VALUE, SLIDES, COUNTED, NAMED = 1, 2, 4, 8
+
+local function changed(i, key, r, had, letter)
+  if bare and (r.journal or had) then
+    out[i - 1] = 'T'
+    return false
+  end
+  if not store(i, key, r, had) then return false end
+  ended[#ended + 1] = sub(key, -16)
+  if letter then out[i - 1] = letter end
+  return true
+end
+
+local function owner_of(arg, at)
+  local n = byte(arg, at)
+  return sub(arg, at + 1, at + n), at + 1 + n
+end
+
+local function bury(i, key, r)
+  local tombstone = {
+    state = FORGOTTEN, owner = '', fence = next_fence(r.fence), attempt = 0, expires = now + TOMBSTONE_US, at = 0,
+    seen = r.seen, name = r.name,
+  }
+  if changed(i, key, tombstone, r.journal) then
+    say(i, 'f', number(tombstone.fence))
+  end
+end
+
+local function recreate(i, key, arg)
+  local _, to, options, fence, window, lease = sunpack(SETTLE, arg)
+  if to ~= DONE and to ~= FAILED then
+    out[i - 1] = 'L'
+    return
+  end
+  local expires = fence + window
+  if not has(options, SLIDES) then expires = expires + lease end
+  if expires <= now then
+    out[i - 1] = 'R'
+    return
+  end
+  if not has(options, NAMED) then
+    out[i - 1] = 'n'
+    return
+  end
+  local r = {state = to, fence = fence, seen = fence, attempt = 1, expires = expires, at = now}
+  local at
+  r.owner, at = owner_of(arg, SETTLE_BYTES + 1)
+  r.sliding = has(options, SLIDES)
+  local length = sunpack('>H', arg, at)
+  if length > 0 then r.name = sub(arg, at + 2, at + 1 + length) end
+  if has(options, WITH_VALUE) then r.value = sub(arg, at + 6 + length) end
+  changed(i, key, r, true, 'R')
+end
+
+local function settle(i, key, arg, r)
+  local _, to, options, fence, window, _, delay = sunpack(SETTLE, arg)
+  local owner, at = owner_of(arg, SETTLE_BYTES + 1)
+  if r.fence ~= fence or r.owner ~= owner or owner == '' then
+    out[i - 1] = 'L'
+  elseif r.state == to then
+    say(i, 'A', number(r.at))
+  elseif to == DONE or to == FAILED then
+    if r.state ~= CLAIMED and r.state ~= UNKNOWN then
+      out[i - 1] = 'L'
+      return
+    end
+    local had = r.journal
+    if not r.sliding then
+      r.expires = now + window
+    elseif r.expires >= FOREVER then
+      r.expires = r.seen + window
+    end
+    r.state, r.at, r.journal, r.value = to, now, nil, nil
+    if has(options, NAMED) then at = at + 2 + sunpack('>H', arg, at) end
+    if has(options, WITH_VALUE) then r.value = sub(arg, at + 4) end
+    changed(i, key, r, had, 'C')
+  elseif r.state ~= CLAIMED then
+    out[i - 1] = 'L'
+  elseif to == UNKNOWN then
+    r.state, r.at, r.expires = UNKNOWN, now, FOREVER
+    changed(i, key, r, r.journal, 'C')
+  else
+    move(r, now + delay)
+    r.owner = ''
+    if not has(options, COUNTED) then r.attempt = math.max(r.attempt - 1, 0) end
+    changed(i, key, r, r.journal, 'C')
+  end
+end
+
+local function noted(steps, name)
+  local at = 1
+  while at <= #steps do
+    local length = sunpack('>H', steps, at)
+    if sub(steps, at + 2, at + 1 + length) == name then return true end
+    at = at + 2 + length
+    at = at + 4 + math.max(sunpack('>I4', steps, at) - 1, 0)
+  end
+  return false
+end
+
+local function renew(i, key, arg, r)
+  local _, options, fence, lease = sunpack('>BBdd', arg)
+  local owner, at = owner_of(arg, 19)
+  if not r or r.state ~= CLAIMED or r.fence ~= fence or r.owner ~= owner or owner == '' then
+    out[i - 1] = 'L'
+    return
+  end
+  if bare and r.journal then
+    out[i - 1] = 'T'
+    return
+  end
+  move(r, now + lease)
+  if has(options, 1) then
+    local length = sunpack('>H', arg, at)
+    if not noted(r.steps or '', sub(arg, at + 2, at + 1 + length)) then
+      r.steps = (r.steps or '') .. sub(arg, at)
+    end
+  end
+  if store(i, key, r, r.journal) then out[i - 1] = 'N' end
+end
+
+local function forget(i, key, arg, r)
+  local _, force, fence, state = sunpack('>BBdB', arg)
+  if (fence >= 0 and fence ~= r.fence) or (state < 255 and state ~= r.state) then
+    out[i - 1] = 'L'
+  elseif r.state == CLAIMED and r.owner ~= '' and r.at > now and force == 0 then
+    say(i, r.journal and 'J' or 'B', number(r.at - now))
+  else
+    bury(i, key, r)
+  end
+end
+
+local function resolve(i, key, arg, r)
+  local _, options, fence, window = sunpack('>BBdd', arg)
+  if not r or r.state ~= UNKNOWN or r.fence ~= fence then
+    out[i - 1] = 'L'
+  elseif has(options, 2) then
+    bury(i, key, r)
+  else
+    local had = r.journal
+    r.state, r.at, r.expires, r.journal, r.value = DONE, now, now + window, nil, nil
+    if has(options, 1) then r.value = sub(arg, 23) end
+    changed(i, key, r, had, 'C')
+  end
+end
+
+local function rewindow(i, key, arg, r)
+  local _, window = sunpack('>Bd', arg)
+  if not r or (r.state ~= DONE and r.state ~= FAILED) then
+    out[i - 1] = 'L'
+    return
+  end
+  r.expires = (r.sliding and r.seen or r.at) + window
+  if store(i, key, r, nil) then out[i - 1] = 'C' end
+end
+
+-- A key without a record may be a mark, where marks are plain keys.
+local function no_record(i, key, arg, forgets)
+  local mark = sub(key, 1, -18) .. 'm' .. sub(arg, -4) .. sub(key, -16, -5)
+  local expires = not bare and tonumber(pcall_('GET', mark) or nil)
+  if not expires or expires <= now then
+    out[i - 1] = 'a'
+  elseif forgets then
+    call('DEL', mark)
+    ended[#ended + 1] = sub(key, -16)
+    say(i, 'f', number(now))
+  else
+    say(i, 'm', number(expires))
+  end
+end
+
+local function carry_out(i, key, arg, raw)
+  local kind = byte(arg)
+  if kind == 76 then -- L
+    if raw then say(i, 'r', raw) else no_record(i, key, arg, false) end
+    return
+  end
+  local r = raw and standing(open(raw)) or nil
+  if kind == 83 then -- S
+    if r then settle(i, key, arg, r) else recreate(i, key, arg) end
+  elseif kind == 82 then
+    renew(i, key, arg, r)
+  elseif kind == 86 then
+    resolve(i, key, arg, r)
+  elseif kind == 87 then
+    rewindow(i, key, arg, r)
+  elseif kind == 80 then
+    if not r or not r.journal or r.state ~= CLAIMED then call('ZREM', journals(key), sub(key, -16)) end
+    out[i - 1] = 'C'
+  elseif not r or r.state == FORGOTTEN then
+    no_record(i, key, arg, true)
+  else
+    forget(i, key, arg, r)
+  end
+end
+
+local seen_item, seen_head, new_head, till
+
+-- The usual end: a running claim is completed. Claims of one batch share their header, so its successor is made once.
+local function plan(item, head)
+  seen_item, seen_head, new_head = item, head, nil
+  local kind, to, options, fence, window = sunpack(SETTLE, item)
+  local version, st, fl, attempt, held, expires, lease_until = sunpack(HEADER, head)
+  local claimed = st % 8 == CLAIMED and not has(st, SLIDING) and not has(st, JOURNAL) and not has(st, VALUE)
+  local live = lease_until > now or expires > now or has(st, QUARANTINE)
+  if version ~= VERSION or (to ~= DONE and to ~= FAILED) or has(options, NAMED) then return end
+  if not claimed or not live or held ~= fence then return end
+  st = st + to
+  if has(options, WITH_VALUE) then st = st + VALUE end
+  new_head = spack(HEADER, VERSION, st, fl, attempt, fence, now + window, now)
+  till = now + window < FOREVER and milliseconds(now + window)
+end
+
+local function quickly(i, key, arg, raw)
+  local item, head = sub(arg, 1, SETTLE_BYTES), sub(raw, 1, HEADER_BYTES)
+  if #item < SETTLE_BYTES or #raw <= HEADER_BYTES then return false end
+  if item ~= seen_item or head ~= seen_head then plan(item, head) end
+  if not new_head then return false end
+  local n = byte(arg, SETTLE_BYTES + 1)
+  local last = SETTLE_BYTES + 1 + n
+  if n == 0 or sub(arg, SETTLE_BYTES + 1, last) ~= sub(raw, HEADER_BYTES + 1, HEADER_BYTES + 1 + n) then
+    return false
+  end
+  local new = new_head .. sub(raw, HEADER_BYTES + 1) .. sub(arg, last + 1)
+  local done
+  if till then done = pcall_('SET', key, new, 'PX', till) else done = pcall_('SET', key, new) end
+  if done.err then
+    denied(i, done)
+  else
+    out[i - 1] = 'C'
+    ended[#ended + 1] = sub(key, -16)
+  end
+  return true
+end
+
+for i = 2, #KEYS do
+  local key, arg = KEYS[i], ARGV[i + 5]
+  if spent > room then
+    out[i - 1] = '+'
+  else
+    local raw = pcall_('GET', key)
+    if type(raw) == 'table' then
+      out[i - 1] = 'X'
+    elseif not (raw and byte(arg) == 83 and quickly(i, key, arg, raw)) then
+      if not pcall(carry_out, i, key, arg, raw) then out[i - 1] = 'X' end
+    end
+  end
+end
+
+return finish()
