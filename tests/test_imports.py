@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
         "drive",
         "gathering",
         "keeper",
+        "lazily",
         "observe",
         "runtime",
         "stores",

@@ -3,11 +3,9 @@
 Completions leave as handlers finish, so that a crash repeats at most those that are still under way.
 """
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from contextvars import copy_context
 from queue import SimpleQueue
@@ -34,6 +32,7 @@ from semel.core.folding import Fold, leaders
 from semel.drive import AsyncHands, Bench, Hands, adrive, drive
 from semel.errors import RecordCorrupt, StoreClosed
 from semel.gathering import BATCH_MAX, give_back, recall
+from semel.lazily import asyncio, futures
 from semel.types import Done, Errored, Failed, Mismatch, Outcome, Unavailable
 
 __all__ = ["adrive_many", "copies", "drive_many", "leaders"]
@@ -231,14 +230,14 @@ def _invoke_all(rounds: Rounds, hands: Hands, concurrency: int) -> None:
             rounds.ran(at, hands.invoke(command))
             rounds.land()
         return
-    with ThreadPoolExecutor(concurrency, thread_name_prefix="semel-handler") as pool:
-        running: dict[Future[Ran], int] = {}
+    with futures.ThreadPoolExecutor(concurrency, thread_name_prefix="semel-handler") as pool:
+        running: dict[futures.Future[Ran], int] = {}
         while running or (rounds.handlers and rounds.interrupt is None):
             while rounds.handlers and len(running) < concurrency and rounds.interrupt is None:
                 command, at = rounds.handlers.popleft()
                 running[pool.submit(copy_context().run, hands.invoke, command)] = at
             try:
-                ended = wait(running, return_when=FIRST_COMPLETED).done
+                ended = futures.wait(running, return_when=futures.FIRST_COMPLETED).done
             except BaseException as interrupt:  # noqa: BLE001 - raised by drive_many, once these handlers have ended
                 rounds.interrupt = rounds.interrupt or interrupt
                 continue
@@ -288,7 +287,7 @@ async def adrive_many(flows: Sequence[Flow[Outcome[Any]]], hands: AsyncHands, co
     return rounds.outcomes
 
 
-async def _aland(rounds: Rounds, landed: asyncio.Event) -> None:
+async def _aland(rounds: Rounds, landed: "asyncio.Event") -> None:
     while rounds.flying:
         landed.clear()
         if rounds.landed.empty():

@@ -275,10 +275,10 @@ class Semel(Client):
 
         self._plan.require("inbox")
         stored = self._connect()
+        store = self._runtime.store
+        assert isinstance(store, Store)
         plan = self._plan
-        return inbox_for(
-            handle, self._runtime.store, plan.tenant, plan.consumer, partial(plan.window_us, stored)
-        )
+        return inbox_for(handle, store, plan.tenant, plan.consumer, partial(plan.window_us, stored))
 
     def _first_mark(self, key: str) -> bool:
         """A mark like any other; after it, a store that needs no round trip is asked directly."""

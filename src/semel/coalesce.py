@@ -11,7 +11,6 @@ that nobody waits for any more is released with its attempt given back.
 ==================  =================================================================================
 """
 
-import asyncio
 import atexit
 from collections.abc import Sequence
 from threading import Condition, Lock, Thread, current_thread
@@ -39,6 +38,7 @@ from semel.gathering import (
     unreachable,
     whole,
 )
+from semel.lazily import asyncio
 
 __all__ = ["BATCH_MAX", "Channel", "Coalescer", "Direct", "LoopCoalescer", "channel_for", "give_back"]
 

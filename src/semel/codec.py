@@ -14,7 +14,6 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec.msgpack import Ext
@@ -130,6 +129,8 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 def _zoned(moment: datetime) -> list[Any]:
     """A datetime's text, fold and zone; a named zone comes back as that zone, not as an offset."""
+    from zoneinfo import ZoneInfo  # slow to import, and rarely needed
+
     zone = moment.tzinfo
     if zone is None or type(zone) is timezone:
         return [moment.isoformat(), moment.fold, None]
@@ -139,6 +140,8 @@ def _zoned(moment: datetime) -> list[Any]:
 
 
 def _unzoned(text: str, fold: int, zone: str | None) -> datetime:
+    from zoneinfo import ZoneInfo
+
     moment = datetime.fromisoformat(text).replace(fold=fold)
     return moment if zone is None else moment.replace(tzinfo=ZoneInfo(zone))
 

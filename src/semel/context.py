@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
-from inspect import iscoroutinefunction
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -24,6 +23,7 @@ from semel.errors import (
     ValueTooLarge,
 )
 from semel.keeper import Kept
+from semel.lazily import inspect
 from semel.types import Lost, Unavailable
 
 __all__ = ["Context", "current", "step"]
@@ -141,17 +141,15 @@ class Context(Struct, eq=False):
         return ran.value
 
 
-_current: ContextVar[Context] = ContextVar("semel.current")
+_current: ContextVar[Context | None] = ContextVar("semel.current", default=None)
 
 
 def current() -> Context:
     """The claim of the handler that is running. Raises `NotInHandler` elsewhere."""
-    try:
-        return _current.get()
-    except LookupError:
-        raise NotInHandler(
-            "current() and step() work inside a handler that semel runs under a claim"
-        ) from None
+    context = _current.get()
+    if context is None:
+        raise NotInHandler("current() and step() work inside a handler that semel runs under a claim")
+    return context
 
 
 @overload
@@ -173,7 +171,7 @@ def step(name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     returns = return_type(fn)
     context._begin(name)  # noqa: SLF001 - a step is a method of the context, spelled as a function
     call = partial(fn, *args, **kwargs)
-    if iscoroutinefunction(fn):
+    if inspect.iscoroutinefunction(fn):
         return _astep(context, name, call, returns)
     if name in context._steps:  # noqa: SLF001
         return context._stored(name, returns)  # noqa: SLF001

@@ -1,6 +1,5 @@
 """`guard`: a function that runs once per key, and whose every call returns the first one's value."""
 
-import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, assert_never, cast, overload
@@ -17,6 +16,7 @@ from semel.errors import (
     UsageError,
     ValueNotKept,
 )
+from semel.lazily import inspect
 from semel.types import Busy, Done, Errored, Failed, Late, Lost, Mismatch, Outcome, Unavailable, Unknown
 
 __all__ = ["AsyncGuard", "AsyncGuarded", "Guard", "Guarded", "KeySource", "awaitable", "unwrap"]

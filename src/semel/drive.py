@@ -1,6 +1,5 @@
 """Run flows: one loop that blocks, one that awaits. They carry out commands and decide nothing."""
 
-import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -27,6 +26,7 @@ from semel.core.commands import (
 from semel.errors import ClaimLost, NotApplied, StoreClosed
 from semel.gathering import give_back, post_quietly, recall
 from semel.keeper import Keeper, Kept, LoopKeeper
+from semel.lazily import asyncio
 from semel.types import Unavailable
 from semel.waiting import Watches
 
@@ -175,11 +175,12 @@ class Hands(Bench):
         context = self.begin(claim, granted)
         if context is None:
             return _too_late()
-        token = _current.set(context)
+        outer = _current.get()
         try:
+            _current.set(context)
             return _call(command.call, context)
         finally:
-            _current.reset(token)
+            _current.set(outer)
 
     def step(self, flow: Flow[Any]) -> Any:
         """Run a step's flow inside a handler."""
@@ -243,6 +244,11 @@ class AsyncHands(Bench):
                 if type(answer) is not Unavailable:
                     self.keeper.drop(command.owner)
                 return answer
+            case _:
+                return await self._rarely(command)
+
+    async def _rarely(self, command: Command[Any]) -> Any:
+        match command:
             case Watch():
                 return self.watches.enter(command.id, command.wait_s)
             case Sleep():
@@ -269,11 +275,12 @@ class AsyncHands(Bench):
         context = self.begin(claim, granted)
         if context is None:
             return _too_late()
-        token = _current.set(context)
+        outer = _current.get()
         try:
+            _current.set(context)
             return await _acall(command.call, context)
         finally:
-            _current.reset(token)
+            _current.set(outer)
 
     def step(self, _flow: Flow[Any]) -> Any:
         """A step that blocks would stop the loop, and with it the keeper."""

@@ -1,6 +1,7 @@
 """What a forked child must do afresh: locks, threads and random numbers do not survive a fork."""
 
 import os
+from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakSet
 
@@ -45,12 +46,13 @@ class _Owners:
         self._pool = []
 
 
-new_owner = _Owners()
+_owners = _Owners()
+new_owner: Callable[[], bytes] = _owners.__call__
 """The random id of one claim call."""
 
 
 def _after_fork() -> None:
-    new_owner.after_fork()
+    _owners.after_fork()
     for thing in list(_live):
         thing.after_fork()
 

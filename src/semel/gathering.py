@@ -1,7 +1,5 @@
 """Calls to a store under way: queued, folded into batches, answered, and undone when nobody waits any more."""
 
-import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,6 +9,7 @@ from semel.core.commands import Answer, Claim, Granted, Item, Renew, Settle
 from semel.core.folding import Fold
 from semel.core.ports import AsyncStore, Store
 from semel.errors import StoreClosed, StoreError, StoreUnavailable
+from semel.lazily import asyncio, logging
 from semel.types import Unavailable
 
 __all__ = [
@@ -31,8 +30,6 @@ BATCH_MAX = 500
 """The knee of the curve on every store we measured: larger batches gain nothing and wait longer."""
 
 Callback: TypeAlias = Callable[[list[Answer]], None]
-
-_log = logging.getLogger("semel")
 
 
 class Channel(Protocol):
@@ -78,7 +75,7 @@ class LoopCall(Call):
     __slots__ = ("future", "loop")
 
     def __init__(
-        self, items: Sequence[Item], loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]"
+        self, items: Sequence[Item], loop: "asyncio.AbstractEventLoop", future: "asyncio.Future[None]"
     ) -> None:
         super().__init__(items, lambda _call: None)
         self.loop: asyncio.AbstractEventLoop = loop
@@ -93,7 +90,7 @@ def finisher(done: Callback) -> Callable[[Call], None]:
         try:
             done(call.answers if error is None else unreachable(call.items, StoreUnavailable(str(error))))
         except Exception:  # noqa: BLE001
-            _log.exception("the answers of a store could not be handed on")
+            logging.getLogger("semel").exception("the answers of a store could not be handed on")
 
     return finish
 

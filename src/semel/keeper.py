@@ -4,7 +4,6 @@ A claim that is lost, or that cannot be renewed until shortly before its lease e
 handler at once. The bookkeeping is shared; what differs is only the alarm: a thread or an event loop.
 """
 
-import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Condition, Lock, Thread, current_thread
@@ -14,6 +13,7 @@ from msgspec import Struct
 from semel.coalesce import Channel
 from semel.core.commands import Answer, Claim, Granted, Renew
 from semel.forks import restart_after_fork
+from semel.lazily import asyncio
 from semel.types import Lost, Renewed, Unavailable
 
 __all__ = ["Keeper", "Kept", "LoopKeeper"]
@@ -157,7 +157,7 @@ class Keeper(Ledger):
 
     def after_fork(self) -> None:
         """The parent's claims stay the parent's."""
-        self.kept = {}
+        self.kept.clear()
         self._lock = Lock()  # entered itself, not through the condition, whose `with` Ctrl-C can strike
         self._wake = Condition(self._lock)
         self._thread: Thread | None = None
@@ -234,7 +234,7 @@ class LoopKeeper(Ledger):
 
     def after_fork(self) -> None:
         """The parent's claims stay the parent's."""
-        self.kept = {}
+        self.kept.clear()
         self._loop = self._alarm = None
 
     def keep(self, kept: Kept) -> None:
@@ -258,7 +258,7 @@ class LoopKeeper(Ledger):
         """Stop renewing."""
         self._silence()
         self._loop = None
-        self.kept = {}
+        self.kept.clear()
 
     def _silence(self) -> None:
         if self._alarm is not None:

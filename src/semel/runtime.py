@@ -1,6 +1,5 @@
 """What the clients of one store share: its channel, keepers, waits and settings."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +12,7 @@ from semel.core.ports import AsyncStore, Store
 from semel.errors import ModeMismatch, StoreClosed, StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.keeper import Keeper, LoopKeeper
+from semel.lazily import asyncio
 from semel.types import Mode, Unavailable
 from semel.waiting import Watches
 

@@ -4,7 +4,6 @@ Callers in one process who wait for the same record share one wait: one of them 
 and their next claims fold into one.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 
 from semel.core.ports import Capabilities, Listener
 from semel.forks import restart_after_fork
+from semel.lazily import asyncio
 from semel.types import Id
 
 __all__ = ["Watch", "Watches"]
@@ -28,7 +28,9 @@ class Room:
     """Everybody in this process who waits for one record."""
 
     def __init__(self) -> None:
-        self.lock: Any = RLock()  # a watch may be collected, and wake the others, while its own thread is in here
+        self.lock: Any = (
+            RLock()
+        )  # a watch may be collected, and wake the others, while its own thread is in here
         self.changes: int = 0
         self.watches: int = 0
         self.poll_s: float = POLL_FIRST_S

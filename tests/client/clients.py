@@ -166,7 +166,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.001)
 
 
-class Any_:
+class Either:
     """A client of either colour behind awaited verbs: what blocks runs in a thread."""
 
     def __init__(self, inner: semel.Semel | semel.AsyncSemel) -> None:
@@ -224,8 +224,8 @@ class Any_:
             async with claim:
                 block()
 
-    def using(self, **policy: Any) -> "Any_":
-        return Any_(self.inner.using(semel.Policy(**policy)))
+    def using(self, **policy: Any) -> "Either":
+        return Either(self.inner.using(semel.Policy(**policy)))
 
     def __getattr__(self, verb: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -287,7 +287,7 @@ class Place:
         self.path = folder / "semel.db"
         self.spy = Spy(self._store())
         self.native = Native(self.spy)
-        self.opened: list[Any_] = []
+        self.opened: list[Either] = []
 
     def _store(self) -> Store:
         if self.kind.store == "sqlite":
@@ -296,11 +296,11 @@ class Place:
 
     def open(
         self, *, store: Store | AsyncStore | None = None, consumer: str = "billing", **options: Any
-    ) -> Any_:
+    ) -> Either:
         if store is None:
             store = self.native if self.kind.store == "native" else self.spy
         door: Any = semel.open if self.kind.colour == "sync" else semel.aopen
-        client = Any_(door(store, consumer=consumer, **options))
+        client = Either(door(store, consumer=consumer, **options))
         self.opened.append(client)
         return client
 

@@ -6,25 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.clients import KINDS, Any_, Kind, Place, until
+from tests.client.clients import KINDS, Either, Kind, Place, until
+
+
+def named(thread: threading.Thread) -> bool:
+    return thread.name.startswith("semel-")
 
 
 def semel_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("semel-")]
+    return [thread.name for thread in threading.enumerate() if named(thread)]
 
 
 @pytest.fixture(params=KINDS, ids=str)
 async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
     kind: Kind = request.param
-    before = semel_threads()
+    before = set(threading.enumerate())
     place = Place(kind, tmp_path)
     yield place
     for client in place.opened:
         await client.close()
     place.spy.close()
-    await until(lambda: semel_threads() == before)
+    await until(lambda: not [thread for thread in set(threading.enumerate()) - before if named(thread)])
 
 
 @pytest.fixture
-def client(place: Place) -> Any_:
+def client(place: Place) -> Either:
     return place.open()

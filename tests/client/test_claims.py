@@ -8,18 +8,18 @@ import pytest
 import semel
 from semel import Busy, Claimed, Completed, Done, Failed, Lost, Mismatch, Renewed, Unavailable
 from semel.core.commands import Renew, Settle
-from tests.client.clients import GUARD_S, Any_, Place, down, until
+from tests.client.clients import GUARD_S, Either, Place, down, until
 
 pytestmark = pytest.mark.anyio
 
 
-async def claimed(client: Any_, key: str = "k", **options: Any) -> Claimed:
+async def claimed(client: Either, key: str = "k", **options: Any) -> Claimed:
     claim = await client.claim(key, **options)
     assert isinstance(claim, Claimed)
     return claim
 
 
-async def test_claim_then_complete(client: Any_) -> None:
+async def test_claim_then_complete(client: Either) -> None:
     claim = await claimed(client)
     assert (claim.key, claim.attempt, claim.lost) == ("k", 1, False)
     busy = await client.claim("k")
@@ -30,7 +30,7 @@ async def test_claim_then_complete(client: Any_) -> None:
     assert await client.claim("k") == Done({"a": (1,)}, replayed=True)
 
 
-async def test_claim_then_fail(client: Any_) -> None:
+async def test_claim_then_fail(client: Either) -> None:
     claim = await claimed(client)
     assert isinstance(await client.fail(claim, "no such card"), Completed)
     failed = await client.claim("k")
@@ -38,7 +38,7 @@ async def test_claim_then_fail(client: Any_) -> None:
     assert "no such card" in str(failed.error)
 
 
-async def test_release_frees_after_its_delay(client: Any_) -> None:
+async def test_release_frees_after_its_delay(client: Either) -> None:
     claim = await claimed(client)
     await client.release(claim, delay_s=60)
     busy = await client.claim("k")
@@ -48,12 +48,12 @@ async def test_release_frees_after_its_delay(client: Any_) -> None:
 
 
 @pytest.mark.parametrize(("count_attempt", "attempt"), [(True, 2), (False, 1)])
-async def test_release_may_give_the_attempt_back(client: Any_, count_attempt: bool, attempt: int) -> None:
+async def test_release_may_give_the_attempt_back(client: Either, count_attempt: bool, attempt: int) -> None:
     await client.release(await claimed(client), count_attempt=count_attempt)
     assert (await claimed(client)).attempt == attempt
 
 
-async def test_renew_moves_the_lease(client: Any_) -> None:
+async def test_renew_moves_the_lease(client: Either) -> None:
     claim = await claimed(client)
     renewed = await client.renew(claim)
     assert isinstance(renewed, Renewed)
@@ -82,7 +82,7 @@ def _count() -> Any:
     return Count()
 
 
-async def test_many_in_input_order_with_copies_busy(client: Any_) -> None:
+async def test_many_in_input_order_with_copies_busy(client: Either) -> None:
     outcomes = await client.claim_many(["a", "b", "a"])
     assert [type(each) for each in outcomes] == [Claimed, Claimed, Busy]
     assert [each.key for each in outcomes[:2]] == ["a", "b"]
@@ -91,7 +91,7 @@ async def test_many_in_input_order_with_copies_busy(client: Any_) -> None:
     assert await client.claim_many(["b", "a"]) == [Done(2, replayed=True), Done(1, replayed=True)]
 
 
-async def test_many_of_nothing_is_nothing(client: Any_) -> None:
+async def test_many_of_nothing_is_nothing(client: Either) -> None:
     assert await client.claim_many([]) == []
     assert await client.complete_many([]) == []
     assert await client.fail_many([], []) == []
@@ -100,13 +100,13 @@ async def test_many_of_nothing_is_nothing(client: Any_) -> None:
     assert await client.run_many([], lambda body: body) == []
 
 
-async def test_many_copies_with_another_fingerprint_are_a_mismatch(client: Any_) -> None:
+async def test_many_copies_with_another_fingerprint_are_a_mismatch(client: Either) -> None:
     deliveries = [semel.Delivery(key="a", body=0, fingerprint=print_) for print_ in (b"1", b"1", b"2", None)]
     outcomes = await client.claim_many(deliveries)
     assert [type(each) for each in outcomes] == [Claimed, Busy, Mismatch, Busy]
 
 
-async def test_a_thousand_and_one_claims(client: Any_, place: Place) -> None:
+async def test_a_thousand_and_one_claims(client: Either, place: Place) -> None:
     await client.claim("warm")
     place.spy.clear()
     outcomes = await client.claim_many([f"k{number}" for number in range(1001)])
@@ -116,7 +116,7 @@ async def test_a_thousand_and_one_claims(client: Any_, place: Place) -> None:
     assert all(isinstance(each, Completed) for each in released)
 
 
-async def test_a_part_out_of_reach_is_no_exception_for_all(client: Any_, place: Place) -> None:
+async def test_a_part_out_of_reach_is_no_exception_for_all(client: Either, place: Place) -> None:
     await client.claim("warm")
     place.spy.before = down()
     assert [type(each) for each in await client.claim_many(["a", "b"])] == [Unavailable, Unavailable]
@@ -124,7 +124,7 @@ async def test_a_part_out_of_reach_is_no_exception_for_all(client: Any_, place: 
         await client.claim("a")
 
 
-async def test_a_record_that_does_not_read_costs_the_others_nothing(client: Any_) -> None:
+async def test_a_record_that_does_not_read_costs_the_others_nothing(client: Either) -> None:
     import dataclasses
 
     @dataclasses.dataclass
@@ -142,13 +142,13 @@ async def test_a_record_that_does_not_read_costs_the_others_nothing(client: Any_
     assert isinstance(good, Claimed)
 
 
-async def test_a_with_block_completes(client: Any_) -> None:
+async def test_a_with_block_completes(client: Either) -> None:
     await client.within(await claimed(client), lambda: None)
     assert await client.claim("k") == Done(None, replayed=True)
     assert client.kept == {}
 
 
-async def test_a_with_block_that_raises_releases(client: Any_) -> None:
+async def test_a_with_block_that_raises_releases(client: Either) -> None:
     def block() -> None:
         raise LookupError
 
@@ -212,7 +212,7 @@ async def test_a_bare_claim_is_not_renewed(place: Place) -> None:
     assert place.spy.sent(Renew) == []
 
 
-async def test_a_good_end_that_is_lost_is_an_error(client: Any_, place: Place) -> None:
+async def test_a_good_end_that_is_lost_is_an_error(client: Either, place: Place) -> None:
     def block() -> None:
         from semel.core.commands import Forget
 

@@ -15,7 +15,7 @@ from semel.core.commands import Claim, Granted, Item, Lookup, Mark, Renew, Settl
 from semel.errors import StoreClosed
 from semel.stores.memory import MemoryStore
 from semel.types import Completed, Lost, Renewed, Unavailable
-from tests.client.clients import GUARD_S, Any_, Native, Place, Spy, in_thread, only_async, until
+from tests.client.clients import GUARD_S, Either, Native, Place, Spy, in_thread, only_async, until
 from tests.client.conftest import semel_threads
 
 pytestmark = pytest.mark.anyio
@@ -520,7 +520,7 @@ async def test_five_hundred_callers_need_no_executor() -> None:
     blocked = loop.run_in_executor(None, stuck.wait)
     threads = threading.active_count()
     try:
-        client = Any_(semel.aopen(native, consumer="c"))
+        client = Either(semel.aopen(native, consumer="c"))
         outcomes = await asyncio.gather(*(client.run(f"k{at % 100}", lambda: 1) for at in range(500)))
         await client.close()
         assert threading.active_count() == threads

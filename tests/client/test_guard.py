@@ -9,7 +9,7 @@ import pytest
 
 import semel
 from semel.core.commands import Settle
-from tests.client.clients import Any_, Gate, Place, down, happens, in_thread
+from tests.client.clients import Either, Gate, Place, down, happens, in_thread
 
 pytestmark = pytest.mark.anyio
 
@@ -20,7 +20,7 @@ class Order:
         self.total = total
 
 
-def guarded(client: Any_, fn: Any, key: Any = "order.id", **policy: Any) -> Any:
+def guarded(client: Either, fn: Any, key: Any = "order.id", **policy: Any) -> Any:
     """The function behind `guard`, awaited in both colours."""
     given = semel.Policy(**policy) if policy else None
     wrapped = client.inner.guard(key=key, policy=given)(client.handler(fn))
@@ -34,13 +34,13 @@ def guarded(client: Any_, fn: Any, key: Any = "order.id", **policy: Any) -> Any:
     return call
 
 
-async def test_every_call_returns_the_first_value(client: Any_) -> None:
+async def test_every_call_returns_the_first_value(client: Either) -> None:
     charge = guarded(client, lambda order: order.total)
     assert [await charge(Order("a", total)) for total in (1, 2)] == [1, 1]
     assert await charge(order=Order("b", 5)) == 5
 
 
-async def test_a_first_failure_raises_itself_and_a_replayed_one_says_so(client: Any_) -> None:
+async def test_a_first_failure_raises_itself_and_a_replayed_one_says_so(client: Either) -> None:
     error = ValueError("no")
 
     def handler(order: Order) -> None:
@@ -54,7 +54,7 @@ async def test_a_first_failure_raises_itself_and_a_replayed_one_says_so(client: 
         await charge(Order("a"))
 
 
-async def test_a_transient_failure_raises_itself_each_time(client: Any_) -> None:
+async def test_a_transient_failure_raises_itself_each_time(client: Either) -> None:
     def handler(order: Order) -> None:
         raise LookupError(semel.current().attempt)
 
@@ -65,7 +65,7 @@ async def test_a_transient_failure_raises_itself_each_time(client: Any_) -> None
         assert raised.value.args == (attempt,)
 
 
-async def test_still_running(client: Any_) -> None:
+async def test_still_running(client: Either) -> None:
     gate = Gate()
     first = asyncio.create_task(client.run("a", client.held(gate)))
     await happens(gate.entered)
@@ -77,14 +77,14 @@ async def test_still_running(client: Any_) -> None:
     assert await first == semel.Done("value")
 
 
-async def test_payload_mismatch(client: Any_) -> None:
+async def test_payload_mismatch(client: Either) -> None:
     charge = guarded(client, lambda order: 1, fingerprint=lambda order: str(order.total).encode())
     await charge(Order("a", 1))
     with pytest.raises(semel.PayloadMismatch):
         await charge(Order("a", 2))
 
 
-async def test_claim_lost(client: Any_, place: Place) -> None:
+async def test_claim_lost(client: Either, place: Place) -> None:
     def handler(order: Order) -> None:
         from semel.core.commands import Forget
 
@@ -94,7 +94,7 @@ async def test_claim_lost(client: Any_, place: Place) -> None:
         await guarded(client, handler)(Order("a"))
 
 
-async def test_value_not_kept(client: Any_) -> None:
+async def test_value_not_kept(client: Either) -> None:
     charge = guarded(client, lambda order: 1, keep_value=False)
     assert await charge(Order("a")) == 1
     with pytest.raises(semel.ValueNotKept):
@@ -120,7 +120,7 @@ async def test_late_event() -> None:
         semel.unwrap(semel.Late(5), "k")
 
 
-async def test_store_unavailable(client: Any_, place: Place) -> None:
+async def test_store_unavailable(client: Either, place: Place) -> None:
     charge = guarded(client, lambda order: 1, wait_s=0)
     await charge(Order("a"))
     place.spy.before = down()
@@ -138,7 +138,7 @@ async def test_not_recorded_carries_the_value(place: Place) -> None:
     assert raised.value.value == 7
 
 
-async def test_the_outcome_for_those_who_want_it(client: Any_) -> None:
+async def test_the_outcome_for_those_who_want_it(client: Either) -> None:
     wrapped = guarded(client, lambda order: 3).wrapped
     outcomes = []
     for _ in range(2):
@@ -147,7 +147,7 @@ async def test_the_outcome_for_those_who_want_it(client: Any_) -> None:
     assert outcomes == [semel.Done(3), semel.Done(3, replayed=True)]
 
 
-async def test_signature_and_name_are_the_functions_own(client: Any_) -> None:
+async def test_signature_and_name_are_the_functions_own(client: Either) -> None:
     def charge(order: Order, *, note: str = "") -> int:
         """Charge it."""
         return 1
@@ -158,7 +158,7 @@ async def test_signature_and_name_are_the_functions_own(client: Any_) -> None:
     assert wrapped.key(Order("a")) == "a"
 
 
-async def test_methods(client: Any_) -> None:
+async def test_methods(client: Either) -> None:
     calls: list[Any] = []
 
     def charge(self: Any, order: Order) -> int:
@@ -179,7 +179,7 @@ async def test_methods(client: Any_) -> None:
     assert calls == [till]
 
 
-async def test_a_key_may_be_computed_and_is_never_invented(client: Any_) -> None:
+async def test_a_key_may_be_computed_and_is_never_invented(client: Either) -> None:
     charge = guarded(client, lambda order: order.id, key=lambda order: order.id)
     assert await charge(Order("a")) == "a"
     with pytest.raises(semel.KeyMissing):

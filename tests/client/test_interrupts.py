@@ -78,6 +78,7 @@ class Scene:
         self.once = semel.open(store, consumer="c", lease="60s")
         self.once.run("warm", lambda: None)
         self.ran: list[str] = []
+        self.struck: dict[str, str] = {}
         self.checks = 0
 
     def handler(self, body: str = "k") -> str:
@@ -88,29 +89,34 @@ class Scene:
         answer = self.store.send([Lookup(("", "c", key))])[0]
         return answer if isinstance(answer, semel.Record) else None
 
-    def free(self, key: str) -> bool:
-        """Not held by anybody: absent, done, or released."""
+    def sound(self, key: str) -> bool:
+        """Absent, done, or released with its attempt given back."""
         record = self.record(key)
-        return record is None or record.state == "done" or not record.owner
+        if record is None or record.state == "done":
+            return True
+        if key in self.ran:  # struck between the effect and its record: as after a crash, the lease decides
+            return record.state == "claimed"
+        return (record.owner, record.attempt) == (b"", 0)
 
     def check(self, keys: list[str], where: str) -> None:
         runtime = self.once._runtime
         assert runtime.keeper.kept == {}, where
         for key in keys:
-            record = self.record(key)
-            if key in self.ran and record is not None and record.state == "claimed" and record.owner:
-                continue  # struck between the effect and its record: as after a crash, the lease decides
-            assert becomes(partial(self.free, key)), f"{key} is held after {where}"
-            record = self.record(key)
-            if record is not None and record.state == "claimed" and key not in self.ran:
-                assert record.attempt == 0, f"an attempt of {key} was lost after {where}"
+            self.struck[key] = where
+            assert becomes(partial(self.sound, key)), f"{key} is held after {where}: {self.record(key)}"
         assert runtime.watches._rooms == {}, where
         self.checks += 1
-        outcome = self.once.using(semel.Policy(wait_s=0)).run(f"after{self.checks}", lambda: 1)
-        assert outcome == Done(1), where
+        outcome = self.once.using(semel.Policy(wait_s=0)).run(f"after{self.checks}", str)
+        assert outcome == Done(""), where
+
+    def close(self) -> None:
+        self.once.close()
+        unsound = {key: where for key, where in self.struck.items() if not self.sound(key)}
+        self.store.close()
+        assert unsound == {}
 
 
-STORES = {
+STORES: dict[str, Callable[[Path], Any]] = {
     "direct": lambda _path: Spy(MemoryStore()),
     "gathered": lambda _path: Spy(MemoryStore(), instant=False),
     "sqlite": lambda path: SqliteStore(path / "semel.db", synchronous="NORMAL"),
@@ -128,7 +134,7 @@ def test_run_survives_an_interrupt_anywhere(store: str, tmp_path: Path) -> None:
         struck = strike(partial(scene.once.run, key, scene.handler, key))
         scene.check([key], strike.where)
     assert at > 15
-    scene.once.close()
+    scene.close()
 
 
 @pytest.mark.slow
@@ -143,7 +149,7 @@ def test_run_many_survives_an_interrupt_anywhere(store: str, tmp_path: Path) -> 
         struck = strike(partial(scene.once.run_many, given, scene.handler))
         scene.check(keys, strike.where)
     assert at > 40
-    scene.once.close()
+    scene.close()
 
 
 @pytest.mark.slow
@@ -163,7 +169,7 @@ def test_waiting_survives_an_interrupt_anywhere(tmp_path: Path) -> None:
     record = scene.record("held")
     assert record is not None
     assert record.owner == held.claim.owner
-    scene.once.close()
+    scene.close()
 
 
 SCRIPT = """
@@ -207,7 +213,11 @@ once.run("k", lambda: 1)
 def test_ctrl_c_that_ends_the_program_gives_the_claim_back(path: str, tmp_path: Path) -> None:
     file = tmp_path / "semel.db"
     ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(file), path], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", SCRIPT, str(file), path],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     assert ended.returncode in (-signal.SIGINT, 130), ended.stderr
     assert "KeyboardInterrupt" in ended.stderr

@@ -349,5 +349,3 @@ async def test_lost_before_its_turn_it_does_not_start(place: Place) -> None:
     assert await client.run_many(given, handler if client.sync else ahandler) == [Done(None), Lost()]
     assert ran == [0]
     assert client.kept == {}
-
-

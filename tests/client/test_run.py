@@ -11,7 +11,7 @@ import pytest
 
 import semel
 from semel import Busy, Done, Errored, Failed, Late, Mismatch
-from tests.client.clients import Any_, Place
+from tests.client.clients import Either, Place
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +37,7 @@ def counted() -> tuple[list[Any], Any]:
     return calls, handler
 
 
-async def test_a_duplicate_does_not_run_again(client: Any_) -> None:
+async def test_a_duplicate_does_not_run_again(client: Either) -> None:
     calls, handler = counted()
     assert await client.run("k", handler, 1) == Done(1)
     assert await client.run("k", handler, 2) == Done(1, replayed=True)
@@ -53,7 +53,7 @@ async def test_a_duplicate_does_not_run_again(client: Any_) -> None:
     ],
     ids=repr,
 )  # fmt: skip
-async def test_values_come_back_as_they_went_in(client: Any_, value: Any) -> None:
+async def test_values_come_back_as_they_went_in(client: Either, value: Any) -> None:
     _, handler = counted()
     first = await client.run("k", handler, value)
     again = await client.run("k", handler, "other")
@@ -67,7 +67,7 @@ class Receipt:
     total: Decimal
 
 
-async def test_an_object_comes_back_by_the_return_annotation(client: Any_) -> None:
+async def test_an_object_comes_back_by_the_return_annotation(client: Either) -> None:
     def charge(number: int) -> Receipt:
         return Receipt(number, Decimal("9.90"))
 
@@ -75,7 +75,7 @@ async def test_an_object_comes_back_by_the_return_annotation(client: Any_) -> No
     assert await client.run("k", charge, 2) == Done(Receipt(1, Decimal("9.90")), replayed=True)
 
 
-async def test_a_transient_failure_is_released_and_may_run_again(client: Any_, place: Place) -> None:
+async def test_a_transient_failure_is_released_and_may_run_again(client: Either, place: Place) -> None:
     error = ValueError("no")
     assert await client.run("k", fails(error)) == Errored(error, 1)
     record = place.record("k")
@@ -199,7 +199,7 @@ async def test_an_effect_is_completed_although_its_value_cannot_be_kept(place: P
     assert record.state == "done"
 
 
-async def test_a_value_that_no_longer_decodes_raises_and_never_reruns(client: Any_) -> None:
+async def test_a_value_that_no_longer_decodes_raises_and_never_reruns(client: Either) -> None:
     def charge() -> Receipt:
         return Receipt(1, Decimal(1))
 
@@ -212,7 +212,7 @@ async def test_a_value_that_no_longer_decodes_raises_and_never_reruns(client: An
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), asyncio.CancelledError()], ids=repr)
 async def test_an_interrupt_releases_and_goes_on_its_way(
-    client: Any_, place: Place, error: BaseException
+    client: Either, place: Place, error: BaseException
 ) -> None:
     caught: list[BaseException] = []
 
@@ -247,7 +247,7 @@ async def test_an_async_def_is_refused_by_a_client_that_blocks(place: Place) -> 
     assert place.record("k").state == "claimed"  # type: ignore[union-attr]
 
 
-async def test_the_handler_is_told_who_and_what_it_is(client: Any_, place: Place) -> None:
+async def test_the_handler_is_told_who_and_what_it_is(client: Either, place: Place) -> None:
     seen: list[Any] = []
 
     def handler() -> None:
@@ -266,7 +266,7 @@ async def test_the_handler_is_told_who_and_what_it_is(client: Any_, place: Place
         semel.current()
 
 
-async def test_a_claim_lost_inside_another_says_nothing_about_the_outer_one(client: Any_) -> None:
+async def test_a_claim_lost_inside_another_says_nothing_about_the_outer_one(client: Either) -> None:
     error = semel.ClaimLost("the inner one")
     assert await client.run("k", fails(error)) == Errored(error, 1)
 
@@ -278,7 +278,7 @@ async def test_consumers_and_tenants_do_not_see_each_other(place: Place) -> None
     assert len(calls) == 3
 
 
-async def test_options_never_clash_with_the_handlers_own(client: Any_) -> None:
+async def test_options_never_clash_with_the_handlers_own(client: Either) -> None:
     def handler(**kwargs: Any) -> Any:
         return kwargs
 

@@ -10,7 +10,7 @@ import pytest
 import semel
 from semel import Busy, Delivery, Done, Errored, Failed, Mismatch, Unavailable
 from semel.core.commands import Claim, Settle
-from tests.client.clients import GUARD_S, Any_, Gate, Place, down, happens, only_async, only_sync, until
+from tests.client.clients import GUARD_S, Either, Gate, Place, down, happens, only_async, only_sync, until
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +19,7 @@ def deliveries(*keys: str, **options: Any) -> list[Delivery[str]]:
     return [Delivery(key=key, body=f"{key}{at}", **options) for at, key in enumerate(keys)]
 
 
-async def test_outcomes_in_input_order_and_copies_folded(client: Any_) -> None:
+async def test_outcomes_in_input_order_and_copies_folded(client: Either) -> None:
     calls: list[str] = []
 
     def handler(body: str) -> str:
@@ -33,8 +33,10 @@ async def test_outcomes_in_input_order_and_copies_folded(client: Any_) -> None:
     assert calls == ["a0", "b1", "c3"]
 
 
-async def test_a_copy_with_another_fingerprint_is_a_mismatch(client: Any_) -> None:
-    given = [Delivery(key="a", body=at, fingerprint=print_) for at, print_ in enumerate((b"x", b"y", b"x", None))]
+async def test_a_copy_with_another_fingerprint_is_a_mismatch(client: Either) -> None:
+    given = [
+        Delivery(key="a", body=at, fingerprint=print_) for at, print_ in enumerate((b"x", b"y", b"x", None))
+    ]
     assert await client.run_many(given, lambda body: body) == [
         Done(0), Mismatch(), Done(0, replayed=True), Done(0, replayed=True),
     ]  # fmt: skip
@@ -56,7 +58,7 @@ async def test_one_failure_touches_no_other(place: Place) -> None:
     assert client.kept == {}
 
 
-async def test_a_stored_value_that_does_not_read_touches_no_other(client: Any_) -> None:
+async def test_a_stored_value_that_does_not_read_touches_no_other(client: Either) -> None:
     @dataclasses.dataclass
     class Thing:
         size: int
@@ -82,14 +84,14 @@ async def test_one_round_trip_for_all_claims(place: Place) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-async def test_two_thousand_deliveries(client: Any_, concurrency: int) -> None:
+async def test_two_thousand_deliveries(client: Either, concurrency: int) -> None:
     given = [Delivery(key=f"k{number % 1500}", body=number) for number in range(2000)]
     outcomes = await client.run_many(given, lambda body: body, concurrency=concurrency)
     assert outcomes == [Done(at % 1500, replayed=at >= 1500) for at in range(2000)]
     assert client.kept == {}
 
 
-async def test_handlers_at_once_are_bounded(client: Any_) -> None:
+async def test_handlers_at_once_are_bounded(client: Either) -> None:
     lock, running, most = Lock(), 0, 0
     full = Event()
 
@@ -122,7 +124,7 @@ async def test_handlers_at_once_are_bounded(client: Any_) -> None:
     assert most == 4
 
 
-async def test_completions_leave_while_later_handlers_run(client: Any_, place: Place) -> None:
+async def test_completions_leave_while_later_handlers_run(client: Either, place: Place) -> None:
     def is_done(key: str) -> bool:
         record = place.record(key)
         return record is not None and record.state == "done"
@@ -147,7 +149,7 @@ async def test_completions_leave_while_later_handlers_run(client: Any_, place: P
     assert outcomes == [Done(True), Done(True)]
 
 
-async def test_an_event_tried_before_is_run_alone_after_the_others(client: Any_, place: Place) -> None:
+async def test_an_event_tried_before_is_run_alone_after_the_others(client: Either, place: Place) -> None:
     claim = await client.claim("poison")
     await client.release(claim)
     order: list[tuple[str, int]] = []
@@ -162,7 +164,7 @@ async def test_an_event_tried_before_is_run_alone_after_the_others(client: Any_,
     assert order == [("a0", 1), ("c2", 1), ("poison1", 2)]
 
 
-async def test_a_busy_one_is_waited_for_after_the_others_ran(client: Any_) -> None:
+async def test_a_busy_one_is_waited_for_after_the_others_ran(client: Either) -> None:
     gate = Gate()
     owner = asyncio.create_task(client.run("held", client.held(gate)))
     await happens(gate.entered)
@@ -220,7 +222,7 @@ async def test_completions_survive_an_outage_together(place: Place) -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 async def test_an_interrupt_in_a_handler_ends_the_batch_and_gives_back_the_rest(
-    client: Any_, place: Place, concurrency: int
+    client: Either, place: Place, concurrency: int
 ) -> None:
     ran: list[str] = []
 
@@ -303,19 +305,18 @@ async def test_a_batch_cancelled_twice_waits_for_its_handlers(place: Place) -> N
 async def test_a_pool_interrupted_from_outside_records_what_its_handlers_did(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from semel import batches
+    from semel.lazily import futures
 
     client = place.open()
-    real, strikes = vars(batches)["wait"], [KeyboardInterrupt()]
+    real, strikes = futures.wait, [KeyboardInterrupt()]
 
     def wait(*args: Any, **kwargs: Any) -> Any:
         if strikes:
             raise strikes.pop()
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(batches, "wait", wait)
+    monkeypatch.setattr(futures, "wait", wait)
     with pytest.raises(KeyboardInterrupt):
         client.inner.run_many(deliveries("a", "b", "c", "d"), lambda body: body, concurrency=2)
     await until(lambda: all(place.record(key).attempt == 0 for key in "cd"))  # type: ignore[union-attr]
     assert {place.record(key).state for key in "ab"} == {"done"}  # type: ignore[union-attr]
-

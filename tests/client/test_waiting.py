@@ -10,27 +10,38 @@ import pytest
 import semel
 from semel import Busy, Done, Errored, Failed, Unavailable
 from semel.core.commands import Claim
-from tests.client.clients import Any_, Gate, Place, down, happens, in_thread, only_async, only_sqlite, only_sync, until
+from tests.client.clients import (
+    Either,
+    Gate,
+    Place,
+    down,
+    happens,
+    in_thread,
+    only_async,
+    only_sqlite,
+    only_sync,
+    until,
+)
 
 pytestmark = pytest.mark.anyio
 
 Start = Callable[..., Any]
 
 
-async def waiting(client: Any_, key: str = "k", fn: Any = lambda: "mine") -> "asyncio.Task[Any]":
+async def waiting(client: Either, key: str = "k", fn: Any = lambda: "mine") -> "asyncio.Task[Any]":
     """A duplicate that sits in its room."""
     task = asyncio.create_task(client.run(key, fn))
     await until(lambda: any(room.bells or room.futures for room in client.rooms.values()))
     return task
 
 
-async def owner_of(client: Any_, gate: Gate, key: str = "k") -> "asyncio.Task[Any]":
+async def owner_of(client: Either, gate: Gate, key: str = "k") -> "asyncio.Task[Any]":
     task = asyncio.create_task(client.run(key, client.held(gate)))
     await happens(gate.entered)
     return task
 
 
-async def test_a_duplicate_waits_and_gets_the_value(client: Any_) -> None:
+async def test_a_duplicate_waits_and_gets_the_value(client: Either) -> None:
     gate = Gate()
     owner = await owner_of(client, gate)
     duplicate = await waiting(client)
@@ -40,14 +51,14 @@ async def test_a_duplicate_waits_and_gets_the_value(client: Any_) -> None:
     assert client.rooms == {}
 
 
-async def test_a_duplicate_takes_over_when_the_owner_releases(client: Any_) -> None:
+async def test_a_duplicate_takes_over_when_the_owner_releases(client: Either) -> None:
     claim = await client.claim("k")
     duplicate = await waiting(client)
     await client.release(claim)
     assert await duplicate == Done("mine")
 
 
-async def test_a_duplicate_takes_over_when_the_owner_fails_for_now(client: Any_) -> None:
+async def test_a_duplicate_takes_over_when_the_owner_fails_for_now(client: Either) -> None:
     gate = Gate()
 
     def handler() -> Any:
@@ -72,7 +83,7 @@ async def test_a_duplicate_takes_over_when_the_lease_ends(place: Place) -> None:
     assert await (await waiting(client, fn=lambda: semel.current().attempt)) == Done(2)
 
 
-async def test_a_duplicate_is_failed_when_the_owner_failed_for_good(client: Any_) -> None:
+async def test_a_duplicate_is_failed_when_the_owner_failed_for_good(client: Either) -> None:
     claim = await client.claim("k")
     duplicate = await waiting(client)
     await client.fail(claim, LookupError("gone"))
@@ -81,7 +92,7 @@ async def test_a_duplicate_is_failed_when_the_owner_failed_for_good(client: Any_
     assert failed.replayed
 
 
-async def test_without_waiting_the_answer_is_busy_at_once(client: Any_, place: Place) -> None:
+async def test_without_waiting_the_answer_is_busy_at_once(client: Either, place: Place) -> None:
     await client.claim("k")
     place.spy.clear()
     assert isinstance(await client.using(wait_s=0).run("k", lambda: 1), Busy)
@@ -97,7 +108,7 @@ async def test_waiting_ends_in_busy(place: Place) -> None:
     assert client.rooms == {}
 
 
-async def test_notification_wakes_with_polling_off(client: Any_, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_notification_wakes_with_polling_off(client: Either, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.inner._runtime.watches, "polling", False)
     claim = await client.claim("k")
     duplicate = await waiting(client)
@@ -106,7 +117,7 @@ async def test_notification_wakes_with_polling_off(client: Any_, monkeypatch: py
 
 
 @only_sqlite
-async def test_polling_wakes_with_notifications_off(client: Any_, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polling_wakes_with_notifications_off(client: Either, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.inner._runtime.watches, "notifications", False)
     claim = await client.claim("k")
     duplicate = await waiting(client)
@@ -115,7 +126,7 @@ async def test_polling_wakes_with_notifications_off(client: Any_, monkeypatch: p
 
 
 @only_sqlite
-async def test_polling_wakes_across_two_store_objects(client: Any_, place: Place) -> None:
+async def test_polling_wakes_across_two_store_objects(client: Either, place: Place) -> None:
     other = place.open(store=place.elsewhere())
     claim = await other.claim("k")
     duplicate = await waiting(client)
@@ -137,7 +148,7 @@ async def test_with_both_off_nobody_is_woken(place: Place, monkeypatch: pytest.M
     assert len(place.spy.sent(Claim)) == 1
 
 
-async def test_the_claim_is_repeated_between_watch_and_sleep(client: Any_, place: Place) -> None:
+async def test_the_claim_is_repeated_between_watch_and_sleep(client: Either, place: Place) -> None:
     """The owner finishes after the duplicate's claim and before its watch: the wake-up must not be lost."""
     claim = await client.claim("k")
     watches = client.inner._runtime.watches
@@ -188,7 +199,7 @@ async def test_five_hundred_tasks_run_it_once(place: Place) -> None:
     assert client.rooms == {}
 
 
-def asleep(client: Any_) -> int:
+def asleep(client: Either) -> int:
     return sum(len(room.bells) + len(room.futures) for room in client.rooms.values())
 
 
@@ -206,7 +217,7 @@ async def test_callers_of_one_process_fold_their_claims_when_woken(place: Place)
 
 
 @only_sqlite
-async def test_callers_of_one_process_share_one_wait(client: Any_, place: Place) -> None:
+async def test_callers_of_one_process_share_one_wait(client: Either, place: Place) -> None:
     """Forty wait for one record: one of them polls for all."""
     claim = await client.claim("k")
     tasks = [asyncio.create_task(client.run("k", lambda: 1)) for _ in range(40)]
@@ -246,7 +257,7 @@ async def test_no_watch_is_left_by_a_waiter_who_is_cancelled(place: Place) -> No
     assert room.futures == {}
 
 
-async def test_a_room_forgets_its_sleepers_between_polls(client: Any_) -> None:
+async def test_a_room_forgets_its_sleepers_between_polls(client: Either) -> None:
     watches = client.inner._runtime.watches
     watch = watches.enter(("", "billing", "k"), 10.0)
     for _ in range(5):
@@ -260,7 +271,7 @@ async def test_a_room_forgets_its_sleepers_between_polls(client: Any_) -> None:
     assert client.rooms == {}
 
 
-async def test_an_outage_during_a_wait_is_outlived(client: Any_, place: Place) -> None:
+async def test_an_outage_during_a_wait_is_outlived(client: Either, place: Place) -> None:
     claim = await client.claim("k")
     duplicate = await waiting(client)
     strikes = [2]

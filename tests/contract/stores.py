@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from semel.clock import Clock
-from semel.core.ports import Capabilities, Store
+from semel.core.ports import Capabilities, Store, Twofold
 from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.testing import ManualClock
-from semel.testing.store_contract import Harness
+from semel.testing.store_contract import AnyStore, Colour, Harness
 from tests.contract.dict_store import DictStore
+from tests.stores.postgres import places
+from tests.stores.redis import places as redis_places
 
 
 class Kind(NamedTuple):
@@ -22,13 +24,17 @@ class Kind(NamedTuple):
     lasts: bool = False
     """Another object on the same folder has the same records, in this process or another."""
 
-    def harness(self, folder: Path) -> Harness:
-        """A place with a manual clock."""
+    def harness(self, folder: Path, colour: Colour = "sync") -> Harness:
+        """A place with a manual clock; in an event loop it is the store's native twin, where it has one."""
         clock = ManualClock()
         if self.lasts:
-            return Harness(lambda: self.make(folder, clock), clock=clock)
+            return Harness(lambda: _in_colour(self.make(folder, clock), colour), clock=clock)
         store = self.make(folder, clock)
         return Harness(lambda: store, clock=clock)
+
+
+def _in_colour(store: Store, colour: Colour) -> AnyStore:
+    return store.twin() if colour == "async" and isinstance(store, Twofold) else store
 
 
 def sqlite(folder: Path, clock: Clock) -> Store:
@@ -40,5 +46,9 @@ KINDS = [
     Kind("memory", MemoryStore.capabilities, lambda _folder, clock: MemoryStore(clock=clock)),
     Kind("sqlite", SqliteStore.capabilities, sqlite, lasts=True),
     Kind("dict", DictStore.capabilities, lambda _folder, clock: DictStore(clock)),
+    Kind("postgres", places.CAPABILITIES, places.make, lasts=True),
+    Kind("postgres-async", places.CAPABILITIES, places.make_in_loop, lasts=True),
+    Kind("redis", redis_places.CAPABILITIES, redis_places.make, lasts=True),
+    Kind("redis-async", redis_places.CAPABILITIES, redis_places.make_in_loop, lasts=True),
 ]
 """Add a store here, and everything in this folder is run on it."""

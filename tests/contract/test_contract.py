@@ -28,7 +28,7 @@ CASES = [
 @pytest.mark.parametrize("colour", ["sync", "async"])
 @pytest.mark.parametrize(("kind", "scenario"), CASES)
 def test_store(kind: Kind, scenario: Scenario, colour: Colour, tmp_path: Path) -> None:
-    store_contract.check(scenario, kind.harness(tmp_path), colour)
+    store_contract.check(scenario, kind.harness(tmp_path, colour), colour)
 
 
 class TestAsOthersUseIt(store_contract.Suite):

@@ -14,7 +14,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         server.stop_all()
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return  # the others go on
     for name, reason in server.missing().items():
         terminalreporter.write_line(f"service {name} cannot be had: {reason}", yellow=True)
     server.clear()

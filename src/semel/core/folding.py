@@ -47,7 +47,7 @@ class Slot(Generic[T]):
     __slots__ = ("item", "takers")
 
     def __init__(self, item: Item, taker: T, view: View | None = None) -> None:
-        self.item = item
+        self.item: Item = item
         self.takers: list[tuple[T, View | None]] = [(taker, view)]
 
 

@@ -3,11 +3,11 @@
 Every operation is O(1): a dict, one lock, and a wheel of expiry times instead of scans.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from semel.clock import Clock, SystemClock
@@ -204,7 +204,7 @@ class MemoryStore:
         return marks.adder(self._clock.now_us, window, room)
 
     def _scan(self, item: Scan, now: int) -> Page:
-        after = tuple(json.loads(item.cursor)) if item.cursor else ("", "", "")
+        after = tuple(msgspec.json.decode(item.cursor)) if item.cursor else ("", "", "")
         ids = sorted(self._journaled if item.orphaned else self._records)
         found: list[Record] = []
         for record_id in ids:
@@ -217,7 +217,7 @@ class MemoryStore:
             ):
                 continue
             if len(found) == item.limit:
-                return Page(found, json.dumps(found[-1].id))
+                return Page(found, msgspec.json.encode(found[-1].id).decode())
             found.append(record)
         return Page(found)
 

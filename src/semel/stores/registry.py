@@ -7,7 +7,6 @@ from collections.abc import Callable
 from importlib import import_module
 from threading import Lock
 from typing import TypeAlias
-from urllib.parse import parse_qsl, urlsplit
 
 from semel.core.ports import AsyncStore, Store
 from semel.errors import StoreUnknown
@@ -20,6 +19,16 @@ AnyStore: TypeAlias = Store | AsyncStore
 _BUILT_IN: dict[str, str] = {
     "memory": "semel.stores.registry:memory",
     "sqlite": "semel.stores.sqlite:from_url",
+    "redis": "semel.stores.redis:from_url",
+    "rediss": "semel.stores.redis:from_url",
+    "redis+cluster": "semel.stores.redis:from_url",
+    "rediss+cluster": "semel.stores.redis:from_url",
+    "redis+sentinel": "semel.stores.redis:from_url",
+    "rediss+sentinel": "semel.stores.redis:from_url",
+    "valkey": "semel.stores.redis:from_url",
+    "valkeys": "semel.stores.redis:from_url",
+    "postgresql": "semel.stores.postgres:from_url",
+    "postgres": "semel.stores.postgres:from_url",
 }
 
 _named: dict[str, MemoryStore] = {}
@@ -36,6 +45,8 @@ def store_for(url: str) -> AnyStore:
 
 def memory(url: str) -> MemoryStore:
     """`memory:` is a store of its own; `memory:name` is the same one wherever this process opens it."""
+    from urllib.parse import parse_qsl, urlsplit
+
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     records_max = int(options.pop("records_max", RECORDS_MAX))

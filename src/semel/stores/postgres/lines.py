@@ -77,8 +77,10 @@ class Line(psycopg.Connection[wire.Row]):
 
     wait_s: float = 10.0
 
-    def wait(self, gen: Any, interval: float = CHECK_S) -> Any:
-        """Wait for the server, at most `wait_s` for the next sign of life."""
+    def wait(self, gen: Any, interval: float = CHECK_S, **more: Any) -> Any:
+        """Wait for the server, at most `wait_s` for the next sign of life, unless the caller says how long."""
+        if more:
+            return super().wait(gen, interval, **more)
         try:
             return super().wait(_within(gen, self.wait_s), interval=CHECK_S)
         except NoAnswer:
@@ -91,8 +93,10 @@ class AsyncLine(psycopg.AsyncConnection[wire.Row]):
 
     wait_s: float = 10.0
 
-    async def wait(self, gen: Any, interval: float = CHECK_S) -> Any:
-        """Wait for the server, at most `wait_s` for the next sign of life."""
+    async def wait(self, gen: Any, interval: float = CHECK_S, **more: Any) -> Any:
+        """Wait for the server, at most `wait_s` for the next sign of life, unless the caller says how long."""
+        if more:
+            return await super().wait(gen, interval, **more)
         try:
             return await super().wait(_within(gen, self.wait_s), interval=CHECK_S)
         except NoAnswer:

@@ -34,7 +34,6 @@ inp AS MATERIALIZED (
 ),
 cur AS MATERIALIZED (
     SELECT i.*, t.now, r.state, r.lease_until, r.settled_at, r.fence, r.attempt, r.first_seen, r.value,
-        r.owner = i.owner AS same_owner,
         CASE
             WHEN r.state IS NULL OR NOT {live} OR r.state & 7 = 4 THEN
                 CASE WHEN t.now - i.event_time > i.span THEN 6 ELSE 0 END
@@ -42,7 +41,7 @@ cur AS MATERIALIZED (
                 AND r.fingerprint <> ''::bytea THEN 5
             WHEN r.state & 7 > 4 THEN 8
             WHEN {running} THEN
-                CASE WHEN r.owner <> i.owner THEN 3 WHEN r.state & 96 <> 0 THEN 8 ELSE 9 END
+                CASE WHEN r.owner <> i.owner THEN 3 ELSE 8 END
             WHEN {orphaned} OR r.state & 7 = 3 THEN 7
             WHEN r.state & 7 = 0 THEN CASE WHEN r.state & 96 <> 0 THEN 8 ELSE 0 END
             ELSE r.state & 7
@@ -94,8 +93,7 @@ won AS (
 SELECT 0::smallint, uuid_send(digest), fence, attempt, lease_until, coalesce(first_seen, fence), NULL::bytea FROM won
 UNION ALL
 SELECT verdict::smallint, uuid_send(digest), fence, CASE WHEN verdict = 3 THEN state & 64 ELSE attempt END,
-    CASE verdict WHEN 3 THEN lease_until - now WHEN 6 THEN now - event_time WHEN 7 THEN coalesce(settled_at, lease_until)
-        WHEN 9 THEN lease_until ELSE settled_at END,
+    CASE verdict WHEN 3 THEN lease_until - now WHEN 6 THEN now - event_time WHEN 7 THEN coalesce(settled_at, lease_until) ELSE settled_at END,
     coalesce(first_seen, fence), CASE WHEN verdict < 3 THEN value END
 FROM cur WHERE verdict > 0
 
@@ -363,7 +361,7 @@ WHERE m.expires_at > t.now AND (%(tenant)s::text IS NULL OR c.tenant = %(tenant)
 GROUP BY t.now, c.consumer
 UNION ALL
 SELECT t.now, 2, '', 0, true, 0, (SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
-    WHERE relnamespace = %(schema)s::regnamespace AND relkind = 'r')
+    WHERE relnamespace = '{schema}'::regnamespace AND relkind = 'r')
 FROM t
 
 -- query: read_windows
@@ -385,7 +383,9 @@ WITH t AS MATERIALIZED {now},
 chosen AS MATERIALIZED (
     SELECT r.digest FROM {schema}.records AS r CROSS JOIN t
     WHERE r.consumer_id = (SELECT id FROM {schema}.consumers WHERE tenant = %(tenant)s AND consumer = %(consumer)s)
-        AND %(event_type)s::text IN ('', coalesce(r.event_type, '')) AND r.state & 7 IN (1, 2) AND {live}
+        AND r.state & 7 IN (1, 2) AND {live}
+        AND %(event_type)s::text = coalesce((SELECT w.event_type FROM {schema}.windows AS w  -- which governs it
+            WHERE w.tenant = %(tenant)s AND w.consumer = %(consumer)s AND w.event_type = r.event_type), '')
     ORDER BY r.digest FOR UPDATE OF r
 )
 UPDATE {schema}.records AS r SET

@@ -75,15 +75,17 @@ class Batch:
     def __init__(
         self,
         items: Sequence[Item],
-        consumers: dict[Scope, int],
+        known: dict[Scope, int],
         *,
         now: int | None = None,
         readable_keys: bool = True,
     ) -> None:
         self.items: Sequence[Any] = items
         self.answers: list[Answer] = [None] * len(items)
-        self.consumers = consumers
-        """The numbers of consumers, kept by the store between calls."""
+        self.known = known
+        """The numbers of consumers, kept by the store between calls; other threads may clear it."""
+        self.consumers: dict[Scope, int] = {}
+        """Those that this batch needs."""
         self.now = now
         """`None`: the server's own clock."""
         self.readable_keys = readable_keys
@@ -94,6 +96,11 @@ class Batch:
     def refuse(self, position: int, error: Exception) -> None:
         """Answer one item with its own error."""
         self.answers[position] = Unavailable(error)
+
+    def start_over(self) -> None:
+        """The connection was cut: perhaps the next one leads to another server, with other numbers."""
+        self.known.clear()
+        self.consumers.clear()
 
     def key_of(self, item: RecordItem, *, needed: bool) -> str | None:
         """The readable key, where it is kept."""
@@ -248,7 +255,6 @@ _CLAIM_ANSWERS: dict[int, Callable[[Row], Answer]] = {
     6: lambda row: Late(row[4] / 1e6),
     7: lambda row: Unknown(row[4] or 0),
     8: lambda _row: None,
-    9: _granted,
 }
 """What the verdicts of the statement `claim` mean; `None`: to be decided under a lock."""
 
@@ -484,6 +490,10 @@ def marks(batch: Batch, positions: Sequence[int]) -> Talk[None]:
 def know_consumers(batch: Batch, scopes: set[Scope]) -> Talk[None]:
     """Have a number for each consumer; they are remembered, so this is said once."""
     for _ in range(RACES_MAX):
+        for scope in scopes - batch.consumers.keys():
+            number = batch.known.get(scope)
+            if number is not None:
+                batch.consumers[scope] = number
         unknown = sorted(scopes - batch.consumers.keys())
         if not unknown:
             return
@@ -495,7 +505,8 @@ def know_consumers(batch: Batch, scopes: set[Scope]) -> Talk[None]:
             },
         )
         for tenant, consumer, number in rows:
-            batch.consumers[wire.original(tenant), wire.original(consumer)] = number
+            scope = (wire.original(tenant), wire.original(consumer))
+            batch.known[scope] = batch.consumers[scope] = number
     raise StoreUnavailable("consumers are entered and removed at the same time; try again")
 
 

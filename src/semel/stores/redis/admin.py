@@ -359,15 +359,15 @@ def set_window(x: Exchange, item: SetWindow, now: bytes) -> Steps:
 
 def _move_existing(x: Exchange, item: SetWindow, window_us: int, now: bytes) -> Steps:
     at = yield from time_of(x, now)
+    windows = (yield from read_settings(x)).windows
+    name = (item.tenant, item.consumer, item.event_type)
     keys = [key for key in (yield from all_keys(x)) if is_record(x, key)]
     for some in _slices(keys):
         moved: dict[int, Part] = {}
         for key, record in (yield from outlines(x, some, at)):
-            if (
-                record.id[:2] == (item.tenant, item.consumer)
-                and item.event_type in ("", record.event_type)
-                and record.state in ("done", "failed")
-            ):
+            own = (*name[:2], record.event_type)
+            in_force = own if own in windows else (*name[:2], "")
+            if record.id[:2] == name[:2] and name == in_force and record.state in ("done", "failed"):
                 bucket = key[-DIGEST_BYTES] & 63
                 part = moved.setdefault(bucket, Part("end", [], [], [], [], bucket))
                 part.places.append(len(part.places))

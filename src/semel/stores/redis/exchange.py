@@ -5,13 +5,12 @@ what came of it, and returns the answers. The stores are the loops that do it, w
 """
 
 import logging
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
 from semel.core.commands import Answer, Claim, Forget, Granted, Item, Lookup, Mark, Marked, Renew, Resolve, Settle
-from semel.digests import digest
 from semel.errors import RecordCorrupt, SemelError, StoreRefused, StoreUnavailable
 from semel.stores.redis import trouble, wire
 from semel.stores.redis.scripting import Script, Scripts
@@ -115,7 +114,7 @@ class Exchange:
         wait_replicas: int,
         wait_replicas_ms: int,
         retry_s: float,
-        token: bytes,
+        new_token: Callable[[], bytes],
     ) -> None:
         self.name = name
         self.layout = layout
@@ -126,7 +125,8 @@ class Exchange:
         self._on_lost = b"s" if stop_when_lost else b""
         self._wait_replicas = wait_replicas
         self._wait_replicas_ms = wait_replicas_ms
-        self._token = token
+        self._new_token = new_token
+        self._token = new_token()
         self.epochs: dict[int, bytes] = {}
         self.scopes: set[tuple[str, str]] = set()
         """Those whose marks are known by name in the store."""
@@ -166,13 +166,12 @@ class Exchange:
 
     def _parts(self, kind: PartKind, start: int, run: Sequence[Any], answers: list[Answer]) -> Iterable[Part]:
         try:
-            digests = [digest(item.id) for item in run]
-            args = wire.claims(run, readable=self.readable_keys) if kind == "claim" else wire.ends(run)
+            digests, args = self._encode(kind, run)
         except (SemelError, UnicodeEncodeError, OverflowError, ValueError):
             good: list[tuple[int, Any]] = []
             for at, item in enumerate(run, start):  # one of them is at fault, and its fault is its own
                 try:
-                    wire.claims([item], readable=True) if kind == "claim" else wire.ends([item])
+                    self._encode(kind, [item])
                     good.append((at, item))
                 except (SemelError, UnicodeEncodeError, OverflowError, ValueError) as error:
                     fault = error if isinstance(error, SemelError) else RecordCorrupt(f"{item.id!r}: {error}")
@@ -187,6 +186,9 @@ class Exchange:
         records = self.layout.records
         keys = [records[each[0] & 63] + each for each in digests]
         yield from _cut(Part(kind, places, run, keys, args))
+
+    def _encode(self, kind: PartKind, run: Sequence[Any]) -> tuple[list[bytes], list[bytes]]:
+        return wire.claims(run, readable=self.readable_keys) if kind == "claim" else wire.ends(run)
 
     def _by_bucket(
         self, kind: PartKind, places: list[int], run: Sequence[Any], digests: list[bytes], args: list[bytes]
@@ -413,9 +415,10 @@ class Exchange:
         if known == epoch or not epoch:
             return
         self.epochs[bucket] = epoch
+        if epoch == self._token:  # ours; were it lost, another must take its place, or nobody would notice
+            self._token = self._new_token()
+            _log.info("%s: a new store, or one that was emptied; bucket %d begins here", self.name, bucket)
         if known is None:
-            if epoch == self._token:
-                _log.info("%s: a new store, or one that was emptied; bucket %d begins here", self.name, bucket)
             return
         self.stores_lost += 1
         self.scopes.clear()

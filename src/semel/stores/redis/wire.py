@@ -100,24 +100,42 @@ def id_of(name: bytes | None, digest: bytes) -> Id:
 # --- items --------------------------------------------------------------------------------------
 
 
-def claims(items: Sequence[Claim], *, readable: bool) -> list[bytes]:
-    """What the claim script takes for each item."""
-    shapes: dict[tuple[Any, ...], bytes] = {}
+def claims(items: Sequence[Claim], *, readable: bool) -> tuple[list[bytes], list[bytes]]:
+    """The digest of each item's record, and what the claim script takes for it."""
+    shapes: dict[tuple[int, int, bool], bytes] = {}
+    digests: list[bytes] = []
     args: list[bytes] = []
+    whose = prefix = name = b""
+    scoped: tuple[str, str] | None = None
     for item in items:
-        owner, record_id = item.owner, item.id
-        named = readable or item.quarantine or item.journal is not None
-        tail = b"%c%b%b" % (len(owner), owner, name_of(record_id, readable=named))
-        shape = (item.lease_us, item.window_us, item.quarantine, item.sliding)
-        if not (item.event_type or item.fingerprint or item.event_time_us is not None):
-            if item.fingerprint is None and item.meta is None and item.journal is None:
-                head = shapes.get(shape)
-                if head is None:
-                    head = shapes[shape] = _head(item, 0, NAME)
-                args.append(head + tail)
-                continue
-        args.append(_whole_claim(item, tail))
-    return args
+        tenant, consumer, text = item.id
+        if (tenant, consumer) != scoped:
+            scoped = (tenant, consumer)
+            prefix, name = scope(tenant, consumer), scope_name(tenant, consumer)
+        key = text.encode()
+        digests.append(sha256(prefix + key).digest()[:DIGEST_BYTES])
+        owner = item.owner
+        if item.quarantine or not readable or _has_more(item):
+            named = readable or item.quarantine or item.journal is not None
+            whose = name + key if named else name
+            args.append(_whole_claim(item, b"%c%b%b%b" % (len(owner), owner, _U2.pack(len(whose)), whose)))
+            continue
+        shape = (item.lease_us, item.window_us, item.sliding)
+        head = shapes.get(shape)
+        if head is None:
+            head = shapes[shape] = _head(item, 0, NAME)
+        args.append(b"%b%c%b%b%b%b" % (head, len(owner), owner, (len(name) + len(key)).to_bytes(2), name, key))
+    return digests, args
+
+
+def _has_more(item: Claim) -> bool:
+    return not (
+        item.fingerprint is None
+        and item.journal is None
+        and item.event_time_us is None
+        and item.meta is None
+        and not item.event_type
+    )
 
 
 def _whole_claim(item: Claim, tail: bytes) -> bytes:
@@ -152,30 +170,26 @@ def _short(text: bytes, what: str) -> bytes:
     return _U2.pack(len(text)) + text
 
 
-def ends(items: Sequence[RecordItem], names: frozenset[int] = frozenset()) -> list[bytes]:
-    """What the settle script takes for each item; `names`: those that must bring their name along."""
-    return [
-        settle(item, name_of(item.id, readable=True) if at in names else b"")
-        if type(item) is Settle
-        else _ENDS[type(item)](item)
-        for at, item in enumerate(items)
+def ends(items: Sequence[RecordItem]) -> tuple[list[bytes], list[bytes]]:
+    """The digest of each item's record, and what the settle script takes for it."""
+    digests = [
+        sha256(scope(tenant, consumer) + key.encode()).digest()[:DIGEST_BYTES]
+        for tenant, consumer, key in [item.id for item in items]
     ]
+    return digests, [settle(item) if type(item) is Settle else _ENDS[type(item)](item) for item in items]
 
 
 def settle(item: Settle, name: bytes = b"") -> bytes:
     """What the settle script takes for the end of a claim."""
-    options = COUNTED if item.count_attempt else 0
-    value = b""
-    if item.value is not None and item.to in ("done", "failed"):
+    options, value, to = COUNTED if item.count_attempt else 0, b"", item.to
+    if item.value is not None and to in ("done", "failed"):
         options |= WITH_VALUE
-        value = _U4.pack(len(item.value)) + item.value
+        value = len(item.value).to_bytes(4) + item.value
     if item.sliding:
         options |= SLIDES
     if name:
         options |= NAMED
-    head = _SETTLE.pack(
-        83, ENDS[item.to], options, item.fence, item.window_us, item.lease_us, item.delay_us
-    )
+    head = _SETTLE.pack(83, ENDS[to], options, item.fence, item.window_us, item.lease_us, item.delay_us)
     return b"%b%c%b%b%b" % (head, len(item.owner), item.owner, name, value)
 
 
@@ -307,6 +321,42 @@ def _record(
     )
 
 
+_TIME_BITS = 56
+_TIME_MASK = (1 << _TIME_BITS) - 1
+_DONE, _FAILED = 1, 2
+
+
+def known(raw: bytes, record_id: Id) -> Known:
+    """What a duplicate is told, without reading what it does not need. Raises `RecordCorrupt`."""
+    try:
+        flags, more, state = raw[1], raw[2], raw[1] & STATE_MASK
+        times = int.from_bytes(raw[5:HEADER_BYTES])
+        fence = first_seen = times >> 2 * _TIME_BITS
+        at = HEADER_BYTES + 1 + raw[HEADER_BYTES]
+        if flags & SEEN:
+            first_seen = int.from_bytes(raw[at : at + _U7])
+            at += _U7
+        for flag in _SHORT_PARTS:
+            if more & flag:
+                at += 2 + (raw[at] << 8) + raw[at + 1]
+        for flag in _LONG_PARTS:
+            if more & flag:
+                at += 4 + int.from_bytes(raw[at : at + 4])
+        value = None
+        if flags & VALUE:
+            value = raw[at + 4 :]
+            at += 4 + int.from_bytes(raw[at : at + 4])
+    except IndexError as trouble:
+        raise RecordCorrupt(f"record {record_id!r} does not read: {trouble}") from trouble
+    if at != len(raw) or raw[0] != VERSION or state not in (_DONE, _FAILED) or flags & JOURNAL or not fence:
+        raise RecordCorrupt(f"record {record_id!r} is answered as settled, and does not read so")
+    return Known("done" if state == _DONE else "failed", value, fence, times & _TIME_MASK, first_seen)
+
+
+_SHORT_PARTS = (NAME, TYPE, PRINT)
+_LONG_PARTS = (META, STEPS)
+
+
 def outline(raw: bytes, digest: bytes) -> Record:
     """A record from the beginning of its bytes: without its payloads. Raises `RecordCorrupt`."""
     try:
@@ -365,11 +415,7 @@ def claim_answer(letter: str, detail: bytes, item: Claim, now: int) -> Any:
             r = unpack(detail, item.id)
             return Granted(r.fence, r.attempt, r.lease_until, r.first_seen, r.steps, r.journal)
         case "K":
-            r = unpack(detail, item.id)
-            state = r.state
-            if state not in ("done", "failed"):
-                raise RecordCorrupt(f"record {item.id!r} is {state}, and answered as settled")
-            return Known("done" if state == "done" else "failed", r.value, r.fence, r.settled_at, r.first_seen)
+            return known(detail, item.id)
         case "B" | "J":
             return Busy(int(detail) / 1e6, letter == "J")
         case "M":

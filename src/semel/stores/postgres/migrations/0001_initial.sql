@@ -40,7 +40,7 @@ CREATE TABLE {schema}.records (
     event_type text,
     key text COLLATE "C",       -- for people; NULL: only the digest is kept
     value bytea                 -- a byte that names the codec, then the value
-) WITH (fillfactor = 55, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 CREATE UNIQUE INDEX records_digest ON {schema}.records (digest);
 CREATE INDEX records_purge ON {schema}.records (purge_at) WHERE purge_at IS NOT NULL;
 

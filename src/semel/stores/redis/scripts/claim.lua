@@ -63,6 +63,17 @@ local function differs(mine, stored)
   return mine and stored and mine ~= '' and stored ~= '' and byte(mine) == byte(stored) and mine ~= stored
 end
 
+-- The usual duplicate: settled, and nothing to compare.
+local function known(i, raw)
+  if #raw <= HEADER_BYTES then return false end
+  local version, rst, rfl, _, _, expires = sunpack(HEADER, raw)
+  local state = rst % 8
+  if version ~= VERSION or (state ~= DONE and state ~= FAILED) or expires <= now then return false end
+  if has(fl, PRINT) and has(rfl, PRINT) then return false end
+  say(i, 'K', raw)
+  return true
+end
+
 local function claim(i, key, arg, raw)
   local stored = open(raw)
   local fence = stored.fence
@@ -128,7 +139,9 @@ for i = 2, #KEYS do
         else
           out[i - 1] = 'T'
         end
-      elseif type(raw) == 'table' or not pcall(claim, i, key, arg, raw) then
+      elseif type(raw) == 'table' then
+        out[i - 1] = 'X'
+      elseif not known(i, raw) and not pcall(claim, i, key, arg, raw) then
         out[i - 1] = 'X'
       end
     end

@@ -71,7 +71,7 @@ local function say(i, letter, detail)
 end
 
 local function milliseconds(till)
-  return format('%.0f', math.ceil((till - now) / 1000) + SPARE_MS)
+  return format('%.0f', math.max(0, math.ceil((till - now) / 1000)) + SPARE_MS)
 end
 
 local function put(key, raw, till)

@@ -1,0 +1,14 @@
+"""Records in PostgreSQL: durable, shared by many machines, readable by operators."""
+
+from semel.errors import StoreUnknown
+
+try:
+    import psycopg as _driver  # noqa: F401 - to say what to do where it is missing
+except ImportError as error:
+    raise StoreUnknown('postgresql: needs a driver; install it with: pip install "semel[postgres]"') from error
+
+from semel.stores.postgres.schema import schema_sql
+from semel.stores.postgres.store import AsyncPostgresStore, PostgresStore
+from semel.stores.postgres.urls import from_url
+
+__all__ = ["AsyncPostgresStore", "PostgresStore", "from_url", "schema_sql"]

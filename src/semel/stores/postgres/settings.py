@@ -1,0 +1,77 @@
+"""What a PostgreSQL store is told about its server: checked on birth, and shared by both colours."""
+
+from typing import Any
+
+import psycopg
+from msgspec import Struct
+from psycopg.conninfo import conninfo_to_dict
+
+from semel.errors import PolicyInvalid
+from semel.stores.postgres.schema import SCHEMA, check_schema_name
+
+__all__ = ["Place"]
+
+WAIT_MAX_S = 3600.0
+POOL_MAX = 1000
+PLANS = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+"""For single keys there is one good plan, one index probe each, and the planner is not to think of another:
+on a table without statistics it would, and keep it while the table grows."""
+
+
+class Place(Struct, frozen=True, kw_only=True):
+    """A server, a schema in it, and how to deal with them."""
+
+    conninfo: dict[str, Any]
+    schema: str = SCHEMA
+    pool_max: int = 4
+    wait_s: float = 10.0
+    pooler: bool = False
+    readable_keys: bool = True
+
+    @classmethod
+    def of(cls, url: str, **options: Any) -> "Place":
+        """The place that a URL or connection string names, with everything checked. Nothing is connected."""
+        try:
+            conninfo = conninfo_to_dict(url)
+        except psycopg.ProgrammingError as error:
+            raise PolicyInvalid("this is no PostgreSQL URL; write postgresql://user@host:5432/database") from error
+        place = cls(conninfo=conninfo, **options)
+        check_schema_name(place.schema)
+        if not 1 <= place.pool_max <= POOL_MAX:
+            raise PolicyInvalid(f"pool_max is {place.pool_max}; it must lie between 1 and {POOL_MAX}")
+        if not 0 < place.wait_s <= WAIT_MAX_S:
+            raise PolicyInvalid(f"wait_s is {place.wait_s}; it must lie between 0 and {WAIT_MAX_S:g}")
+        return place
+
+    @property
+    def name(self) -> str:
+        """How it is called in errors and logs: without user and password."""
+        host = self.conninfo.get("host") or self.conninfo.get("hostaddr") or "localhost"
+        port = f":{self.conninfo['port']}" if "port" in self.conninfo else ""
+        schema = "" if self.schema == SCHEMA else f"?schema={self.schema}"
+        return f"postgresql://{host}{port}/{self.conninfo.get('dbname', '')}{schema}"
+
+    def parameters(self) -> dict[str, Any]:
+        """What the driver is given to connect with."""
+        wait_s = max(2, round(self.wait_s))
+        chosen: dict[str, Any] = {
+            "connect_timeout": wait_s,
+            "application_name": "semel",
+            "keepalives_idle": wait_s,
+            "keepalives_interval": 2,
+            "keepalives_count": 3,
+            "tcp_user_timeout": wait_s * 1000,
+            **self.conninfo,
+            "autocommit": True,
+            "prepare_threshold": None if self.pooler else 0,
+        }
+        if not self.pooler:  # a pooler gives each transaction another session, so nothing can be set in one
+            ours = " ".join(f"-c {name}={value}" for name, value in PLANS.items())
+            chosen["options"] = f"{ours} {self.conninfo.get('options', '')}".strip()
+        return chosen

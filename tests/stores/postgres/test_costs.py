@@ -1,0 +1,220 @@
+"""What is promised to cost little: round trips, log written by duplicates, plans that do not flip."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.core.commands import Claim, Granted, Known, Lookup, Mark, Renew, Settle
+from semel.stores.postgres import PostgresStore, lines, talk, wire
+from tests.services import postgres
+from tests.stores.postgres import places
+
+DAY_US = 86_400 * 1_000_000
+MINUTE_US = 60 * 1_000_000
+SOAK = bool(os.environ.get("SEMEL_SOAK"))
+
+
+def claims(count: int, consumer: str = "c") -> list[Claim]:
+    return [Claim(("", consumer, f"key {n}"), os.urandom(16), MINUTE_US, DAY_US) for n in range(count)]
+
+
+def finish(store: PostgresStore, batch: list[Claim]) -> None:
+    answers = store.send(batch)
+    store.send(
+        [
+            Settle(claim.id, claim.owner, answer.fence, "done", b"j1", DAY_US)
+            for claim, answer in zip(batch, answers, strict=True)
+        ]
+    )
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Every statement that is sent; once prepared, each is one round trip."""
+    said: list[str] = []
+    execute = lines.Line.execute
+
+    def counting(self: lines.Line, query: Any, *args: Any, **more: Any) -> Any:
+        said.append(query)
+        return execute(self, query, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lines.Line, "execute", counting)
+        yield said
+
+
+def test_one_round_trip_where_one_is_promised(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish(store, claims(1))
+    store.send([Mark("", "m", ["a"], DAY_US)])
+    new, known = claims(500, "d"), claims(1)[0]
+    with counted(monkeypatch) as said:
+        store.send([claims(1, "c")[0]])  # a duplicate, with its value
+        assert len(said) == 1
+    with counted(monkeypatch) as said:
+        store.send([Mark("", "m", [f"key {n}" for n in range(500)], DAY_US)])
+        assert len(said) == 1
+    store.send(claims(1, "d"))  # the consumer has a number from now on
+    with counted(monkeypatch) as said:
+        answers = store.send(new[1:])
+        assert len(said) == 1
+    granted = [(c, a) for c, a in zip(new[1:], answers, strict=True) if isinstance(a, Granted)]
+    assert len(granted) == 499
+    with counted(monkeypatch) as said:
+        store.send([Renew(c.id, c.owner, a.fence, MINUTE_US) for c, a in granted])
+        assert len(said) == 1
+    with counted(monkeypatch) as said:
+        store.send([Settle(c.id, c.owner, a.fence, "done", None, DAY_US) for c, a in granted])
+        assert len(said) == 1
+    with counted(monkeypatch) as said:
+        mixed = [Settle(c.id, c.owner, a.fence, "done", None, DAY_US) for c, a in granted]
+        store.send([*mixed, known, Lookup(known.id)])
+        assert len(said) == 3  # one for each kind of item
+
+
+def test_duplicates_write_no_log(store: PostgresStore, place: str) -> None:
+    finish(store, claims(500))
+    keys = [f"key {n}" for n in range(500)]
+    store.send([Mark("", "m", keys, DAY_US)])
+    running = claims(100, "running")
+    store.send(running)
+    store.send(claims(500))  # the first look may tidy a page, which writes
+    store.send(claims(100, "running"))
+    postgres.execute(place, "CHECKPOINT")
+
+    def written() -> tuple[int, int]:
+        """Bytes of log, and transaction numbers used."""
+        at = store._opened()
+        with at.line() as line:
+            row = line.execute(
+                "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+            ).fetchone()
+        assert row is not None
+        return row
+
+    least = 10**9
+    for _ in range(5):  # the server's own doings in between are not ours
+        before = written()
+        answers = store.send(claims(500))
+        (marked,) = store.send([Mark("", "m", keys, DAY_US)])
+        store.send(claims(100, "running"))
+        after = written()
+        assert all(isinstance(answer, Known) for answer in answers)
+        assert not any(marked.firsts)
+        least = min(least, after[0] - before[0] + after[1] - before[1])
+    assert least == 0
+
+
+def explain(store: PostgresStore, items: list[Any]) -> dict[str, Any]:
+    """How the server carries out the statement of these items, and what it did."""
+    batch = talk.Batch(items, store.consumers)
+    (stage,) = talk.stages(batch)
+    ask = next(talk.say(batch, stage))
+    with store._opened().line() as line:
+        line.execute("BEGIN")
+        cursor = line.execute(
+            f"EXPLAIN (ANALYZE, FORMAT JSON) {store.statements[ask.name]}",  # type: ignore[call-overload]
+            ask.parameters,
+        )
+        row = cursor.fetchone()
+        line.execute("ROLLBACK")
+    assert row is not None
+    plan: dict[str, Any] = row[0][0]["Plan"]
+    return plan
+
+
+def scans(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if plan.get("Relation Name") in ("records", "marks") and plan["Node Type"].endswith("Scan"):
+        yield plan
+    for part in plan.get("Plans", ()):
+        yield from scans(part)
+
+
+def fill(place: str, schema: str, count: int) -> None:
+    """Rows without statistics on them."""
+    postgres.execute(
+        place,
+        f"INSERT INTO {schema}.records (digest, state, owner, fence, attempt, settled_at, expires_at, consumer_id)"
+        f" SELECT gen_random_uuid(), 1, '\\x11', 1, 1, 1, 4000000000000000, 1 FROM generate_series(1, {count})",
+    )
+    postgres.execute(
+        place,
+        f"INSERT INTO {schema}.marks (digest, expires_at, consumer_id)"
+        f" SELECT gen_random_uuid(), 4000000000000000, 1 FROM generate_series(1, {count})",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [0, 200_000, *([2_000_000] if SOAK else [])])
+def test_one_index_probe_for_each_key(store: PostgresStore, place: str, rows: int) -> None:
+    batch = claims(200)
+    answers = store.send(batch)
+    schema = store.place.schema
+    postgres.execute(place, f"ALTER TABLE {schema}.records SET (autovacuum_enabled = off)")
+    fill(place, schema, rows)
+    for items in (
+        [Settle(c.id, c.owner, a.fence, "done", None, DAY_US) for c, a in zip(batch, answers, strict=True)],
+        [Renew(c.id, c.owner, a.fence, MINUTE_US) for c, a in zip(batch, answers, strict=True)],
+        claims(200),
+        claims(200, "other"),
+        [Lookup(claim.id) for claim in batch],
+        [Mark("", "c", [f"key {n}" for n in range(200)], DAY_US)],
+    ):
+        if items[0].__class__ is Claim:
+            store.consumers.setdefault(items[0].id[:2], 1)
+        found = list(scans(explain(store, items)))
+        assert found
+        for scan in found:
+            assert scan["Node Type"] in ("Index Scan", "Index Only Scan"), (items[0], scan)
+            assert scan["Actual Rows"] * scan["Actual Loops"] <= 200
+            assert scan["Actual Loops"] in (0, 200)
+            assert scan.get("Rows Removed by Filter", 0) == 0
+
+
+def test_a_record_and_a_mark_take_little_room(tmp_path: Path) -> None:
+    schema = places.make(tmp_path).place.schema
+    store = PostgresStore(postgres.url(), schema=schema, readable_keys=False, pool_max=2)
+    store.open()
+    try:
+        for number in range(40):
+            finish(store, [Claim(("", "c", f"{number}-{n}"), os.urandom(16), MINUTE_US, DAY_US) for n in range(500)])
+            store.send([Mark("", "m", [f"{number}-{n}" for n in range(500)], DAY_US)])
+        ((records, marks),) = postgres.execute(
+            postgres.url(),
+            f"SELECT pg_total_relation_size('{store.place.schema}.records')::int,"
+            f" pg_total_relation_size('{store.place.schema}.marks')::int",
+        )
+    finally:
+        store.close()
+    assert records / 20_000 <= 290
+    assert marks / 20_000 <= 104
+
+
+def test_packed_arrays_are_what_the_server_reads(store: PostgresStore) -> None:
+    digests = [os.urandom(16) for _ in range(3)]
+    with store._opened().line() as line:
+        row = line.execute(
+            "SELECT %(u)b, %(b)b, %(i)b, %(s)b, %(y)b, %(t)b, %(e)b",
+            {
+                "u": wire.uuids(digests),
+                "b": wire.bigints([1, None, -(2**62)]),
+                "i": wire.integers([7, 7]),
+                "s": wire.smallints([None]),
+                "y": wire.byteas([b"", None, b"\0x"]),
+                "t": wire.texts(["a", None, "\u00e4"]),
+                "e": wire.byteas([]),
+            },
+        ).fetchone()
+    assert row is not None
+    assert [each.bytes for each in row[0]] == digests
+    assert row[1:] == ([1, None, -(2**62)], [7, 7], [None], [b"", None, b"\0x"], ["a", None, "\u00e4"], [])
+
+
+@pytest.mark.parametrize("text", ["", "plain", "\0", "a\0b", "\ue000", "\ue000\0", "\0\ue000\ue000\u2400"])
+def test_every_text_can_be_stored(text: str) -> None:
+    assert "\0" not in wire.storable(text)
+    assert wire.original(wire.storable(text)) == text
+    assert wire.storable(text + "more").startswith(wire.storable(text))

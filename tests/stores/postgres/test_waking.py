@@ -1,0 +1,131 @@
+"""Waiters in other processes are woken by notifications, and by polling where there are none."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import semel
+from semel.core.commands import Claim
+from semel.stores.postgres.urls import from_url
+from semel.types import Done
+from tests.services import postgres
+from tests.services.server import await_true
+from tests.stores.postgres import places
+
+CALLERS = 500
+PATIENT = semel.Policy(lease_s=60, wait_s=30)
+
+
+def listeners(place: str, schema: str) -> int:
+    ((count,),) = postgres.execute(place, f"SELECT count(*)::int FROM {schema}.listeners")
+    return int(count)
+
+
+def opened(place: str, name: str = "billing") -> semel.Semel:
+    return semel.open(from_url(place), consumer=name, policy=PATIENT)
+
+
+@pytest.mark.parametrize("off", ["polling", "notifications"])
+def test_a_thread_is_woken_by_either_alone(place: str, off: str) -> None:
+    with opened(place) as owner, opened(place) as waiter, ThreadPoolExecutor(1) as threads:
+        setattr(waiter._runtime.watches, off, False)
+        claim: Any = owner.claim("k")
+        waiting = threads.submit(waiter.run, "k", lambda: "never")
+        assert await_true(lambda: bool(waiter._runtime.watches._rooms), 10)
+        owner.complete(claim, 1)
+        assert waiting.result(10) == Done(1, replayed=True)
+
+
+@pytest.mark.parametrize("off", ["polling", "notifications"])
+def test_a_task_is_woken_by_either_alone(place: str, off: str) -> None:
+    async def scene() -> None:
+        async with (
+            semel.aopen(from_url(place), consumer="billing", policy=PATIENT) as owner,
+            semel.aopen(from_url(place), consumer="billing", policy=PATIENT) as waiter,
+        ):
+            setattr(waiter._runtime.watches, off, False)
+            claim: Any = await owner.claim("k")
+            waiting = asyncio.create_task(waiter.run("k", lambda: "never"))
+            while not waiter._runtime.watches._rooms:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0)
+            await owner.complete(claim, 1)
+            assert await asyncio.wait_for(waiting, 10) == Done(1, replayed=True)
+
+    asyncio.run(scene())
+
+
+def test_behind_a_pooler_nobody_listens_and_waiters_poll(place: str) -> None:
+    at = place + "&pooler=true"
+    with opened(at) as owner, opened(at) as waiter, ThreadPoolExecutor(1) as threads:
+        claim: Any = owner.claim("k")
+        waiting = threads.submit(waiter.run, "k", lambda: "never")
+        assert await_true(lambda: bool(waiter._runtime.watches._rooms), 10)
+        assert listeners(place, from_url(place).place.schema) == 0
+        owner.complete(claim, 1)
+        assert waiting.result(10) == Done(1, replayed=True)
+
+
+def test_five_hundred_wait_without_any_thread(place: str) -> None:
+    async def scene() -> int:
+        loop = asyncio.get_running_loop()
+        blocked = threading.Event()
+        executor = ThreadPoolExecutor(1)
+        loop.set_default_executor(executor)
+        stuck = loop.run_in_executor(None, blocked.wait)  # its only thread is taken
+        try:
+            async with (
+                semel.aopen(from_url(place), consumer="billing", policy=PATIENT) as owner,
+                semel.aopen(from_url(place), consumer="billing", policy=PATIENT) as waiter,
+            ):
+                before = threading.active_count()
+                keys = [f"key {number}" for number in range(CALLERS)]
+                claims: Any = await owner.claim_many(keys)
+                waiting = [asyncio.create_task(waiter.run(key, lambda: "never")) for key in keys]
+                while len(waiter._runtime.watches._rooms) < CALLERS:  # noqa: ASYNC110 - nothing tells of it
+                    await asyncio.sleep(0.001)
+                threads = threading.active_count() - before
+                await owner.complete_many(claims)
+                outcomes = await asyncio.wait_for(asyncio.gather(*waiting), 30)
+                assert outcomes == [Done(None, replayed=True, kept=outcomes[0].kept)] * CALLERS
+                return threads
+        finally:
+            blocked.set()
+            await stuck
+            executor.shutdown()
+
+    assert asyncio.run(scene()) == 0
+
+
+def test_a_listener_comes_and_goes_with_its_store(tmp_path: Path, place: str) -> None:
+    store = places.make(tmp_path)
+    store.open()
+    schema = store.place.schema
+    assert listeners(place, schema) == 0
+    stop = store.watch(lambda _: None)
+    assert await_true(lambda: listeners(place, schema) == 1, 10)
+    stop()
+    store.close()
+    assert await_true(lambda: listeners(place, schema) == 0, 10)
+
+
+def test_one_store_serves_one_loop_after_the_other(tmp_path: Path) -> None:
+    store = places.make(tmp_path).twin()
+    answers = []
+    for number in range(3):
+
+        async def scene(number: int = number) -> None:
+            stop = store.watch(lambda _: None)
+            claim = Claim(("", "c", f"k{number}"), b"o" * 16, 1_000_000, 1_000_000)
+            answers.extend(await store.asend([claim]))
+            stop()
+            await store.aclose()
+            await store.aopen()
+            await store.aclose()
+            store._closed = False
+
+        asyncio.run(scene())
+    assert [answer.attempt for answer in answers] == [1, 1, 1]

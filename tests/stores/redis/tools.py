@@ -1,0 +1,50 @@
+"""What the tests of this folder share: items, stores and how to await a server."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from semel.core.commands import Answer, Claim, Granted, Settle
+from semel.core.ports import Store
+from semel.stores.redis import RedisStore
+from semel.types import Id
+
+S = 1_000_000
+MINUTE_US = 60 * S
+
+
+def claim(key: str, *, owner: bytes | None = None, consumer: str = "consumer", **more: Any) -> Claim:
+    fields: dict[str, Any] = {"lease_us": MINUTE_US, "window_us": MINUTE_US, **more}
+    return Claim(("", consumer, key), owner or os.urandom(16), **fields)
+
+
+def done(held: Claim, granted: Answer, value: bytes | None = b"rvalue", **more: Any) -> Settle:
+    assert isinstance(granted, Granted), granted
+    fields: dict[str, Any] = {"window_us": held.window_us, "lease_us": held.lease_us, **more}
+    return Settle(held.id, held.owner, granted.fence, "done", value, **fields)
+
+
+def finish(store: Store, *keys: str, value: bytes | None = b"rvalue") -> None:
+    """Claim and complete these keys."""
+    claims = [claim(key) for key in keys]
+    answers = store.send(claims)
+    store.send([done(held, answer, value) for held, answer in zip(claims, answers, strict=True)])
+
+
+def named(*keys: str) -> list[Id]:
+    return [("", "consumer", key) for key in keys]
+
+
+@contextmanager
+def opened(url: str, **options: Any) -> Iterator[RedisStore]:
+    store = RedisStore(url, **options)
+    store.open()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def kinds(answers: Sequence[Answer]) -> list[str]:
+    return [type(answer).__name__ for answer in answers]
