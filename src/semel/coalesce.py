@@ -30,6 +30,7 @@ from semel.gathering import (
     Queue,
     finisher,
     give_back,
+    give_back_granted,
     redo,
     refuse,
     resolve,
@@ -113,7 +114,9 @@ class Coalescer:
         if self._closed:
             refuse(self._store, items)
             return self._straight(items)
-        if not self._queue and not self._gate.locked() and len(items) <= BATCH_MAX:
+        if len(items) > BATCH_MAX:
+            return self._in_parts(items)
+        if not self._queue and not self._gate.locked():
             return self._straight(items)
         arrived = Lock()
         arrived.acquire()
@@ -156,13 +159,24 @@ class Coalescer:
         if flusher is not None:
             flusher.join(wait_s)
 
+    def _in_parts(self, items: Sequence[Item]) -> list[Answer]:
+        """A caller with more than a batch: one after the other, so that others get their turn in between."""
+        answers: list[Answer] = []
+        try:
+            for at in range(0, len(items), BATCH_MAX):
+                answers += self.send(items[at : at + BATCH_MAX])
+        except BaseException:
+            give_back_granted(self, items[: len(answers)], answers)
+            raise
+        return answers
+
     def _straight(self, items: Sequence[Item]) -> list[Answer]:
         # `with` and not acquire(): Ctrl-C cannot strike between taking the gate and the promise to open it.
         with self._gate:
             if self._closed:
                 refuse(self._store, items)
             try:
-                return self._store.send(items)
+                return whole(self._store.send(items), items)
             except StoreUnavailable as error:
                 return unreachable(items, error)
             except Exception:

@@ -368,7 +368,7 @@ async def test_no_thread_to_be_had_is_the_callers_error_and_not_the_end(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
         with pytest.raises(RuntimeError, match="start new thread"):
-            channel.send(many)
+            channel.post(many, lambda _answers: None)
     answers = await asyncio.wait_for(in_thread(channel.send, [claim("k", b"x" * 16), *many[1:]]), 5)
     assert len(answers) == len(many)
     channel.close()

@@ -75,7 +75,17 @@ def test_one_round_trip_where_one_is_promised(store: PostgresStore, monkeypatch:
         assert len(said) == 3  # one for each kind of item
 
 
-def test_duplicates_write_no_log(store: PostgresStore, place: str) -> None:
+def test_duplicates_write_no_log(tmp_path: Path) -> None:
+    with postgres.own(tmp_path) as own:  # on a shared server others write
+        store = PostgresStore(own.url)
+        store.open()
+        least = written_by_duplicates(store, own.url)
+        store.close()
+    assert least == 0
+
+
+def written_by_duplicates(store: PostgresStore, place: str) -> int:
+    """Bytes of log and transaction numbers that a round of duplicates costs."""
     finish(store, claims(500))
     keys = [f"key {n}" for n in range(500)]
     store.send([Mark("", "m", keys, DAY_US)])
@@ -105,7 +115,7 @@ def test_duplicates_write_no_log(store: PostgresStore, place: str) -> None:
         assert all(isinstance(answer, Known) for answer in answers)
         assert not any(marked.firsts)
         least = min(least, after[0] - before[0] + after[1] - before[1])
-    assert least == 0
+    return least
 
 
 def explain(store: PostgresStore, items: list[Any]) -> dict[str, Any]:

@@ -20,13 +20,19 @@ CALLERS = 500
 PATIENT = semel.Policy(lease_s=60, wait_s=30)
 
 
+async def never() -> str:
+    return "never"
+
+
+
+
 def listeners(place: str, schema: str) -> int:
     ((count,),) = postgres.execute(place, f"SELECT count(*)::int FROM {schema}.listeners")
     return int(count)
 
 
 def opened(place: str, name: str = "billing") -> semel.Semel:
-    return semel.open(from_url(place), consumer=name, policy=PATIENT)
+    return semel.open(place, consumer=name, policy=PATIENT)
 
 
 @pytest.mark.parametrize("off", ["polling", "notifications"])
@@ -44,13 +50,13 @@ def test_a_thread_is_woken_by_either_alone(place: str, off: str) -> None:
 def test_a_task_is_woken_by_either_alone(place: str, off: str) -> None:
     async def scene() -> None:
         async with (
-            semel.aopen(from_url(place), consumer="billing", policy=PATIENT) as owner,
-            semel.aopen(from_url(place), consumer="billing", policy=PATIENT) as waiter,
+            semel.aopen(place, consumer="billing", policy=PATIENT) as owner,
+            semel.aopen(place, consumer="billing", policy=PATIENT) as waiter,
         ):
             setattr(waiter._runtime.watches, off, False)
             claim: Any = await owner.claim("k")
-            waiting = asyncio.create_task(waiter.run("k", lambda: "never"))
-            while not waiter._runtime.watches._rooms:  # noqa: ASYNC110 - nothing tells of it
+            waiting = asyncio.create_task(waiter.run("k", never))
+            while not waiter._runtime.watches._rooms and not waiting.done():  # noqa: ASYNC110 - nothing tells of it
                 await asyncio.sleep(0)
             await owner.complete(claim, 1)
             assert await asyncio.wait_for(waiting, 10) == Done(1, replayed=True)
@@ -78,13 +84,13 @@ def test_five_hundred_wait_without_any_thread(place: str) -> None:
         stuck = loop.run_in_executor(None, blocked.wait)  # its only thread is taken
         try:
             async with (
-                semel.aopen(from_url(place), consumer="billing", policy=PATIENT) as owner,
-                semel.aopen(from_url(place), consumer="billing", policy=PATIENT) as waiter,
+                semel.aopen(place, consumer="billing", policy=PATIENT) as owner,
+                semel.aopen(place, consumer="billing", policy=PATIENT) as waiter,
             ):
                 before = threading.active_count()
                 keys = [f"key {number}" for number in range(CALLERS)]
                 claims: Any = await owner.claim_many(keys)
-                waiting = [asyncio.create_task(waiter.run(key, lambda: "never")) for key in keys]
+                waiting = [asyncio.create_task(waiter.run(key, never)) for key in keys]
                 while len(waiter._runtime.watches._rooms) < CALLERS:  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(0.001)
                 threads = threading.active_count() - before

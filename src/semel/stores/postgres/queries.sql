@@ -1,4 +1,4 @@
--- Every statement of the store, by name. {schema} is the quoted schema; {now}, {running}, {orphaned} and {live} stand
+-- Every statement of the store, by name. {schema} is the quoted schema, {name} its bare name; {now}, {running}, {orphaned} and {live} stand
 -- for the fragments at the top. What the statements decide is `semel.core.machine`, said in SQL.
 -- A statement locks rows in the order of their digests, so that overlapping batches wait for one another and never
 -- in a circle, and it probes the index once for each key whatever the planner thinks of the table.
@@ -426,7 +426,8 @@ SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_
     current_setting('full_page_writes')
 
 -- query: has_schema
-SELECT to_regnamespace('{schema}') IS NOT NULL, to_regclass('{schema}.meta') IS NOT NULL
+SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{name}'), EXISTS (SELECT FROM pg_class AS c
+    JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE n.nspname = '{name}' AND c.relname = 'meta')
 
 -- query: version
 SELECT value::int FROM {schema}.meta WHERE name = 'schema_version'

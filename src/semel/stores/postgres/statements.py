@@ -21,7 +21,7 @@ def channel_of(schema: str) -> str:
 def statements(schema: str) -> dict[str, str]:
     """The text of each statement. `schema` has been checked to be a plain name."""
     source = (files("semel.stores.postgres") / "queries.sql").read_text(encoding="utf-8")
-    fragments = {"schema": f'"{schema}"', "channel": channel_of(schema)}
+    fragments = {"schema": f'"{schema}"', "name": schema, "channel": channel_of(schema)}
     queries: dict[str, str] = {}
     for kind, name, text in _BLOCK.findall(source):
         filled = _FRAGMENT.sub(lambda match: fragments[match[1]], _COMMENT.sub("", text).strip())
