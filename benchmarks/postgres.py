@@ -46,7 +46,9 @@ class Bench:
     def __init__(self, url: str) -> None:
         self.url = url
         self.db = psycopg.connect(url, autocommit=True)
-        self.db.execute("CREATE TABLE IF NOT EXISTS seen (digest uuid PRIMARY KEY, expires_at bigint NOT NULL)")
+        self.db.execute(
+            "CREATE TABLE IF NOT EXISTS seen (digest uuid PRIMARY KEY, expires_at bigint NOT NULL)"
+        )
 
     def rows(self) -> Iterator[Row]:
         """Each with the limit measured beside it."""
@@ -65,7 +67,7 @@ class Bench:
     def loop(self, rounds: int = ROUNDS, batch: int = BATCH) -> Job:
         """New digests inserted by the server itself, one commit per batch."""
         text = LOOP.format(rounds=rounds, batch=batch)
-        return Job(lambda: self.db.execute(text), rounds * batch)  # type: ignore[call-overload]
+        return Job(lambda: self.db.execute(text), rounds * batch)
 
     def autocommit(self) -> Job:
         """One row, one round trip, one commit."""
@@ -81,7 +83,7 @@ class Bench:
     @contextmanager
     def client(self, name: str, **options: Any) -> Iterator[semel.Semel]:
         """A client with a schema of its own."""
-        self.db.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')  # type: ignore[call-overload]
+        self.db.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
         with semel.open(f"{self.url}?schema={name}", consumer=name, **options) as opened:
             yield opened
 

@@ -235,7 +235,7 @@ class Coalescer:
             return whole(self._store.send(items), items), None
         except StoreUnavailable as error:
             return unreachable(items, error), None
-        except Exception as error:  # noqa: BLE001 - it belongs to the callers, not to the flusher
+        except BaseException as error:  # noqa: BLE001 - it belongs to the callers, not to the flusher
             return [None] * len(items), error
 
     def _deliver(self, calls: list[Call]) -> None:

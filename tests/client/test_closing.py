@@ -70,6 +70,21 @@ async def test_a_handler_that_outlives_its_client_is_recorded_or_told(client: Ei
     assert client.kept == {}
 
 
+async def test_a_handler_that_outlives_its_store_is_told_that_nothing_is_recorded(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'semel.db'}"
+    for client in (Either(semel.open(url, consumer="c")), Either(semel.aopen(url, consumer="c"))):
+        gate = Gate()
+        task = asyncio.create_task(client.run("k", client.held(gate)))
+        await happens(gate.entered)
+        await client.close()
+        gate.opened.set()
+        assert await asyncio.wait_for(task, 5) == Done("value", recorded=False)
+        assert client.kept == {}
+        forgetting = semel.open(url, consumer="c")
+        forgetting.records.forget("k", force=True)
+        forgetting.close()
+
+
 async def test_handlers_of_a_batch_that_outlive_their_client(client: Either, place: Place) -> None:
     gate = Gate()
     given = [semel.Delivery(key=f"k{at}", body=at) for at in range(2)]

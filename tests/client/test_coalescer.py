@@ -299,23 +299,6 @@ async def test_any_other_error_of_the_store_reaches_each_caller() -> None:
     assert isinstance((await held.send(claim("k")))[0], Granted)  # and the flusher lives
 
 
-async def test_any_other_error_reaches_each_thread_and_the_flusher_lives() -> None:
-    spy = Spy(MemoryStore(), instant=False)
-    channel = Coalescer(spy)
-
-    def before(_items: list[Item]) -> None:
-        raise semel.StoreRefused("damaged")
-
-    spy.before = before
-    many = [claim(f"k{at}") for at in range(BATCH_MAX + 1)]
-    for items in (many, many[:1]):
-        with pytest.raises(semel.StoreRefused):
-            channel.send(items)
-    spy.before = lambda _items: None
-    assert len(channel.send(many)) == len(many)
-    channel.close()
-
-
 async def test_an_error_in_one_batch_gives_back_the_claims_of_the_others(held: Held) -> None:
     store = held.spy._store
 
@@ -334,14 +317,44 @@ async def test_an_error_in_one_batch_gives_back_the_claims_of_the_others(held: H
     await until(free)
 
 
+async def queued(held: Held, item: Item) -> "asyncio.Task[list[Any]]":
+    """A call that the flusher will send."""
+    held.hold()
+    first = asyncio.create_task(held.send(Lookup(("", "c", "first"))))
+    await until(held.busy.is_set)
+    task = asyncio.create_task(held.send(item))
+    await held.gathered(1)
+    held.go.set()
+    await first
+    return task
+
+
+async def test_a_damaged_store_reaches_those_who_were_queued_and_the_flusher_lives(held: Held) -> None:
+    store: Any = held.spy._store
+    real = store.send
+
+    def damaged(items: Any) -> Any:
+        if isinstance(items[0], Claim):
+            raise semel.StoreRefused("damaged")
+        return real(items)
+
+    store.send = damaged
+    task = await queued(held, claim("k"))
+    with pytest.raises(semel.StoreRefused):
+        await asyncio.wait_for(task, 5)
+    store.send = real
+    assert isinstance((await asyncio.wait_for(await queued(held, claim("k")), 5))[0], Granted)
+
+
 async def test_too_few_answers_hang_nobody(held: Held) -> None:
     store: Any = held.spy._store
     real = store.send
     store.send = lambda items: real(items)[:-1] if isinstance(items[0], Claim) else real(items)
+    task = await queued(held, claim("k"))
     with pytest.raises(semel.StoreError, match="answers"):
-        await asyncio.wait_for(held.send(*(claim(f"k{at}") for at in range(BATCH_MAX + 1))), 5)
+        await asyncio.wait_for(task, 5)
     store.send = real
-    assert isinstance((await asyncio.wait_for(held.send(claim("k")), 5))[0], Granted)
+    assert isinstance((await asyncio.wait_for(held.send(claim("other")), 5))[0], Granted)
 
 
 async def test_a_callback_that_fails_does_not_end_the_flusher(
@@ -364,17 +377,51 @@ async def test_no_thread_to_be_had_is_the_callers_error_and_not_the_end(
     def start(self: Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    many = [claim(f"k{at}") for at in range(BATCH_MAX + 1)]
-    with monkeypatch.context() as patched:
+    with channel._gate, monkeypatch.context() as patched:  # somebody is there, so the flusher is needed
         patched.setattr(threading.Thread, "start", start)
         with pytest.raises(RuntimeError, match="start new thread"):
-            channel.post(many, lambda _answers: None)
-    answers = await asyncio.wait_for(in_thread(channel.send, [claim("k", b"x" * 16), *many[1:]]), 5)
-    assert len(answers) == len(many)
+            channel.send([claim("k")])
+    answers = await asyncio.wait_for(in_thread(channel.send, [claim("other")]), 5)
+    assert isinstance(answers[0], Granted)
     channel.close()
+    record = spy._store.send([Lookup(("", "c", "k"))])[0]
+    assert (record.owner, record.attempt) == (b"", 0)
 
 
 # --- those who leave ---
+
+
+@pytest.mark.parametrize("instant", [True, False])
+@pytest.mark.parametrize("applied", [True, False])
+async def test_an_interrupt_in_mid_air_is_made_good(instant: bool, applied: bool) -> None:
+    """The end of a claim is said again; a claim is asked for again, and given back."""
+    spy = Spy(MemoryStore(), instant=instant)
+    channel: Any = channel_for(spy)
+    item = claim("ended")
+    (granted,) = channel.send([item])
+    strikes: list[int] = []
+
+    def strike(_items: list[Item]) -> None:
+        if strikes and current_thread() is main_thread():
+            strikes.clear()
+            raise KeyboardInterrupt
+
+    spy.before, spy.after = (lambda _items: None, strike) if applied else (strike, lambda _items: None)
+
+    def record(key: str) -> Any:
+        return spy._store.send([Lookup(("", "c", key))])[0]
+
+    strikes.append(1)
+    with pytest.raises(KeyboardInterrupt):
+        channel.send([settle(item, granted)])
+    await until(lambda: record("ended").state == "done")
+    await until(lambda: instant or not channel._gate.locked())
+    strikes.append(1)
+    with pytest.raises(KeyboardInterrupt):
+        channel.send([claim("new")])
+    await until(lambda: isinstance(record("new"), semel.Record) and record("new").owner == b"")
+    assert record("new").attempt == 0
+    channel.close()
 
 
 @only_async
@@ -447,7 +494,7 @@ async def test_a_call_is_given_back_once(held: Held) -> None:
 
 
 async def test_a_loop_that_closes_gives_back_what_it_asked_for() -> None:
-    """The last thing a loop does is to cancel everybody, the flusher too."""
+    """The last thing a loop does is to cancel everybody, the flusher too: here, before the reply is there."""
     spy = Spy(MemoryStore())
     native = Native(spy)
 
@@ -457,20 +504,22 @@ async def test_a_loop_that_closes_gives_back_what_it_asked_for() -> None:
         async def handler() -> None: ...
 
         await client.run("warm", handler)
-        started = asyncio.Event()
+        applied = asyncio.Event()
 
         async def pace() -> None:
-            started.set()
-            await asyncio.sleep(0.01 if not spy.sent(Settle)[1:] else 0)
+            if spy.sent(Claim)[-1].id[2] == "k" and not applied.is_set():
+                applied.set()
+                await asyncio.sleep(GUARD_S)
 
         native.pace = pace
         task = asyncio.create_task(client.run("k", handler))
-        await started.wait()
+        await applied.wait()
         assert not task.done()
 
     await in_thread(asyncio.run, main())
     record = spy._store.send([Lookup(("", "c", "k"))])[0]
-    assert not isinstance(record, semel.Record) or not record.owner
+    assert isinstance(record, semel.Record)
+    assert (record.owner, record.attempt) == (b"", 0)
 
 
 # --- closing ---

@@ -94,6 +94,30 @@ async def test_a_handler_that_blocks_is_told_of_its_loss(place: Place) -> None:
     assert lost.is_set()
 
 
+async def test_a_loss_is_told_at_once_not_when_the_lease_ends(place: Place) -> None:
+    client = place.open(lease="1500ms")
+    left: list[float] = []
+
+    def handler() -> None:
+        place.spy._store.send([Forget(("", "billing", "k"), force=True)])
+        me = semel.current()
+        for _ in range(5000):
+            if me.lost:
+                break
+            Event().wait(0.002)
+        left.append(me.deadline_s)
+
+    async def ahandler() -> None:
+        place.spy._store.send([Forget(("", "billing", "k"), force=True)])
+        try:
+            await asyncio.sleep(GUARD_S)
+        finally:
+            left.append(semel.current().deadline_s)
+
+    await client.run("k", handler if client.sync else ahandler)
+    assert left[0] > 0.75
+
+
 @only_async
 async def test_a_handler_that_awaits_is_cancelled_by_its_loss(place: Place) -> None:
     client = place.open(lease=LEASE)

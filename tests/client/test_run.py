@@ -264,6 +264,10 @@ async def test_the_handler_is_told_who_and_what_it_is(client: Either, place: Pla
     assert seen[1][2] == seen[3][2] == place.record("k").first_seen  # type: ignore[union-attr]
     with pytest.raises(semel.NotInHandler):
         semel.current()
+    if client.sync:
+        client.inner.run("here", handler)  # in this very thread
+        with pytest.raises(semel.NotInHandler):
+            semel.current()
 
 
 async def test_a_claim_lost_inside_another_says_nothing_about_the_outer_one(client: Either) -> None:

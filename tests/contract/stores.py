@@ -9,7 +9,8 @@ from semel.core.ports import Capabilities, Store, Twofold
 from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.testing import ManualClock
-from semel.testing.store_contract import AnyStore, Colour, Harness
+from semel.testing.contract.running import AnyStore
+from semel.testing.store_contract import Colour, Harness
 from tests.contract.dict_store import DictStore
 from tests.stores.postgres import places
 from tests.stores.redis import places as redis_places

@@ -96,7 +96,7 @@ def own(folder: Path) -> Iterator[Own]:
 def execute(at: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
     """Run one statement on a connection of its own."""
     with psycopg.connect(_bare(at), autocommit=True) as connection:
-        cursor = connection.execute(statement, parameters or None)  # type: ignore[call-overload]
+        cursor = connection.execute(statement, parameters or None)
         return cursor.fetchall() if cursor.description else []
 
 

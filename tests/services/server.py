@@ -91,9 +91,7 @@ def stop_all() -> None:
 
 def missing() -> dict[str, str]:
     """The services of this run that could not be had, with the reasons."""
-    return {
-        file.stem: file.read_text(encoding="utf-8") for file in sorted(run_folder().glob("*.missing"))
-    }
+    return {file.stem: file.read_text(encoding="utf-8") for file in sorted(run_folder().glob("*.missing"))}
 
 
 def clear() -> None:

@@ -209,7 +209,7 @@ class Sieve:
     def __init__(
         self, client: "Semel", marking: Marking, keys: Keys, malformed: Malformed, say: Callable[[str], None]
     ) -> None:
-        self.counts = Counts()
+        self.counts: Counts = Counts()
         self._client = client
         self._keys = keys
         self._malformed = malformed

@@ -42,7 +42,7 @@ class Stopped(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.code = 128 + number
+        self.code: int = 128 + number
 
 
 def once(  # noqa: PLR0913, PLR0917 - one parameter for each option

@@ -13,11 +13,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from semel.testing.sim.modes import MODES, Mode
-from semel.testing.sim.mutants import MUTANTS
-from semel.testing.sim.scenario import Result, Scenario
-from semel.testing.sim.store import Flaws
-from semel.testing.sim.world import Violation
+from semel.testing._sim.modes import MODES, Mode
+from semel.testing._sim.mutants import MUTANTS
+from semel.testing._sim.scenario import Result, Scenario
+from semel.testing._sim.store import Flaws
+from semel.testing._sim.world import Violation
 
 __all__ = ["MODES", "MUTANTS", "Result", "Summary", "Violation", "simulate", "storm"]
 

@@ -51,7 +51,11 @@ def race(store: PostgresStore) -> dict[str, Any]:
         ]
     keys = random.sample(KEYS, len(KEYS))
     (marked,) = store.send([Mark("", "marks", keys, MINUTE_US)])
-    return {"won": won, "done": done, "marked": [k for k, first in zip(keys, marked.firsts, strict=True) if first]}
+    return {
+        "won": won,
+        "done": done,
+        "marked": [k for k, first in zip(keys, marked.firsts, strict=True) if first],
+    }
 
 
 def die(store: PostgresStore, moment: str) -> dict[str, Any]:

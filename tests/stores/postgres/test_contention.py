@@ -1,5 +1,6 @@
 """Batches that overlap, and rows that appear while a statement runs."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import pytest
 from semel.core.commands import Claim, Granted, Mark, Settle
 from semel.digests import digest
 from semel.stores.postgres import PostgresStore, talk
+from semel.stores.postgres import batch as batching
 from semel.types import Busy, Completed, Lost
 from tests.services import postgres, server
 from tests.stores.postgres import places
@@ -68,7 +70,9 @@ def attack(stores: Sequence[Counting]) -> int:
         # Everybody ends everybody's claims: those of others are lost, and locked all the same.
         settles = [Settle(each.id, each.owner, 1, "released") for each in sent]
         for claim, answer in won:
-            settles[sent.index(claim)] = Settle(claim.id, claim.owner, answer.fence, "done", window_us=MINUTE_US)
+            settles[sent.index(claim)] = Settle(
+                claim.id, claim.owner, answer.fence, "done", window_us=MINUTE_US
+            )
         barrier.wait()
         ended = store.send(settles)
         assert sum(isinstance(answer, Completed) for answer in ended) == len(won)
@@ -130,24 +134,22 @@ def test_a_row_that_appears_after_the_snapshot_is_looked_at_again(
 
 def test_a_key_that_others_keep_changing_is_busy_in_the_end() -> None:
     item = Claim(("", "c", "k"), b"o" * 16, MINUTE_US, MINUTE_US)
-    batch = talk.Batch([item], {("", "c"): 1})
-    (stage,) = talk.stages(batch)
+    batch = batching.Batch([item], {("", "c"): 1})
+    (stage,) = batching.stages(batch)
     said = talk.say(batch, stage)
-    asked = 0
-    with pytest.raises(StopIteration):
-        ask = next(said)
-        while True:
-            assert ask.name == "claim"
-            asked += 1
-            ask = said.send([])  # neither won nor there: raced for
-    assert asked == talk.RACES_MAX
+    asked = [next(said).name]
+    with contextlib.suppress(StopIteration):
+        while len(asked) < 100:
+            asked.append(said.send([]).name)  # neither won nor there: raced for
+    assert asked == ["claim"] * talk.RACES_MAX
     assert isinstance(batch.answers[0], Busy)
 
 
 def blocked(place: str) -> bool:
     return bool(
         postgres.execute(
-            place, "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'semel'"
+            place,
+            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'semel'",
         )
     )
 

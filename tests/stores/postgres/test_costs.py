@@ -10,6 +10,7 @@ import pytest
 
 from semel.core.commands import Claim, Granted, Known, Lookup, Mark, Renew, Settle
 from semel.stores.postgres import PostgresStore, lines, talk, wire
+from semel.stores.postgres import batch as batching
 from tests.services import postgres
 from tests.stores.postgres import places
 
@@ -100,7 +101,8 @@ def written_by_duplicates(store: PostgresStore, place: str) -> int:
         at = store._opened()
         with at.line() as line:
             row = line.execute(
-                "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+                "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint,"
+                " pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
             ).fetchone()
         assert row is not None
         return row
@@ -120,13 +122,13 @@ def written_by_duplicates(store: PostgresStore, place: str) -> int:
 
 def explain(store: PostgresStore, items: list[Any]) -> dict[str, Any]:
     """How the server carries out the statement of these items, and what it did."""
-    batch = talk.Batch(items, store.consumers)
-    (stage,) = talk.stages(batch)
+    batch = batching.Batch(items, store.consumers)
+    (stage,) = batching.stages(batch)
     ask = next(talk.say(batch, stage))
     with store._opened().line() as line:
         line.execute("BEGIN")
         cursor = line.execute(
-            f"EXPLAIN (ANALYZE, FORMAT JSON) {store.statements[ask.name]}",  # type: ignore[call-overload]
+            f"EXPLAIN (ANALYZE, FORMAT JSON) {store.statements[ask.name]}",
             ask.parameters,
         )
         row = cursor.fetchone()
@@ -190,7 +192,10 @@ def test_a_record_and_a_mark_take_little_room(tmp_path: Path) -> None:
     store.open()
     try:
         for number in range(40):
-            finish(store, [Claim(("", "c", f"{number}-{n}"), os.urandom(16), MINUTE_US, DAY_US) for n in range(500)])
+            finish(
+                store,
+                [Claim(("", "c", f"{number}-{n}"), os.urandom(16), MINUTE_US, DAY_US) for n in range(500)],
+            )
             store.send([Mark("", "m", [f"{number}-{n}" for n in range(500)], DAY_US)])
         ((records, marks),) = postgres.execute(
             postgres.url(),

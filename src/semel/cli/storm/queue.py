@@ -24,7 +24,7 @@ class Queue:
 
     def __init__(self, events: Iterable[str]) -> None:
         self.events: list[str] = list(events)
-        self.deliveries = 0
+        self.deliveries: int = 0
         self._ready = deque(range(len(self.events)))
         self._delayed: list[tuple[float, int]] = []
         self._flying: dict[int, Flight] = {}

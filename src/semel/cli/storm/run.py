@@ -81,8 +81,8 @@ class Storm:
         self._cut_off: set[str] = set()
         self._attempts: set[tuple[str, int]] = set()
         self._complaint = ""
-        self.place = Place(folder, mode)
-        self.progress = Progress(mode, len(plan.events), len(plan.sent))
+        self.place: Place = Place(folder, mode)
+        self.progress: Progress = Progress(mode, len(plan.events), len(plan.sent))
 
     def run(self, workers: int) -> Progress:
         """The whole storm. Raises `StormError` when it stalls; every worker is ended on the way out."""

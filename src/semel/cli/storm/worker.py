@@ -29,9 +29,9 @@ class Place:
 
     def __init__(self, folder: Path, mode: Mode) -> None:
         self.mode: Mode = mode
-        self.database = folder / f"{mode}.db"
-        self.effects = folder / f"{mode}-effects.log"
-        self.sink = folder / f"{mode}-sink.db"
+        self.database: Path = folder / f"{mode}.db"
+        self.effects: Path = folder / f"{mode}-effects.log"
+        self.sink: Path = folder / f"{mode}-sink.db"
 
     @property
     def store(self) -> semel.Store:

@@ -5,7 +5,9 @@ from semel.errors import StoreUnknown
 try:
     import psycopg as _driver  # noqa: F401 - to say what to do where it is missing
 except ImportError as error:
-    raise StoreUnknown('postgresql: needs a driver; install it with: pip install "semel[postgres]"') from error
+    raise StoreUnknown(
+        'postgresql: needs a driver; install it with: pip install "semel[postgres]"'
+    ) from error
 
 from semel.stores.postgres.schema import schema_sql
 from semel.stores.postgres.store import AsyncPostgresStore, PostgresStore

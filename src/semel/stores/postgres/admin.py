@@ -19,7 +19,7 @@ from semel.core.commands import (
 from semel.core.machine import standing
 from semel.errors import RecordCorrupt
 from semel.stores.postgres import wire
-from semel.stores.postgres.talk import Ask, Batch, Talk
+from semel.stores.postgres.batch import Ask, Batch, Talk
 from semel.types import Mode, Record, Stats
 
 MARKS_PER_BLOCK = 128
@@ -68,9 +68,7 @@ def _scan(batch: Batch, item: Scan) -> Talk[Page]:
     for now, key, tenant, consumer, *columns in rows:
         name = str(columns[0]).replace("-", "") if key is None else wire.original(key)
         try:
-            stored = wire.from_row(
-                tuple(columns), (wire.original(tenant), wire.original(consumer), name)
-            )
+            stored = wire.from_row(tuple(columns), (wire.original(tenant), wire.original(consumer), name))
         except RecordCorrupt:
             if item.orphaned:
                 continue  # one that does not read must not keep the others from being taken over
@@ -201,9 +199,7 @@ def _admit(item: Admit) -> Talk[Mode]:
 def _switch_mode(batch: Batch, item: SwitchMode) -> Talk[int]:
     """Change the mode; answers how many unfinished records forbid it."""
     yield Ask("begin")
-    ((consumer,),) = yield Ask(
-        "lock_mode", {"tenant": _text(item.tenant), "consumer": _text(item.consumer)}
-    )
+    ((consumer,),) = yield Ask("lock_mode", {"tenant": _text(item.tenant), "consumer": _text(item.consumer)})
     unfinished: int
     ((unfinished,),) = yield Ask("unfinished", {"now": batch.now, "consumer": consumer})
     if not unfinished:

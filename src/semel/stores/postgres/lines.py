@@ -42,7 +42,9 @@ class _Context:
     def __init__(self) -> None:
         self.adapters = AdaptersMap(psycopg.adapters)
         for kind, oid in wire.ARRAY_OIDS.items():
-            self.adapters.register_dumper(kind, type(f"{kind.__name__}Dumper", (_PackedDumper,), {"oid": oid}))
+            self.adapters.register_dumper(
+                kind, type(f"{kind.__name__}Dumper", (_PackedDumper,), {"oid": oid})
+            )
 
     @property
     def connection(self) -> None:
@@ -77,7 +79,7 @@ class Line(psycopg.Connection[wire.Row]):
 
     wait_s: float = 10.0
 
-    def wait(self, gen: Any, interval: float = CHECK_S, **more: Any) -> Any:
+    def wait(self, gen: Any, interval: float = CHECK_S, **more: Any) -> Any:  # type: ignore[override]
         """Wait for the server, at most `wait_s` for the next sign of life, unless the caller says how long."""
         if more:
             return super().wait(gen, interval, **more)
@@ -93,7 +95,7 @@ class AsyncLine(psycopg.AsyncConnection[wire.Row]):
 
     wait_s: float = 10.0
 
-    async def wait(self, gen: Any, interval: float = CHECK_S, **more: Any) -> Any:
+    async def wait(self, gen: Any, interval: float = CHECK_S, **more: Any) -> Any:  # type: ignore[override]
         """Wait for the server, at most `wait_s` for the next sign of life, unless the caller says how long."""
         if more:
             return await super().wait(gen, interval, **more)
@@ -172,7 +174,11 @@ class Lines:
             with suppress(psycopg.Error):
                 line.rollback()
         with self._lock:
-            if not self._closed and not line.closed and line.pgconn.transaction_status == TransactionStatus.IDLE:
+            if (
+                not self._closed
+                and not line.closed
+                and line.pgconn.transaction_status == TransactionStatus.IDLE
+            ):
                 self._idle.append(line)
                 return
         line.close()

@@ -68,7 +68,7 @@ class ThreadListener:
     def _hear(self, line: Line) -> None:
         line.wait_s = self._place.wait_s
         line.execute(f'LISTEN "{channel_of(self._place.schema)}"')
-        line.execute(self._statements["listen"])  # type: ignore[call-overload]
+        line.execute(self._statements["listen"])
         self._ears.look_again()
         while not self._ended.is_set():
             for notify in line.notifies(timeout=HEAR_S):
@@ -76,7 +76,7 @@ class ThreadListener:
                 if self._ended.is_set():
                     break
         with suppress(psycopg.Error):
-            line.execute(self._statements["unlisten"])  # type: ignore[call-overload]
+            line.execute(self._statements["unlisten"])
 
 
 class LoopListener:
@@ -115,7 +115,7 @@ class LoopListener:
     async def _hear(self, line: AsyncLine) -> None:
         line.wait_s = self._place.wait_s
         await line.execute(f'LISTEN "{channel_of(self._place.schema)}"')
-        await line.execute(self._statements["listen"])  # type: ignore[call-overload]
+        await line.execute(self._statements["listen"])
         self._ears.look_again()
         while True:
             async for notify in line.notifies(timeout=self._place.wait_s / 2):

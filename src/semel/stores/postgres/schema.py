@@ -6,7 +6,7 @@ from importlib.resources import files
 from msgspec import Struct
 
 from semel.errors import PolicyInvalid, StoreRefused
-from semel.stores.postgres.talk import Ask, Talk
+from semel.stores.postgres.batch import Ask, Talk
 
 __all__ = ["SCHEMA", "VERSION", "check_schema_name", "migrations", "schema_sql"]
 
@@ -53,7 +53,9 @@ def schema_sql(schema: str = SCHEMA) -> str:
     """All migrations as one script, for those who apply schemas by hand."""
     check_schema_name(schema)
     parts = [script(number, schema) for number in migrations()]
-    return "\n".join([f'CREATE SCHEMA IF NOT EXISTS "{schema}";\n', *(f"BEGIN;\n{part}COMMIT;\n" for part in parts)])
+    return "\n".join(
+        [f'CREATE SCHEMA IF NOT EXISTS "{schema}";\n', *(f"BEGIN;\n{part}COMMIT;\n" for part in parts)]
+    )
 
 
 def prepare(name: str, schema: str) -> Talk[Found]:

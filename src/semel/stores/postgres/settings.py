@@ -40,7 +40,9 @@ class Place(Struct, frozen=True, kw_only=True):
         try:
             conninfo = conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
-            raise PolicyInvalid("this is no PostgreSQL URL; write postgresql://user@host:5432/database") from error
+            raise PolicyInvalid(
+                "this is no PostgreSQL URL; write postgresql://user@host:5432/database"
+            ) from error
         place = cls(conninfo=conninfo, **options)
         check_schema_name(place.schema)
         if not 1 <= place.pool_max <= POOL_MAX:

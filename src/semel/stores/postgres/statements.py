@@ -6,7 +6,9 @@ from importlib.resources import files
 
 __all__ = ["channel_of", "statements"]
 
-_BLOCK = re.compile(r"^-- (fragment|query): (\w+)\n(.*?)(?=^-- (?:fragment|query): |\Z)", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"^-- (fragment|query): (\w+)\n(.*?)(?=^-- (?:fragment|query): |\Z)", re.MULTILINE | re.DOTALL
+)
 _FRAGMENT = re.compile(r"\{(\w+)\}")
 _COMMENT = re.compile(r"\s+--[^\n']*$", re.MULTILINE)
 _CHANNEL_CHARS_MAX = 57

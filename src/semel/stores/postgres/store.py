@@ -15,15 +15,15 @@ from semel.core.commands import Answer, Item, Mark
 from semel.core.ports import Capabilities, Listener
 from semel.errors import StoreClosed, StoreError, StoreFull, StoreUnavailable
 from semel.forks import restart_after_fork
+from semel.stores.postgres.batch import Ask, Batch, Scope, Stage, Talk, stages
 from semel.stores.postgres.lines import AsyncLine, AsyncLines, Line, Lines
 from semel.stores.postgres.listening import LoopListener, ThreadListener
 from semel.stores.postgres.schema import SCHEMA, Found, prepare
 from semel.stores.postgres.settings import Place
 from semel.stores.postgres.statements import statements
-from semel.stores.postgres.talk import Ask, Batch, Scope, Stage, Talk, say, stages
+from semel.stores.postgres.talk import say
 from semel.stores.postgres.trouble import is_cut, is_transient, translated
 from semel.stores.postgres.watching import Ears
-from semel.types import Unavailable
 
 __all__ = ["AsyncPostgresStore", "PostgresStore"]
 
@@ -185,9 +185,7 @@ class PostgresStore(_Shared):
         with self._lock:
             if self._lines is not None:
                 return self._lines
-            lines = Lines(
-                self.place.parameters(), lines_max=self.place.pool_max, wait_s=self.place.wait_s
-            )
+            lines = Lines(self.place.parameters(), lines_max=self.place.pool_max, wait_s=self.place.wait_s)
             try:
                 with lines.line() as line:
                     self.found(self._converse(line, prepare(self.name, self.place.schema)))
@@ -222,11 +220,11 @@ class PostgresStore(_Shared):
             while True:
                 ask = next(talk) if rows is None else talk.send(rows)
                 if ask.script:
-                    line.execute(ask.script, prepare=False)  # type: ignore[call-overload]
+                    line.execute(ask.script, prepare=False)
                     rows = []
                     continue
                 cursor = line.execute(
-                    self.statements[ask.name],  # type: ignore[call-overload]
+                    self.statements[ask.name],
                     ask.parameters or None,
                     binary=True,
                 )
@@ -390,11 +388,11 @@ class AsyncPostgresStore(_Shared):
             while True:
                 ask: Ask = next(talk) if rows is None else talk.send(rows)
                 if ask.script:
-                    await line.execute(ask.script, prepare=False)  # type: ignore[call-overload]
+                    await line.execute(ask.script, prepare=False)
                     rows = []
                     continue
                 cursor = await line.execute(
-                    self.statements[ask.name],  # type: ignore[call-overload]
+                    self.statements[ask.name],
                     ask.parameters or None,
                     binary=True,
                 )

@@ -1,13 +1,11 @@
 """What is said to the server for a batch: generators that yield statements and are sent their rows.
 
-No input or output here, so both colours say the same. Items are gathered into stages: one statement for all
-claims, one for all settles, and so on, each committed on its own.
+No input or output here, so both colours say the same. There is one statement for all claims of a stage, one
+for all settles, and so on, each committed on its own.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
-
-from msgspec import Struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from semel.core.commands import (
     Answer,
@@ -28,6 +26,7 @@ from semel.core.machine import decide
 from semel.digests import digest
 from semel.errors import KeyInvalid, RecordCorrupt, StoreUnavailable
 from semel.stores.postgres import wire
+from semel.stores.postgres.batch import BIGINT, Ask, Batch, Scope, Stage, Talk
 from semel.stores.postgres.wire import Packed, Row
 from semel.types import (
     Absent,
@@ -44,142 +43,11 @@ from semel.types import (
     Unknown,
 )
 
-T = TypeVar("T")
-
 RACES_MAX = 8
 """How often a key is looked at again that others change under our hands, before it is called busy."""
 RACED_RETRY_S = 0.005
-FAR_US = 2**52
-"""Times beyond are left to the machine in Python, which refuses what no row can hold."""
-BIGINT = range(-(2**62), 2**62)
-
 LOST, WRITTEN, ALREADY, DEFERRED = 0, 1, 2, 8
 """The verdicts of a settle."""
-
-
-class Ask(Struct, frozen=True):
-    """A statement by name, and its parameters. `script`: statements in their own words instead."""
-
-    name: str
-    parameters: Mapping[str, Any] = {}
-    script: str = ""
-
-
-Talk: TypeAlias = Generator[Ask, list[Row], T]
-Scope: TypeAlias = tuple[str, str]
-
-
-class Batch:
-    """The items of one call, their answers so far, and what the statements need to know beside them."""
-
-    def __init__(
-        self,
-        items: Sequence[Item],
-        known: dict[Scope, int],
-        *,
-        now: int | None = None,
-        readable_keys: bool = True,
-    ) -> None:
-        self.items: Sequence[Any] = items
-        self.answers: list[Answer] = [None] * len(items)
-        self.known = known
-        """The numbers of consumers, kept by the store between calls; other threads may clear it."""
-        self.consumers: dict[Scope, int] = {}
-        """Those that this batch needs."""
-        self.now = now
-        """`None`: the server's own clock."""
-        self.readable_keys = readable_keys
-        self.digests: list[bytes] = [b""] * len(items)
-        self.changed: list[Id] = []
-        """What whoever waits is to be told of, once it is committed."""
-
-    def refuse(self, position: int, error: Exception) -> None:
-        """Answer one item with its own error."""
-        self.answers[position] = Unavailable(error)
-
-    def start_over(self) -> None:
-        """The connection was cut: perhaps the next one leads to another server, with other numbers."""
-        self.known.clear()
-        self.consumers.clear()
-
-    def key_of(self, item: RecordItem, *, needed: bool) -> str | None:
-        """The readable key, where it is kept."""
-        return wire.storable(item.id[2]) if self.readable_keys or needed else None
-
-
-class Stage(Struct, frozen=True):
-    """Items of one kind that are said together."""
-
-    kind: str
-    positions: list[int]
-
-
-# --- stages -------------------------------------------------------------------------------------
-
-
-def stages(batch: Batch) -> list[Stage]:
-    """Gather the items by kind, keeping the order of any two that touch the same record.
-
-    An item joins the latest stage of its kind unless its record was touched in that one or since; what is
-    not about single records stays where it is.
-    """
-    made: list[Stage] = []
-    latest: dict[str, int] = {}
-    touched: dict[bytes, int] = {}
-    barrier = -1
-    for position, item in enumerate(batch.items):
-        kind = kind_of(item)
-        if kind == "apart":
-            made.append(Stage(kind, [position]))
-            barrier = len(made) - 1
-            continue
-        try:
-            keys = _keys_of(batch, position, item)
-        except (KeyInvalid, UnicodeEncodeError) as error:
-            batch.refuse(position, KeyInvalid(f"{_name_of(item)!r} is not valid text: {error}"))
-            continue
-        at = latest.get(kind, -1)
-        if at <= barrier or any(touched.get(key, -1) >= at for key in keys):
-            made.append(Stage(kind, []))
-            at = latest[kind] = len(made) - 1
-        made[at].positions.append(position)
-        touched.update(dict.fromkeys(keys, at))
-    return made
-
-
-def kind_of(item: Item) -> str:
-    """How an item is said: by one statement for many, or under locks, decided here."""
-    match item:
-        case Claim():
-            plain = item.journal is None and item.meta is None and item.lease_us + item.window_us < FAR_US
-            return "claim" if plain else "making"
-        case Settle():
-            plain = item.window_us + item.delay_us < FAR_US and item.fence in BIGINT
-            return "settle" if plain else "making"
-        case Renew():
-            plain = item.step is None and item.fence in BIGINT and item.lease_us < FAR_US
-            return "renew" if plain else "locked"
-        case Lookup():
-            return "lookup"
-        case Forget() | Resolve():
-            return "locked"
-        case Mark():
-            return "mark"
-        case _:
-            return "apart"
-
-
-def _keys_of(batch: Batch, position: int, item: Any) -> Sequence[bytes]:
-    if isinstance(item, Mark):
-        return wire.digests_of(item.tenant, item.consumer, item.keys)
-    if isinstance(item, Claim) and item.event_type:
-        wire.check_name(item.event_type)
-    key = batch.digests[position] = digest(item.id)
-    return (key,)
-
-
-def _name_of(item: Any) -> object:
-    return (item.tenant, item.consumer) if isinstance(item, Mark) else item.id
 
 
 def say(batch: Batch, stage: Stage) -> Talk[None]:
@@ -470,7 +338,7 @@ def marks(batch: Batch, positions: Sequence[int]) -> Talk[None]:
     """Note the keys of all marks: one statement. What it does not return was known, or became known meanwhile."""
     items: list[Mark] = [batch.items[position] for position in positions]
     yield from know_consumers(batch, {(item.tenant, item.consumer) for item in items})
-    digests = [wire.digests_of(item.tenant, item.consumer, item.keys) for item in items]
+    digests = [batch.marked[position] for position in positions]
     rows: list[tuple[bytes, int, int]] = []
     for item, theirs in zip(items, digests, strict=True):
         number = batch.consumers[item.tenant, item.consumer]

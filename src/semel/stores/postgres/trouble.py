@@ -32,7 +32,9 @@ def translated(error: psycopg.Error, name: str) -> StoreError:
     state = error.sqlstate or ""
     said = str(error).strip().partition("\n")[0]
     if state in _FULL:
-        return StoreFull(f"no room to write to {name}: {said}; free some disk space. What is stored still answers")
+        return StoreFull(
+            f"no room to write to {name}: {said}; free some disk space. What is stored still answers"
+        )
     if state in _READ_ONLY:
         return StoreRefused(f"{name} does not take writes: {said}; connect to the primary")
     if state in _MISSING:
@@ -43,6 +45,9 @@ def translated(error: psycopg.Error, name: str) -> StoreError:
         )
     if isinstance(error, errors.InvalidPassword | errors.InvalidAuthorizationSpecification):
         return StoreRefused(f"{name} does not let us in: {said}")
-    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or state[:2] in _UNANSWERED_CLASSES:
+    if (
+        isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        or state[:2] in _UNANSWERED_CLASSES
+    ):
         return StoreUnavailable(f"{name} gave no answer: {said}")
     return StoreError(f"{name} refused a statement: {said}")

@@ -50,7 +50,7 @@ class Seen:
         self.consumers: dict[Scope, int] = {}
         self.claims: dict[Id, Stored] = {}
         """Running claims that this connection wrote: most of what comes back to be renewed or settled."""
-        self.next_rowid = 0
+        self.next_rowid: int = 0
         self._data_version = -1
 
     def is_current(self, data_version: int) -> None:
@@ -105,7 +105,7 @@ class Batch:
         """Consumers that this batch looked up or made, and below it claims: known once it is committed."""
         self.claims: dict[Id, Stored | None] = {}
         self.changed: list[Id] = []
-        self.wrote = False
+        self.wrote: bool = False
 
     def run(self, items: Sequence[Item]) -> list[Answer]:
         """The answers, by position. Nothing is committed here."""

@@ -44,7 +44,7 @@ class SqliteStore:
     beside those of another application. No call waits longer than `busy_wait_s` for other writers.
     """
 
-    capabilities = Capabilities(durable=True, transactional=True, shared=True, notifies=True)
+    capabilities: Capabilities = Capabilities(durable=True, transactional=True, shared=True, notifies=True)
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class SqliteStore:
             raise PolicyInvalid(
                 f"busy_wait_s is {busy_wait_s}; it must lie between 0 and {BUSY_WAIT_MAX_S:g}"
             )
-        self.path = str(Path(given).absolute())
-        self.name = f"sqlite:{given}"
-        self.clock = StoreClock(clock or SystemClock())
+        self.path: str = str(Path(given).absolute())
+        self.name: str = f"sqlite:{given}"
+        self.clock: StoreClock = StoreClock(clock or SystemClock())
         self._synchronous = synchronous
         self.readable_keys = readable_keys
         self._adopt = adopt

@@ -6,11 +6,11 @@ from typing import Any
 from semel.core import flows
 from semel.core.commands import Scan
 from semel.core.verdicts import Task
-from semel.testing.sim.modes import Mode, task_for
-from semel.testing.sim.referee import Attempt, Event, Referee
-from semel.testing.sim.store import Flaws
-from semel.testing.sim.worker import Run, Worker
-from semel.testing.sim.world import LEASE_US, World
+from semel.testing._sim.modes import Mode, task_for
+from semel.testing._sim.referee import Attempt, Event, Referee
+from semel.testing._sim.store import Flaws
+from semel.testing._sim.worker import Run, Worker
+from semel.testing._sim.world import LEASE_US, World
 from semel.types import Busy, Id, Record
 
 SLOTS = 2

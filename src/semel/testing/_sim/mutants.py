@@ -10,10 +10,10 @@ from semel.core import flows
 from semel.core.commands import Claim, Flow, Granted, Invoke, Lookup, Mark, Raised, Settle
 from semel.core.machine import decide
 from semel.core.verdicts import Task, conclude, judge, plain
-from semel.testing.sim.modes import FlowOf, acknowledges, leased
-from semel.testing.sim.referee import Attempt
-from semel.testing.sim.store import Commit, Flaws
-from semel.testing.sim.world import LEASE_US
+from semel.testing._sim.modes import FlowOf, acknowledges, leased
+from semel.testing._sim.referee import Attempt
+from semel.testing._sim.store import Commit, Flaws
+from semel.testing._sim.world import LEASE_US
 from semel.types import Busy, Completed, Done, Outcome, Record, Unavailable
 
 Decision = tuple[Any, Record | None]

@@ -7,7 +7,7 @@ from typing import Any
 
 from semel.codec import encode
 from semel.core.commands import Claim, Granted, Known, Renew, Settle
-from semel.testing.sim.world import WINDOW_US, Violation, World
+from semel.testing._sim.world import WINDOW_US, Violation, World
 from semel.types import Busy, Completed, Done, Failed, Id, Renewed, Unknown
 
 MAX_ATTEMPTS = 5

@@ -3,9 +3,9 @@
 from typing import Literal, TypeAlias
 
 from semel.digests import idempotency_key
-from semel.testing.sim.referee import Attempt
-from semel.testing.sim.store import Flaws
-from semel.testing.sim.world import World
+from semel.testing._sim.referee import Attempt
+from semel.testing._sim.store import Flaws
+from semel.testing._sim.world import World
 from semel.types import Id
 
 SinkKind: TypeAlias = Literal["plain", "keyed", "fenced"]

@@ -9,11 +9,11 @@ from semel.core import flows
 from semel.core.commands import Claim, ClaimAnswer, Flow, Invoke, Mark, Raised
 from semel.core.verdicts import Task
 from semel.policy import Policy
-from semel.testing.sim.referee import MAX_ATTEMPTS, Attempt, Event
-from semel.testing.sim.sinks import SinkKind
-from semel.testing.sim.store import Commit, Flaws, Seen
-from semel.testing.sim.worker import Declined
-from semel.testing.sim.world import LEASE_US, Violation
+from semel.testing._sim.referee import MAX_ATTEMPTS, Attempt, Event
+from semel.testing._sim.sinks import SinkKind
+from semel.testing._sim.store import Commit, Flaws, Seen
+from semel.testing._sim.worker import Declined
+from semel.testing._sim.world import LEASE_US, Violation
 from semel.types import Done, Errored, Failed, Late, Mismatch, Outcome, Unavailable, Unknown
 
 FlowOf = Callable[[Attempt, Task, Flaws], Generator[Any, Any, Any]]

@@ -8,8 +8,8 @@ from msgspec import Struct
 from semel.core.commands import Claim, Command, Lookup, Mark, Marked, Page, Renew, Resolve, Scan, Settle
 from semel.core.machine import decide, standing
 from semel.errors import StoreUnavailable
-from semel.testing.sim.referee import Attempt, Event, Referee
-from semel.testing.sim.world import (
+from semel.testing._sim.referee import Attempt, Event, Referee
+from semel.testing._sim.world import (
     CRASH_AFTER,
     FAIR,
     LATE_REPLY,

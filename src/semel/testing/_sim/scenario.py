@@ -2,13 +2,13 @@
 
 from msgspec import Struct
 
-from semel.testing.sim.modes import Mode, judge
-from semel.testing.sim.referee import Event, Referee
-from semel.testing.sim.sinks import Sink
-from semel.testing.sim.source import Queue, Socket
-from semel.testing.sim.store import Flaws, SimStore
-from semel.testing.sim.worker import Worker
-from semel.testing.sim.world import FAULTS_US, FINISH_US, LEASE_US, WINDOW_US, Violation, World
+from semel.testing._sim.modes import Mode, judge
+from semel.testing._sim.referee import Event, Referee
+from semel.testing._sim.sinks import Sink
+from semel.testing._sim.source import Queue, Socket
+from semel.testing._sim.store import Flaws, SimStore
+from semel.testing._sim.worker import Worker
+from semel.testing._sim.world import FAULTS_US, FINISH_US, LEASE_US, WINDOW_US, Violation, World
 
 WORKERS = 3
 KEYS = 6

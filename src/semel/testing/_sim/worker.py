@@ -18,10 +18,10 @@ from semel.core.commands import (
     Watch,
 )
 from semel.errors import ClaimLost, NotApplied
-from semel.testing.sim.referee import Attempt
-from semel.testing.sim.sinks import Sink
-from semel.testing.sim.store import LATENCY_US, SimStore
-from semel.testing.sim.world import CRASH_AFTER, CRASH_BEFORE, FAIR, FATES, LEASE_US, PAUSE, World
+from semel.testing._sim.referee import Attempt
+from semel.testing._sim.sinks import Sink
+from semel.testing._sim.store import LATENCY_US, SimStore
+from semel.testing._sim.world import CRASH_AFTER, CRASH_BEFORE, FAIR, FATES, LEASE_US, PAUSE, World
 from semel.types import Lost, Renewed, Unavailable
 
 MARGIN_US = LEASE_US // 10
