@@ -109,6 +109,7 @@ class AsyncSemel(Client):
         One delivery's failure never touches another's. Completions leave as handlers finish; a crash repeats
         at most those under way. `concurrency`: how many handlers run at once, in tasks.
         """
+        deliveries = self._printed(deliveries)
         made, first_at, place_of = self._many(await self._connect(), deliveries, awaitable(handler))
         hands = self._hands()
         try:

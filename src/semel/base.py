@@ -5,6 +5,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
+from msgspec.structs import replace
+
 from semel.claims import Claimed
 from semel.core.commands import Claim, Granted, Mark, Renew, Settle
 from semel.core.folding import copy_of_claim, leaders
@@ -81,6 +83,16 @@ class Client:
         """What the policy takes of a handler's arguments."""
         take = self._plan.policy.fingerprint
         return None if take is None else take(*args, **kwargs)
+
+    def _printed(self, deliveries: Sequence[Delivery[T]]) -> Sequence[Delivery[T]]:
+        """The deliveries with what the policy takes of their bodies, where they bring none of their own."""
+        take = self._plan.policy.fingerprint
+        if take is None:
+            return deliveries
+        return [
+            each if each.fingerprint is not None else replace(each, fingerprint=take(each.body))
+            for each in deliveries
+        ]
 
     def _claim_item(
         self,

@@ -172,6 +172,7 @@ class Semel(Client):
         One delivery's failure never touches another's. Completions leave as handlers finish; a crash repeats
         at most those under way. `concurrency`: how many handlers run at once, in threads.
         """
+        deliveries = self._printed(deliveries)
         made, first_at, place_of = self._many(self._connect(), deliveries, handler)
         try:
             outcomes = drive_many([flow for flow, _ in made], self._hands, concurrency)

@@ -414,7 +414,7 @@ async def test_an_interrupt_in_mid_air_is_made_good(instant: bool, applied: bool
     strikes.append(1)
     with pytest.raises(KeyboardInterrupt):
         channel.send([settle(item, granted)])
-    await until(lambda: record("ended").state == "done")
+    await until(lambda: len(spy.sent(Settle)) == 2 and record("ended").state == "done")
     await until(lambda: instant or not channel._gate.locked())
     strikes.append(1)
     with pytest.raises(KeyboardInterrupt):

@@ -42,6 +42,14 @@ async def test_a_copy_with_another_fingerprint_is_a_mismatch(client: Either) -> 
     ]  # fmt: skip
 
 
+async def test_the_policys_fingerprint_is_taken_of_each_body(place: Place) -> None:
+    client = place.open(policy=semel.Policy(fingerprint=lambda body: str(body).encode()))
+    given = [Delivery(key="a", body=body) for body in (1, 2, 1)]
+    assert await client.run_many(given, lambda body: body) == [Done(1), Mismatch(), Done(1, replayed=True)]
+    assert await client.run("a", lambda body: body, 2) == Mismatch()
+    assert await client.run_many(given[1:2], lambda body: body) == [Mismatch()]
+
+
 async def test_one_failure_touches_no_other(place: Place) -> None:
     client = place.open(policy=semel.Policy(permanent=(LookupError,)))
     errors = {"b": ValueError("b"), "c": LookupError("c")}

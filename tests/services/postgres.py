@@ -105,6 +105,12 @@ def _bare(at: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
 
 
+def stopped(state: State) -> None:
+    """The run is over: remove the database that it had on somebody else's server."""
+    at, name = state["drop"]
+    execute(at, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+
 def _start(folder: Path) -> State:
     given = os.environ.get(URL_NAME)
     if given:
@@ -114,7 +120,11 @@ def _start(folder: Path) -> State:
         except psycopg.Error as error:
             raise Missing(f"{URL_NAME} does not serve: {error}") from error
         parts = urlsplit(given)
-        return {"url": urlunsplit((parts.scheme, parts.netloc, f"/{name}", "", "")), "drop": [given, name]}
+        return {
+            "url": urlunsplit((parts.scheme, parts.netloc, f"/{name}", "", "")),
+            "stop": __name__,
+            "drop": [given, name],
+        }
     binaries = _binaries()
     _initdb(binaries, folder)
     return _run(binaries, folder, server.free_port(), {})

@@ -45,7 +45,9 @@ def cluster(name: object) -> str:
     """A store URL on the cluster, with keys of its own for each name."""
     state = server.shared("redis-cluster", _start_cluster)
     hosts = ",".join(f"127.0.0.1:{port}" for port in state["ports"])
-    return f"redis+cluster://{hosts}?prefix=t{hashlib.sha256(f'{os.getpid()}:{name}'.encode()).hexdigest()[:16]}"
+    return (
+        f"redis+cluster://{hosts}?prefix=t{hashlib.sha256(f'{os.getpid()}:{name}'.encode()).hexdigest()[:16]}"
+    )
 
 
 class Own:

@@ -6,6 +6,7 @@ state of each server is a JSON file in a folder of that name, guarded by a file 
 
 import contextlib
 import fcntl
+import importlib
 import json
 import os
 import shutil
@@ -24,7 +25,8 @@ import pytest
 from tests.leftovers import MARKER
 
 State: TypeAlias = dict[str, Any]
-"""What is known of a running server, as JSON. `pids`: its processes, stopped with SIGINT in this order."""
+"""What is known of a running server, as JSON. `pids`: its processes, stopped with SIGINT in this order;
+`stop`: the module whose `stopped(state)` does what else is to be done."""
 
 READY_S = 60.0
 STOP_S = 20.0
@@ -189,6 +191,8 @@ def _stop(name: str) -> None:
         state = json.loads(file.read_text(encoding="utf-8"))
         for pid in state.get("pids", ()):
             end(pid)
+        if "stop" in state:
+            importlib.import_module(state["stop"]).stopped(state)
         file.unlink()
         shutil.rmtree(run_folder() / name, ignore_errors=True)
 

@@ -12,14 +12,12 @@ from semel.core.commands import (
     Claim,
     Forget,
     Granted,
-    Item,
     Known,
     Lookup,
     Mark,
     Marked,
     RecordItem,
     Renew,
-    Resolve,
     Settle,
 )
 from semel.core.machine import decide
@@ -28,20 +26,7 @@ from semel.errors import KeyInvalid, RecordCorrupt, StoreUnavailable
 from semel.stores.postgres import wire
 from semel.stores.postgres.batch import BIGINT, Ask, Batch, Scope, Stage, Talk
 from semel.stores.postgres.wire import Packed, Row
-from semel.types import (
-    Absent,
-    Busy,
-    Completed,
-    Forgotten,
-    Id,
-    Late,
-    Lost,
-    Mismatch,
-    Record,
-    Renewed,
-    Unavailable,
-    Unknown,
-)
+from semel.types import Absent, Busy, Completed, Forgotten, Id, Late, Lost, Mismatch, Record, Renewed, Unknown
 
 RACES_MAX = 8
 """How often a key is looked at again that others change under our hands, before it is called busy."""
