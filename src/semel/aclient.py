@@ -34,6 +34,8 @@ R = TypeVar("R")
 class AsyncSemel(Client):
     """A client that awaits. Use it from any event loop; on a networked store no thread is involved."""
 
+    awaits = True
+
     def __init__(self, plan: Plan, runtime: Runtime) -> None:
         super().__init__(plan, runtime)
         self.records: AsyncRecords = AsyncRecords(plan, self._ask)
@@ -70,10 +72,8 @@ class AsyncSemel(Client):
         return (await self._runtime.channel.asend((item,)))[0]
 
     def _hands(self) -> AsyncHands:
-        policy, runtime = self._plan.policy, self._runtime
-        return AsyncHands(
-            runtime.channel, runtime.loop_keeper(), runtime.watches, policy.run_max_s, policy.value_bytes_max
-        )
+        runtime = self._runtime
+        return AsyncHands(runtime, runtime.loop_keeper(), self._plan.policy, self._window_known)
 
     # --- run ---
 
@@ -186,12 +186,14 @@ class AsyncSemel(Client):
         self, claims: Sequence[Claimed], values: Sequence[Any] | None = None
     ) -> list[Verdict]:
         """Complete all of them in one round trip per 500."""
+        await self._hands().refresh()
         return await self._end(claims, self._completions(claims, values))
 
     async def fail_many(
         self, claims: Sequence[Claimed], errors: Sequence[BaseException | str]
     ) -> list[Verdict]:
         """Fail all of them in one round trip per 500."""
+        await self._hands().refresh()
         return await self._end(claims, self._failures(claims, errors))
 
     async def release_many(

@@ -45,6 +45,9 @@ ClaimOutcome: TypeAlias = Claimed | Done[Any] | Failed | Busy | Mismatch | Late 
 class Client:
     """What both clients hold."""
 
+    awaits: bool = False
+    """Whether its verbs are awaited."""
+
     def __init__(self, plan: Plan, runtime: Runtime) -> None:
         self._plan = plan
         self._runtime = runtime
@@ -189,16 +192,25 @@ class Client:
                 f"{claim.key!r} ran, but the store could not be told: a repeat may run again"
             ) from answer.error
 
+    def _window_known(self, event_type: str) -> int:
+        """The window in force for an event type, as far as it is known without asking."""
+        return self._plan.window_us(self._runtime.windows, event_type)
+
+    def _as_of_now(self, claim: Claimed) -> Claim:
+        """The claim with the window that is in force now: a change applies to completions from then on."""
+        item = claim.claim
+        return item if item.sliding else replace(item, window_us=self._window_known(item.event_type))
+
     def _completions(self, claims: Sequence[Claimed], values: Sequence[Any] | None) -> list[Settle]:
         values = [None] * len(claims) if values is None else values
         return [
-            self._plan.completion(claim.claim, claim.granted, value)
+            self._plan.completion(self._as_of_now(claim), claim.granted, value)
             for claim, value in zip(claims, values, strict=True)
         ]
 
     def _failures(self, claims: Sequence[Claimed], errors: Sequence[BaseException | str]) -> list[Settle]:
         return [
-            self._plan.failure(claim.claim, claim.granted, error)
+            self._plan.failure(self._as_of_now(claim), claim.granted, error)
             for claim, error in zip(claims, errors, strict=True)
         ]
 

@@ -107,6 +107,8 @@ class Rounds:
 
     def _post(self, settle: Settle, at: int) -> None:
         self.flying += 1
+        if self._bench.is_long(settle):
+            settle = self._bench.as_of_now(settle)
 
         def landed(answers: list[Answer]) -> None:
             if not isinstance(answers[0], Unavailable):
@@ -227,7 +229,9 @@ def _invoke_all(rounds: Rounds, hands: Hands, concurrency: int) -> None:
     if concurrency == 1:
         while rounds.handlers and rounds.interrupt is None:
             command, at = rounds.handlers.popleft()
-            rounds.ran(at, hands.invoke(command))
+            ran = hands.invoke(command)
+            hands.refresh()
+            rounds.ran(at, ran)
             rounds.land()
         return
     with futures.ThreadPoolExecutor(concurrency, thread_name_prefix="semel-handler") as pool:
@@ -241,6 +245,7 @@ def _invoke_all(rounds: Rounds, hands: Hands, concurrency: int) -> None:
             except BaseException as interrupt:  # noqa: BLE001 - raised by drive_many, once these handlers have ended
                 rounds.interrupt = rounds.interrupt or interrupt
                 continue
+            hands.refresh()
             for future in ended:
                 rounds.ran(running.pop(future), future.result())
             rounds.land()
@@ -299,7 +304,10 @@ async def _ainvoke_all(rounds: Rounds, hands: AsyncHands, concurrency: int) -> N
     async def work() -> None:
         while rounds.handlers and rounds.interrupt is None:
             command, at = rounds.handlers.popleft()
-            rounds.ran(at, await hands.invoke(command))
+            ran = await hands.invoke(command)
+            if not (isinstance(ran, Raised) and ran.interrupted):
+                await hands.refresh()
+            rounds.ran(at, ran)
             rounds.land()
 
     if concurrency == 1:

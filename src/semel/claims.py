@@ -67,6 +67,8 @@ class Claimed:
         return self._kept.lost
 
     def __enter__(self) -> Self:
+        if self._client.awaits:
+            raise TypeError("this claim belongs to an async client: write `async with claim:`")
         self._client._hold(self)  # noqa: SLF001 - the claim and its client are one mechanism
         return self
 

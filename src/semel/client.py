@@ -91,10 +91,7 @@ class Semel(Client):
 
     def __init__(self, plan: Plan, runtime: Runtime) -> None:
         super().__init__(plan, runtime)
-        policy = plan.policy
-        self._hands = Hands(
-            runtime.channel, runtime.keeper, runtime.watches, policy.run_max_s, policy.value_bytes_max
-        )
+        self._hands = Hands(runtime, runtime.keeper, plan.policy, self._window_known)
         self.records: Records = Records(plan, self._ask)
         self.windows: Windows = Windows(plan, self._ask, runtime.expire_settings)
 
@@ -245,10 +242,12 @@ class Semel(Client):
 
     def complete_many(self, claims: Sequence[Claimed], values: Sequence[Any] | None = None) -> list[Verdict]:
         """Complete all of them in one round trip per 500."""
+        self._hands.refresh()
         return self._end(claims, self._completions(claims, values))
 
     def fail_many(self, claims: Sequence[Claimed], errors: Sequence[BaseException | str]) -> list[Verdict]:
         """Fail all of them in one round trip per 500."""
+        self._hands.refresh()
         return self._end(claims, self._failures(claims, errors))
 
     def release_many(

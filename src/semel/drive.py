@@ -3,8 +3,11 @@
 import random
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import CoroutineType
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from semel.coalesce import Channel
 from semel.context import Context, _current
@@ -23,10 +26,12 @@ from semel.core.commands import (
     Unwatch,
     Watch,
 )
-from semel.errors import ClaimLost, NotApplied, StoreClosed
+from semel.errors import ClaimLost, NotApplied, StoreClosed, StoreError
 from semel.gathering import give_back, post_quietly, recall
 from semel.keeper import Keeper, Kept, LoopKeeper
 from semel.lazily import asyncio
+from semel.policy import Policy
+from semel.runtime import SETTINGS_LIVE_S, Runtime
 from semel.types import Unavailable
 from semel.waiting import Watches
 
@@ -67,13 +72,16 @@ class Bench:
     """What both kinds of hands work with."""
 
     def __init__(
-        self, channel: Channel, keeper: Any, watches: Watches, run_max_s: float, value_bytes_max: int
+        self, runtime: Runtime, keeper: Any, policy: Policy, window_us: Callable[[str], int]
     ) -> None:
-        self.channel: Channel = channel
+        self.runtime: Runtime = runtime
+        self.channel: Channel = runtime.channel
         self.keeper: Any = keeper
-        self.watches: Watches = watches
-        self.run_max_s: float = run_max_s
-        self.value_bytes_max: int = value_bytes_max
+        self.watches: Watches = runtime.watches
+        self.run_max_s: float = policy.run_max_s
+        self.value_bytes_max: int = policy.value_bytes_max
+        self.window_us: Callable[[str], int] = window_us
+        """The window that is in force for an event type, as far as it is known."""
         self.steady_s: Callable[[], float] = time.monotonic
 
     def drop(self, owner: bytes) -> Kept | None:
@@ -100,6 +108,26 @@ class Bench:
             return None
         return Context(kept, granted, self, self.value_bytes_max)
 
+    def loose(self, claim: Claim) -> Context:
+        """What a handler can ask about itself that runs under no claim: its key, and that it is the first attempt."""
+        now = self.steady_s()
+        nothing = Granted(fence=0, attempt=1, lease_until=0, first_seen=0)
+        return Context(Kept.since(claim, nothing, now, self.run_max_s), nothing, self, 0, _loose=True)
+
+    def is_long(self, settle: Settle) -> bool:
+        """Whether the claim is so old that its window may have been changed since."""
+        kept = self.keeper.kept.get(settle.owner)
+        return (
+            kept is not None
+            and not settle.sliding
+            and self.steady_s() - (kept.ends - self.run_max_s) > SETTINGS_LIVE_S
+        )
+
+    def as_of_now(self, settle: Settle) -> Settle:
+        """A window that was changed while the handler ran applies to its completion."""
+        kept = self.keeper.kept.get(settle.owner)
+        return settle if kept is None else replace(settle, window_us=self.window_us(kept.claim.event_type))
+
     def pause_s(self, command: Pause) -> float | None:
         """How long to back off; `None` when there is no time left for another try."""
         delay = backoff_s(command.tries) * (0.5 + random.random() / 2)  # noqa: S311 - jitter, not a secret
@@ -124,6 +152,9 @@ class Hands(Bench):
         if kind is Invoke:
             return self.invoke(command)  # type: ignore[arg-type]
         if kind is Settle:
+            if self.is_long(command):  # type: ignore[arg-type]
+                self.refresh()
+                command = self.as_of_now(command)  # type: ignore[arg-type]
             try:
                 answer = self.channel.send((command,))[0]  # type: ignore[arg-type]
             except StoreClosed as error:
@@ -170,9 +201,9 @@ class Hands(Bench):
     def invoke(self, command: Invoke) -> Ran:
         """Call the handler. Whatever it raises is an answer."""
         claim, granted = command.claim, command.granted
-        if claim is None or granted is None:
+        if claim is None:
             return _call(command.call, None)
-        context = self.begin(claim, granted)
+        context = self.loose(claim) if granted is None else self.begin(claim, granted)
         if context is None:
             return _too_late()
         outer = _current.get()
@@ -181,6 +212,11 @@ class Hands(Bench):
             return _call(command.call, context)
         finally:
             _current.set(outer)
+
+    def refresh(self) -> None:
+        """Know the windows that are in force, if the store can be reached."""
+        with suppress(StoreError):
+            self.runtime.refresh()
 
     def step(self, flow: Flow[Any]) -> Any:
         """Run a step's flow inside a handler."""
@@ -235,6 +271,9 @@ class AsyncHands(Bench):
             case Invoke():
                 return await self.invoke(command)
             case Settle():
+                if self.is_long(command):
+                    await self.refresh()
+                    command = self.as_of_now(command)
                 # Cancelled or not, what a handler came to must reach the store: the item is queued by then.
                 try:
                     answer = (await self.channel.asend((command,)))[0]
@@ -270,9 +309,9 @@ class AsyncHands(Bench):
     async def invoke(self, command: Invoke) -> Ran:
         """Await the handler. Whatever it raises is an answer; a lost claim cancels it."""
         claim, granted = command.claim, command.granted
-        if claim is None or granted is None:
+        if claim is None:
             return await _acall(command.call, None)
-        context = self.begin(claim, granted)
+        context = self.loose(claim) if granted is None else self.begin(claim, granted)
         if context is None:
             return _too_late()
         outer = _current.get()
@@ -281,6 +320,11 @@ class AsyncHands(Bench):
             return await _acall(command.call, context)
         finally:
             _current.set(outer)
+
+    async def refresh(self) -> None:
+        """Know the windows that are in force, if the store can be reached."""
+        with suppress(StoreError):
+            await self.runtime.arefresh()
 
     def step(self, _flow: Flow[Any]) -> Any:
         """A step that blocks would stop the loop, and with it the keeper."""

@@ -107,8 +107,10 @@ class Records:
         self, key: str, *, fence: int, to: Literal["done", "absent"], value: Any = None
     ) -> Resolution:
         """Decide an unknown record: it happened, or it did not. `Lost` if its fence is not the one you saw."""
-        item = self._asking.resolve(key, fence, to, value, self._plan.window_us({}, ""))
-        return reachable(self._ask(item))  # type: ignore[no-any-return]
+        record = self.lookup(key)
+        settings = reachable(self._ask(ReadSettings()))
+        window = self._plan.window_us(settings.windows, "" if record is None else record.event_type)
+        return reachable(self._ask(self._asking.resolve(key, fence, to, value, window)))  # type: ignore[no-any-return]
 
     def purge(self, *, limit: int = PURGE_BATCH, dry_run: bool = False) -> Purged:
         """Remove up to `limit` records whose time is over. It never changes an answer."""
@@ -162,8 +164,10 @@ class AsyncRecords:
         self, key: str, *, fence: int, to: Literal["done", "absent"], value: Any = None
     ) -> Resolution:
         """Decide an unknown record: it happened, or it did not. `Lost` if its fence is not the one you saw."""
-        item = self._asking.resolve(key, fence, to, value, self._plan.window_us({}, ""))
-        return reachable(await self._ask(item))  # type: ignore[no-any-return]
+        record = await self.lookup(key)
+        settings = reachable(await self._ask(ReadSettings()))
+        window = self._plan.window_us(settings.windows, "" if record is None else record.event_type)
+        return reachable(await self._ask(self._asking.resolve(key, fence, to, value, window)))  # type: ignore[no-any-return]
 
     async def purge(self, *, limit: int = PURGE_BATCH, dry_run: bool = False) -> Purged:
         """Remove up to `limit` records whose time is over. It never changes an answer."""

@@ -11,7 +11,7 @@ import pytest
 import semel
 from semel import Busy, Delivery, Done, Errored, Failed
 from semel.core.commands import Count, Mark
-from tests.client.clients import Place, down, only_sqlite, until
+from tests.client.clients import Place, down, only_async, only_sqlite, until
 
 pytestmark = pytest.mark.anyio
 
@@ -228,3 +228,31 @@ async def test_a_failed_one_is_told_to_every_copy(place: Place) -> None:
 
     outcomes = await client.run_many([Delivery(key="k", body=at) for at in range(2)], handler)
     assert [(type(outcome), outcome.replayed) for outcome in outcomes] == [(Failed, False), (Failed, True)]
+
+
+@pytest.mark.parametrize("mode", ["observe", "mark"])
+async def test_a_handler_without_a_claim_can_still_ask_who_it_is(place: Place, mode: semel.Mode) -> None:
+    client = place.open(mode=mode)
+    seen: list[tuple[str, int, str]] = []
+
+    def handler() -> None:
+        context = semel.current()
+        seen.append((context.key, context.attempt, context.idempotency_key))
+        if client.sync:
+            assert semel.step("note", str, 7) == "7"
+
+    await client.run("k", handler)
+    await client.run("k", handler)
+    assert len(seen) == (2 if mode == "observe" else 1)
+    assert len(set(seen)) == 1
+
+
+@only_async
+async def test_with_instead_of_async_with_is_an_error_and_not_a_lost_claim(place: Place) -> None:
+    client = place.open()
+    claim = await client.claim("k")
+    with pytest.raises(TypeError, match="async with"), claim:
+        pass
+    async with claim:
+        pass
+    assert place.record("k").state == "done"  # type: ignore[union-attr]

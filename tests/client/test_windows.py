@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import semel
-from semel import Done, runtime
-from semel.core.commands import Claim, ReadSettings
+from semel import Done, drive, runtime
+from semel.core.commands import Claim, ReadSettings, SetWindow
 from tests.client.clients import Either, Place, in_thread, only_sync, until
 
 pytestmark = pytest.mark.anyio
@@ -146,3 +146,36 @@ async def test_wrong_windows_are_refused(client: Either) -> None:
     for wrong in ("soon", "5 parsecs", -1, "100d"):
         with pytest.raises(semel.PolicyInvalid):
             await client.windows("set", wrong)
+
+
+async def test_a_window_changed_while_a_handler_runs_applies_to_its_completion(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "SETTINGS_LIVE_S", 0.0)
+    monkeypatch.setattr(drive, "SETTINGS_LIVE_S", 0.0)
+    client = place.open(window="2h")
+    hours = iter((5, 6, 7))
+
+    def change(_body: object = None) -> None:
+        place.spy._store.send([SetWindow("", "billing", "", next(hours) * HOUR)])
+
+    await client.run("run", change)
+    await client.run_many([semel.Delivery(key="many", body=1)], change)
+    claim = await client.claim("claim")
+    change()
+    await client.complete(claim)
+    assert [window_of(place, key) for key in ("run", "many", "claim")] == [5, 6, 7]
+
+
+async def test_a_record_is_resolved_with_the_window_of_its_type(place: Place) -> None:
+    client = place.open(window="2h", mode="quarantine")
+    await client.windows("set", "9h", event_type="letter")
+
+    def post() -> None:
+        raise TimeoutError
+
+    await client.using(event_type="letter").run("k", post)
+    record = place.record("k")
+    assert record is not None
+    await client.records("resolve", "k", fence=record.fence, to="done")
+    assert window_of(place, "k") == 9

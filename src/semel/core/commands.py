@@ -268,7 +268,10 @@ Ran: TypeAlias = Returned | Raised
 
 
 class Invoke(Command[Ran], frozen=True):
-    """Call the handler under a granted claim. Never throws: the answer says how it ended."""
+    """Call the handler. Never throws: the answer says how it ended.
+
+    Without `granted` it runs under no claim; without `claim` it is no handler but a part of one.
+    """
 
     call: Callable[[], Any]
     claim: Claim | None = None

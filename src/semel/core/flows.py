@@ -138,7 +138,7 @@ def marked(mark: Mark, task: Task) -> Flow[Outcome[Any]]:
         return answer
     if not answer.firsts[0]:
         return Done(None, replayed=True, kept=False)
-    return plain((yield from Invoke(task.call)))
+    return plain((yield from Invoke(task.call, task.claim)))
 
 
 def observed(task: Task, duplicate: Callable[[ClaimAnswer], None]) -> Flow[Outcome[Any]]:
@@ -146,7 +146,7 @@ def observed(task: Task, duplicate: Callable[[ClaimAnswer], None]) -> Flow[Outco
     answer = yield from task.claim
     if not isinstance(answer, Granted):
         duplicate(answer)
-        return plain((yield from Invoke(task.call)))
+        return plain((yield from Invoke(task.call, task.claim)))
     ran = yield from Invoke(task.call, task.claim, answer)
     yield from settle(task.claim, answer, judge(ran, task, answer.attempt))
     return plain(ran)
@@ -154,4 +154,4 @@ def observed(task: Task, duplicate: Callable[[ClaimAnswer], None]) -> Flow[Outco
 
 def unguarded(task: Task) -> Flow[Outcome[Any]]:
     """The event type's window is off: run, and remember nothing."""
-    return plain((yield from Invoke(task.call)))
+    return plain((yield from Invoke(task.call, task.claim)))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from semel.stores.postgres import PostgresStore
 from semel.testing import ManualClock, store_contract
 from semel.testing.store_contract import Harness
 from tests.stores.postgres import places
@@ -38,7 +39,7 @@ MUTANTS = {
         "settle",
         "WHEN r.state & 16 <> 0 THEN coalesce(",
         "WHEN false THEN coalesce(",
-    ),  # fmt: skip # noqa: E501
+    ),
     "a renewal leaves the expiry": ("renew", "r.expires_at + c.lease_until - r.lease_until", "r.expires_at"),
     "a renewal needs no fence": ("renew", "AND x.fence = i.fence", ""),
     "a mark is prolonged by its duplicates": ("mark", "c.expires_at <= i.now", "true"),
@@ -49,7 +50,7 @@ MUTANTS = {
 def caught(statement: str, old: str, new: str, folder: Path) -> bool:
     clock = ManualClock()
 
-    def connect() -> places.PostgresStore:
+    def connect() -> PostgresStore:
         store = places.make(folder, clock)
         text = store.statements[statement]
         assert old in text
