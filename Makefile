@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml constraints.txt
 	    "$$found" -m venv --clear $(VENV); \
 	fi
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev,cli]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev,all]'
 	@touch $@
 
 .PHONY: format

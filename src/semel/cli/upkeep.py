@@ -42,7 +42,7 @@ __all__ = ["migrate", "purge", "stats"]
 PURGE_BATCH = 1000
 EVERY_MIN_US = 100_000
 STATES = ("claimed", "done", "failed", "unknown")
-SCHEMAS = {"sqlite": "semel.stores.sqlite:schema_sql"}
+SCHEMAS = {"sqlite": "semel.stores.sqlite:schema_sql", "postgresql": "semel.stores.postgres:schema_sql"}
 """Where the schema of a kind of store is told, by the scheme of its URL."""
 
 

@@ -120,6 +120,38 @@ def test_a_listener_comes_and_goes_with_its_store(tmp_path: Path, place: str) ->
     assert await_true(lambda: listeners(place, schema) == 0, 10)
 
 
+def test_a_listening_task_comes_and_goes_with_its_store(tmp_path: Path, place: str) -> None:
+    async def scene() -> int:
+        store = places.make(tmp_path).twin()
+        await store.aopen()
+        stop = store.watch(lambda _: None)
+        schema = store.place.schema
+        while not await asyncio.to_thread(listeners, place, schema):  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.001)
+        stop()
+        await store.aclose()
+        return listeners(place, schema)
+
+    assert asyncio.run(scene()) == 0
+
+
+def test_whoever_waits_while_the_listener_starts_is_woken_too(place: str) -> None:
+    async def scene(number: int) -> None:
+        async with (
+            semel.aopen(place, consumer="billing", policy=PATIENT) as owner,
+            semel.aopen(place, consumer="billing", policy=PATIENT) as waiter,
+        ):
+            waiter._runtime.watches.polling = False
+            claim: Any = await owner.claim(f"k{number}")
+            waiting = asyncio.create_task(waiter.run(f"k{number}", never))
+            await asyncio.sleep(number / 5000)  # from before it watches to after it listens
+            await owner.complete(claim, 1)
+            assert await asyncio.wait_for(waiting, 10) == Done(1, replayed=True)
+
+    for number in range(0, 200, 8):
+        asyncio.run(scene(number))
+
+
 def test_one_store_serves_one_loop_after_the_other(tmp_path: Path) -> None:
     store = places.make(tmp_path).twin()
     answers = []

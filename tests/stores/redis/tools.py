@@ -5,9 +5,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from semel.core.commands import Answer, Claim, Granted, Settle
 from semel.core.ports import Store
 from semel.stores.redis import RedisStore
+from semel.stores.redis.exchange import Call
 from semel.types import Id
 
 S = 1_000_000
@@ -48,3 +51,16 @@ def opened(url: str, **options: Any) -> Iterator[RedisStore]:
 
 def kinds(answers: Sequence[Answer]) -> list[str]:
     return [type(answer).__name__ for answer in answers]
+
+
+def spied(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> list[list[Call]]:
+    """What the store asks from here on, one list for each time."""
+    asked: list[list[Call]] = []
+    ask = store._ask
+
+    def spy(calls: list[Call]) -> list[Any]:
+        asked.append(calls)
+        return ask(calls)
+
+    monkeypatch.setattr(store, "_ask", spy)
+    return asked

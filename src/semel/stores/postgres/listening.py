@@ -1,7 +1,9 @@
 """One connection that listens for what other processes change: a thread, or a task in an event loop.
 
-It starts with the first watch and begins anew when the server goes away. Whoever waits polls as well, so a
-notification that is missed costs time, never an event.
+It starts with the first watch and begins anew when the server goes away. Being entered among the listeners takes
+a lock that the ends of claims share: one that did not see the entry, and so tells nobody, is over by then, and
+whoever waits is sent to look again. Where the lock cannot be had at once it is done without. Whoever waits polls
+as well, so a notification that is missed costs time, never an event.
 """
 
 import asyncio
@@ -68,7 +70,12 @@ class ThreadListener:
     def _hear(self, line: Line) -> None:
         line.wait_s = self._place.wait_s
         line.execute(f'LISTEN "{channel_of(self._place.schema)}"')
-        line.execute(self._statements["listen"])
+        try:
+            with line.transaction():
+                line.execute(self._statements["lock_listeners"], prepare=False)
+                line.execute(self._statements["listen"])
+        except psycopg.errors.LockNotAvailable:
+            line.execute(self._statements["listen"])
         self._ears.look_again()
         while not self._ended.is_set():
             for notify in line.notifies(timeout=HEAR_S):
@@ -115,8 +122,17 @@ class LoopListener:
     async def _hear(self, line: AsyncLine) -> None:
         line.wait_s = self._place.wait_s
         await line.execute(f'LISTEN "{channel_of(self._place.schema)}"')
-        await line.execute(self._statements["listen"])
+        try:
+            async with line.transaction():
+                await line.execute(self._statements["lock_listeners"], prepare=False)
+                await line.execute(self._statements["listen"])
+        except psycopg.errors.LockNotAvailable:
+            await line.execute(self._statements["listen"])
         self._ears.look_again()
-        while True:
-            async for notify in line.notifies(timeout=self._place.wait_s / 2):
-                self._ears.heard(notify.payload)
+        try:
+            while True:
+                async for notify in line.notifies(timeout=self._place.wait_s / 2):
+                    self._ears.heard(notify.payload)
+        finally:
+            with suppress(psycopg.Error):
+                await line.execute(self._statements["unlisten"])

@@ -439,6 +439,10 @@ SELECT pg_advisory_xact_lock(hashtextextended('{channel}', 0))
 SELECT set_config('enable_hashjoin', 'on', true), set_config('enable_mergejoin', 'on', true),
     set_config('enable_seqscan', 'on', true)
 
+-- query: lock_listeners
+SET LOCAL lock_timeout = '100ms';
+LOCK TABLE {schema}.listeners IN ACCESS EXCLUSIVE MODE
+
 -- query: listen
 WITH gone AS (
     DELETE FROM {schema}.listeners AS l WHERE NOT EXISTS (

@@ -56,7 +56,7 @@ class Ears:
         step = 2 * DIGEST_BYTES
         for start in range(0, len(payload), step):
             try:
-                record_id = self._waited.pop(bytes.fromhex(payload[start : start + step]), None)
+                record_id = self._waited.get(bytes.fromhex(payload[start : start + step]))
             except ValueError:
                 return  # somebody else uses the channel
             if record_id is not None:
@@ -65,8 +65,8 @@ class Ears:
     def look_again(self) -> None:
         """Send everybody who waits to look: what changed before we listened was told to nobody."""
         with self._lock:
-            waited, self._waited = self._waited, OrderedDict()
-        self.tell(waited.values())
+            waited = list(self._waited.values())
+        self.tell(waited)
 
     def after_fork(self) -> None:
         """Another thread of the parent may have held the lock."""

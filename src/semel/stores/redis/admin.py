@@ -1,7 +1,7 @@
 """The items that are not about one record: scan, purge, count, windows and modes."""
 
 from collections.abc import Callable, Generator, Iterable
-from typing import Any
+from typing import Any, get_args
 
 from semel.core.commands import (
     Admit,
@@ -22,7 +22,7 @@ from semel.errors import KeyInvalid, PolicyInvalid, RecordCorrupt
 from semel.stores.redis import wire
 from semel.stores.redis.exchange import Ask, Call, Exchange, Nodes, Part, Steps
 from semel.stores.redis.trouble import translated
-from semel.types import Record, Stats, Unavailable
+from semel.types import Mode, Record, Stats, Unavailable
 
 SCAN_COUNT = 1000
 """Keys that one SCAN looks at."""
@@ -36,6 +36,7 @@ SCANS_PER_PAGE = 200
 """SCANs that one page may take; a page may then hold fewer records than asked for, and go on."""
 
 Fits = Callable[[Record], bool]
+MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def carry_out(x: Exchange, item: Item, now: bytes) -> Steps:
@@ -80,7 +81,18 @@ def ask(x: Exchange, *calls: Call) -> Steps:
 
 
 _HARMLESS = frozenset(
-    (b"TIME", b"SCAN", b"GETRANGE", b"GET", b"HGETALL", b"HGET", b"HSETNX", b"ZRANGEBYSCORE", b"DBSIZE", b"INFO")
+    (
+        b"TIME",
+        b"SCAN",
+        b"GETRANGE",
+        b"GET",
+        b"HGETALL",
+        b"HGET",
+        b"HSETNX",
+        b"ZRANGEBYSCORE",
+        b"DBSIZE",
+        b"INFO",
+    )
 )
 
 
@@ -97,7 +109,7 @@ def time_of(x: Exchange, now: bytes) -> Steps:
 
 def step_through(x: Exchange, node: Any, cursor: int) -> Generator[Any, Any, tuple[int, list[bytes]]]:
     """One SCAN: where to go on (0: that was all), and the store's keys it found."""
-    command = [b"SCAN", cursor, b"MATCH", x.layout.pattern, b"COUNT", SCAN_COUNT]
+    command: list[bytes | int] = [b"SCAN", cursor, b"MATCH", x.layout.pattern, b"COUNT", SCAN_COUNT]
     ((following, keys),) = yield from ask(x, Call(command, node=node))
     return int(following), keys
 
@@ -115,11 +127,11 @@ def all_keys(x: Exchange) -> Generator[Any, Any, list[bytes]]:
 
 def is_record(x: Exchange, key: bytes) -> bool:
     """Whether this is the key of a record."""
-    head = key[: -DIGEST_BYTES]
+    head = key[:-DIGEST_BYTES]
     return len(key) > DIGEST_BYTES and head.endswith(b"}:") and head in x.layout.records
 
 
-def outlines(x: Exchange, keys: list[bytes], now: int) -> Generator[Any, Any, list[tuple[bytes, Record]]]:
+def outlines(keys: list[bytes], now: int) -> Generator[Any, Any, list[tuple[bytes, Record]]]:
     """The records of these keys as they stand, without their payloads; what does not read is left out."""
     found: list[tuple[bytes, Record]] = []
     for some in _slices(keys):
@@ -198,7 +210,7 @@ def _ordered_page(x: Exchange, item: Scan, at: int) -> Steps:
     )
     looked_for, found = fits(item, at), []
     for some in _slices(keys):
-        outlined = yield from outlines(x, some, at)
+        outlined = yield from outlines(some, at)
         found += [pair for pair in outlined if looked_for(pair[1])]
         if len(found) > item.limit:
             break
@@ -221,7 +233,7 @@ def _scanned_page(x: Exchange, item: Scan, at: int) -> Steps:
             cursor, keys = yield from step_through(x, nodes[which], cursor)
             which += not cursor
         keys = [key for key in keys if is_record(x, key)]
-        found = [pair for pair in (yield from outlines(x, keys, at)) if looked_for(pair[1])]
+        found = [pair for pair in (yield from outlines(keys, at)) if looked_for(pair[1])]
         room = item.limit - len(records)
         records += yield from whole(x, found[:room], at)
         keys = [key for key, _ in found[room:]]
@@ -251,7 +263,11 @@ def orphans(x: Exchange, item: Scan, now: bytes) -> Steps:
     digests = sorted(each for reply in replies for each in reply if each > after)
     keys = [x.layout.records[each[0] & 63] + each for each in digests]
     looked_for = fits(item, at)
-    found = [pair for pair in (yield from outlines(x, keys, at)) if looked_for(pair[1]) and pair[1].journal is not None]
+    found = [
+        pair
+        for pair in (yield from outlines(keys, at))
+        if looked_for(pair[1]) and pair[1].journal is not None
+    ]
     page, more = found[: item.limit], len(found) > item.limit
     records: list[Record] = []
     for pair in page:
@@ -269,7 +285,7 @@ def count(x: Exchange, item: Count, now: bytes) -> Steps:
     states: dict[str, int] = {}
     consumers: dict[str, int] = {}
     records = [key for key in keys if is_record(x, key)]
-    for _, record in (yield from outlines(x, records, at)):
+    for _, record in (yield from outlines(records, at)):
         if item.tenant in (None, record.id[0]):
             states[record.state] = states.get(record.state, 0) + 1
             consumers[record.id[1]] = consumers.get(record.id[1], 0) + 1
@@ -320,7 +336,9 @@ def purge(x: Exchange, item: Purge, now: bytes) -> Steps:
     for bucket, digests in enumerate(replies):
         if digests:
             keys = [x.layout.records[bucket] + each for each in digests]
-            parts.append(Part("end", list(range(len(keys))), [item] * len(keys), keys, [b"P"] * len(keys), bucket))
+            parts.append(
+                Part("end", list(range(len(keys))), [item] * len(keys), keys, [b"P"] * len(keys), bucket)
+            )
     for part in parts:
         yield from x.ask_all([part], [None] * len(part.keys), now)
     return Purged(0)
@@ -336,8 +354,15 @@ def read_settings(x: Exchange) -> Steps:
     )
     return Settings(
         {wire.id_of(name, b""): int(window_us) for name, window_us in _pairs(windows)},
-        {wire.id_of(name, b"")[:2]: mode.decode() for name, mode in _pairs(modes)},
+        {wire.id_of(name, b"")[:2]: _mode(mode) for name, mode in _pairs(modes)},
     )
+
+
+def _mode(stored: bytes) -> Mode:
+    for mode in MODES:
+        if stored == mode.encode():
+            return mode
+    raise RecordCorrupt(f"a consumer is recorded with the mode {stored!r}, which is none")
 
 
 def _pairs(reply: list[bytes]) -> Iterable[tuple[bytes, bytes]]:
@@ -364,7 +389,7 @@ def _move_existing(x: Exchange, item: SetWindow, window_us: int, now: bytes) -> 
     keys = [key for key in (yield from all_keys(x)) if is_record(x, key)]
     for some in _slices(keys):
         moved: dict[int, Part] = {}
-        for key, record in (yield from outlines(x, some, at)):
+        for key, record in (yield from outlines(some, at)):
             own = (*name[:2], record.event_type)
             in_force = own if own in windows else (*name[:2], "")
             if record.id[:2] == name[:2] and name == in_force and record.state in ("done", "failed"):
@@ -390,7 +415,7 @@ def admit(x: Exchange, item: Admit) -> Steps:
         Call([b"HSETNX", x.layout.modes, field, item.mode.encode()]),
         Call([b"HGET", x.layout.modes, field]),
     )
-    return replies[1].decode()
+    return _mode(replies[1])
 
 
 def switch_mode(x: Exchange, item: SwitchMode, now: bytes) -> Steps:
@@ -399,7 +424,7 @@ def switch_mode(x: Exchange, item: SwitchMode, now: bytes) -> Steps:
     scope = (item.tenant, item.consumer)
     keys = [key for key in (yield from all_keys(x)) if is_record(x, key)]
     unfinished = 0
-    for _, record in (yield from outlines(x, keys, at)):
+    for _, record in (yield from outlines(keys, at)):
         unfinished += record.id[:2] == scope and record.state in ("claimed", "unknown")
     if not unfinished:
         field = wire.scope_name(*scope)

@@ -60,10 +60,10 @@ class AsyncLink:
         except BROKEN:
             return True
 
-    async def close(self) -> None:
-        """Hang up without waiting for the other side."""
+    async def close(self, *, nowait: bool = True) -> None:
+        """Hang up, without waiting for the other side unless asked to."""
         with suppress(*BROKEN, RuntimeError):  # a loop that is closed has taken its connections along
-            await self.connection.disconnect(nowait=True)
+            await self.connection.disconnect(nowait=nowait)
 
 
 class Room:
@@ -118,7 +118,11 @@ class AsyncRedisStore:
         self._core.closed = False
         async with self._room().opening:
             if self._core.facts is None:
-                await self._drive(self._core.opening())
+                try:
+                    await self._drive(self._core.opening())
+                except BaseException:
+                    await self._let_go(self._room())
+                    raise
 
     async def aclose(self) -> None:
         """Let go of all connections; idempotent."""
@@ -130,9 +134,15 @@ class AsyncRedisStore:
         if listening is not None:
             listening.cancel()
             await asyncio.wait([listening])
-        for link in [*room.busy, *(link for idle in room.idle.values() for link in idle)]:
-            await link.close()
+        await self._let_go(room)
         core.facts = None
+
+    async def _let_go(self, room: Room) -> None:
+        links = [*room.busy, *(link for idle in room.idle.values() for link in idle)]
+        room.idle.clear()
+        for link in links:
+            await link.close(nowait=False)
+        await asyncio.sleep(0)  # what was hung up before is closed at the end of the tick
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
         """Carry out the items in one round trip; what no server answered is `Unavailable`, item by item."""
@@ -153,7 +163,9 @@ class AsyncRedisStore:
         room = self._room()
         if room.listening is None and not self._core.closed:
             room.subscribed.clear()
-            room.listening = asyncio.get_running_loop().create_task(self._listen(room), name="semel-redis-listener")
+            room.listening = asyncio.get_running_loop().create_task(
+                self._listen(room), name="semel-redis-listener"
+            )
         return stop
 
     def after_fork(self) -> None:
@@ -204,7 +216,10 @@ class AsyncRedisStore:
         for at, call in enumerate(calls):
             groups.setdefault(core.address(call), []).append(at)
         answered = await asyncio.gather(
-            *(self._converse(room, address, [calls[at] for at in places]) for address, places in groups.items())
+            *(
+                self._converse(room, address, [calls[at] for at in places])
+                for address, places in groups.items()
+            )
         )
         replies: list[Any] = [None] * len(calls)
         for places, theirs in zip(groups.values(), answered, strict=True):
@@ -213,7 +228,7 @@ class AsyncRedisStore:
         return replies
 
     async def _converse(self, room: Room, address: Address, calls: list[Call]) -> list[Any]:
-        """Send the calls to one node and read a reply for each. Where the connection breaks, the rest get the reason."""
+        """Send the calls to one node and read a reply for each; where the connection breaks, the rest get its error."""
         replies: list[Any] = []
         link: AsyncLink | None = None
         try:
@@ -281,21 +296,15 @@ class AsyncRedisStore:
         while not core.closed and core.listeners:
             link: AsyncLink | None = None
             try:
-                if core.map is None:
-                    raise OSError("not open yet")
-                link = AsyncLink(core, core.map.masters[0])
+                link = AsyncLink(core, core.nodes()[0])
                 await link.connection.connect()
                 await link.send(pack([Call([b"SUBSCRIBE", core.exchange.layout.channel])]))
                 while core.listeners:
                     reply = await link.read(FOREVER_S)
-                    if isinstance(reply, Exception):
-                        raise reply
-                    if reply[0] == b"subscribe":
+                    if core.is_subscribed(reply):
                         if room.subscribed.is_set():
                             core.resubscribed()
                         room.subscribed.set()
-                    elif reply[0] == b"message":
-                        core.heard(reply[2])
             except Exception:  # noqa: BLE001 - whatever it is, polling goes on
                 room.subscribed.set()
                 await asyncio.sleep(RELISTEN_S)

@@ -131,8 +131,14 @@ def judge(name: str, told: list[dict[str, str]], *, allow_eviction: bool) -> Fac
     """What follows from it; the worst of all masters counts."""
     version = min((each.get("redis_version", "0") for each in told), key=_numbers)
     if _numbers(version) < VERSION_OLDEST:
-        raise StoreRefused(f"{name} is version {version}; {'.'.join(map(str, VERSION_OLDEST))} or newer is needed")
-    evicting = [each["maxmemory_policy"] for each in told if each.get("maxmemory_policy", "noeviction") != "noeviction"]
+        raise StoreRefused(
+            f"{name} is version {version}; {'.'.join(map(str, VERSION_OLDEST))} or newer is needed"
+        )
+    evicting = [
+        each["maxmemory_policy"]
+        for each in told
+        if each.get("maxmemory_policy", "noeviction") != "noeviction"
+    ]
     if evicting and not allow_eviction:
         raise StoreRefused(
             f"{name} evicts keys when its memory is full (maxmemory-policy {evicting[0]}): events would be done twice"

@@ -22,16 +22,21 @@ __all__ = ["Core", "link_options", "pack"]
 WAITING_MAX = 100_000
 """Records that somebody of this process waits for; more than that are found by polling alone."""
 
-try:
-    from hiredis import pack_command as _pack
-except ImportError:  # the slower way, without the parser written in C
 
-    def _pack(cmd: tuple[str | int | float | bytes | memoryview, ...]) -> bytes:
-        parts = [b"*%d\r\n" % len(cmd)]
-        for arg in cmd:
-            text = arg if isinstance(arg, bytes) else str(arg).encode()
-            parts.append(b"$%d\r\n%b\r\n" % (len(text), text))
-        return b"".join(parts)
+def _pack_slowly(cmd: tuple[bytes | int, ...]) -> bytes:
+    parts = [b"*%d\r\n" % len(cmd)]
+    for arg in cmd:
+        text = arg if isinstance(arg, bytes) else b"%d" % arg
+        parts.append(b"$%d\r\n%b\r\n" % (len(text), text))
+    return b"".join(parts)
+
+
+try:
+    from hiredis import pack_command
+except ImportError:
+    _pack: Callable[[Any], bytes] = _pack_slowly
+else:
+    _pack = pack_command
 
 
 def pack(calls: Iterable[Call]) -> bytes:
@@ -90,7 +95,9 @@ class Core:
         self.facts = yield from checks.look(
             self.place, self.map.masters, allow_eviction=self.options.allow_eviction
         )
-        self.exchange.scripts = scripts_for(shebang=int(self.facts.version.split(".")[0]) >= checks.SHEBANG_OLDEST)
+        self.exchange.scripts = scripts_for(
+            shebang=int(self.facts.version.split(".")[0]) >= checks.SHEBANG_OLDEST
+        )
 
     def locating(self) -> Steps:
         """Find the masters anew."""
@@ -147,9 +154,18 @@ class Core:
         waiting = self.waiting
         if waiting:
             found = (
-                waiting.pop(message[at : at + DIGEST_BYTES], None) for at in range(0, len(message), DIGEST_BYTES)
+                waiting.pop(message[at : at + DIGEST_BYTES], None)
+                for at in range(0, len(message), DIGEST_BYTES)
             )
             self._tell([record_id for record_id in found if record_id is not None])
+
+    def is_subscribed(self, reply: Any) -> bool:
+        """Whether a listener was told that it is heard from now on; passes on what else it was told."""
+        if isinstance(reply, Exception):
+            raise reply
+        if reply[0] == b"message":
+            self.heard(reply[2])
+        return bool(reply[0] == b"subscribe")
 
     def resubscribed(self) -> None:
         """From here on all is heard again; what was missed may be anything, so everybody looks again."""
@@ -183,4 +199,3 @@ def link_options(core: Core, address: Address) -> dict[str, Any]:
         if options.ca_file:
             found["ssl_ca_certs"] = options.ca_file
     return found
-

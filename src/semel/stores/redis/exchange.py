@@ -10,7 +10,19 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from semel.core.commands import Answer, Claim, Forget, Granted, Item, Lookup, Mark, Marked, Renew, Resolve, Settle
+from semel.core.commands import (
+    Answer,
+    Claim,
+    Forget,
+    Granted,
+    Item,
+    Lookup,
+    Mark,
+    Marked,
+    Renew,
+    Resolve,
+    Settle,
+)
 from semel.errors import RecordCorrupt, SemelError, StoreRefused, StoreUnavailable
 from semel.stores.redis import trouble, wire
 from semel.stores.redis.scripting import Script, Scripts
@@ -258,7 +270,9 @@ class Exchange:
                 waited_s, pause_s = waited_s + pause_s, min(PAUSE_MAX_S, 2 * pause_s)
                 again += later
             elif later:
-                error = StoreUnavailable(f"{self.name} is not ready: its keys are being moved, or it has no master")
+                error = StoreUnavailable(
+                    f"{self.name} is not ready: its keys are being moved, or it has no master"
+                )
                 for part in later:
                     _refuse(part, error, answers)
             parts = again
@@ -268,7 +282,9 @@ class Exchange:
         for part in parts:
             calls.append(Call(self._command(part, now), part.bucket, part.node, part.node is not None))
             if self._wait_replicas and part.kind == "end":
-                calls.append(Call([b"WAIT", self._wait_replicas, self._wait_replicas_ms], part.bucket, part.node))
+                calls.append(
+                    Call([b"WAIT", self._wait_replicas, self._wait_replicas_ms], part.bucket, part.node)
+                )
         return calls
 
     def _command(self, part: Part, now: bytes) -> list[bytes | int]:

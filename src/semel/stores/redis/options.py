@@ -61,15 +61,21 @@ class Options(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not PREFIX.fullmatch(self.prefix):
-            raise PolicyInvalid(f"prefix is {self.prefix!r}; it must be 1 to 64 letters, digits, '_', '.', ':' or '-'")
+            raise PolicyInvalid(
+                f"prefix is {self.prefix!r}; it must be 1 to 64 letters, digits, '_', '.', ':' or '-'"
+            )
         for name, among in (("on_store_lost", ("continue", "fail")), ("marks", ("plain", "compact"))):
             if getattr(self, name) not in among:
                 raise PolicyInvalid(f"{name} is {getattr(self, name)!r}; it must be {' or '.join(among)}")
         if not 0 <= self.wait_replicas <= REPLICAS_MAX:
-            raise PolicyInvalid(f"wait_replicas is {self.wait_replicas}; it must lie between 0 and {REPLICAS_MAX}")
+            raise PolicyInvalid(
+                f"wait_replicas is {self.wait_replicas}; it must lie between 0 and {REPLICAS_MAX}"
+            )
         for name in ("connect_s", "answer_s", "wait_replicas_s", "retry_s"):
             if not 0 <= getattr(self, name) <= WAIT_MAX_S or (name != "retry_s" and not getattr(self, name)):
-                raise PolicyInvalid(f"{name} is {getattr(self, name)}; it must lie between 0 and {WAIT_MAX_S:g}")
+                raise PolicyInvalid(
+                    f"{name} is {getattr(self, name)}; it must lie between 0 and {WAIT_MAX_S:g}"
+                )
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -88,7 +94,9 @@ class Place(Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The URL again, without who we are."""
-        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.addresses)
+        hosts = ",".join(
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.addresses
+        )
         service = f"/{self.service}" if self.service else ""
         return f"{self.scheme}://{hosts}{service}" + ("" if self.topology == "cluster" else f"/{self.db}")
 
@@ -98,7 +106,9 @@ def parse(url: str, given: dict[str, Any]) -> tuple[Place, Options]:
     parts = urlsplit(url)
     shown = without_password(url)
     if parts.scheme not in SCHEMES or not parts.netloc or parts.fragment:
-        raise PolicyInvalid(f"{shown!r} is no Redis URL; write redis://host:6379/0, or one of {', '.join(SCHEMES)}")
+        raise PolicyInvalid(
+            f"{shown!r} is no Redis URL; write redis://host:6379/0, or one of {', '.join(SCHEMES)}"
+        )
     topology, tls = SCHEMES[parts.scheme]
     login, _, hosts = parts.netloc.rpartition("@")
     username, _, password = login.partition(":")
@@ -142,7 +152,9 @@ def without_password(url: str) -> str:
 def _address(shown: str, text: str, port: int) -> Address:
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:@]+))(?::(\d{1,5}))?", text)
     if match is None:
-        raise PolicyInvalid(f"{shown!r}: {text!r} is no host; write host or host:port, several with commas between")
+        raise PolicyInvalid(
+            f"{shown!r}: {text!r} is no host; write host or host:port, several with commas between"
+        )
     return match[1] or unquote(match[2]), int(match[3] or port)
 
 

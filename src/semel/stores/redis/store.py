@@ -77,6 +77,7 @@ class RedisStore:
     def __init__(self, url: str, *, clock: Clock | None = None, **options: Any) -> None:
         self._core = Core(url, clock, options)
         self._made_with = (url, clock, options)
+        self._listening: Thread | None = None
         self.name: str = self._core.name
         self.after_fork()
         restart_after_fork(self)
@@ -121,21 +122,29 @@ class RedisStore:
             self._core.closed = False
             self._closing.clear()
             if self._core.facts is None:
-                self._drive(self._core.opening())
+                try:
+                    self._drive(self._core.opening())
+                except BaseException:
+                    self._let_go()
+                    raise
 
     def close(self) -> None:
         """Let go of all connections; idempotent, and safe while another thread is inside `send`."""
         self._core.closed = True
         self._closing.set()
         with self._lock:
-            links = [*self._busy, *(link for idle in self._idle.values() for link in idle)]
-            self._idle.clear()
             listening, self._listening = self._listening, None
-        for link in links:
-            link.close()
+        self._let_go()
         if listening is not None and listening is not current_thread():
             listening.join()
         self._core.facts = None
+
+    def _let_go(self) -> None:
+        with self._lock:
+            links = [*self._busy, *(link for idle in self._idle.values() for link in idle)]
+            self._idle.clear()
+        for link in links:
+            link.close()
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         """Carry out the items in one round trip; what no server answered is `Unavailable`, item by item."""
@@ -168,7 +177,7 @@ class RedisStore:
         self._subscribed = Event()
         self._idle: dict[Address, list[Link]] = {}
         self._busy: set[Link] = set()
-        self._listening: Thread | None = None
+        self._listening = None
         self._core.after_fork()
 
     # --- the loop ---
@@ -275,7 +284,8 @@ class RedisStore:
         link.connection.connect()
         with self._lock:
             self._busy.add(link)
-        if self._core.closed:
+            late: bool = self._closing.is_set()
+        if late:
             self._drop(link)
             raise self._core.closed_error()
         return link
@@ -304,9 +314,7 @@ class RedisStore:
         while self._listening is mine and not core.closed:
             link: Link | None = None
             try:
-                if core.map is None:
-                    raise OSError("not open yet")
-                link = Link(core, core.map.masters[0])
+                link = Link(core, core.nodes()[0])
                 link.connection.connect()
                 link.send(pack([Call([b"SUBSCRIBE", core.exchange.layout.channel])]))
                 self._hear(link, mine)
@@ -327,12 +335,7 @@ class RedisStore:
                 if not core.listeners:
                     return
                 continue
-            reply = link.read()
-            if isinstance(reply, Exception):
-                raise reply
-            if reply[0] == b"subscribe":
+            if core.is_subscribed(link.read()):
                 if self._subscribed.is_set():
                     core.resubscribed()
                 self._subscribed.set()
-            elif reply[0] == b"message":
-                core.heard(reply[2])

@@ -6,7 +6,9 @@ from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
 
 __all__ = ["Kind", "Unsent", "ask_address", "kind_of", "translated"]
 
-Kind: TypeAlias = Literal["text", "moved", "ask", "split", "wait", "full", "refused", "unsent", "cut", "other"]
+Kind: TypeAlias = Literal[
+    "text", "moved", "ask", "split", "wait", "full", "refused", "unsent", "cut", "other"
+]
 """`text`: send the script itself. `moved`, `ask`: another node has it. `split`: its keys are being moved, ask for
 each alone. `wait`: not now. `unsent`: it never left. `cut`: nobody knows whether it was carried out."""
 
@@ -68,7 +70,9 @@ def translated(error: Exception, name: str) -> StoreError:
             f"{name} has reached its maxmemory; give it more, or shorten the window. What is stored still answers"
         )
     if kind == "refused":
-        return StoreRefused(f"{name} does not let this user in: {error}; it needs rights on its keys and scripts")
+        return StoreRefused(
+            f"{name} does not let this user in: {error}; it needs rights on its keys and scripts"
+        )
     if kind == "unsent":
         return StoreUnavailable(f"{name} cannot be reached: {error}")
     if kind == "cut":

@@ -55,8 +55,6 @@ _SCOPE = Struct(">HH")
 TAG_BYTES = 4
 
 
-
-
 # --- names --------------------------------------------------------------------------------------
 
 
@@ -124,7 +122,9 @@ def claims(items: Sequence[Claim], *, readable: bool) -> tuple[list[bytes], list
         head = shapes.get(shape)
         if head is None:
             head = shapes[shape] = _head(item, 0, NAME)
-        args.append(b"%b%c%b%b%b%b" % (head, len(owner), owner, (len(name) + len(key)).to_bytes(2), name, key))
+        args.append(
+            b"%b%c%b%b%b%b" % (head, len(owner), owner, (len(name) + len(key)).to_bytes(2), name, key)
+        )
     return digests, args
 
 
@@ -252,11 +252,28 @@ class Reader:
             raise ValueError("cut short")
         return self.raw[at : self.at]
 
+    def end(self) -> None:
+        """Nothing may follow."""
+        if self.at != len(self.raw):
+            raise ValueError("it is too long")
+
 
 class Head:
     """The header of a record and its name: all that is read of one while looking for others."""
 
-    __slots__ = ("at", "attempt", "expires_at", "fence", "first_seen", "flags", "more", "name", "owner", "rest", "type")
+    __slots__ = (
+        "at",
+        "attempt",
+        "expires_at",
+        "fence",
+        "first_seen",
+        "flags",
+        "more",
+        "name",
+        "owner",
+        "rest",
+        "type",
+    )
 
     def __init__(self, raw: bytes) -> None:
         if len(raw) <= HEADER_BYTES or raw[0] != VERSION or raw[1] & STATE_MASK > CODES["forgotten"]:
@@ -282,8 +299,7 @@ def unpack(raw: bytes, record_id: Id) -> Record:
         steps = _steps(rest.part(4)) if head.more & STEPS else ()
         journal = rest.part(4) if head.flags & JOURNAL else None
         value = rest.part(4) if head.flags & VALUE else None
-        if rest.at != len(raw):
-            raise ValueError("it is too long")
+        rest.end()
     except (ValueError, IndexError, error) as trouble:
         raise RecordCorrupt(f"record {record_id!r} does not read: {trouble}") from trouble
     return check(_record(head, record_id, fingerprint, meta, steps, journal, value))

@@ -1,0 +1,224 @@
+"""What lies in the server: keys, expiry, sizes, and what can be listed of it."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as driver
+
+from semel.core.commands import Granted, Known, Lookup, Mark, Renew, Scan, Settle
+from semel.stores.redis import RedisStore, admin, exchange
+from semel.testing.contract.values import KEYS
+from semel.types import Completed, Record, Unavailable
+from tests.services import redis
+from tests.stores.redis.tools import MINUTE_US, S, claim, done, finish, kinds, opened, spied
+
+NAME = re.compile(
+    rb"t[0-9a-f]{16}:\{\d{1,2}\}(?::.{16}|m.{16}|epoch|journal|windows|modes|scopes)", re.DOTALL
+)
+DAY_US = 24 * 3600 * S
+WIDTH_MAX_BYTES = 180
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> str:
+    return redis.place(tmp_path)
+
+
+@pytest.fixture
+def store(at: str) -> Iterator[RedisStore]:
+    with opened(at) as one:
+        yield one
+
+
+@pytest.fixture
+def raw(at: str) -> Iterator[driver.Redis]:
+    with driver.Redis.from_url(at.partition("?")[0]) as client:
+        yield client
+
+
+def all_keys(raw: driver.Redis, at: str) -> list[bytes]:
+    prefix = at.partition("prefix=")[2].encode()
+    found: Any = raw.keys(prefix + b":*")
+    return list(found)
+
+
+def key_of(raw: driver.Redis, at: str, key: str) -> bytes:
+    from semel.digests import digest
+
+    each = digest(("", "consumer", key))
+    return b"%b:{%d}:%b" % (at.partition("prefix=")[2].encode(), each[0] & 63, each)
+
+
+def test_nothing_in_a_key_reaches_the_servers_names(store: RedisStore, raw: driver.Redis, at: str) -> None:
+    finish(store, *KEYS)
+    store.send([Mark("{tenant}", "*", KEYS, MINUTE_US)])
+    store.send([claim("journaled", journal=b"payload")])
+    keys = all_keys(raw, at)
+    assert len(keys) > 2 * len(KEYS)
+    assert [key for key in keys if not NAME.fullmatch(key)] == []
+    assert len({key[: key.index(b"}")] for key in keys}) > 20
+
+
+def test_keys_that_would_steer_are_spread(store: RedisStore, raw: driver.Redis, at: str) -> None:
+    finish(store, *(f"{{x}}{number}" for number in range(200)))
+    assert len({key[: key.index(b"}")] for key in all_keys(raw, at)}) > 55
+
+
+def test_the_server_cleans_up_only_what_is_over(store: RedisStore, raw: driver.Redis, at: str) -> None:
+    def left_ms(key: str) -> int:
+        left: Any = raw.pttl(key_of(raw, at, key))
+        return int(left)
+
+    held = claim("key", lease_us=10 * S, window_us=20 * S)
+    (granted,) = store.send([held])
+    assert 30_000 <= left_ms("key") <= 31_500
+    store.send([Renew(held.id, held.owner, granted.fence, 60 * S)])
+    assert 80_000 - 200 <= left_ms("key") <= 81_500
+    store.send([done(held, granted)])
+    assert 20_000 - 200 <= left_ms("key") <= 21_500
+    slid = claim("slid", lease_us=50 * S, window_us=20 * S, sliding=True)
+    store.send([slid])
+    assert left_ms("slid") >= 50_000 - 200
+    for key, more in (("journal", {"journal": b"payload"}), ("quarantine", {"quarantine": True})):
+        held = claim(key, **more)
+        (granted,) = store.send([held])
+        assert left_ms(key) == -1
+        store.send([done(held, granted)])
+        assert 0 < left_ms(key) <= 61_500
+    held = claim("unknown")
+    (granted,) = store.send([held])
+    store.send([Settle(held.id, held.owner, granted.fence, "unknown")])
+    assert left_ms("unknown") == -1
+
+
+def test_a_record_is_small(store: RedisStore, raw: driver.Redis, at: str) -> None:
+    with opened(at.replace("prefix=t", "prefix=u") + "&readable_keys=false") as unreadable:
+        finish(unreadable, *(f"key {number}" for number in range(50)), value=None)
+    prefix = at.partition("prefix=t")[2].encode()
+    found: Any = raw.keys(b"u" + prefix + b":{*}:*")
+    sizes: list[Any] = [raw.memory_usage(key) for key in found]
+    assert max(sizes) <= WIDTH_MAX_BYTES
+
+
+def test_unreadable_keys_are_nowhere(raw: driver.Redis, at: str) -> None:
+    with opened(at + "&readable_keys=false") as store:
+        finish(store, "very secret")
+        store.send([claim("careful secret", quarantine=True)])
+        held = claim("lost secret")
+        store.send([Settle(held.id, held.owner, _now(store), "done", b"r", DAY_US, DAY_US)])
+        texts: list[Any] = [raw.get(key) for key in all_keys(raw, at) if b"}:" in key]
+        assert not any(b"very secret" in text or b"lost secret" in text for text in texts)
+        assert any(b"careful secret" in text for text in texts)
+        (page,) = store.send([Scan()])
+        shown = {record.key for record in page.records}
+        assert len(shown) == 3
+        assert "careful secret" in shown
+        assert all(re.fullmatch("[0-9a-f]{32}", key) for key in shown - {"careful secret"})
+        assert {record.consumer for record in page.records} == {"consumer"}
+
+
+def _now(store: RedisStore) -> int:
+    from semel.core.commands import Count
+
+    now: int = store.send([Count()])[0].now
+    return now
+
+
+def test_large_answers_come_in_parts(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = b"r" + bytes(256 * 1024)
+    keys = [f"key {number}" for number in range(40)]
+    finish(store, *keys, value=value)
+    asked = spied(store, monkeypatch)
+    answers = store.send([claim(key) for key in keys])
+    assert all(isinstance(answer, Known) and answer.value == value for answer in answers)
+    assert len(asked) >= len(keys) * len(value) // (exchange.REPLY_BYTES_MAX + len(value))
+    looked = store.send([Lookup(("", "consumer", key)) for key in keys])
+    assert all(isinstance(record, Record) and record.value == value for record in looked)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100])
+def test_a_large_store_is_listed_in_the_servers_order(
+    store: RedisStore, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "SORTED_MAX", 10)
+    monkeypatch.setattr(admin, "SCAN_COUNT", 16)
+    keys = {f"key {number}" for number in range(100)}
+    finish(store, *keys)
+    found: list[str] = []
+    cursor: str | None = None
+    while True:
+        (page,) = store.send([Scan(consumer="consumer", cursor=cursor, limit=limit)])
+        assert len(page.records) <= limit
+        found += [record.key for record in page.records]
+        cursor = page.cursor
+        if cursor is None:
+            break
+    assert set(found) == keys
+    assert len(found) == len(keys)
+
+
+def test_a_cursor_of_another_store_is_refused(store: RedisStore) -> None:
+    from semel.errors import UsageError
+
+    with pytest.raises(UsageError, match="no cursor"):
+        store.send([Scan(cursor="dnonsense")])
+
+
+def test_the_clients_clock_decides_nothing(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    server_s = _now(store) / 1e6
+    for hours in (-5, 5):
+        wrong = time.time() + hours * 3600
+        monkeypatch.setattr(time, "time", lambda wrong=wrong: wrong)
+        monkeypatch.setattr(time, "time_ns", lambda wrong=wrong: int(wrong * 1e9))
+        held = claim(f"key {hours}", lease_us=MINUTE_US)
+        (granted,) = store.send([held])
+        assert isinstance(granted, Granted)
+        assert abs(granted.fence / 1e6 - server_s) < 60
+        assert granted.lease_until == granted.fence + MINUTE_US
+        assert kinds(store.send([claim(f"key {hours}")])) == ["Busy"]
+        monkeypatch.undo()
+
+
+def test_one_items_fault_is_its_own(store: RedisStore) -> None:
+    good, bad, later = claim("good"), claim("\ud800"), claim("later", event_type="x" * 70_000)
+    answers = store.send([good, bad, claim("other"), later])
+    assert kinds(answers) == ["Granted", "Unavailable", "Granted", "Unavailable"]
+    assert isinstance(answers[1], Unavailable)
+
+
+def test_stale_entries_of_the_journals_list_are_purged(store: RedisStore, raw: driver.Redis, at: str) -> None:
+    from semel.core.commands import Purge
+
+    held = claim("key", journal=b"payload", lease_us=S // 50)
+    store.send([held])
+    lists = [key for key in all_keys(raw, at) if key.endswith(b"journal")]
+    assert len(lists) == 1
+    raw.delete(key_of(raw, at, "key"))
+    while raw.exists(lists[0]):
+        store.send([Purge()])
+    assert kinds(store.send([claim("key", journal=b"payload")])) == ["Granted"]
+
+
+def test_wait_replicas_counts_what_did_not_arrive(at: str, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(at, wait_replicas=1, wait_replicas_s=0.01) as store:
+        held = claim("key")
+        (granted,) = store.send([held])
+        (completed,) = store.send([done(held, granted)])
+        assert isinstance(completed, Completed)
+        assert store.unreplicated == 1
+    assert "did not reach 1 replicas" in caplog.text
+
+
+def test_an_older_server_is_told_without_flags(store: RedisStore) -> None:
+    from semel.stores.redis.scripting import ALLOW_OOM, scripts_for
+
+    old, new = scripts_for(shebang=False), scripts_for(shebang=True)
+    assert new.settle.text == ALLOW_OOM + old.settle.text
+    assert new.claim == old.claim
+    store._core.exchange.scripts = old
+    finish(store, "key")
+    assert kinds(store.send([claim("key")])) == ["Known"]
