@@ -10,7 +10,7 @@ import pytest
 import redis as driver
 
 from semel.core.commands import Granted, Known, Lookup, Mark, Renew, Scan, Settle
-from semel.stores.redis import RedisStore, admin, exchange
+from semel.stores.redis import RedisStore, admin, parts
 from semel.testing.contract.values import KEYS
 from semel.types import Completed, Record, Unavailable
 from tests.services import redis
@@ -135,7 +135,7 @@ def test_large_answers_come_in_parts(store: RedisStore, monkeypatch: pytest.Monk
     asked = spied(store, monkeypatch)
     answers = store.send([claim(key) for key in keys])
     assert all(isinstance(answer, Known) and answer.value == value for answer in answers)
-    assert len(asked) >= len(keys) * len(value) // (exchange.REPLY_BYTES_MAX + len(value))
+    assert len(asked) >= len(keys) * len(value) // (parts.REPLY_BYTES_MAX + len(value))
     looked = store.send([Lookup(("", "consumer", key)) for key in keys])
     assert all(isinstance(record, Record) and record.value == value for record in looked)
 

@@ -10,7 +10,7 @@ import pytest
 from semel.core.commands import Answer, Claim, Granted, Settle
 from semel.core.ports import Store
 from semel.stores.redis import RedisStore
-from semel.stores.redis.exchange import Call
+from semel.stores.redis.parts import Call
 from semel.types import Id
 
 S = 1_000_000

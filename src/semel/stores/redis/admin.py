@@ -20,7 +20,8 @@ from semel.core.machine import standing
 from semel.digests import DIGEST_BYTES
 from semel.errors import KeyInvalid, PolicyInvalid, RecordCorrupt
 from semel.stores.redis import wire
-from semel.stores.redis.exchange import Ask, Call, Exchange, Nodes, Part, Steps
+from semel.stores.redis.exchange import Exchange
+from semel.stores.redis.parts import Ask, Call, Nodes, Part, Steps
 from semel.stores.redis.trouble import translated
 from semel.types import Mode, Record, Stats, Unavailable
 
@@ -300,9 +301,10 @@ def count(x: Exchange, item: Count, now: bytes) -> Steps:
 def count_marks(x: Exchange, keys: list[bytes], at: int) -> Steps:
     """How many marks run, by consumer."""
     head = -DIGEST_BYTES
+    sets = [key for key in keys if key.startswith(x.layout.compact)] if x.bins_wanted else []
     marks = [key for key in keys if len(key) > DIGEST_BYTES and key[:head] in x.layout.marks]
     found: dict[tuple[str, str], int] = {}
-    if not marks:
+    if not marks and not sets:
         return found
     (reply,) = yield from ask(x, Call([b"HGETALL", x.layout.scopes]))
     names = {tag: wire.id_of(name, b"")[:2] for tag, name in _pairs(reply)}
@@ -312,6 +314,14 @@ def count_marks(x: Exchange, keys: list[bytes], at: int) -> Steps:
             if isinstance(expires_at, bytes) and expires_at.isdigit() and int(expires_at) > at:
                 scope = names.get(key[head : head + wire.TAG_BYTES], ("", ""))
                 found[scope] = found.get(scope, 0) + 1
+    for some in _slices(sets):
+        replies = yield Ask([Call([b"SCARD", key]) for key in some])
+        for key, number in zip(some, replies, strict=True):
+            start = len(x.layout.compact)
+            length, _, generation = key.rpartition(b":")[2].partition(b".")
+            if isinstance(number, int) and (int(generation) + 2) * int(length) > at:
+                scope = names.get(key[start : start + wire.TAG_BYTES], ("", ""))
+                found[scope] = found.get(scope, 0) + number
     return found
 
 

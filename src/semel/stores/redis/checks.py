@@ -7,8 +7,8 @@ from msgspec import Struct
 
 from semel.errors import StoreRefused, StoreUnavailable
 from semel.stores.redis import wire
-from semel.stores.redis.exchange import Address, Ask, Call, Steps
 from semel.stores.redis.options import Place
+from semel.stores.redis.parts import Address, Ask, Call, Steps
 from semel.stores.redis.trouble import kind_of, translated
 
 SLOTS = 16_384

@@ -12,8 +12,9 @@ from semel.digests import DIGEST_BYTES, digest
 from semel.errors import StoreClosed
 from semel.stores.redis import checks
 from semel.stores.redis.checks import Facts, Map
-from semel.stores.redis.exchange import Address, Call, Exchange, Layout, Steps, busy_ids, ended_ids
+from semel.stores.redis.exchange import Exchange, busy_ids, ended_ids
 from semel.stores.redis.options import parse
+from semel.stores.redis.parts import Address, Call, Layout, Steps
 from semel.stores.redis.scripting import scripts_for
 from semel.types import Id
 
@@ -60,16 +61,11 @@ class Core:
         self.map: Map | None = None
         self.facts: Facts | None = None
         self.closed = False
-        opts = self.options
         self.exchange = Exchange(
             name=self.name,
-            layout=Layout(opts.prefix, f"{opts.prefix}:ended:{self.place.db}"),
+            layout=Layout(self.options.prefix, f"{self.options.prefix}:ended:{self.place.db}"),
             cluster=self.place.topology == "cluster",
-            readable_keys=opts.readable_keys,
-            stop_when_lost=opts.on_store_lost == "fail",
-            wait_replicas=opts.wait_replicas,
-            wait_replicas_ms=round(opts.wait_replicas_s * 1000),
-            retry_s=opts.retry_s,
+            options=self.options,
             new_token=lambda: os.urandom(8).hex().encode(),
         )
         self.after_fork()

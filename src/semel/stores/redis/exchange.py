@@ -6,142 +6,66 @@ what came of it, and returns the answers. The stores are the loops that do it, w
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from msgspec import Struct
-
-from semel.core.commands import (
-    Answer,
-    Claim,
-    Forget,
-    Granted,
-    Item,
-    Lookup,
-    Mark,
-    Marked,
-    Renew,
-    Resolve,
-    Settle,
-)
+from semel.core.commands import Answer, Claim, Granted, Item, Mark, Marked
 from semel.errors import RecordCorrupt, SemelError, StoreRefused, StoreUnavailable
-from semel.stores.redis import trouble, wire
+from semel.stores.redis import compact, trouble, wire
+from semel.stores.redis.options import Options
+from semel.stores.redis.parts import (
+    ITEMS_MAX,
+    REPLY_BYTES_MAX,
+    Ask,
+    Call,
+    Layout,
+    Part,
+    PartKind,
+    Pause,
+    Refresh,
+    Step,
+    Steps,
+    cut,
+    leave,
+    one_by_one,
+    refuse,
+    repeatable,
+    runs,
+    take_marks,
+)
 from semel.stores.redis.scripting import Script, Scripts
 from semel.stores.redis.trouble import translated
 from semel.types import Busy, Completed, Forgotten, Id, Unavailable
 
-ITEMS_MAX = 1000
-"""Items of one call: the server serves nobody else meanwhile."""
-CALL_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes that one call takes."""
-REPLY_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of stored records that one call answers with; what is over is asked for again."""
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.25
 SPLIT_AFTER = 1
 
-Address: TypeAlias = tuple[str, int]
 _log = logging.getLogger("semel")
-
-
-class Call(Struct):
-    """One command for one node."""
-
-    command: Sequence[bytes | int]
-    bucket: int = 0
-    node: Address | None = None
-    """That node, whoever has the bucket."""
-    asking: bool = False
-
-
-class Ask(Struct):
-    """Send these, in order where they go to one node; answered with a reply or an exception for each."""
-
-    calls: list[Call]
-
-
-class Pause(Struct):
-    """Wait a little."""
-
-    seconds: float
-
-
-class Refresh(Struct):
-    """Find out anew where the masters are."""
-
-
-class Nodes(Struct):
-    """Answered with the addresses of all masters; `None` for the only one."""
-
-
-Step: TypeAlias = Ask | Pause | Refresh | Nodes
-Steps: TypeAlias = Generator[Step, Any, Any]
-PartKind: TypeAlias = Literal["claim", "end", "mark"]
-
-
-class Part(Struct):
-    """Some items of one kind that go in one call."""
-
-    kind: PartKind
-    places: list[int]
-    """Where their answers go: positions among the items, or among the keys of a mark."""
-    items: Sequence[Any]
-    keys: list[bytes]
-    args: list[bytes]
-    bucket: int = 0
-    mark: int = -1
-    """The position of the mark that the keys belong to."""
-    as_text: bool = False
-    bare: bool = False
-    node: Address | None = None
-    cuts: int = 0
-
-
-class Layout:
-    """How the keys of one store are called."""
-
-    def __init__(self, prefix: str, channel: str) -> None:
-        self.prefix = prefix.encode()
-        self.heads = [b"%b:{%d}" % (self.prefix, bucket) for bucket in range(wire.BUCKETS)]
-        self.records = [head + b":" for head in self.heads]
-        self.marks = [head + b"m" for head in self.heads]
-        self.epochs = [head + b"epoch" for head in self.heads]
-        self.journals = [head + b"journal" for head in self.heads]
-        self.windows = self.heads[0] + b"windows"
-        self.modes = self.heads[0] + b"modes"
-        self.scopes = self.heads[0] + b"scopes"
-        self.pattern = self.prefix + b":{*"
-        self.channel = channel.encode()
 
 
 class Exchange:
     """What one store object knows of its server, and how it speaks to it. Not the connections."""
 
     def __init__(
-        self,
-        *,
-        name: str,
-        layout: Layout,
-        cluster: bool,
-        readable_keys: bool,
-        stop_when_lost: bool,
-        wait_replicas: int,
-        wait_replicas_ms: int,
-        retry_s: float,
-        new_token: Callable[[], bytes],
+        self, *, name: str, layout: Layout, cluster: bool, options: Options, new_token: Callable[[], bytes]
     ) -> None:
         self.name = name
         self.layout = layout
         self.cluster = cluster
-        self.readable_keys = readable_keys
-        self.retry_s = retry_s
+        self.readable_keys = options.readable_keys
+        self.retry_s = options.retry_s
         self.scripts: Scripts
-        self._on_lost = b"s" if stop_when_lost else b""
-        self._wait_replicas = wait_replicas
-        self._wait_replicas_ms = wait_replicas_ms
+        self._on_lost = b"s" if options.on_store_lost == "fail" else b""
+        self._wait_replicas = options.wait_replicas
+        self._wait_replicas_ms = round(options.wait_replicas_s * 1000)
         self._new_token = new_token
         self._token = new_token()
+        self.bins_wanted = compact.bins_for(options.marks_expected) if options.marks == "compact" else 0
+        """How many sets a consumer's compact marks shall have; 0: marks are plain keys."""
         self.epochs: dict[int, bytes] = {}
         self.scopes: set[tuple[str, str]] = set()
         """Those whose marks are known by name in the store."""
+        self.bins: dict[tuple[str, str], int] = {}
+        """How many they have, where that is another number."""
         self.stores_lost: int = 0
         self.unreplicated: int = 0
         self.recreated: int = 0
@@ -166,6 +90,8 @@ class Exchange:
             else:
                 parts += self._parts(kind, start, run, answers)
         yield from self.ask_all(parts, answers, now)
+        if self.bins_wanted:
+            yield from compact.look_again(self, items, answers, now)
         return answers
 
     def _apart(self, steps: Steps) -> Steps:
@@ -197,7 +123,7 @@ class Exchange:
             return
         records = self.layout.records
         keys = [records[each[0] & 63] + each for each in digests]
-        yield from _cut(Part(kind, places, run, keys, args))
+        yield from cut(Part(kind, places, run, keys, args))
 
     def _encode(self, kind: PartKind, run: Sequence[Any]) -> tuple[list[bytes], list[bytes]]:
         return wire.claims(run, readable=self.readable_keys) if kind == "claim" else wire.ends(run)
@@ -216,17 +142,22 @@ class Exchange:
             part.keys.append(self.layout.records[bucket] + each)
             part.args.append(arg)
         for part in parts.values():
-            yield from _cut(part)
+            yield from cut(part)
 
     def _mark_parts(self, at: int, item: Mark) -> Iterable[Part]:
+        if self.bins_wanted:
+            for start in range(0, len(item.keys), ITEMS_MAX):
+                some = item.keys[start : start + ITEMS_MAX]
+                yield compact.part_of(self, at, item, list(range(start, start + len(some))), some)
+            return
         tag = wire.tag_of(item.tenant, item.consumer)
         marks, args = self.layout.marks, [b"%d" % item.window_us]
         digests = wire.digests_of(item.tenant, item.consumer, item.keys)
         keys = [marks[each[0] & 63] + tag + each[:12] for each in digests]
         if not self.cluster:
             for start in range(0, len(keys), ITEMS_MAX):
-                some = keys[start : start + ITEMS_MAX]
-                yield Part("mark", list(range(start, start + len(some))), [item], some, args, mark=at)
+                piece = keys[start : start + ITEMS_MAX]
+                yield Part("mark", list(range(start, start + len(piece))), [item], piece, args, mark=at)
             return
         buckets: dict[int, Part] = {}
         for place, (each, key) in enumerate(zip(digests, keys, strict=True)):
@@ -274,7 +205,7 @@ class Exchange:
                     f"{self.name} is not ready: its keys are being moved, or it has no master"
                 )
                 for part in later:
-                    _refuse(part, error, answers)
+                    refuse(part, error, answers)
             parts = again
 
     def _calls(self, parts: list[Part], now: bytes) -> list[Call]:
@@ -307,7 +238,9 @@ class Exchange:
     def _script(self, part: Part) -> Script:
         if part.kind == "claim":
             return self.scripts.claim
-        return self.scripts.settle if part.kind == "end" else self.scripts.mark
+        if part.kind == "end":
+            return self.scripts.settle
+        return self.scripts.mark if part.kind == "mark" else self.scripts.compact
 
     def _replicated(self, parts: list[Part], replies: list[Any]) -> list[Any]:
         """Take the answers of WAIT out of the replies, and count what did not reach enough replicas."""
@@ -346,18 +279,18 @@ class Exchange:
             case "split" if part.bare or len(part.keys) == 0:
                 later.append(part)
             case "split":
-                again += _one_by_one(part)
+                again += one_by_one(part)
             case "wait":
                 later.append(part)
                 return True
-            case "unsent" | "cut" if not part.cuts and (kind == "unsent" or _repeatable(part)):
+            case "unsent" | "cut" if not part.cuts and (kind == "unsent" or repeatable(part)):
                 part.cuts += 1
                 again.append(part)
                 return True
             case "refused":
                 raise translated(error, self.name) from error
             case _:
-                _refuse(part, translated(error, self.name), answers)
+                refuse(part, translated(error, self.name), answers)
                 return kind in ("cut", "unsent")
         return False
 
@@ -374,7 +307,10 @@ class Exchange:
             )
         now, letters, details = reply[0], reply[2], iter(reply[3:])
         if part.kind == "mark":
-            _take_marks(part, letters, answers)
+            take_marks(part, letters, answers)
+        elif part.kind == "compact":
+            other = compact.take(self, part, now, letters, details, answers)
+            again += [] if other is None else [other]
         elif part.kind == "claim":
             self._take_claims(part, now, letters, details, answers, again, later)
         else:
@@ -400,7 +336,7 @@ class Exchange:
                     answers[place] = wire.claim_answer(chr(letter), detail, item, now)
                 except RecordCorrupt as error:
                     answers[place] = Unavailable(error)
-        _leave(part, left, letters, again, later)
+        leave(part, left, letters, again, later)
 
     def _take_ends(
         self, part: Part, now: int, letters: bytes, details: Any, answers: list[Answer],
@@ -424,7 +360,7 @@ class Exchange:
                     answers[place] = Unavailable(error)
                 if letter == 82:  # noqa: PLR2004 - R
                     self.recreated += 1
-        _leave(part, left, letters, again, later)
+        leave(part, left, letters, again, later)
 
     def _note_epoch(self, bucket: int, epoch: bytes) -> None:
         known = self.epochs.get(bucket)
@@ -438,121 +374,13 @@ class Exchange:
             return
         self.stores_lost += 1
         self.scopes.clear()
+        self.bins.clear()
         _log.warning(
             "%s has lost its records (a flush, or a failover to an empty server): what was done before may be done"
             " again",
             self.name,
             extra={"event": "store_lost", "bucket": bucket},
         )
-
-
-# --- parts --------------------------------------------------------------------------------------
-
-_ENDERS = frozenset((Settle, Renew, Lookup, Forget, Resolve))
-
-
-def runs(items: Sequence[Item]) -> Iterable[tuple[int, Any, Sequence[Any]]]:
-    """Neighbours that one call can carry out: where they begin, their kind, and they themselves."""
-    start = 0
-    total = len(items)
-    while start < total:
-        kind = type(items[start])
-        end = start + 1
-        if kind is Claim:
-            while end < total and type(items[end]) is Claim:
-                end += 1
-            yield start, "claim", items[start:end]
-        elif kind in _ENDERS:
-            while end < total and type(items[end]) in _ENDERS:
-                end += 1
-            yield start, "end", items[start:end]
-        else:
-            yield start, "mark" if kind is Mark else "admin", items[start:end]
-        start = end
-
-
-def _cut(part: Part) -> Iterable[Part]:
-    """Pieces that are not too large for one call."""
-    if len(part.keys) <= ITEMS_MAX and sum(map(len, part.args)) <= CALL_BYTES_MAX:
-        yield part
-        return
-    start = size = 0
-    for at, arg in enumerate(part.args):
-        if at > start and (at - start >= ITEMS_MAX or size + len(arg) > CALL_BYTES_MAX):
-            yield _some(part, range(start, at))
-            start, size = at, 0
-        size += len(arg)
-    yield _some(part, range(start, len(part.args)))
-
-
-def _some(part: Part, which: Sequence[int]) -> Part:
-    args = part.args if part.kind == "mark" else [part.args[at] for at in which]
-    items = part.items if part.kind == "mark" else [part.items[at] for at in which]
-    return Part(
-        part.kind,
-        [part.places[at] for at in which],
-        items,
-        [part.keys[at] for at in which],
-        args,
-        part.bucket,
-        part.mark,
-        part.as_text,
-        cuts=part.cuts,
-    )
-
-
-def _one_by_one(part: Part) -> list[Part]:
-    """A call for each key alone: while its bucket is being moved, each is on the one node or on the other."""
-    singles = [_some(part, (at,)) for at in range(len(part.keys))]
-    for single in singles:
-        single.bare = True
-    return singles
-
-
-def _leave(part: Part, left: list[int], letters: bytes, again: list[Part], later: list[Part]) -> None:
-    """Sort what was not carried out: at once again, or after a while."""
-    if left:
-        moving = [at for at in left if letters[at] == 84]  # noqa: PLR2004 - T
-        others = [at for at in left if letters[at] != 84]  # noqa: PLR2004
-        if others:
-            again.append(_some(part, others))
-        if moving:
-            later.append(_some(part, moving))
-
-
-def _take_marks(part: Part, letters: bytes, answers: list[Answer]) -> None:
-    marked = answers[part.mark]
-    if not isinstance(marked, Marked):
-        return  # another part of it got no answer
-    if b"O" in letters:
-        answers[part.mark] = Unavailable(wire.full())
-        return
-    if b"X" in letters:
-        answers[part.mark] = Unavailable(
-            RecordCorrupt(f"a mark of {part.items[0].consumer!r} holds something that semel does not write")
-        )
-        return
-    firsts = marked.firsts
-    if len(firsts) == len(letters):
-        firsts[:] = [letter == 49 for letter in letters]  # noqa: PLR2004 - 1
-        return
-    for place, letter in zip(part.places, letters, strict=True):
-        firsts[place] = letter == 49  # noqa: PLR2004
-
-
-def _repeatable(part: Part) -> bool:
-    """Whether the same call once more does no harm: each item carries its owner, or only looks."""
-    if part.kind == "mark":
-        return False
-    return part.kind == "claim" or all(type(item) in (Settle, Renew, Lookup) for item in part.items)
-
-
-def _refuse(part: Part, error: Exception, answers: list[Answer]) -> None:
-    if part.kind == "mark":
-        answers[part.mark] = Unavailable(error)
-        return
-    for place in part.places:
-        answers[place] = Unavailable(error)
 
 
 def busy_ids(items: Sequence[Item], answers: Sequence[Answer]) -> Iterable[Id]:

@@ -49,6 +49,8 @@ class Options(Struct, frozen=True, kw_only=True):
     wait_replicas_s: float = 0.1
     marks: Literal["plain", "compact"] = "plain"
     """How marks are kept: a key each, or in compact sets of few bytes per mark that last up to twice the window."""
+    marks_expected: int = 1_000_000
+    """How many compact marks a consumer makes in one window, roughly: more cost more bytes each, nothing else."""
     connect_s: float = 5.0
     answer_s: float = 10.0
     """How long to wait for a connection, and for an answer."""
@@ -67,6 +69,8 @@ class Options(Struct, frozen=True, kw_only=True):
         for name, among in (("on_store_lost", ("continue", "fail")), ("marks", ("plain", "compact"))):
             if getattr(self, name) not in among:
                 raise PolicyInvalid(f"{name} is {getattr(self, name)!r}; it must be {' or '.join(among)}")
+        if self.marks_expected < 1:
+            raise PolicyInvalid(f"marks_expected is {self.marks_expected}; it must be 1 or more")
         if not 0 <= self.wait_replicas <= REPLICAS_MAX:
             raise PolicyInvalid(
                 f"wait_replicas is {self.wait_replicas}; it must lie between 0 and {REPLICAS_MAX}"
@@ -128,6 +132,8 @@ def parse(url: str, given: dict[str, Any]) -> tuple[Place, Options]:
         options[name] = _option(shown, name, text)
     for name in given:
         _kind(shown, name)
+    if topology == "cluster" and options.get("marks") == "compact":
+        raise PolicyInvalid(f"{shown!r}: compact marks need a single server, not a cluster; use marks=plain")
     port = SENTINEL_PORT if topology == "sentinel" else PORT
     place = Place(
         scheme=parts.scheme,

@@ -17,7 +17,7 @@ from semel.errors import StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.stores.redis.checks import Facts
 from semel.stores.redis.core import Core, link_options, pack
-from semel.stores.redis.exchange import Address, Ask, Call, Nodes, Pause, Refresh, Steps
+from semel.stores.redis.parts import Address, Ask, Call, Nodes, Pause, Refresh, Steps
 from semel.stores.redis.replies import BROKEN, as_message, unsent
 
 IDLE_MAX = 8

@@ -466,7 +466,7 @@ def end_answer(letter: str, detail: bytes, item: RecordItem, now: int) -> Any:
             record = standing(unpack(detail, item.id), now)
             return ABSENT if record is None or record.state == "forgotten" else record
         case "m":
-            return _mark(item.id, int(detail))
+            return mark_of(item.id, int(detail))
         case "f":
             return Forgotten(int(detail))
         case "B" | "J":
@@ -477,7 +477,7 @@ def end_answer(letter: str, detail: bytes, item: RecordItem, now: int) -> Any:
             return corrupt(item)
 
 
-def _mark(record_id: Id, expires_at: int) -> Record:
+def mark_of(record_id: Id, expires_at: int) -> Record:
     """A mark is a done record without owner or value."""
     return Record(
         id=record_id,

@@ -1,1 +1,102 @@
--- placeholder
+-- Mark each id in sets of small integers: a few bytes per mark, remembered for one to two windows.
+--
+-- KEYS[2]  what is known of each consumer: its number of sets, then the windows it was used with
+-- KEYS[i]  from 3 on: the beginning of a set's name
+-- ARGV[7]  the consumer's tag      ARGV[8]  the number of sets that the client knows
+-- ARGV[9]  the window              ARGV[10] M mark, L look, F forget
+-- ARGV[i+8] the id for KEYS[i]
+-- A window has a set for each generation of its own length; a mark goes into the running one and is looked for in
+-- that and in the one before. Sets of other windows that the consumer was used with are looked through as well.
+--
+-- 1 the first time, or there (expiry)  0 not  B another number of sets  W too many windows  O no memory  X corrupt
+
+local WINDOWS_MAX = 16
+local floor = math.floor
+local tag, bins, window, op = ARGV[7], ARGV[8], tonumber(ARGV[9]), ARGV[10]
+
+local windows, mine = {}, false
+local shape = call('HGET', KEYS[2], tag)
+if shape then
+  for text in string.gmatch(shape, '%d+') do windows[#windows + 1] = tonumber(text) end
+  if number(table.remove(windows, 1)) ~= bins then
+    details[3], details[4] = 'B', string.match(shape, '%d+')
+    return details
+  end
+  for _, each in ipairs(windows) do mine = mine or each == window end
+else
+  shape = bins
+end
+if op == 'M' and not mine and window > 0 then
+  if #windows >= WINDOWS_MAX then
+    details[3] = 'W'
+    return details
+  end
+  local done = pcall_('HSET', KEYS[2], tag, shape .. ',' .. number(window))
+  if type(done) == 'table' then
+    if not string.find(done.err, 'OOM', 1, true) then return redis.error_reply(done.err) end
+    details[3] = 'O'
+    return details
+  end
+end
+
+-- How the sets end in which a mark may be, and when they do.
+local endings, expiries = {}, {}
+local function generation(length, n)
+  endings[#endings + 1] = ':' .. number(length) .. '.' .. number(n)
+  expiries[#expiries + 1] = number((n + 2) * length)
+end
+for _, each in ipairs(windows) do
+  local n = floor(now / each)
+  generation(each, n - 1)
+  if each ~= window or op ~= 'M' then generation(each, n) end
+end
+
+local running, till
+if window > 0 then
+  local n = floor(now / window)
+  running, till = ':' .. number(window) .. '.' .. number(n), milliseconds((n + 2) * window)
+end
+
+local function find(base, id)
+  for at = 1, #endings do
+    local there = pcall_('SISMEMBER', base .. endings[at], id)
+    if there == 1 then return at end
+    if there ~= 0 then return nil end
+  end
+  return 0
+end
+
+for i = 3, #KEYS do
+  local base, id = KEYS[i], ARGV[i + 8]
+  local at = find(base, id)
+  if not at then
+    out[i - 2] = 'X'
+  elseif op == 'L' then
+    if at > 0 then
+      out[i - 2] = '1'
+      details[#details + 1] = expiries[at]
+    else
+      out[i - 2] = '0'
+    end
+  elseif op == 'F' then
+    out[i - 2] = at > 0 and '1' or '0'
+    for each = 1, #endings do call('SREM', base .. endings[each], id) end
+  elseif at > 0 then
+    out[i - 2] = '0'
+  elseif not running then
+    out[i - 2] = '1'
+  else
+    local key = base .. running
+    local added = pcall_('SADD', key, id)
+    if added == 1 then
+      out[i - 2] = '1'
+      if call('SCARD', key) == 1 then call('PEXPIRE', key, till) end
+    elseif added == 0 or pcall_('SISMEMBER', key, id) == 1 then -- at the memory limit, what is known is still answered
+      out[i - 2] = '0'
+    else
+      denied(i - 1, added)
+    end
+  end
+end
+
+return finish()

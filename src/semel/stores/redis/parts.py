@@ -1,0 +1,204 @@
+"""What is sent to a server: calls, the parts of a batch that go in one, and the names of the keys."""
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+from semel.core.commands import Answer, Claim, Forget, Item, Lookup, Mark, Marked, Renew, Resolve, Settle
+from semel.errors import RecordCorrupt
+from semel.stores.redis import wire
+from semel.types import Unavailable
+
+ITEMS_MAX = 1000
+"""Items of one call: the server serves nobody else meanwhile."""
+CALL_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes that one call takes."""
+REPLY_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of stored records that one call answers with; what is over is asked for again."""
+
+Address: TypeAlias = tuple[str, int]
+
+
+class Call(Struct):
+    """One command for one node."""
+
+    command: Sequence[bytes | int]
+    bucket: int = 0
+    node: Address | None = None
+    """That node, whoever has the bucket."""
+    asking: bool = False
+
+
+class Ask(Struct):
+    """Send these, in order where they go to one node; answered with a reply or an exception for each."""
+
+    calls: list[Call]
+
+
+class Pause(Struct):
+    """Wait a little."""
+
+    seconds: float
+
+
+class Refresh(Struct):
+    """Find out anew where the masters are."""
+
+
+class Nodes(Struct):
+    """Answered with the addresses of all masters; `None` for the only one."""
+
+
+Step: TypeAlias = Ask | Pause | Refresh | Nodes
+Steps: TypeAlias = Generator[Step, Any, Any]
+PartKind: TypeAlias = Literal["claim", "end", "mark", "compact"]
+
+
+class Part(Struct):
+    """Some items of one kind that go in one call."""
+
+    kind: PartKind
+    places: list[int]
+    """Where their answers go: positions among the items, or among the keys of a mark."""
+    items: Sequence[Any]
+    keys: list[bytes]
+    args: list[bytes]
+    bucket: int = 0
+    mark: int = -1
+    """The position of the mark that the keys belong to."""
+    as_text: bool = False
+    bare: bool = False
+    node: Address | None = None
+    cuts: int = 0
+
+
+class Layout:
+    """How the keys of one store are called."""
+
+    def __init__(self, prefix: str, channel: str) -> None:
+        self.prefix = prefix.encode()
+        self.heads = [b"%b:{%d}" % (self.prefix, bucket) for bucket in range(wire.BUCKETS)]
+        self.records = [head + b":" for head in self.heads]
+        self.marks = [head + b"m" for head in self.heads]
+        self.epochs = [head + b"epoch" for head in self.heads]
+        self.journals = [head + b"journal" for head in self.heads]
+        self.windows = self.heads[0] + b"windows"
+        self.modes = self.heads[0] + b"modes"
+        self.scopes = self.heads[0] + b"scopes"
+        self.shapes = self.heads[0] + b"shapes"
+        self.compact = self.heads[0] + b"c"
+        self.pattern = self.prefix + b":{*"
+        self.channel = channel.encode()
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+_ENDERS = frozenset((Settle, Renew, Lookup, Forget, Resolve))
+
+
+def runs(items: Sequence[Item]) -> Iterable[tuple[int, Any, Sequence[Any]]]:
+    """Neighbours that one call can carry out: where they begin, their kind, and they themselves."""
+    start = 0
+    total = len(items)
+    while start < total:
+        kind = type(items[start])
+        end = start + 1
+        if kind is Claim:
+            while end < total and type(items[end]) is Claim:
+                end += 1
+            yield start, "claim", items[start:end]
+        elif kind in _ENDERS:
+            while end < total and type(items[end]) in _ENDERS:
+                end += 1
+            yield start, "end", items[start:end]
+        else:
+            yield start, "mark" if kind is Mark else "admin", items[start:end]
+        start = end
+
+
+def cut(part: Part) -> Iterable[Part]:
+    """Pieces that are not too large for one call."""
+    if len(part.keys) <= ITEMS_MAX and sum(map(len, part.args)) <= CALL_BYTES_MAX:
+        yield part
+        return
+    start = size = 0
+    for at, arg in enumerate(part.args):
+        if at > start and (at - start >= ITEMS_MAX or size + len(arg) > CALL_BYTES_MAX):
+            yield some(part, range(start, at))
+            start, size = at, 0
+        size += len(arg)
+    yield some(part, range(start, len(part.args)))
+
+
+def some(part: Part, which: Sequence[int]) -> Part:
+    """The part with only these of its items."""
+    args = part.args if part.kind == "mark" else [part.args[at] for at in which]
+    items = part.items if part.kind == "mark" else [part.items[at] for at in which]
+    return Part(
+        part.kind,
+        [part.places[at] for at in which],
+        items,
+        [part.keys[at] for at in which],
+        args,
+        part.bucket,
+        part.mark,
+        part.as_text,
+        cuts=part.cuts,
+    )
+
+
+def one_by_one(part: Part) -> list[Part]:
+    """A call for each key alone: while its bucket is being moved, each is on the one node or on the other."""
+    singles = [some(part, (at,)) for at in range(len(part.keys))]
+    for single in singles:
+        single.bare = True
+    return singles
+
+
+def leave(part: Part, left: list[int], letters: bytes, again: list[Part], later: list[Part]) -> None:
+    """Sort what was not carried out: at once again, or after a while."""
+    if left:
+        moving = [at for at in left if letters[at] == 84]  # noqa: PLR2004 - T
+        others = [at for at in left if letters[at] != 84]  # noqa: PLR2004
+        if others:
+            again.append(some(part, others))
+        if moving:
+            later.append(some(part, moving))
+
+
+def take_marks(part: Part, letters: bytes, answers: list[Answer]) -> None:
+    """Write down which keys of a mark were the first."""
+    marked = answers[part.mark]
+    if not isinstance(marked, Marked):
+        return  # another part of it got no answer
+    if b"O" in letters:
+        answers[part.mark] = Unavailable(wire.full())
+        return
+    if b"X" in letters:
+        answers[part.mark] = Unavailable(
+            RecordCorrupt(f"a mark of {part.items[0].consumer!r} holds something that semel does not write")
+        )
+        return
+    firsts = marked.firsts
+    if len(firsts) == len(letters):
+        firsts[:] = [letter == 49 for letter in letters]  # noqa: PLR2004 - 1
+        return
+    for place, letter in zip(part.places, letters, strict=True):
+        firsts[place] = letter == 49  # noqa: PLR2004
+
+
+def repeatable(part: Part) -> bool:
+    """Whether the same call once more does no harm: each item carries its owner, or only looks."""
+    if part.kind in ("mark", "compact"):
+        return False
+    return part.kind == "claim" or all(type(item) in (Settle, Renew, Lookup) for item in part.items)
+
+
+def refuse(part: Part, error: Exception, answers: list[Answer]) -> None:
+    """Answer all items of a part with the error."""
+    if part.kind in ("mark", "compact"):
+        answers[part.mark] = Unavailable(error)
+        return
+    for place in part.places:
+        answers[place] = Unavailable(error)

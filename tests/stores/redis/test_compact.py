@@ -1,0 +1,157 @@
+"""Compact marks: few bytes each, remembered for at least their window and at most twice as long."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as driver
+
+from semel.core.commands import Count, Forget, Lookup, Mark, Marked
+from semel.errors import PolicyInvalid, StoreFull
+from semel.stores.redis import RedisStore, from_url
+from semel.stores.redis.compact import bins_for
+from semel.testing import ManualClock, store_contract
+from semel.testing.contract.bench import Scenario
+from semel.testing.store_contract import Colour, Harness
+from semel.types import Absent, Forgotten, Record, Unavailable
+from tests.services import redis
+from tests.stores.redis.places import CAPABILITIES, clocked
+from tests.stores.redis.tools import MINUTE_US, S, opened
+
+SCENARIOS = [
+    scenario
+    for scenario in store_contract.scenarios(CAPABILITIES)
+    if scenario.flow.__module__.endswith(".marks") and scenario.name != "marks_are_counted"
+]
+"""All but the one that counts a mark as gone when its window is over: these may last twice as long."""
+BYTES_PER_MARK_MAX = 11.0
+MANY = 200_000
+KEPT = 100
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> str:
+    return redis.place(tmp_path) + "&marks=compact"
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.name)
+def test_contract(scenario: Scenario, colour: Colour, at: str) -> None:
+    clock = ManualClock()
+
+    def connect() -> Any:
+        store = clocked(at, clock)
+        return store.twin() if colour == "async" else store
+
+    store_contract.check(scenario, Harness(connect, clock=clock), colour)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(at: str, clock: ManualClock) -> Iterator[RedisStore]:
+    one = clocked(at, clock)
+    one.open()
+    yield one
+    one.close()
+
+
+def mark(store: RedisStore, key: str, window_us: int = MINUTE_US) -> bool:
+    (answer,) = store.send([Mark("", "marks", [key], window_us)])
+    assert isinstance(answer, Marked), answer
+    return answer.firsts[0]
+
+
+def test_a_mark_lasts_from_one_to_two_windows(store: RedisStore, clock: ManualClock) -> None:
+    for _ in range(10):
+        key = os.urandom(4).hex()
+        assert mark(store, key)
+        clock.advance(MINUTE_US - S)
+        assert not mark(store, key)
+        clock.advance(MINUTE_US + S)
+        assert mark(store, key)
+        clock.advance(7 * S)
+
+
+def test_a_changed_window_forgets_nothing(store: RedisStore, clock: ManualClock) -> None:
+    assert mark(store, "a", 10 * MINUTE_US)
+    assert mark(store, "b", MINUTE_US)
+    clock.advance(30 * S)
+    for window_us in (MINUTE_US, 5 * MINUTE_US, 10 * MINUTE_US, 0):
+        assert not mark(store, "a", window_us)
+        assert not mark(store, "b", window_us)
+    clock.advance(3 * MINUTE_US)
+    assert not mark(store, "a", MINUTE_US)
+    assert mark(store, "b", MINUTE_US)
+
+
+def test_windows_without_end_are_refused(store: RedisStore) -> None:
+    answers = [store.send([Mark("", "marks", ["a"], number * S)])[0] for number in range(1, 18)]
+    assert all(isinstance(answer, Marked) for answer in answers[:16])
+    assert isinstance(answers[16], Unavailable)
+    assert isinstance(answers[16].error, PolicyInvalid)
+    assert not mark(store, "a", S)
+
+
+def test_clients_that_expect_differently_agree(at: str, clock: ManualClock, store: RedisStore) -> None:
+    keys = [f"key {number}" for number in range(500)]
+    assert store.send([Mark("", "marks", keys, MINUTE_US)]) == [Marked([True] * 500)]
+    other = clocked(at + "&marks_expected=10", clock)
+    other.open()
+    assert other.send([Mark("", "marks", keys, MINUTE_US)]) == [Marked([False] * 500)]
+    assert isinstance(other.send([Lookup(("", "marks", "key 7"))])[0], Record)
+    other.close()
+
+
+def test_a_mark_may_be_looked_up_counted_and_forgotten(store: RedisStore) -> None:
+    assert mark(store, "a")
+    assert mark(store, "b")
+    name = ("", "marks", "a")
+    stats, found, missing = store.send([Count(), Lookup(name), Lookup(("", "marks", "c"))])
+    assert (stats.marks, stats.consumers) == (2, {"marks": 2})
+    assert isinstance(found, Record)
+    assert found.state == "done"
+    assert isinstance(missing, Absent)
+    assert [type(answer) for answer in store.send([Forget(name)])] == [Forgotten]
+    assert [type(answer) for answer in store.send([Forget(name)])] == [Absent]
+    assert mark(store, "a")
+    assert not mark(store, "b")
+
+
+def test_a_mark_takes_few_bytes(tmp_path: Path) -> None:
+    with (
+        redis.own(tmp_path, appendonly="no") as own,
+        opened(f"{own.url}?marks=compact&marks_expected={MANY}") as store,
+        driver.Redis(port=own.port) as raw,
+    ):
+        before: Any = raw.info("memory")
+        for start in range(0, MANY, 1000):
+            keys = [f"key {number}" for number in range(start, start + 1000)]
+            store.send([Mark("", "marks", keys, 3600 * S)])
+        after: Any = raw.info("memory")
+        assert (after["used_memory"] - before["used_memory"]) / MANY <= BYTES_PER_MARK_MAX
+        found: Any = raw.keys("semel:{0}c*")
+        assert len(found) == bins_for(MANY)
+        assert all(0 < raw.pttl(key) <= 2 * 3600 * 1000 + 1000 for key in found[:KEPT])
+        assert raw.object("encoding", found[0]) == b"intset"
+
+
+def test_no_memory_means_no_mark(tmp_path: Path) -> None:
+    with redis.own(tmp_path) as own, opened(f"{own.url}?marks=compact") as store:
+        assert mark(store, "a")
+        own.ask("CONFIG", "SET", "maxmemory", "1mb")
+        (answer,) = store.send([Mark("", "marks", ["b"], MINUTE_US)])
+        assert isinstance(answer.error, StoreFull)
+        assert not mark(store, "a")
+        own.ask("CONFIG", "SET", "maxmemory", "0")
+        assert mark(store, "b")
+
+
+def test_a_cluster_has_no_compact_marks() -> None:
+    with pytest.raises(PolicyInvalid, match="single server"):
+        from_url("redis+cluster://localhost?marks=compact")
