@@ -45,7 +45,12 @@ def check_all(keys: Sequence[str]) -> None:
         lengths = set(map(len, keys))
     except TypeError:
         text, lengths = "", {0}
-    if not (text.isascii() and text.isprintable() and 0 not in lengths and max(lengths, default=0) <= KEY_BYTES_MAX):
+    if not (
+        text.isascii()
+        and text.isprintable()
+        and 0 not in lengths
+        and max(lengths, default=0) <= KEY_BYTES_MAX
+    ):
         for key in keys:
             check(key)
 

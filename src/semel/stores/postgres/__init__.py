@@ -4,10 +4,10 @@ from semel.errors import StoreUnknown
 
 try:
     import psycopg as _driver  # noqa: F401 - to say what to do where it is missing
-except ImportError as error:
+except ImportError as _missing:
     raise StoreUnknown(
         'postgresql: needs a driver; install it with: pip install "semel[postgres]"'
-    ) from error
+    ) from _missing
 
 from semel.stores.postgres.schema import schema_sql
 from semel.stores.postgres.store import AsyncPostgresStore, PostgresStore

@@ -44,10 +44,10 @@ class _Shared:
         self.weaknesses: tuple[str, ...] = ()
         """What weakens the guarantee, as found by the start checks."""
         self.clock = clock
-        self.ears = Ears()
+        self.ears: Ears = Ears()
         self.consumers: dict[Scope, int] = {}
-        self.statements = statements(place.schema)
-        self.capabilities = self._powers(durable=True)
+        self.statements: dict[str, str] = statements(place.schema)
+        self.capabilities: Capabilities = self._powers(durable=True)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

@@ -41,7 +41,7 @@ class Packed:
     __slots__ = ("data",)
 
     def __init__(self, data: bytes) -> None:
-        self.data = data
+        self.data: bytes = data
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.data)} bytes)"

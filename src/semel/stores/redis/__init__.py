@@ -5,10 +5,10 @@ from semel.errors import StoreUnknown
 try:
     from semel.stores.redis.astore import AsyncRedisStore
     from semel.stores.redis.store import RedisStore
-except ModuleNotFoundError as error:
-    if error.name != "redis":
+except ModuleNotFoundError as _missing:
+    if _missing.name != "redis":
         raise
-    raise StoreUnknown('redis: needs its driver; install it with: pip install "semel[redis]"') from error
+    raise StoreUnknown('redis: needs its driver; install it with: pip install "semel[redis]"') from _missing
 
 __all__ = ["AsyncRedisStore", "RedisStore", "from_url"]
 

@@ -13,7 +13,7 @@ from semel.errors import StoreClosed
 from semel.stores.redis import checks
 from semel.stores.redis.checks import Facts, Map
 from semel.stores.redis.exchange import Exchange, busy_ids, ended_ids
-from semel.stores.redis.options import parse
+from semel.stores.redis.options import Options, Place, parse
 from semel.stores.redis.parts import Address, Call, Layout, Steps
 from semel.stores.redis.scripting import scripts_for
 from semel.types import Id
@@ -54,14 +54,17 @@ class Core:
     """A store without its connections: where it is, what is known of it, and who listens."""
 
     def __init__(self, url: str, clock: Clock | None, options: dict[str, Any]) -> None:
-        self.place, self.options = parse(url, options)
+        place, given = parse(url, options)
+        self.place: Place = place
+        self.options: Options = given
         self.name: str = self.place.name
-        self.url, self._given = url, options
+        self.url: str = url
+        self._given = options
         self.clock = clock
         self.map: Map | None = None
         self.facts: Facts | None = None
         self.closed = False
-        self.exchange = Exchange(
+        self.exchange: Exchange = Exchange(
             name=self.name,
             layout=Layout(self.options.prefix, f"{self.options.prefix}:ended:{self.place.db}"),
             cluster=self.place.topology == "cluster",
@@ -72,7 +75,7 @@ class Core:
 
     def after_fork(self) -> None:
         """Nobody of the parent listens in the child."""
-        self.lock = Lock()
+        self.lock: Lock = Lock()
         self.listeners: tuple[Listener, ...] = ()
         self.waiting: dict[bytes, Id] = {}
 

@@ -51,15 +51,15 @@ class Exchange:
         self.name = name
         self.layout = layout
         self.cluster = cluster
-        self.readable_keys = options.readable_keys
-        self.retry_s = options.retry_s
+        self.readable_keys: bool = options.readable_keys
+        self.retry_s: float = options.retry_s
         self.scripts: Scripts
         self._on_lost = b"s" if options.on_store_lost == "fail" else b""
         self._wait_replicas = options.wait_replicas
         self._wait_replicas_ms = round(options.wait_replicas_s * 1000)
         self._new_token = new_token
         self._token = new_token()
-        self.bins_wanted = compact.bins_for(options.marks_expected) if options.marks == "compact" else 0
+        self.bins_wanted: int = compact.bins_for(options.marks_expected) if options.marks == "compact" else 0
         """How many sets a consumer's compact marks shall have; 0: marks are plain keys."""
         self.epochs: dict[int, bytes] = {}
         self.scopes: set[tuple[str, str]] = set()

@@ -77,19 +77,19 @@ class Layout:
     """How the keys of one store are called."""
 
     def __init__(self, prefix: str, channel: str) -> None:
-        self.prefix = prefix.encode()
-        self.heads = [b"%b:{%d}" % (self.prefix, bucket) for bucket in range(wire.BUCKETS)]
-        self.records = [head + b":" for head in self.heads]
-        self.marks = [head + b"m" for head in self.heads]
-        self.epochs = [head + b"epoch" for head in self.heads]
-        self.journals = [head + b"journal" for head in self.heads]
-        self.windows = self.heads[0] + b"windows"
-        self.modes = self.heads[0] + b"modes"
-        self.scopes = self.heads[0] + b"scopes"
-        self.shapes = self.heads[0] + b"shapes"
-        self.compact = self.heads[0] + b"c"
-        self.pattern = self.prefix + b":{*"
-        self.channel = channel.encode()
+        self.prefix: bytes = prefix.encode()
+        self.heads: list[bytes] = [b"%b:{%d}" % (self.prefix, bucket) for bucket in range(wire.BUCKETS)]
+        self.records: list[bytes] = [head + b":" for head in self.heads]
+        self.marks: list[bytes] = [head + b"m" for head in self.heads]
+        self.epochs: list[bytes] = [head + b"epoch" for head in self.heads]
+        self.journals: list[bytes] = [head + b"journal" for head in self.heads]
+        self.windows: bytes = self.heads[0] + b"windows"
+        self.modes: bytes = self.heads[0] + b"modes"
+        self.scopes: bytes = self.heads[0] + b"scopes"
+        self.shapes: bytes = self.heads[0] + b"shapes"
+        self.compact: bytes = self.heads[0] + b"c"
+        self.pattern: bytes = self.prefix + b":{*"
+        self.channel: bytes = channel.encode()
 
 
 # --- parts --------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class Link:
         kind: Any = SSLConnection if core.place.tls else Connection
         self.connection: Any = kind(**link_options(core, address), retry=Retry(NoBackoff(), 0))
         self.address = address
-        self.used_at = 0.0
+        self.used_at: float = 0.0
 
     def send(self, packed: bytes) -> None:
         """Raises the driver's error."""

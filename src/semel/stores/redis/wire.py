@@ -237,7 +237,8 @@ class Reader:
     __slots__ = ("at", "raw")
 
     def __init__(self, raw: bytes, at: int) -> None:
-        self.raw, self.at = raw, at
+        self.raw: bytes = raw
+        self.at: int = at
 
     def number(self, width: int) -> int:
         """A number of so many bytes."""
@@ -278,15 +279,18 @@ class Head:
     def __init__(self, raw: bytes) -> None:
         if len(raw) <= HEADER_BYTES or raw[0] != VERSION or raw[1] & STATE_MASK > CODES["forgotten"]:
             raise ValueError("it is none that semel writes")
-        self.flags, self.more = raw[1], raw[2]
+        self.flags: int = raw[1]
+        self.more: int = raw[2]
         reader = Reader(raw, 3)
-        self.attempt = reader.number(2)
-        self.fence, self.expires_at, self.at = reader.number(_U7), reader.number(_U7), reader.number(_U7)
-        self.owner = reader.part(1)
-        self.first_seen = reader.number(_U7) if self.flags & SEEN else self.fence
-        self.name = reader.part(2) if self.more & NAME else None
-        self.type = reader.part(2).decode() if self.more & TYPE else ""
-        self.rest = reader
+        self.attempt: int = reader.number(2)
+        self.fence: int = reader.number(_U7)
+        self.expires_at: int = reader.number(_U7)
+        self.at: int = reader.number(_U7)
+        self.owner: bytes = reader.part(1)
+        self.first_seen: int = reader.number(_U7) if self.flags & SEEN else self.fence
+        self.name: bytes | None = reader.part(2) if self.more & NAME else None
+        self.type: str = reader.part(2).decode() if self.more & TYPE else ""
+        self.rest: Reader = reader
 
 
 def unpack(raw: bytes, record_id: Id) -> Record:
