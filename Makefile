@@ -7,7 +7,7 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-JOBS ?= auto
+JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # The first interpreter that really runs and is new enough; `make PYTHON=/path/to/python` overrides the search.

@@ -1,6 +1,7 @@
 """What every test shares: Hypothesis profiles, the asyncio backend, no skips where all is required."""
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -14,6 +15,10 @@ settings.register_profile("fast", COMMON, max_examples=25, stateful_step_count=2
 settings.register_profile("ci", COMMON, max_examples=150, stateful_step_count=50, derandomize=True)
 settings.register_profile("soak", COMMON, max_examples=5_000, stateful_step_count=100, print_blob=True)
 settings.load_profile("fast")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in everything a shell starts in the background; programs that the tests start would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRE_ALL = os.environ.get("SEMEL_TEST_REQUIRE") == "all"
 
