@@ -57,8 +57,8 @@ types: $(STAMP) ## Check the types (mypy strict), and that every public name has
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes semel --ignoreexternal
 
 .PHONY: check
-check: format lint types ## Format, lint, type and run the fast tests: under a minute
-	$(PYTEST) --hypothesis-profile=fast -m 'not slow' --quiet
+check: format lint types ## Format, lint, type and run the fast tests that need no server
+	$(PYTEST) --hypothesis-profile=fast -m 'not slow' -k 'not postgres and not redis' --quiet
 
 .PHONY: test
 test: lint types ## Lint, type and run every test
