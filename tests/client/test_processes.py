@@ -87,7 +87,7 @@ def test_a_fork_in_the_middle_of_everything_harms_neither_side(kind: str, tmp_pa
         "gathered": lambda: Spy(MemoryStore(), instant=False),
     }
     store = stores[kind]()
-    once = semel.open(store, consumer="c", lease="200ms")
+    once = semel.open(store, consumer="c", lease="10s")
     gate, stop = Gate(), Event()
     outcomes: list[Any] = []
 
