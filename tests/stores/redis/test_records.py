@@ -9,7 +9,21 @@ from typing import Any
 import pytest
 import redis as driver
 
-from semel.core.commands import Granted, Known, Lookup, Mark, Renew, Scan, Settle
+from semel.core.commands import (
+    Admit,
+    Count,
+    Forget,
+    Granted,
+    Known,
+    Lookup,
+    Mark,
+    Purge,
+    ReadSettings,
+    Renew,
+    Scan,
+    Settle,
+    SetWindow,
+)
 from semel.stores.redis import RedisStore, admin, parts
 from semel.testing.contract.values import KEYS
 from semel.types import Completed, Record, Unavailable
@@ -122,8 +136,6 @@ def test_unreadable_keys_are_nowhere(raw: driver.Redis, at: str) -> None:
 
 
 def _now(store: RedisStore) -> int:
-    from semel.core.commands import Count
-
     now: int = store.send([Count()])[0].now
     return now
 
@@ -191,8 +203,6 @@ def test_one_items_fault_is_its_own(store: RedisStore) -> None:
 
 
 def test_stale_entries_of_the_journals_list_are_purged(store: RedisStore, raw: driver.Redis, at: str) -> None:
-    from semel.core.commands import Purge
-
     held = claim("key", journal=b"payload", lease_us=S // 50)
     store.send([held])
     lists = [key for key in all_keys(raw, at) if key.endswith(b"journal")]
@@ -222,3 +232,33 @@ def test_an_older_server_is_told_without_flags(store: RedisStore) -> None:
     store._core.exchange.scripts = old
     finish(store, "key")
     assert kinds(store.send([claim("key")])) == ["Known"]
+
+
+RIGHTS = (
+    "eval evalsha get set del getrange time info role wait ping select publish subscribe scan dbsize hset hget hsetnx"
+    " hdel hgetall zadd zrem zrangebyscore sadd srem scard sismember pexpire cluster|slots"
+)
+
+
+def test_few_rights_are_enough(tmp_path: Path) -> None:
+    with redis.own(tmp_path) as own:
+        rights = [f"+{command}" for command in RIGHTS.split()]
+        own.ask("ACL", "SETUSER", "semel", "on", ">pass", "~semel:*", "&semel:ended:*", "-@all", *rights)
+        for marks in ("plain", "compact"):
+            with opened(f"redis://semel:pass@127.0.0.1:{own.port}/0?marks={marks}&wait_replicas=1") as store:
+                stop = store.watch(lambda _id: None)
+                finish(store, f"key {marks}")
+                items: list[Any] = [
+                    Admit("", "consumer", "lease"), SetWindow("", "consumer", "", S, existing=True), ReadSettings(),
+                    Mark("", marks, ["a"], S), Lookup(("", marks, "a")), Forget(("", marks, "a")), Count(), Scan(),
+                    Purge(), claim(f"journal {marks}", journal=b"p"), Scan(orphaned=True),
+                ]  # fmt: skip
+                assert [answer for answer in store.send(items) if isinstance(answer, Unavailable)] == []
+                assert store._subscribed.is_set()
+                stop()
+
+
+def test_the_page_says_which_rights() -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "reference" / "stores" / "redis.md"
+    said = re.findall(r"\+([a-z|]+)", page.read_text(encoding="utf-8").partition("## Rights")[2])
+    assert sorted(said) == sorted(RIGHTS.split())

@@ -19,6 +19,7 @@ from semel.core.commands import (
 from semel.core.machine import standing
 from semel.digests import DIGEST_BYTES
 from semel.errors import KeyInvalid, PolicyInvalid, RecordCorrupt
+from semel.stores.redis import records as layout
 from semel.stores.redis import wire
 from semel.stores.redis.exchange import Exchange
 from semel.stores.redis.parts import Ask, Call, Nodes, Part, Steps
@@ -144,7 +145,7 @@ def outlines(keys: list[bytes], now: int) -> Generator[Any, Any, list[tuple[byte
             if isinstance(raw, Exception) or not raw:
                 continue
             try:
-                outline = wire.outline(raw, key[-DIGEST_BYTES:])
+                outline = layout.outline(raw, key[-DIGEST_BYTES:])
             except RecordCorrupt:
                 continue
             record = standing(outline, now)
@@ -162,7 +163,7 @@ def whole(x: Exchange, some: Iterable[tuple[bytes, Record]], now: int) -> Genera
         replies = yield from ask(x, *(Call([b"GET", key], bucket=key[-DIGEST_BYTES] & 63) for key, _ in part))
         for (_, outline), raw in zip(part, replies, strict=True):
             if raw is not None:
-                record = standing(wire.unpack(raw, outline.id), now)
+                record = standing(layout.unpack(raw, outline.id), now)
                 if record is not None and record.state != "forgotten":
                     records.append(record)
     return records
@@ -307,7 +308,7 @@ def count_marks(x: Exchange, keys: list[bytes], at: int) -> Steps:
     if not marks and not sets:
         return found
     (reply,) = yield from ask(x, Call([b"HGETALL", x.layout.scopes]))
-    names = {tag: wire.id_of(name, b"")[:2] for tag, name in _pairs(reply)}
+    names = {tag: layout.id_of(name, b"")[:2] for tag, name in _pairs(reply)}
     for some in _slices(marks):
         replies = yield Ask([Call([b"GET", key], bucket=_bucket_of(key)) for key in some])
         for key, expires_at in zip(some, replies, strict=True):
@@ -363,8 +364,8 @@ def read_settings(x: Exchange) -> Steps:
         x, Call([b"HGETALL", x.layout.windows]), Call([b"HGETALL", x.layout.modes])
     )
     return Settings(
-        {wire.id_of(name, b""): int(window_us) for name, window_us in _pairs(windows)},
-        {wire.id_of(name, b"")[:2]: _mode(mode) for name, mode in _pairs(modes)},
+        {layout.id_of(name, b""): int(window_us) for name, window_us in _pairs(windows)},
+        {layout.id_of(name, b"")[:2]: _mode(mode) for name, mode in _pairs(modes)},
     )
 
 

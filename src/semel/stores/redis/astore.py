@@ -17,7 +17,7 @@ from semel.errors import StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.stores.redis.checks import Facts
 from semel.stores.redis.core import Core, link_options, pack
-from semel.stores.redis.parts import Address, Ask, Call, Nodes, Pause, Refresh, Steps
+from semel.stores.redis.parts import Address, Ahead, Ask, Call, Nodes, Pause, Refresh, Steps
 from semel.stores.redis.replies import BROKEN, as_message, unsent
 
 IDLE_MAX = 8
@@ -35,7 +35,9 @@ class AsyncLink:
 
     def __init__(self, core: Core, address: Address) -> None:
         kind: Any = SSLConnection if core.place.tls else Connection
-        self.connection: Any = kind(**link_options(core, address), retry=Retry(NoBackoff(), 0))
+        # The time is kept around all that is sent and read, once: the driver's own watch costs a task each time.
+        options = link_options(core, address) | {"socket_timeout": None}
+        self.connection: Any = kind(**options, retry=Retry(NoBackoff(), 0))
         self.address = address
         self.used_at: float = 0.0
 
@@ -75,6 +77,68 @@ class Room:
         self.opening: asyncio.Lock = asyncio.Lock()
         self.listening: asyncio.Task[None] | None = None
         self.subscribed: asyncio.Event = asyncio.Event()
+
+
+class Conversation:
+    """Calls under way on one connection. What goes wrong is told by `read`, not by `send`."""
+
+    def __init__(self, store: "AsyncRedisStore", address: Address) -> None:
+        self._store, self._room, self._address = store, store._room(), address
+        self._until = asyncio.get_running_loop().time() + store._core.options.answer_s
+        self._link: AsyncLink | None = None
+        self._error: Exception | None = None
+
+    async def send(self, calls: list[Call]) -> None:
+        """Send calls, unless something went wrong before."""
+        if self._error is not None:
+            return
+        packed = pack(calls)
+        try:
+            async with asyncio.timeout_at(self._until):
+                if self._link is None:
+                    self._link = await self._store._link(self._room, self._address)
+                await self._link.send(packed)
+        except Exception as error:  # noqa: BLE001 - sorted by `_note`
+            await self._note(error)
+        except BaseException:
+            await self.drop()
+            raise
+
+    async def read(self, calls: list[Call]) -> list[Any]:
+        """A reply for each call that was sent; where the connection breaks, the rest get its error."""
+        replies: list[Any] = []
+        link = self._link
+        if link is not None and self._error is None:
+            try:
+                async with asyncio.timeout_at(self._until):
+                    for call in calls:
+                        if call.asking:
+                            await link.read()
+                        replies.append(await link.read())
+            except Exception as error:  # noqa: BLE001 - sorted by `_note`
+                await self._note(error)
+            except BaseException:
+                await self.drop()
+                raise
+            else:
+                await self._store._release(self._room, link)
+        return replies + [self._error] * (len(calls) - len(replies))
+
+    async def drop(self) -> None:
+        """Hang up: there are replies that nobody will read."""
+        link, self._link = self._link, None
+        await self._store._drop(self._room, link)
+
+    async def _note(self, error: Exception) -> None:
+        core, connected = self._store._core, self._link is not None
+        await self.drop()
+        if core.closed:
+            raise core.closed_error() from error
+        if not isinstance(error, BROKEN) and as_message(error) is None:
+            raise error
+        if isinstance(error, TimeoutError):
+            error = TimeoutError(f"no answer within {core.options.answer_s:g} s")
+        self._error = error if connected else unsent(error)
 
 
 class AsyncRedisStore:
@@ -185,11 +249,28 @@ class AsyncRedisStore:
 
     async def _drive(self, steps: Steps) -> Any:
         reply: Any = None
+        ahead: list[Call] = []
+        under_way: Conversation | None = None
         try:
             while True:
-                reply = await self._do(steps.send(reply))
+                step = steps.send(reply)
+                if type(step) is Ahead:
+                    under_way = under_way or Conversation(self, self._core.address(step.calls[0]))
+                    await under_way.send(step.calls)
+                    ahead += step.calls
+                elif under_way is not None:
+                    assert type(step) is Ask, "what was sent ahead is asked for next"
+                    if step.calls:
+                        await under_way.send(step.calls)
+                    conversation, calls, under_way, ahead = under_way, ahead + step.calls, None, []
+                    reply = await conversation.read(calls)
+                else:
+                    reply = await self._do(step)
         except StopIteration as stop:
             return stop.value
+        finally:
+            if under_way is not None:
+                await under_way.drop()
 
     async def _do(self, step: Any) -> Any:
         if type(step) is Ask:
@@ -208,18 +289,15 @@ class AsyncRedisStore:
     async def _ask(self, calls: list[Call]) -> list[Any]:
         if not calls:
             return []
-        core, room = self._core, self._room()
+        core = self._core
         first = core.address(calls[0])
         if len(calls) == 1 or all(core.address(call) == first for call in calls):
-            return await self._converse(room, first, calls)
+            return await self._converse(first, calls)
         groups: dict[Address, list[int]] = {}
         for at, call in enumerate(calls):
             groups.setdefault(core.address(call), []).append(at)
         answered = await asyncio.gather(
-            *(
-                self._converse(room, address, [calls[at] for at in places])
-                for address, places in groups.items()
-            )
+            *(self._converse(address, [calls[at] for at in places]) for address, places in groups.items())
         )
         replies: list[Any] = [None] * len(calls)
         for places, theirs in zip(groups.values(), answered, strict=True):
@@ -227,30 +305,10 @@ class AsyncRedisStore:
                 replies[at] = reply
         return replies
 
-    async def _converse(self, room: Room, address: Address, calls: list[Call]) -> list[Any]:
-        """Send the calls to one node and read a reply for each; where the connection breaks, the rest get its error."""
-        replies: list[Any] = []
-        link: AsyncLink | None = None
-        try:
-            packed = pack(calls)
-            link = await self._link(room, address)
-            await link.send(packed)
-            for call in calls:
-                if call.asking:
-                    await link.read()
-                replies.append(await link.read())
-        except Exception as error:
-            await self._drop(room, link)
-            if self._core.closed:
-                raise self._core.closed_error() from error
-            if not isinstance(error, BROKEN) and as_message(error) is None:
-                raise
-            return replies + [unsent(error) if link is None else error] * (len(calls) - len(replies))
-        except BaseException:
-            await self._drop(room, link)
-            raise
-        await self._release(room, link)
-        return replies
+    async def _converse(self, address: Address, calls: list[Call]) -> list[Any]:
+        conversation = Conversation(self, address)
+        await conversation.send(calls)
+        return await conversation.read(calls)
 
     # --- connections ---
 

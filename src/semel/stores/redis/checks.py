@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from semel.errors import StoreRefused, StoreUnavailable
 from semel.stores.redis import wire
@@ -15,7 +16,6 @@ SLOTS = 16_384
 VERSION_OLDEST = (5, 0)
 """The first server whose scripts may write after asking for the time."""
 SHEBANG_OLDEST = 7
-HALF_HEARTED = frozenset(("noeviction",))
 
 
 class Map(Struct, frozen=True):
@@ -35,7 +35,6 @@ class Facts(Struct, frozen=True, kw_only=True):
     maxmemory_bytes: int
     persistence: str
     """`aof`, `rdb` or `none`: what is still there after the server was killed."""
-    fsync: str
     replicas: int
     """Of the master that has fewest."""
     costs: tuple[str, ...] = ()
@@ -152,19 +151,9 @@ def judge(name: str, told: list[dict[str, str]], *, allow_eviction: bool) -> Fac
         eviction=evicting[0] if evicting else "noeviction",
         maxmemory_bytes=min(int(each.get("maxmemory", "0")) for each in told),
         persistence="aof" if aof else "rdb" if rdb else "none",
-        fsync="",
         replicas=min(int(each.get("connected_slaves", "0")) for each in told),
     )
-    return Facts(
-        version=facts.version,
-        masters=facts.masters,
-        eviction=facts.eviction,
-        maxmemory_bytes=facts.maxmemory_bytes,
-        persistence=facts.persistence,
-        fsync=facts.fsync,
-        replicas=facts.replicas,
-        costs=tuple(_costs(facts)),
-    )
+    return replace(facts, costs=tuple(_costs(facts)))
 
 
 def _saves(told: dict[str, str]) -> bool:

@@ -7,6 +7,7 @@ from semel.core.commands import Answer, Forget, Lookup, Mark
 from semel.errors import PolicyInvalid, RecordCorrupt
 from semel.stores.redis import wire
 from semel.stores.redis.parts import Part, take_marks
+from semel.stores.redis.records import mark_of
 from semel.types import Absent, Forgotten, Unavailable
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def take(
         take_marks(part, letters, answers)
     elif letters == b"1":
         answers[part.mark] = (
-            wire.mark_of(item.id, int(next(details))) if isinstance(item, Lookup) else Forgotten(now)
+            mark_of(item.id, int(next(details))) if isinstance(item, Lookup) else Forgotten(now)
         )
     elif letters != b"0":
         answers[part.mark] = Unavailable(

@@ -9,12 +9,13 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from semel.core.commands import Answer, Claim, Granted, Item, Mark, Marked
-from semel.errors import RecordCorrupt, SemelError, StoreRefused, StoreUnavailable
+from semel.errors import KeyInvalid, RecordCorrupt, SemelError, StoreRefused, StoreUnavailable
 from semel.stores.redis import compact, trouble, wire
 from semel.stores.redis.options import Options
 from semel.stores.redis.parts import (
-    ITEMS_MAX,
+    AHEAD_ITEMS,
     REPLY_BYTES_MAX,
+    Ahead,
     Ask,
     Call,
     Layout,
@@ -30,6 +31,7 @@ from semel.stores.redis.parts import (
     refuse,
     repeatable,
     runs,
+    some,
     take_marks,
 )
 from semel.stores.redis.scripting import Script, Scripts
@@ -78,21 +80,40 @@ class Exchange:
 
         answers: list[Answer] = [None] * len(items)
         parts: list[Part] = []
+        sent = 0
+        yield from self._introduce(items)
         for start, kind, run in runs(items):
             if kind == "admin":
-                yield from self.ask_all(parts, answers, now)
-                parts = []
+                yield from self.ask_all(parts, answers, now, sent)
+                parts, sent = [], 0
                 answers[start] = yield from self._apart(admin.carry_out(self, run[0], now))
-            elif kind == "mark":
-                yield from self._introduce(run[0])
-                parts += self._mark_parts(start, run[0])
-                answers[start] = Marked([False] * len(run[0].keys))
-            else:
-                parts += self._parts(kind, start, run, answers)
-        yield from self.ask_all(parts, answers, now)
+                continue
+            for more in self._pieces(kind, start, run, answers):
+                parts += more
+                if len(more) == 1 and len(more[0].keys) >= AHEAD_ITEMS and not self.cluster:
+                    yield Ahead(self._calls(parts[sent:], now))
+                    sent = len(parts)
+        yield from self.ask_all(parts, answers, now, sent)
         if self.bins_wanted:
             yield from compact.look_again(self, items, answers, now)
         return answers
+
+    def _pieces(
+        self, kind: Any, start: int, run: Sequence[Any], answers: list[Answer]
+    ) -> Iterable[list[Part]]:
+        """The parts of a run: on one server piece by piece, so that the first can be sent before the last is made."""
+        if kind == "mark":
+            answers[start] = Marked([False] * len(run[0].keys))
+            try:
+                for part in self._mark_parts(start, run[0]):
+                    yield [part]
+            except UnicodeEncodeError as error:
+                answers[start] = Unavailable(KeyInvalid(f"a key is not valid text: {error}"))
+        elif self.cluster:
+            yield list(self._parts(kind, start, run, answers))
+        else:
+            for at in range(0, len(run), AHEAD_ITEMS):
+                yield list(self._parts(kind, start + at, run[at : at + AHEAD_ITEMS], answers))
 
     def _apart(self, steps: Steps) -> Steps:
         try:
@@ -104,7 +125,7 @@ class Exchange:
 
     def _parts(self, kind: PartKind, start: int, run: Sequence[Any], answers: list[Answer]) -> Iterable[Part]:
         try:
-            digests, args = self._encode(kind, run)
+            encoded = self._encode(kind, run)
         except (SemelError, UnicodeEncodeError, OverflowError, ValueError):
             good: list[tuple[int, Any]] = []
             for at, item in enumerate(run, start):  # one of them is at fault, and its fault is its own
@@ -117,48 +138,47 @@ class Exchange:
             for at, item in good:
                 yield from self._parts(kind, at, [item], answers)
             return
-        places = list(range(start, start + len(run)))
-        if self.cluster:
-            yield from self._by_bucket(kind, places, run, digests, args)
-            return
         records = self.layout.records
-        keys = [records[each[0] & 63] + each for each in digests]
-        yield from cut(Part(kind, places, run, keys, args))
+        for common, which, digests, args in encoded:
+            whole = len(which) == len(run)
+            items = run if whole else [run[at] for at in which]
+            places = [start + at for at in which]
+            if self.cluster:
+                yield from self._by_bucket(Part(kind, places, items, digests, args, common=common))
+            else:
+                keys = [records[each[0] & 63] + each for each in digests]
+                yield from cut(Part(kind, places, items, keys, args, common=common))
 
-    def _encode(self, kind: PartKind, run: Sequence[Any]) -> tuple[list[bytes], list[bytes]]:
+    def _encode(self, kind: PartKind, run: Sequence[Any]) -> list[wire.Encoded]:
         return wire.claims(run, readable=self.readable_keys) if kind == "claim" else wire.ends(run)
 
-    def _by_bucket(
-        self, kind: PartKind, places: list[int], run: Sequence[Any], digests: list[bytes], args: list[bytes]
-    ) -> Iterable[Part]:
-        parts: dict[int, Part] = {}
-        for place, item, each, arg in zip(places, run, digests, args, strict=True):
-            bucket = each[0] & 63
-            part = parts.get(bucket)
-            if part is None:
-                part = parts[bucket] = Part(kind, [], [], [], [], bucket)
-            part.places.append(place)
-            part.items.append(item)  # type: ignore[attr-defined]  # made as a list above
-            part.keys.append(self.layout.records[bucket] + each)
-            part.args.append(arg)
-        for part in parts.values():
+    def _by_bucket(self, whole: Part) -> Iterable[Part]:
+        """A part for each bucket; `whole` has digests instead of keys."""
+        places: dict[int, list[int]] = {}
+        for at, each in enumerate(whole.keys):
+            places.setdefault(each[0] & 63, []).append(at)
+        for bucket, which in places.items():
+            part = some(whole, which)
+            part.bucket = bucket
+            part.keys = [self.layout.records[bucket] + each for each in part.keys]
             yield from cut(part)
 
     def _mark_parts(self, at: int, item: Mark) -> Iterable[Part]:
         if self.bins_wanted:
-            for start in range(0, len(item.keys), ITEMS_MAX):
-                some = item.keys[start : start + ITEMS_MAX]
-                yield compact.part_of(self, at, item, list(range(start, start + len(some))), some)
+            for start in range(0, len(item.keys), AHEAD_ITEMS):
+                piece = item.keys[start : start + AHEAD_ITEMS]
+                yield compact.part_of(self, at, item, list(range(start, start + len(piece))), piece)
             return
         tag = wire.tag_of(item.tenant, item.consumer)
-        marks, args = self.layout.marks, [b"%d" % item.window_us]
-        digests = wire.digests_of(item.tenant, item.consumer, item.keys)
-        keys = [marks[each[0] & 63] + tag + each[:12] for each in digests]
+        marks, args = [head + tag for head in self.layout.marks], [b"%d" % item.window_us]
         if not self.cluster:
-            for start in range(0, len(keys), ITEMS_MAX):
-                piece = keys[start : start + ITEMS_MAX]
-                yield Part("mark", list(range(start, start + len(piece))), [item], piece, args, mark=at)
+            for start in range(0, len(item.keys), AHEAD_ITEMS):
+                digests = wire.digests_of(item.tenant, item.consumer, item.keys[start : start + AHEAD_ITEMS])
+                keys = [marks[each[0] & 63] + each[:12] for each in digests]
+                yield Part("mark", list(range(start, start + len(keys))), [item], keys, args, mark=at)
             return
+        digests = wire.digests_of(item.tenant, item.consumer, item.keys)
+        keys = [marks[each[0] & 63] + each[:12] for each in digests]
         buckets: dict[int, Part] = {}
         for place, (each, key) in enumerate(zip(digests, keys, strict=True)):
             bucket = each[0] & 63
@@ -167,10 +187,12 @@ class Exchange:
             part.keys.append(key)
         yield from buckets.values()
 
-    def _introduce(self, item: Mark) -> Steps:
+    def _introduce(self, items: Sequence[Item]) -> Steps:
         """Write down once which consumer the tag in its marks' keys stands for."""
-        scope = (item.tenant, item.consumer)
-        if scope not in self.scopes:
+        for item in items:
+            if type(item) is not Mark or (item.tenant, item.consumer) in self.scopes:
+                continue
+            scope = (item.tenant, item.consumer)
             field = wire.tag_of(*scope)
             call = Call([b"HSET", self.layout.scopes, field, wire.scope_name(*scope)])
             (reply,) = yield Ask([call])
@@ -179,11 +201,12 @@ class Exchange:
 
     # --- asking ---
 
-    def ask_all(self, parts: list[Part], answers: list[Answer], now: bytes) -> Steps:
-        """Send the parts, and what must be sent again, until each has its answers."""
+    def ask_all(self, parts: list[Part], answers: list[Answer], now: bytes, sent: int = 0) -> Steps:
+        """Send the parts, and what must be sent again, until each has its answers. `sent`: so many are under way."""
         waited_s, pause_s = 0.0, PAUSE_FIRST_S
         while parts:
-            replies = yield Ask(self._calls(parts, now))
+            replies = yield Ask(self._calls(parts[sent:], now))
+            sent = 0
             if self._wait_replicas:
                 replies = self._replicated(parts, replies)
             again: list[Part] = []
@@ -232,7 +255,7 @@ class Exchange:
             b"b" if part.bare else self._on_lost,
             self.layout.channel if part.kind == "end" else b"",
             REPLY_BYTES_MAX,
-            *part.args,
+            *((part.common, *part.args) if part.kind in ("claim", "end") else part.args),
         ]
 
     def _script(self, part: Part) -> Script:
@@ -344,14 +367,14 @@ class Exchange:
     ) -> None:  # fmt: skip
         completed = Completed(at=now)
         left: list[int] = []
+        unnamed: list[int] = []
         for at, (place, item, letter) in enumerate(zip(part.places, part.items, letters, strict=True)):
             if letter == 67:  # noqa: PLR2004 - C
                 answers[place] = completed
+            elif letter == 110:  # noqa: PLR2004 - n
+                unnamed.append(at)
             elif letter in wire.AGAIN:
                 left.append(at)
-                if letter == 110:  # noqa: PLR2004 - n
-                    named = wire.name_of(item.id, readable=self.readable_keys)
-                    part.args[at] = wire.settle(item, named)
             else:
                 detail = next(details) if letter in wire.END_DETAILED else b""
                 try:
@@ -360,6 +383,13 @@ class Exchange:
                     answers[place] = Unavailable(error)
                 if letter == 82:  # noqa: PLR2004 - R
                     self.recreated += 1
+        if unnamed:
+            named = some(part, unnamed)
+            named.common = b""
+            named.args = [
+                wire.settle(item, wire.name_of(item.id, readable=self.readable_keys)) for item in named.items
+            ]
+            again.append(named)
         leave(part, left, letters, again, later)
 
     def _note_epoch(self, bucket: int, epoch: bytes) -> None:

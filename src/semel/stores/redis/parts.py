@@ -12,6 +12,8 @@ from semel.types import Unavailable
 
 ITEMS_MAX = 1000
 """Items of one call: the server serves nobody else meanwhile."""
+AHEAD_ITEMS = 128
+"""Items that are sent while the next are made ready, so that the server and its client work at the same time."""
 CALL_BYTES_MAX = 4 * 1024 * 1024
 """Bytes that one call takes."""
 REPLY_BYTES_MAX = 4 * 1024 * 1024
@@ -36,6 +38,12 @@ class Ask(Struct):
     calls: list[Call]
 
 
+class Ahead(Struct):
+    """Send these to the one server now; their replies come with those of the next `Ask`, before them."""
+
+    calls: list[Call]
+
+
 class Pause(Struct):
     """Wait a little."""
 
@@ -50,7 +58,7 @@ class Nodes(Struct):
     """Answered with the addresses of all masters; `None` for the only one."""
 
 
-Step: TypeAlias = Ask | Pause | Refresh | Nodes
+Step: TypeAlias = Ask | Ahead | Pause | Refresh | Nodes
 Steps: TypeAlias = Generator[Step, Any, Any]
 PartKind: TypeAlias = Literal["claim", "end", "mark", "compact"]
 
@@ -71,6 +79,8 @@ class Part(Struct):
     bare: bool = False
     node: Address | None = None
     cuts: int = 0
+    common: bytes = b""
+    """What all its items have in common, sent once."""
 
 
 class Layout:
@@ -145,6 +155,7 @@ def some(part: Part, which: Sequence[int]) -> Part:
         part.mark,
         part.as_text,
         cuts=part.cuts,
+        common=part.common,
     )
 
 

@@ -17,7 +17,7 @@ from semel.errors import StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.stores.redis.checks import Facts
 from semel.stores.redis.core import Core, link_options, pack
-from semel.stores.redis.parts import Address, Ask, Call, Nodes, Pause, Refresh, Steps
+from semel.stores.redis.parts import Address, Ahead, Ask, Call, Nodes, Pause, Refresh, Steps
 from semel.stores.redis.replies import BROKEN, as_message, unsent
 
 IDLE_MAX = 8
@@ -184,11 +184,39 @@ class RedisStore:
 
     def _drive(self, steps: Steps) -> Any:
         reply: Any = None
+        ahead: list[Call] = []
+        link: Link | Exception | None = None
         try:
             while True:
-                reply = self._do(steps.send(reply))
+                step = steps.send(reply)
+                if type(step) is Ahead:
+                    link = self._send_ahead(link, step.calls)
+                    ahead += step.calls
+                elif link is not None:
+                    assert type(step) is Ask, "what was sent ahead is asked for next"
+                    if step.calls:
+                        link = self._send_ahead(link, step.calls)
+                    calls, ahead, under_way, link = ahead + step.calls, [], link, None
+                    reply = self._finish(under_way, calls)
+                else:
+                    reply = self._do(step)
         except StopIteration as stop:
             return stop.value
+        finally:
+            if isinstance(link, Link):
+                self._drop(link)
+
+    def _send_ahead(self, link: Link | Exception | None, calls: list[Call]) -> Link | Exception:
+        """Send on the connection on which the others are under way, or begin one."""
+        if link is None:
+            return self._start(self._core.address(calls[0]), calls)
+        if isinstance(link, Link):
+            try:
+                link.send(pack(calls))
+            except BROKEN as error:
+                self._drop(link)
+                return error
+        return link
 
     def _do(self, step: Any) -> Any:
         if type(step) is Ask:

@@ -3,15 +3,27 @@
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
-from struct import Struct, error
-from typing import Any
+from struct import Struct
+from typing import Any, TypeAlias
 
-from semel.core.commands import Claim, Forget, Granted, Known, Lookup, RecordItem, Renew, Resolve, Settle
-from semel.core.machine import check, standing
+from semel.core.commands import Claim, Forget, Granted, Lookup, RecordItem, Renew, Resolve, Settle
+from semel.core.machine import standing
 from semel.digests import DIGEST_BYTES, scope
 from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
+from semel.stores.redis.records import (
+    CODES,
+    JOURNAL,
+    META,
+    NAME,
+    PRINT,
+    QUARANTINE,
+    SLIDING,
+    TYPE,
+    known,
+    mark_of,
+    unpack,
+)
 from semel.types import (
-    FOREVER,
     Absent,
     Busy,
     Completed,
@@ -20,25 +32,16 @@ from semel.types import (
     Late,
     Lost,
     Mismatch,
-    Record,
     Renewed,
-    State,
     Unavailable,
     Unknown,
 )
 
 BUCKETS = 64
 """So many hash tags: a batch needs at most as many calls on a cluster, and they spread over its masters."""
-VERSION = 1
-HEADER_BYTES = 26
-STATES: tuple[State, ...] = ("claimed", "done", "failed", "unknown", "forgotten")
-CODES: dict[State | str, int] = {state: code for code, state in enumerate(STATES)}
 RELEASED = 5
 ENDS: dict[str, int] = {"done": 1, "failed": 2, "unknown": 3, "released": RELEASED}
 
-STATE_MASK = 7
-QUARANTINE, SLIDING, SEEN, VALUE, JOURNAL = 8, 16, 32, 64, 128
-NAME, TYPE, PRINT, META, STEPS = 1, 2, 4, 8, 16
 WITH_VALUE, SLIDES, COUNTED, NAMED = 1, 2, 4, 8
 ANY_STATE = 255
 TEXT_BYTES_MAX = 65_535
@@ -85,47 +88,39 @@ def name_of(record_id: Id, *, readable: bool) -> bytes:
     return _U2.pack(len(name)) + name
 
 
-def id_of(name: bytes | None, digest: bytes) -> Id:
-    """Whose record it is; a key that was not kept is shown by its digest."""
-    if name is None:
-        return ("", "", digest.hex())
-    whose, who = _SCOPE.unpack_from(name)
-    at = _SCOPE.size + whose
-    key = name[at + who :]
-    return (name[_SCOPE.size : at].decode(), name[at : at + who].decode(), key.decode() or digest.hex())
-
-
 # --- items --------------------------------------------------------------------------------------
 
 
-def claims(items: Sequence[Claim], *, readable: bool) -> tuple[list[bytes], list[bytes]]:
-    """The digest of each item's record, and what the claim script takes for it."""
-    shapes: dict[tuple[int, int, bool], bytes] = {}
-    digests: list[bytes] = []
-    args: list[bytes] = []
-    whose = prefix = name = b""
+Encoded: TypeAlias = tuple[bytes, list[int], list[bytes], list[bytes]]
+"""Items with something in common: that, which they are, the digests of their records, and what is their own."""
+
+
+def claims(items: Sequence[Claim], *, readable: bool) -> list[Encoded]:
+    """What the claim script takes, a call for each kind of claim; mostly there is one kind."""
+    groups: dict[Any, Encoded] = {}
+    prefix = name = b""
     scoped: tuple[str, str] | None = None
-    for item in items:
+    for at, item in enumerate(items):
         tenant, consumer, text = item.id
         if (tenant, consumer) != scoped:
             scoped = (tenant, consumer)
             prefix, name = scope(tenant, consumer), scope_name(tenant, consumer)
-        key = text.encode()
-        digests.append(sha256(prefix + key).digest()[:DIGEST_BYTES])
-        owner = item.owner
+        key, owner = text.encode(), item.owner
         if item.quarantine or not readable or _has_more(item):
             named = readable or item.quarantine or item.journal is not None
             whose = name + key if named else name
-            args.append(_whole_claim(item, b"%c%b%b%b" % (len(owner), owner, _U2.pack(len(whose)), whose)))
-            continue
-        shape = (item.lease_us, item.window_us, item.sliding)
-        head = shapes.get(shape)
-        if head is None:
-            head = shapes[shape] = _head(item, 0, NAME)
-        args.append(
-            b"%b%c%b%b%b%b" % (head, len(owner), owner, (len(name) + len(key)).to_bytes(2), name, key)
-        )
-    return digests, args
+            shape, own = _whole_claim(item, b"%c%b%b%b" % (len(owner), owner, _U2.pack(len(whose)), whose))
+        else:
+            shape = (item.lease_us, item.window_us, item.sliding)
+            own = b"%c%b%b%b%b" % (len(owner), owner, (len(name) + len(key)).to_bytes(2), name, key)
+        group = groups.get(shape)
+        if group is None:
+            common = shape if isinstance(shape, bytes) else _head(item, 0, NAME)
+            group = groups[shape] = (common, [], [], [])
+        group[1].append(at)
+        group[2].append(sha256(prefix + key).digest()[:DIGEST_BYTES])
+        group[3].append(own)
+    return list(groups.values())
 
 
 def _has_more(item: Claim) -> bool:
@@ -138,7 +133,7 @@ def _has_more(item: Claim) -> bool:
     )
 
 
-def _whole_claim(item: Claim, tail: bytes) -> bytes:
+def _whole_claim(item: Claim, tail: bytes) -> tuple[Any, bytes]:
     flags, more = 0, NAME
     if item.event_type:
         more |= TYPE
@@ -152,7 +147,7 @@ def _whole_claim(item: Claim, tail: bytes) -> bytes:
     if item.journal is not None:
         flags |= JOURNAL
         tail += _U4.pack(len(item.journal)) + item.journal
-    return _head(item, flags, more) + tail
+    return _head(item, flags, more), tail
 
 
 def _head(item: Claim, flags: int, more: int) -> bytes:
@@ -170,26 +165,47 @@ def _short(text: bytes, what: str) -> bytes:
     return _U2.pack(len(text)) + text
 
 
-def ends(items: Sequence[RecordItem]) -> tuple[list[bytes], list[bytes]]:
-    """The digest of each item's record, and what the settle script takes for it."""
+def ends(items: Sequence[RecordItem]) -> list[Encoded]:
+    """What the settle script takes: settles that are alike in one call; where there is anything else, all in one."""
     digests = [
         sha256(scope(tenant, consumer) + key.encode()).digest()[:DIGEST_BYTES]
         for tenant, consumer, key in [item.id for item in items]
     ]
-    return digests, [settle(item) if type(item) is Settle else _ENDS[type(item)](item) for item in items]
+    if any(type(item) is not Settle for item in items):
+        args = [settle(item) if isinstance(item, Settle) else _ENDS[type(item)](item) for item in items]
+        return [(b"", list(range(len(items))), digests, args)]
+    alike: dict[Any, Encoded] = {}
+    for at, (item, digest) in enumerate(zip(items, digests, strict=True)):
+        assert type(item) is Settle
+        shape = (item.to, item.window_us, item.lease_us, item.sliding, item.delay_us, item.count_attempt)
+        group = alike.get(shape)
+        if group is None:
+            group = alike[shape] = (_settle_head(item, 0, 0), [], [], [])
+        group[1].append(at)
+        group[2].append(digest)
+        owner, value = item.owner, item.value
+        own = b"%b%c%b" % (item.fence.to_bytes(_U7), len(owner), owner)
+        if value is not None and item.to in _KEEPING:
+            own += len(value).to_bytes(4) + value
+        group[3].append(own)
+    return list(alike.values())
+
+
+_KEEPING = frozenset(("done", "failed"))
+
+
+def _settle_head(item: Settle, fence: int, options: int) -> bytes:
+    options |= (COUNTED if item.count_attempt else 0) | (SLIDES if item.sliding else 0)
+    return _SETTLE.pack(83, ENDS[item.to], options, fence, item.window_us, item.lease_us, item.delay_us)
 
 
 def settle(item: Settle, name: bytes = b"") -> bytes:
-    """What the settle script takes for the end of a claim."""
-    options, value, to = COUNTED if item.count_attempt else 0, b"", item.to
-    if item.value is not None and to in ("done", "failed"):
+    """What the settle script takes for a settle on its own; with a `name`, for one that brings its record's along."""
+    options, value = NAMED if name else 0, b""
+    if item.value is not None and item.to in _KEEPING:
         options |= WITH_VALUE
         value = len(item.value).to_bytes(4) + item.value
-    if item.sliding:
-        options |= SLIDES
-    if name:
-        options |= NAMED
-    head = _SETTLE.pack(83, ENDS[to], options, item.fence, item.window_us, item.lease_us, item.delay_us)
+    head = _settle_head(item, item.fence, options)
     return b"%b%c%b%b%b" % (head, len(item.owner), item.owner, name, value)
 
 
@@ -226,181 +242,6 @@ def rewindow(window_us: int) -> bytes:
 
 
 _ENDS: dict[type, Any] = {Renew: _renew, Lookup: _lookup, Forget: _forget, Resolve: _resolve}
-
-
-# --- records ------------------------------------------------------------------------------------
-
-
-class Reader:
-    """Reads the parts of a record one after the other."""
-
-    __slots__ = ("at", "raw")
-
-    def __init__(self, raw: bytes, at: int) -> None:
-        self.raw: bytes = raw
-        self.at: int = at
-
-    def number(self, width: int) -> int:
-        """A number of so many bytes."""
-        at, self.at = self.at, self.at + width
-        return int.from_bytes(self.raw[at : self.at], "big")
-
-    def part(self, width: int) -> bytes:
-        """A part after its length."""
-        length = self.number(width)
-        at, self.at = self.at, self.at + length
-        if self.at > len(self.raw):
-            raise ValueError("cut short")
-        return self.raw[at : self.at]
-
-    def end(self) -> None:
-        """Nothing may follow."""
-        if self.at != len(self.raw):
-            raise ValueError("it is too long")
-
-
-class Head:
-    """The header of a record and its name: all that is read of one while looking for others."""
-
-    __slots__ = (
-        "at",
-        "attempt",
-        "expires_at",
-        "fence",
-        "first_seen",
-        "flags",
-        "more",
-        "name",
-        "owner",
-        "rest",
-        "type",
-    )
-
-    def __init__(self, raw: bytes) -> None:
-        if len(raw) <= HEADER_BYTES or raw[0] != VERSION or raw[1] & STATE_MASK > CODES["forgotten"]:
-            raise ValueError("it is none that semel writes")
-        self.flags: int = raw[1]
-        self.more: int = raw[2]
-        reader = Reader(raw, 3)
-        self.attempt: int = reader.number(2)
-        self.fence: int = reader.number(_U7)
-        self.expires_at: int = reader.number(_U7)
-        self.at: int = reader.number(_U7)
-        self.owner: bytes = reader.part(1)
-        self.first_seen: int = reader.number(_U7) if self.flags & SEEN else self.fence
-        self.name: bytes | None = reader.part(2) if self.more & NAME else None
-        self.type: str = reader.part(2).decode() if self.more & TYPE else ""
-        self.rest: Reader = reader
-
-
-def unpack(raw: bytes, record_id: Id) -> Record:
-    """The record of these bytes. Raises `RecordCorrupt` where they are none that semel writes."""
-    try:
-        head = Head(raw)
-        rest = head.rest
-        fingerprint = rest.part(2) if head.more & PRINT else None
-        meta = rest.part(4) if head.more & META else None
-        steps = _steps(rest.part(4)) if head.more & STEPS else ()
-        journal = rest.part(4) if head.flags & JOURNAL else None
-        value = rest.part(4) if head.flags & VALUE else None
-        rest.end()
-    except (ValueError, IndexError, error) as trouble:
-        raise RecordCorrupt(f"record {record_id!r} does not read: {trouble}") from trouble
-    return check(_record(head, record_id, fingerprint, meta, steps, journal, value))
-
-
-def _record(
-    head: Head,
-    record_id: Id,
-    fingerprint: bytes | None = None,
-    meta: bytes | None = None,
-    steps: tuple[tuple[str, bytes | None], ...] = (),
-    journal: bytes | None = None,
-    value: bytes | None = None,
-) -> Record:
-    state = STATES[head.flags & STATE_MASK]
-    claimed = state == "claimed"
-    return Record(
-        id=record_id,
-        state=state,
-        owner=head.owner,
-        fence=head.fence,
-        lease_until=head.at if claimed else 0,
-        attempt=head.attempt,
-        expires_at=head.expires_at,
-        first_seen=head.first_seen,
-        settled_at=0 if claimed else head.at,
-        value=value,
-        fingerprint=fingerprint,
-        steps=steps,
-        journal=journal,
-        event_type=head.type,
-        meta=meta,
-        quarantine=bool(head.flags & QUARANTINE),
-        sliding=bool(head.flags & SLIDING),
-    )
-
-
-_TIME_BITS = 56
-_TIME_MASK = (1 << _TIME_BITS) - 1
-_DONE, _FAILED = 1, 2
-
-
-def known(raw: bytes, record_id: Id) -> Known:
-    """What a duplicate is told, without reading what it does not need. Raises `RecordCorrupt`."""
-    try:
-        flags, more, state = raw[1], raw[2], raw[1] & STATE_MASK
-        times = int.from_bytes(raw[5:HEADER_BYTES])
-        fence = first_seen = times >> 2 * _TIME_BITS
-        at = HEADER_BYTES + 1 + raw[HEADER_BYTES]
-        if flags & SEEN:
-            first_seen = int.from_bytes(raw[at : at + _U7])
-            at += _U7
-        for flag in _SHORT_PARTS:
-            if more & flag:
-                at += 2 + (raw[at] << 8) + raw[at + 1]
-        for flag in _LONG_PARTS:
-            if more & flag:
-                at += 4 + int.from_bytes(raw[at : at + 4])
-        value = None
-        if flags & VALUE:
-            value = raw[at + 4 :]
-            at += 4 + int.from_bytes(raw[at : at + 4])
-    except IndexError as trouble:
-        raise RecordCorrupt(f"record {record_id!r} does not read: {trouble}") from trouble
-    if at != len(raw) or raw[0] != VERSION or state not in (_DONE, _FAILED) or flags & JOURNAL or not fence:
-        raise RecordCorrupt(f"record {record_id!r} is answered as settled, and does not read so")
-    return Known("done" if state == _DONE else "failed", value, fence, times & _TIME_MASK, first_seen)
-
-
-_SHORT_PARTS = (NAME, TYPE, PRINT)
-_LONG_PARTS = (META, STEPS)
-
-
-def outline(raw: bytes, digest: bytes) -> Record:
-    """A record from the beginning of its bytes: without its payloads. Raises `RecordCorrupt`."""
-    try:
-        head = Head(raw)
-        record_id = id_of(head.name, digest)
-    except (ValueError, IndexError, error) as trouble:
-        raise RecordCorrupt(f"the record of {digest.hex()} does not read: {trouble}") from trouble
-    return _record(head, record_id, journal=b"" if head.flags & JOURNAL else None)
-
-
-def _steps(raw: bytes) -> tuple[tuple[str, bytes | None], ...]:
-    reader = Reader(raw, 0)
-    found: list[tuple[str, bytes | None]] = []
-    while reader.at < len(raw):
-        name = reader.part(2).decode()
-        length = reader.number(4)
-        if not length:
-            found.append((name, None))
-            continue
-        at, reader.at = reader.at, reader.at + length - 1
-        found.append((name, raw[at : reader.at]))
-    if reader.at != len(raw):
-        raise ValueError("its steps are cut short")
-    return tuple(found)
 
 
 # --- answers ------------------------------------------------------------------------------------
@@ -479,17 +320,3 @@ def end_answer(letter: str, detail: bytes, item: RecordItem, now: int) -> Any:
             return Unavailable(full())
         case _:
             return corrupt(item)
-
-
-def mark_of(record_id: Id, expires_at: int) -> Record:
-    """A mark is a done record without owner or value."""
-    return Record(
-        id=record_id,
-        state="done",
-        owner=b"",
-        fence=1,
-        lease_until=0,
-        attempt=1,
-        expires_at=min(expires_at, FOREVER),
-        first_seen=0,
-    )

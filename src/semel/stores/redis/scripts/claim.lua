@@ -1,29 +1,20 @@
 -- Claim each record, or say what a duplicate needs to know.
 --
--- Item: B state flags, B more flags, B late, d lease, d window, d event time; then what follows the header.
+-- In common: B state flags, B more flags, B late, d lease, d window, d event time. Item: what follows the header.
 -- F granted, all new  G granted (record)  K known (record)  B busy (rest)  J busy, journaled (rest)
 -- M mismatch  L late (age)  U unknown (since)  O no memory  X corrupt  T try again
 
-local ITEM, ITEM_BYTES = '>BBBddd', 27
-
-local seen_shape, st, fl, late, lease, window, event_time, head, till
-
--- Items of one shape share all but their tail: what follows from the shape is worked out once.
-local function shape(bytes)
-  seen_shape = bytes
-  st, fl, late, lease, window, event_time = sunpack(ITEM, bytes)
-  local expires
-  if has(st, QUARANTINE) or has(st, JOURNAL) then
-    expires = FOREVER
-  elseif has(st, SLIDING) then
-    expires = now + window
-  else
-    expires = now + lease + window
-  end
-  head = spack(HEADER, VERSION, st, fl, 1, now, expires, now + lease)
-  till = math.max(expires, now + lease)
-  till = till < FOREVER and milliseconds(till)
+local st, fl, late, lease, window, event_time = sunpack('>BBBddd', ARGV[7])
+local is_late = late == 1 and now - event_time > window
+local journaled = has(st, JOURNAL)
+local expires = now + lease + window
+if has(st, QUARANTINE) or journaled then
+  expires = FOREVER
+elseif has(st, SLIDING) then
+  expires = now + window
 end
+local head = spack(HEADER, VERSION, st, fl, 1, expires, now + lease, now)
+local till = expires < FOREVER and milliseconds(math.max(expires, now + lease))
 
 local function set_new(key, raw)
   if till then
@@ -41,7 +32,7 @@ local function give(i, key, r, had)
 end
 
 local function grant(i, key, arg, fence, orphan)
-  local r = open(head .. sub(arg, ITEM_BYTES + 1))
+  local r = open(head .. arg)
   r.fence, r.seen = fence, now
   if orphan then
     r.attempt, r.seen = orphan.attempt + 1, orphan.seen
@@ -66,9 +57,9 @@ end
 -- The usual duplicate: settled, and nothing to compare.
 local function known(i, raw)
   if #raw <= HEADER_BYTES then return false end
-  local version, rst, rfl, _, _, expires = sunpack(HEADER, raw)
+  local version, rst, rfl, _, over = sunpack(HEADER, raw)
   local state = rst % 8
-  if version ~= VERSION or (state ~= DONE and state ~= FAILED) or expires <= now then return false end
+  if version ~= VERSION or (state ~= DONE and state ~= FAILED) or over <= now then return false end
   if has(fl, PRINT) and has(rfl, PRINT) then return false end
   say(i, 'K', raw)
   return true
@@ -79,20 +70,20 @@ local function claim(i, key, arg, raw)
   local fence = stored.fence
   local r = standing(stored)
   if not r or r.state == FORGOTTEN then
-    if late == 1 and now - event_time > window then
+    if is_late then
       return say(i, 'L', number(now - event_time))
     end
     return grant(i, key, arg, next_fence(fence), nil)
   end
-  local mine = has(fl, PRINT) and open(head .. sub(arg, ITEM_BYTES + 1)).print
+  local mine = has(fl, PRINT) and open(head .. arg).print
   if differs(mine, r.print) then
     out[i - 1] = 'M'
   elseif r.state == CLAIMED then
     if r.at <= now then
       return grant(i, key, arg, next_fence(fence), r)
     end
-    local n = byte(arg, ITEM_BYTES + 1)
-    if r.owner == sub(arg, ITEM_BYTES + 2, ITEM_BYTES + 1 + n) and n > 0 then
+    local n = byte(arg)
+    if r.owner == sub(arg, 2, 1 + n) and n > 0 then
       move(r, now + lease) -- repeated because the reply was lost: its holder counts from this try
       return give(i, key, r, r.journal)
     end
@@ -108,18 +99,16 @@ local function claim(i, key, arg, raw)
 end
 
 for i = 2, #KEYS do
-  local key, arg = KEYS[i], ARGV[i + 5]
+  local key, arg = KEYS[i], ARGV[i + 6]
   if spent > room then
     out[i - 1] = '+'
   else
-    local bytes = sub(arg, 1, ITEM_BYTES)
-    if bytes ~= seen_shape then shape(bytes) end
     local raw
     local written = false
-    if (late == 1 and now - event_time > window) or (bare and has(st, JOURNAL)) then
+    if is_late or (bare and journaled) then
       raw = pcall_('GET', key)
     else
-      written = set_new(key, head .. sub(arg, ITEM_BYTES + 1))
+      written = set_new(key, head .. arg)
       raw = not written and pcall_('GET', key)
       if written and written.err then
         raw = pcall_('GET', key) -- at the memory limit, what is known is still answered
@@ -129,12 +118,12 @@ for i = 2, #KEYS do
     end
     if written then
       out[i - 1] = 'F'
-      if has(st, JOURNAL) then
+      if journaled then
         call('ZADD', journals(key), number(now + lease), sub(key, -16))
       end
     elseif out[i - 1] == nil then
       if raw == false then
-        if late == 1 and now - event_time > window then
+        if is_late then
           say(i, 'L', number(now - event_time))
         else
           out[i - 1] = 'T'

@@ -8,10 +8,11 @@
 -- ARGV[4]  's': stop if the epoch is another; 'b': bare, the record's key alone may be touched
 -- ARGV[5]  where to tell of what has ended, empty: nowhere
 -- ARGV[6]  how many bytes of stored records one answer may carry
--- ARGV[i+5] the item for KEYS[i]
+-- ARGV[7]  what all items have in common
+-- ARGV[i+6] the item for KEYS[i]
 --
 -- A record is a header of 26 bytes, then its owner and what else it has, in this order:
---   B version, B state + flags, B more flags, H attempt, I7 fence, I7 expires_at, I7 lease_until or settled_at
+--   B version, B state + flags, B more flags, H attempt, I7 expires_at, I7 lease_until or settled_at, I7 fence
 --   B+ owner | I7 first_seen | H+ name | H+ event type | H+ fingerprint | I4+ meta | I4+ steps | I4+ journal | I4+ value
 -- The answer is {now, epoch, one letter per item, what some letters stand for...}; '+': not carried out, ask again.
 
@@ -94,7 +95,7 @@ end
 local function open(raw)
   local r = {}
   local version, st, fl
-  version, st, fl, r.attempt, r.fence, r.expires, r.at = sunpack(HEADER, raw)
+  version, st, fl, r.attempt, r.expires, r.at, r.fence = sunpack(HEADER, raw)
   r.state = st % 8
   if version ~= VERSION or r.state > FORGOTTEN then error('foreign') end
   r.quarantine, r.sliding = has(st, QUARANTINE), has(st, SLIDING)
@@ -143,7 +144,7 @@ local function close(r)
   if r.steps then fl = fl + STEPS; add('>I4', r.steps) end
   if r.journal then st = st + JOURNAL; add('>I4', r.journal) end
   if r.value then st = st + VALUE; add('>I4', r.value) end
-  parts[1] = spack(HEADER, VERSION, st, fl, math.min(r.attempt, ATTEMPT_MAX), r.fence, r.expires, r.at)
+  parts[1] = spack(HEADER, VERSION, st, fl, math.min(r.attempt, ATTEMPT_MAX), r.expires, r.at, r.fence)
   return table.concat(parts)
 end
 

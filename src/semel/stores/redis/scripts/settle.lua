@@ -1,5 +1,6 @@
 -- What is done to a record after its claim, each item on a record of its own.
 --
+-- In common: empty, and each item says all; or the beginning of a settle, and each item only I7 fence, B+ owner, I4+ value.
 -- S settle   B kind, B to, B options, d fence, d window, d lease, d delay; B+ owner, H+ name (option 8), I4+ value
 -- R renew    B kind, B options, d fence, d lease; B+ owner, then a step (option 1): H+ name, I4+ value + 1 or 0
 -- L lookup   B kind; the consumer's tag
@@ -210,34 +211,43 @@ local function carry_out(i, key, arg, raw)
   end
 end
 
-local seen_item, seen_head, new_head, till
+-- The usual end: a running claim is completed. Claims of one batch are alike in all but their fence and owner, which
+-- stand together, so that what comes before them is worked out once.
+local common = ARGV[7]
+local ALIKE_BYTES = 19
+local _, common_to, common_window, to_complete
+if common ~= '' then
+  _, common_to, _, _, common_window = sunpack(SETTLE, common)
+  to_complete = common_to == DONE or common_to == FAILED
+end
+local seen, with_value, without
+local till = to_complete and now + common_window < FOREVER and milliseconds(now + common_window)
 
--- The usual end: a running claim is completed. Claims of one batch share their header, so its successor is made once.
-local function plan(item, head)
-  seen_item, seen_head, new_head = item, head, nil
-  local kind, to, options, fence, window = sunpack(SETTLE, item)
-  local version, st, fl, attempt, held, expires, lease_until = sunpack(HEADER, head)
-  local claimed = st % 8 == CLAIMED and not has(st, SLIDING) and not has(st, JOURNAL) and not has(st, VALUE)
-  local live = lease_until > now or expires > now or has(st, QUARANTINE)
-  if version ~= VERSION or (to ~= DONE and to ~= FAILED) or has(options, NAMED) then return end
-  if not claimed or not live or held ~= fence then return end
-  st = st + to
-  if has(options, WITH_VALUE) then st = st + VALUE end
-  new_head = spack(HEADER, VERSION, st, fl, attempt, fence, now + window, now)
-  till = now + window < FOREVER and milliseconds(now + window)
+local function successor(head)
+  seen, with_value, without = head, nil, nil
+  local version, st, fl, attempt, expires, lease_until = sunpack('>BBBHI7I7', head)
+  if version ~= VERSION or st % 8 ~= CLAIMED or has(st, SLIDING) or has(st, JOURNAL) or has(st, VALUE) then return end
+  if lease_until <= now and expires <= now and not has(st, QUARANTINE) then return end
+  without = spack('>BBBHI7I7', VERSION, st + common_to, fl, attempt, now + common_window, now)
+  with_value = spack('>BBBHI7I7', VERSION, st + common_to + VALUE, fl, attempt, now + common_window, now)
 end
 
 local function quickly(i, key, arg, raw)
-  local item, head = sub(arg, 1, SETTLE_BYTES), sub(raw, 1, HEADER_BYTES)
-  if #item < SETTLE_BYTES or #raw <= HEADER_BYTES then return false end
-  if item ~= seen_item or head ~= seen_head then plan(item, head) end
-  if not new_head then return false end
-  local n = byte(arg, SETTLE_BYTES + 1)
-  local last = SETTLE_BYTES + 1 + n
-  if n == 0 or sub(arg, SETTLE_BYTES + 1, last) ~= sub(raw, HEADER_BYTES + 1, HEADER_BYTES + 1 + n) then
-    return false
+  local head = sub(raw, 1, ALIKE_BYTES)
+  if #raw <= HEADER_BYTES then return false end
+  if head ~= seen then successor(head) end
+  if not without then return false end
+  local n = byte(arg, 8)
+  if n == 0 then return false end
+  local new
+  if #arg == 8 + n then
+    local rest = sub(raw, ALIKE_BYTES + 1)
+    if string.find(rest, arg, 1, true) ~= 1 then return false end
+    new = without .. rest
+  else
+    if sub(raw, ALIKE_BYTES + 1, ALIKE_BYTES + 8 + n) ~= sub(arg, 1, 8 + n) then return false end
+    new = with_value .. sub(raw, ALIKE_BYTES + 1) .. sub(arg, 9 + n)
   end
-  local new = new_head .. sub(raw, HEADER_BYTES + 1) .. sub(arg, last + 1)
   local done
   if till then done = pcall_('SET', key, new, 'PX', till) else done = pcall_('SET', key, new) end
   if done.err then
@@ -249,16 +259,25 @@ local function quickly(i, key, arg, raw)
   return true
 end
 
+-- An item in its long form.
+local function spelled(arg)
+  if common == '' then return arg end
+  local kind, to, options, _, window, lease, delay = sunpack(SETTLE, common)
+  if #arg > 8 + byte(arg, 8) then options = options + WITH_VALUE end
+  local fence = sunpack('>I7', arg)
+  return spack(SETTLE, kind, to, options, fence, window, lease, delay) .. sub(arg, 8)
+end
+
 for i = 2, #KEYS do
-  local key, arg = KEYS[i], ARGV[i + 5]
+  local key, arg = KEYS[i], ARGV[i + 6]
   if spent > room then
     out[i - 1] = '+'
   else
     local raw = pcall_('GET', key)
     if type(raw) == 'table' then
       out[i - 1] = 'X'
-    elseif not (raw and byte(arg) == 83 and quickly(i, key, arg, raw)) then
-      if not pcall(carry_out, i, key, arg, raw) then out[i - 1] = 'X' end
+    elseif not (raw and to_complete and quickly(i, key, arg, raw)) then
+      if not pcall(carry_out, i, key, spelled(arg), raw) then out[i - 1] = 'X' end
     end
   end
 end

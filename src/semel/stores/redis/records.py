@@ -1,0 +1,218 @@
+"""Read the records that the scripts write, as they lie in the server. Their text says how they are made up."""
+
+from struct import Struct, error
+
+from semel.core.commands import Known
+from semel.core.machine import check
+from semel.errors import RecordCorrupt
+from semel.types import FOREVER, Id, Record, State
+
+VERSION = 1
+HEADER_BYTES = 26
+STATES: tuple[State, ...] = ("claimed", "done", "failed", "unknown", "forgotten")
+CODES: dict[State | str, int] = {state: code for code, state in enumerate(STATES)}
+
+STATE_MASK = 7
+QUARANTINE, SLIDING, SEEN, VALUE, JOURNAL = 8, 16, 32, 64, 128
+NAME, TYPE, PRINT, META, STEPS = 1, 2, 4, 8, 16
+
+_SCOPE = Struct(">HH")
+_U7 = 7
+
+
+def id_of(name: bytes | None, digest: bytes) -> Id:
+    """Whose record it is; a key that was not kept is shown by its digest."""
+    if name is None:
+        return ("", "", digest.hex())
+    whose, who = _SCOPE.unpack_from(name)
+    at = _SCOPE.size + whose
+    key = name[at + who :]
+    return (name[_SCOPE.size : at].decode(), name[at : at + who].decode(), key.decode() or digest.hex())
+
+
+class Reader:
+    """Reads the parts of a record one after the other."""
+
+    __slots__ = ("at", "raw")
+
+    def __init__(self, raw: bytes, at: int) -> None:
+        self.raw: bytes = raw
+        self.at: int = at
+
+    def number(self, width: int) -> int:
+        """A number of so many bytes."""
+        at, self.at = self.at, self.at + width
+        return int.from_bytes(self.raw[at : self.at], "big")
+
+    def part(self, width: int) -> bytes:
+        """A part after its length."""
+        length = self.number(width)
+        at, self.at = self.at, self.at + length
+        if self.at > len(self.raw):
+            raise ValueError("cut short")
+        return self.raw[at : self.at]
+
+    def end(self) -> None:
+        """Nothing may follow."""
+        if self.at != len(self.raw):
+            raise ValueError("it is too long")
+
+
+class Head:
+    """The header of a record and its name: all that is read of one while looking for others."""
+
+    __slots__ = (
+        "at",
+        "attempt",
+        "expires_at",
+        "fence",
+        "first_seen",
+        "flags",
+        "more",
+        "name",
+        "owner",
+        "rest",
+        "type",
+    )
+
+    def __init__(self, raw: bytes) -> None:
+        if len(raw) <= HEADER_BYTES or raw[0] != VERSION or raw[1] & STATE_MASK > CODES["forgotten"]:
+            raise ValueError("it is none that semel writes")
+        self.flags: int = raw[1]
+        self.more: int = raw[2]
+        reader = Reader(raw, 3)
+        self.attempt: int = reader.number(2)
+        self.expires_at: int = reader.number(_U7)
+        self.at: int = reader.number(_U7)
+        self.fence: int = reader.number(_U7)
+        self.owner: bytes = reader.part(1)
+        self.first_seen: int = reader.number(_U7) if self.flags & SEEN else self.fence
+        self.name: bytes | None = reader.part(2) if self.more & NAME else None
+        self.type: str = reader.part(2).decode() if self.more & TYPE else ""
+        self.rest: Reader = reader
+
+
+def unpack(raw: bytes, record_id: Id) -> Record:
+    """The record of these bytes. Raises `RecordCorrupt` where they are none that semel writes."""
+    try:
+        head = Head(raw)
+        rest = head.rest
+        fingerprint = rest.part(2) if head.more & PRINT else None
+        meta = rest.part(4) if head.more & META else None
+        steps = _steps(rest.part(4)) if head.more & STEPS else ()
+        journal = rest.part(4) if head.flags & JOURNAL else None
+        value = rest.part(4) if head.flags & VALUE else None
+        rest.end()
+    except (ValueError, IndexError, error) as trouble:
+        raise RecordCorrupt(f"record {record_id!r} does not read: {trouble}") from trouble
+    return check(_record(head, record_id, fingerprint, meta, steps, journal, value))
+
+
+def _record(
+    head: Head,
+    record_id: Id,
+    fingerprint: bytes | None = None,
+    meta: bytes | None = None,
+    steps: tuple[tuple[str, bytes | None], ...] = (),
+    journal: bytes | None = None,
+    value: bytes | None = None,
+) -> Record:
+    state = STATES[head.flags & STATE_MASK]
+    claimed = state == "claimed"
+    return Record(
+        id=record_id,
+        state=state,
+        owner=head.owner,
+        fence=head.fence,
+        lease_until=head.at if claimed else 0,
+        attempt=head.attempt,
+        expires_at=head.expires_at,
+        first_seen=head.first_seen,
+        settled_at=0 if claimed else head.at,
+        value=value,
+        fingerprint=fingerprint,
+        steps=steps,
+        journal=journal,
+        event_type=head.type,
+        meta=meta,
+        quarantine=bool(head.flags & QUARANTINE),
+        sliding=bool(head.flags & SLIDING),
+    )
+
+
+_TIME_BITS = 56
+_TIME_MASK = (1 << _TIME_BITS) - 1
+_DONE, _FAILED = 1, 2
+
+
+def known(raw: bytes, record_id: Id) -> Known:
+    """What a duplicate is told, without reading what it does not need. Raises `RecordCorrupt`."""
+    try:
+        flags, more, state = raw[1], raw[2], raw[1] & STATE_MASK
+        times = int.from_bytes(raw[5:HEADER_BYTES])
+        fence = first_seen = times & _TIME_MASK
+        at = HEADER_BYTES + 1 + raw[HEADER_BYTES]
+        if flags & SEEN:
+            first_seen = int.from_bytes(raw[at : at + _U7])
+            at += _U7
+        for flag in _SHORT_PARTS:
+            if more & flag:
+                at += 2 + (raw[at] << 8) + raw[at + 1]
+        for flag in _LONG_PARTS:
+            if more & flag:
+                at += 4 + int.from_bytes(raw[at : at + 4])
+        value = None
+        if flags & VALUE:
+            value = raw[at + 4 :]
+            at += 4 + int.from_bytes(raw[at : at + 4])
+    except IndexError as trouble:
+        raise RecordCorrupt(f"record {record_id!r} does not read: {trouble}") from trouble
+    if at != len(raw) or raw[0] != VERSION or state not in (_DONE, _FAILED) or flags & JOURNAL or not fence:
+        raise RecordCorrupt(f"record {record_id!r} is answered as settled, and does not read so")
+    return Known(
+        "done" if state == _DONE else "failed", value, fence, times >> _TIME_BITS & _TIME_MASK, first_seen
+    )
+
+
+_SHORT_PARTS = (NAME, TYPE, PRINT)
+_LONG_PARTS = (META, STEPS)
+
+
+def outline(raw: bytes, digest: bytes) -> Record:
+    """A record from the beginning of its bytes: without its payloads. Raises `RecordCorrupt`."""
+    try:
+        head = Head(raw)
+        record_id = id_of(head.name, digest)
+    except (ValueError, IndexError, error) as trouble:
+        raise RecordCorrupt(f"the record of {digest.hex()} does not read: {trouble}") from trouble
+    return _record(head, record_id, journal=b"" if head.flags & JOURNAL else None)
+
+
+def _steps(raw: bytes) -> tuple[tuple[str, bytes | None], ...]:
+    reader = Reader(raw, 0)
+    found: list[tuple[str, bytes | None]] = []
+    while reader.at < len(raw):
+        name = reader.part(2).decode()
+        length = reader.number(4)
+        if not length:
+            found.append((name, None))
+            continue
+        at, reader.at = reader.at, reader.at + length - 1
+        found.append((name, raw[at : reader.at]))
+    if reader.at != len(raw):
+        raise ValueError("its steps are cut short")
+    return tuple(found)
+
+
+def mark_of(record_id: Id, expires_at: int) -> Record:
+    """A mark is a done record without owner or value."""
+    return Record(
+        id=record_id,
+        state="done",
+        owner=b"",
+        fence=1,
+        lease_until=0,
+        attempt=1,
+        expires_at=min(expires_at, FOREVER),
+        first_seen=0,
+    )
