@@ -68,6 +68,11 @@ class KeyReader:
     def __init__(self, fn: Callable[..., Any], source: KeySource) -> None:
         self._signature = inspect.signature(fn)
         self._source = source
+        if getattr(source, "by_event_time", False):
+            raise UsageError(
+                "guard() cannot slide by event time yet, and would silently count from arrival; use"
+                " keys.sliding(window) without event_time, or its history() in one process"
+            )
         self.sliding_us: int | None = (
             getattr(source, "window_us", None) if getattr(source, "sliding", False) else None
         )
