@@ -19,7 +19,7 @@ from tests.leftovers import MARKER, await_none_left, marked_processes
 
 __all__ = ["warm"]
 
-pytestmark = pytest.mark.usefixtures("warm")
+pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.slow]
 
 SMALL = ("demo", "--events", "30", "--workers", "2", "--kills", "4")
 
@@ -30,7 +30,7 @@ def run(*arguments: str, cwd: Path) -> tuple[int, dict[str, Any]]:
     return ended.returncode, json.loads(ended.stdout)
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_nothing_is_lost_and_nothing_happens_twice(tmp_path: Path, seed: int) -> None:
     code, told = run(*SMALL, "--seed", str(seed), cwd=tmp_path)
     assert code == 0
@@ -49,7 +49,6 @@ def test_nothing_is_lost_and_nothing_happens_twice(tmp_path: Path, seed: int) ->
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_more_kills_than_events_and_many_workers(tmp_path: Path) -> None:
     code, told = run("demo", "--events", "12", "--workers", "6", "--kills", "30", "--seed", "7", cwd=tmp_path)
     assert code == 0, told
@@ -89,7 +88,6 @@ semel.context.Context.idempotency_key = property(lambda context: uuid.uuid4().he
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_broken_semel_is_caught(tmp_path: Path, mutant: str) -> None:
     text, complaint = MUTANTS[mutant]

@@ -274,6 +274,7 @@ def grew(path: Path, size: int) -> bool:
     return size_of(path) > size
 
 
+@pytest.mark.slow
 def test_killed_in_mid_stream_again_and_again_nothing_is_lost(tmp_path: Path) -> None:
     pieces = [lines(*range(at, at + 400), at) for at in range(0, 2400, 400)]
     command = ("filter", "--key", "id", *SEEN, "-q", "-o", "out.jsonl")

@@ -13,7 +13,7 @@ from tests.cli.processes import ROOT, SEMEL, WITHIN_S, Terminal, alive, run_page
 
 __all__ = ["warm"]
 
-pytestmark = pytest.mark.usefixtures("warm")
+pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.slow]
 
 KEY = ("once", "--key", "k", "--store", "sqlite:///jobs.db")
 SHORT = (*KEY, "--lease", "400ms")
@@ -232,7 +232,6 @@ def test_ctrl_z_stops_both_and_both_go_on(tmp_path: Path) -> None:
     assert "done" in terminal.said
 
 
-@pytest.mark.slow
 def test_the_page_says_what_it_says(tmp_path: Path) -> None:
     answers = list(run_page(ROOT / "docs/howto/run-a-job-once.md", tmp_path))
     assert len(answers) >= 5

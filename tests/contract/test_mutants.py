@@ -13,6 +13,7 @@ def broken_promises(store_type: type[DictStore]) -> set[str]:
     return {scenario.name for scenario in chosen if breaks(scenario, store_type)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_store_is_found_out(name: str) -> None:
     mutant: Mutant = MUTANTS[name]

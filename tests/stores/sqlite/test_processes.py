@@ -17,6 +17,8 @@ from semel.stores.sqlite.trouble import RESERVED_BYTE, WAL_WRITE_BYTE, lock_hold
 from semel.types import Busy, Record
 from tests.stores.sqlite.tools import claim, finish, hold, line, lookup, named, process, say, settle, until
 
+pytestmark = pytest.mark.slow
+
 CLAIMING = """
 import itertools, os, sys
 from semel.core.commands import Claim, Settle
