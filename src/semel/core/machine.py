@@ -121,7 +121,7 @@ def _repeat(record: Record, item: Claim, now: int, stored: Record | None) -> Dec
     if item.event_time_us < record.anchor:
         return Late((now - item.event_time_us) / 1e6), None
     if record.state == "unknown":
-        return Unknown(record.settled_at), None if record is stored else record
+        return Unknown(record.settled_at), None
     if record.state == "claimed":
         if record.lease_until > now:
             return Busy((record.lease_until - now) / 1e6), None

@@ -78,20 +78,13 @@ local function begin(i, key, arg, fence)
   return grant(i, key, arg, fence, nil)
 end
 
-local function unknown(i, key, r)
-  local at = number(r.at)
-  if not r.changed or (bare and r.journal) or store(i, key, r, r.journal) then
-    say(i, 'U', at)
-  end
-end
-
 -- Equal content at another time: it follows when the former is settled, or nobody takes that up again.
 local function again(i, key, arg, r)
   local happened = anchor_of(arg)
   if happened < r.anchor then
     say(i, 'L', number(now - happened))
   elseif r.state == UNKNOWN then
-    unknown(i, key, r)
+    say(i, 'U', number(r.at))
   elseif r.state == CLAIMED and r.at > now then
     say(i, 'B', number(r.at - now))
   elseif r.state == CLAIMED and r.expires >= FOREVER then
@@ -142,7 +135,10 @@ local function claim(i, key, arg, raw)
     end
     say(i, r.journal and 'J' or 'B', number(r.at - now))
   elseif r.state == UNKNOWN then
-    unknown(i, key, r)
+    local at = number(r.at)
+    if not r.changed or (bare and r.journal) or store(i, key, r, r.journal) then
+      say(i, 'U', at)
+    end
   else
     say(i, 'K', raw)
   end
