@@ -46,7 +46,13 @@ class Stopped(BaseException):
 
 
 def once(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGS]...", help="What to run.")],
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND [ARGS]",
+            help="What to run. All from its first word on is its own; -- may precede it.",
+        ),
+    ],
     key: Annotated[str, typer.Option("--key", "-k", metavar="KEY", help="What makes two runs the same.")],
     store: StoreOption = None,
     consumer: ConsumerOption = None,

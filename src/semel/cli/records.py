@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
+from semel import audit
 from semel.cli import shown
 from semel.cli.exits import FAILED, TRY_LATER, USAGE, Stop
 from semel.cli.options import (
@@ -162,7 +163,8 @@ def forget(
 ) -> None:
     """Make a key new again: its next delivery runs.
 
-    A running attempt is left alone (exit code 75) unless --force; its late completion is then refused.
+    A running attempt is left alone (exit code 75) unless --force; its late completion is then refused, and who
+    forced it is kept for 90 days: semel list --consumer semel.audit
     """
     with opened(settings_for(store=store, consumer=consumer, tenant=tenant)) as reach:
         record = reach.record_of(key)
@@ -176,6 +178,10 @@ def forget(
         fence = (
             record.fence if record.owner or record.state != "done" else None
         )  # a mark has no fence of its own
+        if force and audit.is_forced(record):
+            for item in audit.trail(record, None):
+                reachable(reach.store.send((item,))[0])
+            audit.warn(record, None)
         answer: Oblivion = reachable(reach.store.send((Forget(record.id, force, fence),))[0])
     match answer:
         case Forgotten():
