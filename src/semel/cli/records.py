@@ -103,12 +103,16 @@ def list_records(
         if as_json:
             _print_documents(pages)
             return
+        empty = True
         for page in pages:
             now = shown.now_us()
             if page.records:
+                empty = False
                 print_rows(shown.ROW_HEADERS, [shown.row(record, now) for record in page.records])
             if page.cursor is not None:
                 say(f"There are more than {limit}: raise --limit, or --limit 0 for all.")
+        if empty and sys.stderr.isatty():
+            say("No records.")
         if settings.consumer is not None:
             _tell_of_marks(reach, settings.consumer)
 
