@@ -6,6 +6,7 @@ Each facade exists twice, blocking and awaiting; what they ask and what the answ
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Literal, TypeAlias
 
+from semel import audit
 from semel.codec import encode
 from semel.core.commands import (
     Count,
@@ -99,9 +100,18 @@ class Records:
                 return
             cursor, left = page.cursor, None if left is None else left - len(page.records)
 
-    def forget(self, key: str, *, force: bool = False) -> Oblivion:
-        """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`."""
-        return reachable(self._ask(Forget(self._plan.id(key), force)))  # type: ignore[no-any-return]
+    def forget(self, key: str, *, force: bool = False, actor: str | None = None) -> Oblivion:
+        """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`.
+
+        To force it on a running claim leaves a trace that names the `actor` (this process's user, unless given).
+        """
+        record = self.lookup(key) if force else None
+        if record is None or not audit.is_forced(record):
+            return reachable(self._ask(Forget(self._plan.id(key), force)))  # type: ignore[no-any-return]
+        for item in audit.trail(record, actor):
+            reachable(self._ask(item))
+        audit.warn(record, actor)
+        return reachable(self._ask(Forget(record.id, force)))  # type: ignore[no-any-return]
 
     def resolve(
         self, key: str, *, fence: int, to: Literal["done", "absent"], value: Any = None
@@ -156,9 +166,18 @@ class AsyncRecords:
                 return
             cursor, left = page.cursor, None if left is None else left - len(page.records)
 
-    async def forget(self, key: str, *, force: bool = False) -> Oblivion:
-        """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`."""
-        return reachable(await self._ask(Forget(self._plan.id(key), force)))  # type: ignore[no-any-return]
+    async def forget(self, key: str, *, force: bool = False, actor: str | None = None) -> Oblivion:
+        """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`.
+
+        To force it on a running claim leaves a trace that names the `actor` (this process's user, unless given).
+        """
+        record = await self.lookup(key) if force else None
+        if record is None or not audit.is_forced(record):
+            return reachable(await self._ask(Forget(self._plan.id(key), force)))  # type: ignore[no-any-return]
+        for item in audit.trail(record, actor):
+            reachable(await self._ask(item))
+        audit.warn(record, actor)
+        return reachable(await self._ask(Forget(record.id, force)))  # type: ignore[no-any-return]
 
     async def resolve(
         self, key: str, *, fence: int, to: Literal["done", "absent"], value: Any = None
