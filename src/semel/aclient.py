@@ -215,6 +215,22 @@ class AsyncSemel(Client):
         item, unfold = self._marks(await self._connect(), keys)
         return unfold((await self._runtime.channel.asend((item,)))[0])
 
+    def inbox(self, handle: Any) -> Any:
+        """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does.
+
+        An `AsyncInbox`; the handle's own verbs have to be awaited too.
+        """
+        from semel.handles import Handle, handle_for
+        from semel.inbox import ainbox_for
+
+        self._plan.require("inbox")
+        found = handle_for(handle)
+        if isinstance(found, Handle):
+            raise TypeError(
+                f"a {type(handle).__name__} that blocks would block the event loop; open the client with semel.open()"
+            )
+        return ainbox_for(found, self._runtime.store, self._plan, self._connect)
+
     # --- claims in the caller's hands ---
 
     async def _end(self, claims: Sequence[Claimed], items: Sequence[Item]) -> list[Verdict]:

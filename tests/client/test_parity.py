@@ -7,13 +7,14 @@ import pytest
 
 import semel
 from semel import Delivery
+from semel.inbox import AsyncInbox, Inbox
 from semel.records import AsyncRecords, AsyncWindows, Records, Windows
 from tests.client.clients import KINDS, Either, Place
 
-PAIRS = [(semel.Semel, semel.AsyncSemel), (Records, AsyncRecords), (Windows, AsyncWindows)]
-ONLY_SYNC = {"inbox", "twin"}
-"""An inbox joins a blocking driver's transaction; the twin is the async client."""
-PLAIN = {"using", "guard", "consumer", "mode", "policy", "store", "observed"}
+PAIRS = [(semel.Semel, semel.AsyncSemel), (Inbox, AsyncInbox), (Records, AsyncRecords), (Windows, AsyncWindows)]
+ONLY_SYNC = {"twin"}
+"""The twin is the async client."""
+PLAIN = {"using", "guard", "inbox", "consumer", "mode", "policy", "store", "observed"}
 """Verbs that do no I/O are the same plain functions in both."""
 
 

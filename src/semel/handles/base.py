@@ -76,13 +76,13 @@ class Handle(ABC):
         try:
             step = next(talk)
             while True:
-                if isinstance(step, Pause):
-                    self.pause(step.wait_s)
-                    step = talk.send([])
-                    continue
+                rows: list[Row] = []
                 try:
-                    rows = self.execute(step)
-                except Exception as error:  # noqa: BLE001 - the talk knows what it means
+                    if isinstance(step, Pause):
+                        self.pause(step.wait_s)
+                    else:
+                        rows = self.execute(step)
+                except BaseException as error:  # noqa: BLE001 - the talk knows what it means, and may tidy up
                     step = talk.throw(error)
                 else:
                     step = talk.send(rows)
@@ -113,13 +113,13 @@ class AsyncHandle(ABC):
         try:
             step = next(talk)
             while True:
-                if isinstance(step, Pause):
-                    await asyncio.sleep(step.wait_s)
-                    step = talk.send([])
-                    continue
+                rows: list[Row] = []
                 try:
-                    rows = await self.execute(step)
-                except Exception as error:  # noqa: BLE001 - the talk knows what it means
+                    if isinstance(step, Pause):
+                        await asyncio.sleep(step.wait_s)
+                    else:
+                        rows = await self.execute(step)
+                except BaseException as error:  # noqa: BLE001 - the talk knows what it means, and may tidy up
                     step = talk.throw(error)
                 else:
                     step = talk.send(rows)
