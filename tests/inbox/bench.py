@@ -38,6 +38,13 @@ class Bench:
             other.execute(f"INSERT INTO {self.wallet} VALUES (0)")
             other.commit()
 
+    @classmethod
+    def at(cls, kind: type[Kind], url: str, store_url: str, wallet: str) -> "Bench":
+        """A database that is there already."""
+        bench = cls.__new__(cls)
+        bench.kind, bench.url, bench.store_url, bench.wallet = kind, url, store_url, wallet
+        return bench
+
     @contextlib.asynccontextmanager
     async def client(
         self, mode: semel.Mode = "inbox", window: str | float = "1h", **policy: Any

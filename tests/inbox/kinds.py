@@ -211,7 +211,7 @@ class Sqlite(Kind):
     handle: sqlite3.Connection
 
     async def open(self) -> None:
-        self.handle = sqlite3.connect(self.path, isolation_level=None if self.autocommit else "")
+        self.handle = sqlite3.connect(self.path, isolation_level=None if self.autocommit else "DEFERRED")
 
     async def close(self) -> None:
         self.handle.close()

@@ -241,7 +241,11 @@ def test_without_a_transaction_it_refuses(bench: Bench) -> None:
 
 
 async def elsewhere(bench: Bench, other: Bench) -> None:
-    async with bench.client() as client, other.client() as second, bench.connection(url=other.url) as connection:
+    async with (
+        bench.client() as client,
+        other.client() as second,
+        bench.connection(url=other.url) as connection,
+    ):
         await had(second.records.stats())
         held = client.inbox(connection.handle)
         for verb in (held.first, held.replay):
@@ -266,10 +270,8 @@ def elsewhere_of(bench: Bench, folder: Path) -> Bench:
     with bench.other() as admin:
         admin.autocommit = True
         admin.execute(f"CREATE DATABASE {name}")
-    other = Bench.__new__(Bench)
-    other.kind, other.wallet = bench.kind, bench.wallet
-    other.url = bench.url.rpartition("/")[0] + f"/{name}"
-    other.store_url = f"{other.url}?{bench.store_url.partition('?')[2]}"
+    url = bench.url.rpartition("/")[0] + f"/{name}"
+    other = Bench.at(bench.kind, url, f"{url}?{bench.store_url.partition('?')[2]}", bench.wallet)
     with other.store():
         return other
 
