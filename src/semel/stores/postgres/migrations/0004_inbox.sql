@@ -1,10 +1,11 @@
 -- What the inbox says inside the caller's transaction, as one statement whatever the driver.
 
 -- Which table this is: a copy of the database, and a table of the same name elsewhere, are others.
-CREATE FUNCTION {schema}.identity() RETURNS text LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
-    SELECT concat_ws('/', (SELECT system_identifier FROM pg_control_system()),
-        (SELECT oid FROM pg_database WHERE datname = current_database()), '{schema}.records'::regclass::oid)
-$$;
+CREATE FUNCTION {schema}.identity() RETURNS text LANGUAGE plpgsql STABLE AS $$  -- its plan is kept, unlike one in SQL
+BEGIN
+    RETURN (SELECT concat_ws('/', c.system_identifier, d.oid, '{schema}.records'::regclass::oid)
+        FROM pg_control_system() AS c, pg_database AS d WHERE d.datname = current_database());
+END $$;
 
 -- Marks the keys as done, all or none, waiting at most wait_ms for each transaction that holds one of them.
 --   digests, names: literals of arrays, in the order of the digests; names is NULL where only digests are kept
@@ -18,7 +19,6 @@ CREATE FUNCTION {schema}.inbox_first(
     span bigint, attempt_owner bytea, wait_ms integer,
     OUT verdict text, OUT detail text, OUT place integer, OUT firsts text
 ) LANGUAGE plpgsql
-    SET search_path = pg_catalog
     SET lock_timeout = '2s'
     SET enable_seqscan = off
     SET jit = off
