@@ -11,7 +11,12 @@ from semel.inbox import AsyncInbox, Inbox
 from semel.records import AsyncRecords, AsyncWindows, Records, Windows
 from tests.client.clients import KINDS, Either, Place
 
-PAIRS = [(semel.Semel, semel.AsyncSemel), (Inbox, AsyncInbox), (Records, AsyncRecords), (Windows, AsyncWindows)]
+PAIRS = [
+    (semel.Semel, semel.AsyncSemel),
+    (Inbox, AsyncInbox),
+    (Records, AsyncRecords),
+    (Windows, AsyncWindows),
+]
 ONLY_SYNC = {"twin"}
 """The twin is the async client."""
 PLAIN = {"using", "guard", "inbox", "consumer", "mode", "policy", "store", "observed"}

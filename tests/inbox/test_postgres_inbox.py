@@ -250,3 +250,24 @@ def test_scoped_sessions(bench: Bench) -> None:
         await aengine.dispose()
 
     asyncio.run(check())
+
+
+def test_the_rights_that_the_documents_name_are_enough(bench: Bench) -> None:
+    schema, role = handle_schema(bench), f"r_{handle_schema(bench)}"
+    with opened(bench) as once:
+        once.records.stats()
+        postgres.execute(
+            bench.url,
+            f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema} TO {role};"
+            f"GRANT SELECT ON {schema}.consumers TO {role};"
+            f"GRANT SELECT, INSERT, UPDATE ON {schema}.records TO {role}",
+        )
+        with bench.other() as connection:
+            connection.execute(f"SET ROLE {role}")
+            inbox = once.inbox(connection)
+            assert inbox.first("evt_1")
+            inbox.store("evt_1", 1)
+            assert inbox.replay("evt_1") == semel.Done(1, replayed=True)
+            assert not inbox.first("evt_1")
+            connection.commit()
+            assert inbox.committed("evt_1")
