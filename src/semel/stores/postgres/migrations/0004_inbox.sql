@@ -71,7 +71,7 @@ BEGIN
                     purge_at, consumer_id, event_type, key)
                 SELECT c.digest, 1, attempt_owner, c.now, c.now, 1, c.now + span,
                     (c.now + span + 59999999) / 60000000, number, type_name, c.key
-                FROM cur AS c WHERE c.standing = 0 AND NOT EXISTS (SELECT FROM cur WHERE standing > 1)
+                FROM cur AS c WHERE c.standing = 0
                 ORDER BY c.digest
                 ON CONFLICT (digest) DO UPDATE SET
                     state = 1,
