@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from semel.base import ClaimOutcome, Client, raised
 from semel.batches import adrive_many, copies
@@ -24,6 +24,9 @@ from semel.policy import Policy
 from semel.records import AsyncRecords, AsyncWindows
 from semel.runtime import Runtime
 from semel.types import Completed, Delivery, Lost, Outcome, Renewed, Unavailable, Verdict
+
+if TYPE_CHECKING:
+    from semel.inbox import AsyncInbox
 
 __all__ = ["AsyncSemel"]
 
@@ -227,6 +230,22 @@ class AsyncSemel(Client):
         """Note many keys in one round trip; a later copy of a key is `False`."""
         item, unfold = self._marks(await self._connect(), keys)
         return unfold((await self._runtime.channel.asend((item,)))[0])
+
+    def inbox(self, handle: Any) -> "AsyncInbox":
+        """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does.
+
+        An `AsyncInbox`; the handle's own verbs have to be awaited too.
+        """
+        from semel.handles import Handle, handle_for
+        from semel.inbox import ainbox_for
+
+        self._plan.require("inbox")
+        found = handle_for(handle)
+        if isinstance(found, Handle):
+            raise TypeError(
+                f"a {type(handle).__name__} that blocks would block the event loop; open the client with semel.open()"
+            )
+        return ainbox_for(found, self._runtime.store, self._plan, self._connect)
 
     # --- claims in the caller's hands ---
 

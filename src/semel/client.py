@@ -283,15 +283,18 @@ class Semel(Client):
         return unfold((self._runtime.channel.send((item,)))[0])
 
     def inbox(self, handle: Any) -> Any:
-        """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does."""
+        """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does.
+
+        An `Inbox`; an `AsyncInbox`, whose verbs are awaited, where those of the handle are.
+        """
+        from semel.handles import AsyncHandle, handle_for
         from semel.inbox import inbox_for
 
         self._plan.require("inbox")
-        stored = self._connect()
-        store = self._runtime.store
-        assert isinstance(store, Store)
-        plan = self._plan
-        return inbox_for(handle, store, plan.tenant, plan.consumer, partial(plan.window_us, stored))
+        found = handle_for(handle)
+        if isinstance(found, AsyncHandle):
+            return self.twin.inbox(handle)
+        return inbox_for(found, self._runtime.store, self._plan, self._connect)
 
     def _first_mark(self, key: str) -> bool:
         """A mark like any other; after it, a store that needs no round trip is asked directly."""

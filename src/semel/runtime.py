@@ -70,16 +70,17 @@ class Runtime:
             if not self._opened:
                 self.store.open()
                 self._opened = True
-        if mode == "inbox":
+        if self._only_reads(mode):
             self._expect(self.channel.send((ReadSettings(),))[0], tenant, consumer)
         else:
             self._hold(self.channel.send((Admit(tenant, consumer, mode),))[0], tenant, consumer, mode)
 
-    def _expect(self, settings: Settings | Unavailable, tenant: str, consumer: str) -> None:
-        """An inbox records its mode with its first mark, in the caller's transaction: here it is only read.
+    def _only_reads(self, mode: Mode) -> bool:
+        """Whether to write the mode now would wait for the caller's transaction, which may hold the store's lock."""
+        return mode == "inbox" and self.store.capabilities.single_writer
 
-        To write it now would wait for that transaction, which may hold the store's lock already.
-        """
+    def _expect(self, settings: Settings | Unavailable, tenant: str, consumer: str) -> None:
+        """There the mode is recorded with the first mark, in the caller's transaction: here it is only read."""
         if isinstance(settings, Unavailable):
             self._hold(settings, tenant, consumer, "inbox")
         elif (tenant, consumer) in settings.modes:
@@ -97,6 +98,7 @@ class Runtime:
             desk.opening = opening = asyncio.get_running_loop().create_future()
             try:
                 await self._aopen(tenant, consumer, mode)
+                return
             except Exception as error:
                 opening.set_exception(error)
                 opening.exception()  # there may be nobody to whom it matters
@@ -113,8 +115,12 @@ class Runtime:
             else:
                 await self.store.aopen()
             self._opened = True
-        answer = (await self.channel.asend((Admit(tenant, consumer, mode),)))[0]
-        self._hold(answer, tenant, consumer, mode)
+        if self._only_reads(mode):
+            self._expect((await self.channel.asend((ReadSettings(),)))[0], tenant, consumer)
+        else:
+            self._hold(
+                (await self.channel.asend((Admit(tenant, consumer, mode),)))[0], tenant, consumer, mode
+            )
         await self.arefresh()
 
     def _hold(self, recorded: Any, tenant: str, consumer: str, mode: Mode) -> None:

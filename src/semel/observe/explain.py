@@ -59,7 +59,7 @@ def explain(
         raise PolicyInvalid(f"mode {mode!r} has no tested guarantees here; choose one of {', '.join(_HOW)}")
     if mode == "inbox" and not store.capabilities.transactional:
         raise PolicyInvalid(
-            f"{store.name} cannot hold an inbox: no transaction of yours reaches it; use sqlite:"
+            f"{store.name} cannot hold an inbox: no transaction of yours reaches it; use sqlite: or postgresql:"
         )
     return Explanation(
         mode=mode,

@@ -44,7 +44,9 @@ class SqliteStore:
     beside those of another application. No call waits longer than `busy_wait_s` for other writers.
     """
 
-    capabilities: Capabilities = Capabilities(durable=True, transactional=True, shared=True, notifies=True)
+    capabilities: Capabilities = Capabilities(
+        durable=True, transactional=True, single_writer=True, shared=True, notifies=True
+    )
 
     def __init__(
         self,
