@@ -240,6 +240,6 @@ class Client:
 
 def raised(outcome: Outcome[T]) -> Outcome[T]:
     """The outcome, unless it was an interrupt: that goes on its way once the claim is released."""
-    if isinstance(outcome, Errored) and not isinstance(outcome.error, Exception):
+    if type(outcome) is Errored and not isinstance(outcome.error, Exception):
         raise outcome.error
     return outcome

@@ -26,10 +26,8 @@ from semel.core.commands import (
     Purged,
     ReadSettings,
     Renew,
-    Resolve,
     Scan,
     Settings,
-    Settle,
     SetWindow,
     SwitchMode,
 )
@@ -105,20 +103,23 @@ class MemoryStore:
         return answers
 
     def _apply(self, item: Item, now: int, changed: list[Id]) -> Answer:
-        if isinstance(item, (Claim, Settle, Renew, Lookup, Forget, Resolve)):
-            stored = self._records.get(item.id)
-            if stored is None:
-                if type(item) is Claim and not self._has_room(now):
+        kind = type(item)
+        if kind in _ADMIN:
+            return _ADMIN[kind](self, item, now)
+        record_id: Id = item.id  # type: ignore[union-attr]  # all others are about one record
+        stored = self._records.get(record_id)
+        if stored is None:
+            if kind is Claim:
+                if not self._has_room(now):
                     return Unavailable(self._full())
-                if item.id[:2] in self._marks and isinstance(item, (Lookup, Forget)):
-                    return self._marks[item.id[:2]].apply(item, now)
-            answer, record = decide(stored, item, now)
-            if record is not None:
-                self._write(stored, record)
-                if type(item) is not Claim:
-                    changed.append(item.id)
-            return answer
-        return _ADMIN[type(item)](self, item, now)
+            elif self._marks and isinstance(item, (Lookup, Forget)) and record_id[:2] in self._marks:
+                return self._marks[record_id[:2]].apply(item, now)
+        answer, record = decide(stored, item, now)  # type: ignore[arg-type]
+        if record is not None:
+            self._write(stored, record)
+            if kind is not Claim and kind is not Renew:  # neither ends what others wait for
+                changed.append(record_id)
+        return answer
 
     def _write(self, stored: Record | None, record: Record) -> None:
         self._records[record.id] = record

@@ -148,7 +148,7 @@ class Batch:
                         continue
                     current[key] = _fit(check(record))
                     dirty[key] = None
-                    if kind is not Claim:
+                    if kind is not Claim and kind is not Renew:  # neither ends what others wait for
                         self.changed.append(item.id)
                 answers[position] = answer
             except (RecordCorrupt, KeyInvalid) as error:
