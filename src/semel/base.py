@@ -18,6 +18,7 @@ from semel.keys.limits import check_all
 from semel.plans import Observed, Plan, marks_of, time_us
 from semel.policy import Policy
 from semel.runtime import Runtime
+from semel.stores.memory import MemoryStore
 from semel.types import (
     Busy,
     Delivery,
@@ -52,6 +53,8 @@ class Client:
         self._plan = plan
         self._runtime = runtime
         self._admitted = False
+        self._tells_copies = isinstance(runtime.store, MemoryStore)
+        """Whether the store itself tells the first of equal keys in one mark from the others."""
 
     def __repr__(self) -> str:
         plan = self._plan
@@ -227,7 +230,7 @@ class Client:
         """The mark of keys that differ, and how its answer reads for the keys as they were given."""
         self._plan.require("mark")
         check_all(keys)
-        if len(set(keys)) == len(keys):
+        if self._tells_copies or len(set(keys)) == len(keys):
             return self._plan.mark(stored, keys), marks_of
         first_at, place_of = leaders(keys)
 

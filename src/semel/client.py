@@ -95,8 +95,6 @@ class Semel(Client):
         self._perform = self._hands.__call__  # a bound method is called faster than an object
         self.records: Records = Records(plan, self._ask)
         self.windows: Windows = Windows(plan, self._ask, runtime.expire_settings)
-
-        self._mark: Callable[[str], bool] = self._first_mark
         self._twin_runtime: Runtime | None = None
 
     def using(self, policy: Policy) -> "Semel":
@@ -263,7 +261,13 @@ class Semel(Client):
 
     def mark(self, key: str) -> bool:
         """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event."""
-        return self._mark(key)
+        first = self.mark_many((key,))[0]
+        store, plan = self._runtime.store, self._plan
+        if isinstance(store, MemoryStore):
+            # No round trip to wait for: from now on this object's `mark` is the store's own, without us in between.
+            window = partial(self._window_us, plan.policy.event_type)
+            vars(self)["mark"] = store.marker(plan.tenant, plan.consumer, window)
+        return first
 
     def mark_many(self, keys: Sequence[str]) -> list[bool]:
         """Note many keys in one round trip; a later copy of a key is `False`."""
@@ -280,15 +284,6 @@ class Semel(Client):
         assert isinstance(store, Store)
         plan = self._plan
         return inbox_for(handle, store, plan.tenant, plan.consumer, partial(plan.window_us, stored))
-
-    def _first_mark(self, key: str) -> bool:
-        """A mark like any other; after it, a store that needs no round trip is asked directly."""
-        first = self.mark_many((key,))[0]
-        store, plan = self._runtime.store, self._plan
-        if isinstance(store, MemoryStore):
-            window = partial(self._window_us, plan.policy.event_type)
-            self._mark = store.marker(plan.tenant, plan.consumer, window)
-        return first
 
     def _window_us(self, event_type: str) -> int:
         return self._plan.window_us(self._connect(), event_type)

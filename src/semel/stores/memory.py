@@ -35,17 +35,13 @@ from semel.core.machine import decide, standing
 from semel.core.ports import Capabilities, Listener
 from semel.errors import StoreFull
 from semel.forks import restart_after_fork
-from semel.stores.marks import Marks
+from semel.stores.marks import Marker, Marks, Steady
 from semel.stores.wheel import GRANULE_US, Wheel
 from semel.types import FOREVER, Id, Mode, Record, Stats, Unavailable
 
 RECORDS_MAX = 1_000_000
 PURGE_STEP = 32
 """How many expired records one claim clears away, so that no claim pays for a backlog."""
-
-
-ROOM_STEP = 1024
-"""How many marks are made before it is looked again whether there is room."""
 
 
 class MemoryStore:
@@ -65,6 +61,7 @@ class MemoryStore:
         restart_after_fork(self)
         self._records: dict[Id, Record] = {}
         self._marks: dict[tuple[str, str], Marks] = {}
+        self._steady = Steady(self._clock)
         self._journaled: dict[Id, None] = {}
         self._wheel = Wheel()
         self._windows: dict[tuple[str, str, str], int] = {}
@@ -146,7 +143,7 @@ class MemoryStore:
     def _has_room(self, now: int) -> bool:
         if self._wheel.due(now):
             self._clear(now, PURGE_STEP)
-        if len(self._records) + self._marks_held() < self._records_max:
+        if self._room() > 0:
             return True
         return self._clear(now, PURGE_STEP).count > 0
 
@@ -176,33 +173,36 @@ class MemoryStore:
 
     # --- items that are not about one record ---
 
-    def _mark(self, item: Mark, now: int) -> Marked | Unavailable:
-        scope = (item.tenant, item.consumer)
-        marks = self._marks.get(scope)
-        if marks is None:
-            marks = self._marks[scope] = Marks()
-        if len(self._records) + self._marks_held() + len(item.keys) > self._records_max:
-            marks.purge(now)
-            new = sum(key not in marks for key in item.keys)  # what is known goes on
-            if new and len(self._records) + self._marks_held() + new > self._records_max:
+    def _mark(self, item: Mark, _now: int) -> Marked | Unavailable:
+        marks = self._marks_of(item.tenant, item.consumer)
+        keys = item.keys
+        if self._room() < len(keys):
+            marks.make_room()
+            new = sum(not marks.knows(key) for key in keys)  # what is known goes on
+            if new and self._room() < new:
                 return Unavailable(self._full())
-        return Marked(marks.add(item.keys, now, item.window_us))
+        return Marked(marks.add(keys, item.window_us))
 
-    def marker(self, tenant: str, consumer: str, window: Callable[[], int]) -> Callable[[str], bool]:
+    def marker(self, tenant: str, consumer: str, window_us: Callable[[], int]) -> Marker:
         """A function that marks one key of a consumer, without the ceremony of an item."""
         with self._lock:
-            marks = self._marks.setdefault((tenant, consumer), Marks())
+            marks = self._marks_of(tenant, consumer)
 
         def room() -> int:
-            free = self._records_max - len(self._records) - self._marks_held()
-            if free <= 0:
-                marks.purge(self._clock.now_us())
-                free = self._records_max - len(self._records) - self._marks_held()
-            if free <= 0:
-                raise self._full()
-            return min(free, ROOM_STEP)
+            if self._room() <= 0:
+                marks.make_room()
+            return self._room()
 
-        return marks.adder(self._clock.now_us, window, room)
+        return marks.marker(window_us, room, self._full)
+
+    def _marks_of(self, tenant: str, consumer: str) -> Marks:
+        marks = self._marks.get((tenant, consumer))
+        if marks is None:
+            marks = self._marks[tenant, consumer] = Marks(self._steady)
+        return marks
+
+    def _room(self) -> int:
+        return self._records_max - len(self._records) - self._marks_held()
 
     def _scan(self, item: Scan, now: int) -> Page:
         after = tuple(msgspec.json.decode(item.cursor)) if item.cursor else ("", "", "")
@@ -225,10 +225,10 @@ class MemoryStore:
     def _purge(self, item: Purge, now: int) -> Purged:
         if item.dry_run:
             gone = [record for record in self._records.values() if standing(record, now) is None]
-            marks = sum(marks.expired(now) for marks in self._marks.values())
+            marks = sum(marks.expired() for marks in self._marks.values())
             oldest = min((record.expires_at for record in gone), default=now)
             return Purged(len(gone) + marks, (now - oldest) / 1e6)
-        marks = sum(marks.purge(now) for marks in self._marks.values())
+        marks = sum(marks.purge() for marks in self._marks.values())
         purged = self._clear(now, item.limit)
         return Purged(purged.count + marks, purged.lag_s, purged.more)
 
@@ -247,7 +247,7 @@ class MemoryStore:
                 consumers[record.id[1]] = consumers.get(record.id[1], 0) + 1
         marks = 0
         for (tenant, consumer), held in self._marks.items():
-            if item.tenant in (None, tenant) and (live := len(held) - held.expired(now)):
+            if item.tenant in (None, tenant) and (live := len(held) - held.expired()):
                 consumers[consumer] = consumers.get(consumer, 0) + live
                 marks += live
         return Stats(
@@ -294,6 +294,8 @@ class MemoryStore:
     def after_fork(self) -> None:
         """The records are the child's own from here on."""
         self._lock = Lock()  # another thread of the parent may have held it, and is not here to let go
+        for marks in self._marks.values():
+            marks.after_fork()
 
 
 def _fits(record: Record, item: Scan, now: int) -> bool:
