@@ -155,7 +155,7 @@ class AsyncSemel(Client):
     async def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
         """Claims for all, in one round trip per 500; a later copy of a key gets `Busy`."""
         claims = self._claim_items(await self._connect(), deliveries)
-        first_at, place_of = leaders(claim.id for claim in claims)
+        first_at, place_of = leaders([claim.id[2] for claim in claims])
         sent_at = monotonic()
         answers = await self._runtime.channel.asend([claims[at] for at in first_at])
         return self._outcomes(claims, answers, sent_at, (first_at, place_of))

@@ -128,10 +128,14 @@ class Client:
 
     def _claim_items(self, stored: Any, deliveries: Sequence[str | Delivery[Any]]) -> list[Claim]:
         self._plan.require("lease", "quarantine", "observe")
-        items = [Delivery(key=each, body=None) if isinstance(each, str) else each for each in deliveries]
-        for delivery in items:
-            self._check_journal(delivery.journal)
-        return [self._plan.delivered(stored, delivery) for delivery in items]
+        claim, claims = self._plan.claim, list[Claim]()
+        for each in deliveries:
+            if isinstance(each, str):
+                claims.append(claim(stored, each))
+            else:
+                self._check_journal(each.journal)
+                claims.append(self._plan.delivered(stored, each))
+        return claims
 
     def _outcome(self, claim: Claim, answer: Any, sent_at: float) -> Any:
         if isinstance(answer, Granted):
@@ -155,7 +159,7 @@ class Client:
 
     def _many(
         self, stored: Any, deliveries: Sequence[Delivery[Any]], handler: Callable[[Any], Any]
-    ) -> tuple[list[Any], list[int], list[int]]:
+    ) -> tuple[list[Any], Sequence[int], Sequence[int]]:
         """The flows of `run_many`, one for each distinct key, and how the copies relate to them."""
         for delivery in deliveries:
             self._check_journal(delivery.journal)
@@ -182,8 +186,10 @@ class Client:
 
     def _drop_settled(self, claims: Sequence[Claimed], verdicts: Sequence[Any], keeper: Any) -> None:
         """A claim is kept until its settle is answered."""
+        if not keeper.kept:
+            return
         for claim, verdict in zip(claims, verdicts, strict=True):
-            if not isinstance(verdict, Unavailable):
+            if type(verdict) is not Unavailable:
                 keeper.drop(claim.claim.owner)
 
     def _left(self, claim: Claimed, error: BaseException | None, answer: Any) -> None:
@@ -202,7 +208,8 @@ class Client:
     def _as_of_now(self, claim: Claimed) -> Claim:
         """The claim with the window that is in force now: a change applies to completions from then on."""
         item = claim.claim
-        return item if item.sliding else replace(item, window_us=self._window_known(item.event_type))
+        window_us = self._window_known(item.event_type)
+        return item if item.sliding or item.window_us == window_us else replace(item, window_us=window_us)
 
     def _completions(self, claims: Sequence[Claimed], values: Sequence[Any] | None) -> list[Settle]:
         values = [None] * len(claims) if values is None else values

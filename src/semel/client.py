@@ -212,7 +212,7 @@ class Semel(Client):
     def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
         """Claims for all, in one round trip per 500; a later copy of a key gets `Busy`."""
         claims = self._claim_items(self._connect(), deliveries)
-        first_at, place_of = leaders(claim.id for claim in claims)
+        first_at, place_of = leaders([claim.id[2] for claim in claims])
         sent_at = self._hands.steady_s()
         answers = self._runtime.channel.send([claims[at] for at in first_at])
         return self._outcomes(claims, answers, sent_at, (first_at, place_of))

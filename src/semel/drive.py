@@ -215,6 +215,8 @@ class Hands(Bench):
 
     def refresh(self) -> None:
         """Know the windows that are in force, if the store can be reached."""
+        if self.steady_s() < self.runtime.fresh_until:
+            return  # as after nearly every handler
         with suppress(StoreError):
             self.runtime.refresh()
 
@@ -323,6 +325,8 @@ class AsyncHands(Bench):
 
     async def refresh(self) -> None:
         """Know the windows that are in force, if the store can be reached."""
+        if self.steady_s() < self.runtime.fresh_until:
+            return  # as after nearly every handler
         with suppress(StoreError):
             await self.runtime.arefresh()
 
