@@ -38,6 +38,7 @@ class AsyncSemel(Client):
 
     def __init__(self, plan: Plan, runtime: Runtime) -> None:
         super().__init__(plan, runtime)
+        self._last_hands: AsyncHands | None = None
         self.records: AsyncRecords = AsyncRecords(plan, self._ask)
         self.windows: AsyncWindows = AsyncWindows(plan, self._ask, runtime.expire_settings)
 
@@ -72,8 +73,14 @@ class AsyncSemel(Client):
         return (await self._runtime.channel.asend((item,)))[0]
 
     def _hands(self) -> AsyncHands:
+        """The hands of the running loop: made once for each, as its keeper is."""
         runtime = self._runtime
-        return AsyncHands(runtime, runtime.loop_keeper(), self._plan.policy, self._window_known)
+        keeper = runtime.loop_keeper()
+        hands = self._last_hands
+        if hands is None or hands.keeper is not keeper:
+            hands = AsyncHands(runtime, keeper, self._plan.policy, self._window_known)
+            self._last_hands = hands
+        return hands
 
     # --- run ---
 

@@ -143,8 +143,6 @@ def padded(digests: Sequence[bytes]) -> Sequence[bytes]:
 def state_of(record: Record) -> int:
     """The state with its flags, as the column holds them."""
     state = CODES[record.state]
-    if not (record.quarantine or record.sliding or record.steps or record.meta or record.journal):
-        return state
     if record.quarantine:
         state |= QUARANTINE
     if record.sliding:
