@@ -1,6 +1,5 @@
 """Run flows: one loop that blocks, one that awaits. They carry out commands and decide nothing."""
 
-import random
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -130,7 +129,9 @@ class Bench:
 
     def pause_s(self, command: Pause) -> float | None:
         """How long to back off; `None` when there is no time left for another try."""
-        delay = backoff_s(command.tries) * (0.5 + random.random() / 2)  # noqa: S311 - jitter, not a secret
+        from random import random  # seldom needed, and it loads half a dozen modules
+
+        delay = backoff_s(command.tries) * (0.5 + random() / 2)  # noqa: S311 - jitter, not a secret
         if command.owner:
             kept = self.keeper.kept.get(command.owner)
             left = kept.deadline - self.steady_s() if kept is not None else 0.0

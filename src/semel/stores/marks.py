@@ -33,11 +33,13 @@ Marker = Callable[[str], bool]
 class Steady:
     """Nanoseconds of a clock that never goes back, whatever becomes of the date."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, last_us: Callable[[], int] = lambda: 0) -> None:
+        """`last_us`: what the store has already taken for now, where its clock is not the computer's own."""
         self.real = type(clock) is SystemClock
         """Whether it is the computer's own, so that time passes while marks are made."""
         self._epoch_ns = time.time_ns() - time.monotonic_ns() if self.real else 0
         self._clock = clock
+        self._last_us = last_us
         self._last = 0
         self.now: Callable[[], int] = time.monotonic_ns if self.real else self._forward
 
@@ -46,7 +48,7 @@ class Steady:
         return (moment + self._epoch_ns) // 1000
 
     def _forward(self) -> int:
-        self._last = max(self._last, self._clock.now_us() * 1000)
+        self._last = max(self._last, self._clock.now_us() * 1000, self._last_us() * 1000)
         return self._last
 
 

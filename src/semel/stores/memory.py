@@ -35,6 +35,7 @@ from semel.core.machine import decide, standing
 from semel.core.ports import Capabilities, Listener
 from semel.errors import StoreFull
 from semel.forks import restart_after_fork
+from semel.stores.compact import CompactMarks
 from semel.stores.marks import Marker, Marks, Steady
 from semel.stores.wheel import GRANULE_US, Wheel
 from semel.types import FOREVER, Id, Mode, Record, Stats, Unavailable
@@ -48,20 +49,24 @@ class MemoryStore:
     """A bounded store in memory. Its name: `memory:`.
 
     When `records_max` live records are held, new keys are answered with `StoreFull`; keys it knows
-    go on. A fork copies it: the child's changes are its own.
+    go on. `compact=True` packs marks into a sixth of the room and takes several times as long for each.
+    A fork copies it: the child's changes are its own.
     """
 
     name: str = "memory:"
     capabilities: Capabilities = Capabilities(durable=False, notifies=True, instant=True)
 
-    def __init__(self, *, records_max: int = RECORDS_MAX, clock: Clock | None = None) -> None:
+    def __init__(
+        self, *, records_max: int = RECORDS_MAX, compact: bool = False, clock: Clock | None = None
+    ) -> None:
         self._clock = clock or SystemClock()
         self._records_max = records_max
+        self._compact = compact
         self._lock = Lock()
         restart_after_fork(self)
         self._records: dict[Id, Record] = {}
-        self._marks: dict[tuple[str, str], Marks] = {}
-        self._steady = Steady(self._clock)
+        self._marks: dict[tuple[str, str], Marks | CompactMarks] = {}
+        self._steady = Steady(self._clock, lambda: self._last_us)
         self._journaled: dict[Id, None] = {}
         self._wheel = Wheel()
         self._windows: dict[tuple[str, str, str], int] = {}
@@ -195,10 +200,11 @@ class MemoryStore:
 
         return marks.marker(window_us, room, self._full)
 
-    def _marks_of(self, tenant: str, consumer: str) -> Marks:
+    def _marks_of(self, tenant: str, consumer: str) -> Marks | CompactMarks:
         marks = self._marks.get((tenant, consumer))
         if marks is None:
-            marks = self._marks[tenant, consumer] = Marks(self._steady)
+            marks = CompactMarks(self._steady, tenant, consumer) if self._compact else Marks(self._steady)
+            self._marks[tenant, consumer] = marks
         return marks
 
     def _room(self) -> int:

@@ -25,7 +25,7 @@ from semel.core.commands import (
     SwitchMode,
 )
 from semel.core.machine import check, decide
-from semel.digests import digest
+from semel.digests import digest, digests_of
 from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
 from semel.stores.sqlite import admin, wire
 from semel.stores.sqlite.wire import EPOCH_US, EXTRAS, JOURNAL, Stored
@@ -365,7 +365,7 @@ class Batch:
                 raise TypeError(f"{type(item).__name__} is no item that a store knows")
 
     def _mark(self, item: Mark) -> Marked:
-        digests = wire.digests_of(item.tenant, item.consumer, item.keys)
+        digests = digests_of(item.tenant, item.consumer, item.keys)
         consumer_id = self._consumer_id((item.tenant, item.consumer))
         now = self._now - EPOCH_US
         expires_at = now + item.window_us
