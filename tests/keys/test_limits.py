@@ -100,6 +100,9 @@ def test_consumer_has_its_own_shorter_limit() -> None:
 @example([])
 @example(["\ud800"])
 @example(["a", 7])
+@example(["a", "\x7f"])
+@example(["a", "b\n"])
+@example(["a", "é" * 257])
 @example([Topic.ORDERS])
 def test_many_keys_are_refused_when_one_of_them_would_be(some: list[Any]) -> None:
     assert refusal(check_all, some) == refusal(lambda each: [keys.check(key) for key in each], some)

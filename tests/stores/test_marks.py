@@ -72,8 +72,8 @@ def test_of_a_batch_and_single_marks_one_is_the_first() -> None:
         singles: list[bool] = []
         batch: list[bool] = []
         together(
-            lambda mark=mark, keys=keys, singles=singles: singles.extend(map(mark, keys)),
-            lambda marks=marks, keys=keys, batch=batch: batch.extend(marks.add(keys, LONG_US)),
+            lambda: singles.extend(map(mark, keys)),  # noqa: B023
+            lambda: batch.extend(marks.add(keys, LONG_US)),  # noqa: B023 - they have ended before the next turn
         )
         assert [one + other for one, other in zip(singles, batch, strict=True)] == [1] * batch_of
         assert len(marks) == batch_of + 1

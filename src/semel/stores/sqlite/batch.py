@@ -369,18 +369,19 @@ class Batch:
         consumer_id = self._consumer_id((item.tenant, item.consumer))
         now = self._now - EPOCH_US
         expires_at = now + item.window_us
-        new: set[bytes] = set()
+        firsts: list[bool] = []
         for some in wire.chunks(digests):
             sent = wire.padded(some)
             rows = self._connection.execute(
                 wire.insert_marks(len(sent)), (consumer_id, expires_at, now, *sent)
             ).fetchall()
-            new.update([row[0] for row in rows])
-        if new:
-            self.wrote = True
-        if len(new) == len(digests):
-            return Marked([True] * len(digests))
-        return Marked([key in new for key in digests])
+            if len(rows) == len(some):
+                firsts += [True] * len(some)
+            else:
+                new = {row[0] for row in rows}
+                firsts += [key in new for key in some]
+            self.wrote |= bool(rows)
+        return Marked(firsts)
 
 
 def _has_beside(record: Record) -> bool:
