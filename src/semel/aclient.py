@@ -42,6 +42,7 @@ class AsyncSemel(Client):
 
     def __init__(self, plan: Plan, runtime: Runtime) -> None:
         super().__init__(plan, runtime)
+        self._last_hands: AsyncHands | None = None
         self.records: AsyncRecords = AsyncRecords(plan, self._ask)
         self.windows: AsyncWindows = AsyncWindows(plan, self._ask, runtime.expire_settings)
 
@@ -76,8 +77,14 @@ class AsyncSemel(Client):
         return (await self._runtime.channel.asend((item,)))[0]
 
     def _hands(self) -> AsyncHands:
+        """The hands of the running loop: made once for each, as its keeper is."""
         runtime = self._runtime
-        return AsyncHands(runtime, runtime.loop_keeper(), self._plan.policy, self._window_known)
+        keeper = runtime.loop_keeper()
+        hands = self._last_hands
+        if hands is None or hands.keeper is not keeper:
+            hands = AsyncHands(runtime, keeper, self._plan.policy, self._window_known)
+            self._last_hands = hands
+        return hands
 
     # --- run ---
 
@@ -171,7 +178,7 @@ class AsyncSemel(Client):
     async def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
         """Claims for all, in one round trip per 500; a later copy of a key gets `Busy`."""
         claims = self._claim_items(await self._connect(), deliveries)
-        first_at, place_of = leaders(claim.id for claim in claims)
+        first_at, place_of = leaders([claim.id[2] for claim in claims])
         sent_at = monotonic()
         answers = await self._runtime.channel.asend([claims[at] for at in first_at])
         return self._outcomes(claims, answers, sent_at, (first_at, place_of))

@@ -110,10 +110,12 @@ class Runtime:
 
     async def _aopen(self, tenant: str, consumer: str, mode: Mode) -> None:
         if not self._opened:
-            if isinstance(self.store, Store):
-                self.store.open()
-            else:
+            if not isinstance(self.store, Store):
                 await self.store.aopen()
+            elif self.store.capabilities.instant:
+                self.store.open()
+            else:  # it may wait for a lock or a disk, and the loop must not
+                await _in_thread(self.store.open, "semel-opener")
             self._opened = True
         if self._only_reads(mode):
             self._expect((await self.channel.asend((ReadSettings(),)))[0], tenant, consumer)
@@ -180,7 +182,7 @@ class Runtime:
         if not self._start_closing():
             return
         if not isinstance(self.channel, LoopCoalescer):
-            await _in_thread(self._finish_closing)
+            await _in_thread(self._finish_closing, "semel-closer")
             return
         try:
             await self.channel.aclose()
@@ -210,7 +212,7 @@ class Desk:
         """Ends when the one who opens the store is done with it."""
 
 
-async def _in_thread(function: Callable[[], None]) -> None:
+async def _in_thread(function: Callable[[], None], name: str) -> None:
     """Await a function that blocks, in a thread of its own: the loop's executor may be full, or gone.
 
     It goes on to its end when the caller is cancelled.
@@ -231,7 +233,7 @@ async def _in_thread(function: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop is closed, and its waiter with it
             loop.call_soon_threadsafe(settle, error)
 
-    thread = Thread(target=run, name="semel-closer", daemon=True)
+    thread = Thread(target=run, name=name, daemon=True)
     thread.start()
     await ended
     thread.join()  # it has nothing left to do

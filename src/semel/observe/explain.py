@@ -100,7 +100,7 @@ def _weaknesses(store: Store | AsyncStore, mode: Mode, window_us: int, lease_us:
         found.append(
             Weakness(f"{store.name} guesses: a new event may be taken for a duplicate.", breaks=True)
         )
-    if getattr(store, "_synchronous", "FULL") == "NORMAL":
+    if getattr(store, "synchronous", "FULL") == "NORMAL":
         found.append(
             Weakness(
                 "synchronous=NORMAL: when the power fails, the last commits may be lost, as if never made."
