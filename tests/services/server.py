@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from tests.leftovers import MARKER
+from tests.services import guard
 
 State: TypeAlias = dict[str, Any]
 """What is known of a running server, as JSON. `pids`: its processes, stopped with SIGINT in this order;
@@ -85,10 +86,13 @@ def leave() -> None:
             os.close(descriptor)
 
 
-def stop_all() -> None:
-    """Stop whatever still runs: its users may have been killed."""
+def stop_all() -> list[int]:
+    """Stop whatever still runs: its users may have been killed. Returns those that no shared service accounts for."""
     for file in run_folder().glob("*.json"):
         _stop(file.stem)
+    left = guard.still_written_down(run_folder())
+    guard.stop(left)
+    return left
 
 
 def missing() -> dict[str, str]:
@@ -107,6 +111,11 @@ def run_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"semel-services-{marker}"
 
 
+def _run_pid() -> int:
+    """The process that the run begins and ends with; the marker names it."""
+    return int((os.environ.get(MARKER) or str(os.getpid())).rpartition("-")[2])
+
+
 # --- what every kind of server needs ------------------------------------------------------------
 
 
@@ -121,7 +130,13 @@ def free_port() -> int:
 def spawn(
     command: Sequence[str], log: Path, *, user: str | None = None, env: Mapping[str, str] | None = None
 ) -> int:
-    """Start a server process in a session of its own; its output goes to `log`. Returns its id."""
+    """Start a server process in a session of its own; its output goes to `log`. Returns its id.
+
+    It ends with the run at the latest, even if the run is killed.
+    """
+    folder = run_folder()
+    folder.mkdir(mode=0o755, exist_ok=True)
+    guard.watch_over(_run_pid(), folder)
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
@@ -130,6 +145,7 @@ def spawn(
         )  # fmt: skip
     process.returncode = 0  # it outlives this object, on purpose: no warning about that
     _children.append(process.pid)
+    guard.write_down(process.pid, folder)
     return process.pid
 
 
@@ -157,6 +173,7 @@ def end(pid: int, first: signal.Signals = signal.SIGINT, wait_s: float = STOP_S)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
         if await_true(lambda: not is_alive(pid), wait_s):
+            guard.strike_out(pid, run_folder())
             return
     raise RuntimeError(f"process {pid} does not end")
 
@@ -166,11 +183,7 @@ def is_alive(pid: int) -> bool:
     if pid in _children:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    return guard.is_alive(pid)
 
 
 # --- inside -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from semel.testing.store_contract import Colour, Harness
 from semel.types import Completed
 from tests.services import redis
 from tests.services.server import _states
-from tests.stores.postgres.places import InLoop
+from tests.stores.shells import InLoop
 from tests.stores.redis import places
 from tests.stores.redis.tools import MINUTE_US, claim, done, finish, kinds, opened, spied
 
