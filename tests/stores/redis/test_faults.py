@@ -17,8 +17,8 @@ from semel.stores.redis import AsyncRedisStore, RedisStore
 from semel.types import Absent, Completed, Record, Unavailable
 from tests.faults.proxy import Proxy
 from tests.services import redis, server
-from tests.stores.shells import InLoop
 from tests.stores.redis.tools import MINUTE_US, S, claim, done, finish, kinds, named, opened
+from tests.stores.shells import InLoop
 
 Make = Callable[..., Store]
 

@@ -168,6 +168,11 @@ class AsyncRedisStore:
         """How many settled records did not reach `wait_replicas` replicas in time."""
         return self._core.exchange.unreplicated
 
+    @property
+    def unsynced(self) -> int:
+        """How many settled records were not on the disks asked for (`wait_disk`, `wait_replica_disks`) in time."""
+        return self._core.exchange.unsynced
+
     async def facts(self) -> Facts:
         """What was found out about the servers when the store was opened, and what each of it costs."""
         if self._core.facts is None:

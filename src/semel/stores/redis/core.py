@@ -70,6 +70,7 @@ class Core:
             cluster=self.place.topology == "cluster",
             options=self.options,
             new_token=lambda: os.urandom(8).hex().encode(),
+            where=self.address,
         )
         self.after_fork()
 
@@ -91,11 +92,9 @@ class Core:
     def opening(self) -> Steps:
         """Find the masters and look at them."""
         self.map = yield from checks.locate(self.place, self.map)
-        self.facts = yield from checks.look(
-            self.place, self.map.masters, allow_eviction=self.options.allow_eviction
-        )
+        self.facts = yield from checks.look(self.place, self.map.masters, self.options)
         self.exchange.scripts = scripts_for(
-            shebang=int(self.facts.version.split(".")[0]) >= checks.SHEBANG_OLDEST
+            shebang=checks.numbers(self.facts.version) >= checks.SHEBANG_OLDEST
         )
 
     def locating(self) -> Steps:
@@ -197,4 +196,6 @@ def link_options(core: Core, address: Address) -> dict[str, Any]:
         found["ssl_check_hostname"] = options.verify
         if options.ca_file:
             found["ssl_ca_certs"] = options.ca_file
+        if options.cert_file:
+            found["ssl_certfile"], found["ssl_keyfile"] = options.cert_file, options.key_file
     return found

@@ -15,6 +15,7 @@ from semel.stores.redis.options import Options
 from semel.stores.redis.parts import (
     AHEAD_ITEMS,
     REPLY_BYTES_MAX,
+    Address,
     Ahead,
     Ask,
     Call,
@@ -36,10 +37,12 @@ from semel.stores.redis.parts import (
 )
 from semel.stores.redis.scripting import Script, Scripts
 from semel.stores.redis.trouble import translated
+from semel.stores.redis.waits import Waits
 from semel.types import Busy, Completed, Forgotten, Id, Unavailable
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.25
-SPLIT_AFTER = 1
+HOPS_MAX = 3
+"""Redirections that are followed at once; nodes that do not agree with each other are given time."""
 
 _log = logging.getLogger("semel")
 
@@ -48,8 +51,9 @@ class Exchange:
     """What one store object knows of its server, and how it speaks to it. Not the connections."""
 
     def __init__(
-        self, *, name: str, layout: Layout, cluster: bool, options: Options, new_token: Callable[[], bytes]
-    ) -> None:
+        self, *, name: str, layout: Layout, cluster: bool, options: Options, new_token: Callable[[], bytes],
+        where: Callable[[Call], Address],
+    ) -> None:  # fmt: skip
         self.name = name
         self.layout = layout
         self.cluster = cluster
@@ -57,8 +61,8 @@ class Exchange:
         self.retry_s: float = options.retry_s
         self.scripts: Scripts
         self._on_lost = b"s" if options.on_store_lost == "fail" else b""
-        self._wait_replicas = options.wait_replicas
-        self._wait_replicas_ms = round(options.wait_replicas_s * 1000)
+        self._waits: Waits | None = Waits.of(options)
+        self._where = where
         self._new_token = new_token
         self._token = new_token()
         self.bins_wanted: int = compact.bins_for(options.marks_expected) if options.marks == "compact" else 0
@@ -70,6 +74,7 @@ class Exchange:
         """How many they have, where that is another number."""
         self.stores_lost: int = 0
         self.unreplicated: int = 0
+        self.unsynced: int = 0
         self.recreated: int = 0
 
     # --- records and marks ---
@@ -205,10 +210,12 @@ class Exchange:
         """Send the parts, and what must be sent again, until each has its answers. `sent`: so many are under way."""
         waited_s, pause_s = 0.0, PAUSE_FIRST_S
         while parts:
-            replies = yield Ask(self._calls(parts[sent:], now))
+            calls = self._calls(parts[sent:], now)
             sent = 0
-            if self._wait_replicas:
-                replies = self._replicated(parts, replies)
+            if self._waits is None:
+                replies = yield Ask(calls)
+            else:
+                replies = yield from self._ask_and_wait(self._waits, calls, parts)
             again: list[Part] = []
             later: list[Part] = []
             refresh = False
@@ -232,18 +239,35 @@ class Exchange:
             parts = again
 
     def _calls(self, parts: list[Part], now: bytes) -> list[Call]:
-        calls: list[Call] = []
+        return [Call(self._command(part, now), part.bucket, part.node, part.asking) for part in parts]
+
+    def _ask_and_wait(self, waits: Waits, calls: list[Call], parts: list[Part]) -> Steps:
+        """Ask, and have each node say at the end how far what was settled has come. One wait per node, not per part."""
+        ends: dict[Address, list[Part]] = {}
         for part in parts:
-            calls.append(Call(self._command(part, now), part.bucket, part.node, part.node is not None))
-            if self._wait_replicas and part.kind == "end":
-                calls.append(
-                    Call([b"WAIT", self._wait_replicas, self._wait_replicas_ms], part.bucket, part.node)
-                )
-        return calls
+            if part.kind == "end":
+                ends.setdefault(self._where(Call((), part.bucket, part.node)), []).append(part)
+        more = [Call(command, node=node) for node in ends for command in waits.commands]
+        replies = yield Ask(calls + more)
+        kept, told = replies[: len(parts)], iter(replies[len(parts) :])
+        answered = {
+            id(part) for part, reply in zip(parts, kept, strict=True) if not isinstance(reply, Exception)
+        }
+        for theirs in ends.values():
+            settled = sum(len(part.items) for part in theirs if id(part) in answered)
+            copied, synced = waits.reached(told)
+            self.unreplicated += 0 if copied else settled
+            self.unsynced += 0 if synced else settled
+            if settled and not (copied and synced):
+                _log.warning(
+                    "%s: %d settled records did not reach %s in time",
+                    self.name, settled, waits.missed(copied=copied, synced=synced),
+                )  # fmt: skip
+        return kept
 
     def _command(self, part: Part, now: bytes) -> list[bytes | int]:
         script = self._script(part)
-        bucket = part.bucket
+        bucket = part.bucket if self.cluster else 0
         return [
             *((b"EVAL", script.text) if part.as_text else (b"EVALSHA", script.sha)),
             len(part.keys) + 1,
@@ -265,40 +289,25 @@ class Exchange:
             return self.scripts.settle
         return self.scripts.mark if part.kind == "mark" else self.scripts.compact
 
-    def _replicated(self, parts: list[Part], replies: list[Any]) -> list[Any]:
-        """Take the answers of WAIT out of the replies, and count what did not reach enough replicas."""
-        kept: list[Any] = []
-        each = iter(replies)
-        for part in parts:
-            kept.append(next(each))
-            if part.kind == "end":
-                reached = next(each)
-                if not isinstance(kept[-1], Exception) and (
-                    not isinstance(reached, int) or reached < self._wait_replicas
-                ):
-                    self.unreplicated += len(part.items)
-                    _log.warning(
-                        "%s: %d settled records did not reach %d replicas in time",
-                        self.name, len(part.items), self._wait_replicas,
-                    )  # fmt: skip
-        return kept
-
     def _redirect(
         self, part: Part, error: Exception, again: list[Part], later: list[Part], answers: list[Answer]
     ) -> bool:
         """Find the way on for a part that was not carried out; whether to look for the masters again."""
         kind = trouble.kind_of(error)
-        part.node = None
+        part.node, part.asking = None, False
         match kind:
             case "text" if not part.as_text:
                 part.as_text = True
                 again.append(part)
-            case "moved":
+            case "moved" | "ask" if part.hops < HOPS_MAX:
+                part.hops += 1
+                part.node, part.asking = trouble.other_node(error), kind == "ask"
+                again.append(part)
+                return kind == "moved"
+            case "moved" | "ask":
+                part.hops = 0
                 later.append(part)
                 return True
-            case "ask":
-                part.node = trouble.ask_address(error)
-                again.append(part)
             case "split" if part.bare or len(part.keys) == 0:
                 later.append(part)
             case "split":
@@ -322,7 +331,7 @@ class Exchange:
     def _take(
         self, part: Part, reply: Any, answers: list[Answer], again: list[Part], later: list[Part]
     ) -> None:
-        self._note_epoch(part.bucket, reply[1])
+        self._note_epoch(part.bucket if self.cluster else 0, reply[1])
         if len(reply) < 3:  # noqa: PLR2004 - the script stopped: nothing was carried out
             raise StoreRefused(
                 f"{self.name} has lost its records since this client opened it (a flush, or a failover to an empty"

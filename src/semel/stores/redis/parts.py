@@ -78,6 +78,9 @@ class Part(Struct):
     as_text: bool = False
     bare: bool = False
     node: Address | None = None
+    """Where it was sent on to, by a node that has it no more."""
+    asking: bool = False
+    hops: int = 0
     cuts: int = 0
     common: bytes = b""
     """What all its items have in common, sent once."""
