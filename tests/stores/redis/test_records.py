@@ -23,6 +23,7 @@ from semel.core.commands import (
     Scan,
     Settle,
     SetWindow,
+    SwitchMode,
 )
 from semel.stores.redis import RedisStore, admin, parts
 from semel.testing.contract.values import KEYS
@@ -256,6 +257,25 @@ def test_few_rights_are_enough(tmp_path: Path) -> None:
                 assert [answer for answer in store.send(items) if isinstance(answer, Unavailable)] == []
                 assert store._subscribed.is_set()
                 stop()
+
+
+def test_what_may_not_be_read_is_not_taken_for_absent(tmp_path: Path) -> None:
+    """A listing that skipped it would let a mode be changed under running claims."""
+    with redis.own(tmp_path) as own:
+        own.ask("ACL", "SETUSER", "blind", "on", ">pass", "~*", "&*", "+@all", "-getrange")
+        with opened(f"redis://blind:pass@127.0.0.1:{own.port}/0") as store:
+            assert kinds(store.send([claim("running")])) == ["Granted"]
+            items: list[Any] = [SwitchMode("", "consumer", "quarantine"), Scan(), Count()]
+            assert kinds(store.send(items)) == ["Unavailable"] * 3
+
+
+def test_a_strangers_key_is_left_out_of_listings(store: RedisStore, raw: driver.Redis, at: str) -> None:
+    finish(store, "mine", "gone")
+    raw.delete(key_of(raw, at, "gone"))
+    raw.lpush(key_of(raw, at, "gone"), "a list")
+    page, stats = store.send([Scan(), Count()])
+    assert [record.key for record in page.records] == ["mine"]
+    assert stats.states == {"done": 1}
 
 
 def test_the_page_says_which_rights() -> None:
