@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
 Mode: TypeAlias = Literal[
-    "pass", "refuse", "blackhole", "swallow", "hold", "cut_request", "cut_reply", "cut_midway"
+    "pass", "refuse", "blackhole", "swallow", "hold", "cut_request", "cut_reply", "half_reply"
 ]
 """`refuse`: new connections are closed at once. `blackhole`: nothing passes. `swallow`: requests arrive, replies do
 not. `hold`: replies are kept, and handed on when all passes again. `cut_request`: cut instead of handing a request on;
-`cut_reply`: requests arrive, and when the server answers, the connection is cut instead; `cut_midway`: in the midst
+`cut_reply`: requests arrive, and when the server answers, the connection is cut instead; `half_reply`: in the midst
 of the answer."""
 
 CHUNK_BYTES = 65536
@@ -68,10 +68,14 @@ class Proxy:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
 
-    def cut_replies(self, times: int, how: Mode = "cut_reply") -> None:
-        """Cut the next replies instead of handing them on, or the next requests, or replies in their midst."""
+    def cut_replies(self, times: int) -> None:
+        """Cut the next replies instead of handing them on."""
+        self.cut_next("cut_reply", times)
+
+    def cut_next(self, mode: Mode, times: int) -> None:
+        """Cut so many connections in this way, then let all pass again."""
         self.cuts_left = times
-        self.mode = how
+        self.mode = mode
 
     def lead_to(self, port: int) -> None:
         """From now on, new connections go to another server."""
@@ -143,8 +147,8 @@ class Proxy:
         """Give a reply to the client, or do not; `False`: the connection ends here."""
         if self.mode == "pass":
             client.sendall(data)
-        elif self.mode in ("cut_reply", "cut_midway"):
-            if self.mode == "cut_midway":
+        elif self.mode in ("cut_reply", "half_reply"):
+            if self.mode == "half_reply":
                 client.sendall(data[: len(data) // 2])
             self._count_cut()
             return False

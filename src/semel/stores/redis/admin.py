@@ -339,7 +339,9 @@ def count_marks(x: Exchange, keys: list[bytes], at: int) -> Steps:
     for some in _slices(marks):
         replies = yield from readable(x, *(Call([b"GET", key], bucket=_bucket_of(key)) for key in some))
         for key, expires_at in zip(some, replies, strict=True):
-            if isinstance(expires_at, bytes) and expires_at.isdigit() and int(expires_at) > at:
+            if expires_at == b"" or (
+                expires_at is not None and expires_at.isdigit() and int(expires_at) > at
+            ):
                 scope = names.get(key[head : head + wire.TAG_BYTES], ("", ""))
                 found[scope] = found.get(scope, 0) + 1
     for some in _slices(sets):

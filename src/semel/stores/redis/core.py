@@ -43,7 +43,8 @@ else:
 def pack(calls: Iterable[Call]) -> bytes:
     """The calls as they go over the wire."""
     return b"".join(
-        _ASKING + _pack(tuple(call.command)) if call.asking else _pack(tuple(call.command)) for call in calls
+        _ASKING + _pack(tuple(call.command)) if call.asking else call.packed or _pack(tuple(call.command))
+        for call in calls
     )
 
 
