@@ -112,10 +112,11 @@ class OwnWithTls(Own):
             return False
 
     def ask(self, *command: Any) -> Any:
-        own = {"ssl_ca_certs": str(self.certificate), "ssl_certfile": str(self.certificate)}
+        certificate, key = str(self.certificate), str(self.folder / "server.key")
         with redis.Redis(
-            port=self.port, host="127.0.0.1", ssl=True, ssl_keyfile=str(self.folder / "server.key"), **own
-        ) as client:
+            port=self.port, host="127.0.0.1", ssl=True, ssl_keyfile=key, ssl_certfile=certificate,
+            ssl_ca_certs=certificate,
+        ) as client:  # fmt: skip
             return client.execute_command(*command)
 
 

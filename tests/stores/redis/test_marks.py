@@ -69,7 +69,7 @@ def test_marks_alone_need_no_script(make: Make, own: redis.Own) -> None:
 
 
 def test_marks_of_commands_and_of_scripts_are_the_same(make: Make, own: redis.Own) -> None:
-    """A batch that holds anything else goes by script; and so do marks that may not go on in a store that was emptied."""
+    """A batch that holds anything else goes by script, and so does all that must stop where the store was emptied."""
     plainly, scripted = make(own.url), make(own.url, on_store_lost="fail")
     assert mark(plainly, "a", "b") == [True, True]
     assert mark(scripted, "a", "c") == [False, True]

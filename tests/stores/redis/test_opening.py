@@ -114,7 +114,7 @@ def test_a_node_of_a_cluster_is_refused(either: Opened, tmp_path: Path) -> None:
     ],
 )
 def test_what_the_server_would_forget_is_told(
-    tmp_path: Path, settings: dict[str, str], found: tuple[str, str], said: str
+    tmp_path: Path, settings: dict[str, Any], found: tuple[str, str], said: str
 ) -> None:
     with redis.own(tmp_path, **settings) as own, opened(own.url) as store:
         facts = store.facts()
@@ -135,12 +135,13 @@ def test_a_cluster_tells_its_state(tmp_path: Path) -> None:
 def test_a_journal_needs_a_server_that_lasts(tmp_path: Path) -> None:
     """Already at the first call, before which nothing is known of the server."""
     delivery = semel.Delivery(key="key", body="b", journal="payload")
+    uses: list[Callable[[semel.Semel], object]] = [
+        lambda once: once.claim("key", journal="payload"),
+        lambda once: once.claim_many([delivery]),
+        lambda once: once.run_many([delivery], print),
+    ]
     with redis.own(tmp_path, appendonly="no") as own:
-        for use in (
-            lambda once: once.claim("key", journal="payload"),
-            lambda once: once.claim_many([delivery]),
-            lambda once: once.run_many([delivery], print),
-        ):
+        for use in uses:
             with semel.open(own.url, consumer="c") as once, pytest.raises(UsageError, match="journal"):
                 use(once)
         assert own.ask("KEYS", "semel:{*}:*") == []
