@@ -326,8 +326,14 @@ def _run(
     log = folder / "log"
     arguments = [word for name, value in settings.items() for word in (f"--{name}", *(value.split() or [""]))]
     pid = server.spawn([binary, "--port", str(port), "--dir", str(folder), *arguments], log)
+
+    def is_ready() -> bool:
+        if not server.is_alive(pid):
+            raise Missing(f"redis-server ended: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
+        return answers() if answers else _answers(port)
+
     try:
-        server.await_ready(answers or (lambda: _answers(port)), "redis-server", log)
+        server.await_ready(is_ready, "redis-server", log)
     except BaseException:
         server.end(pid, signal.SIGKILL)
         raise

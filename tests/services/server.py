@@ -9,6 +9,7 @@ import fcntl
 import importlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -29,6 +30,8 @@ State: TypeAlias = dict[str, Any]
 """What is known of a running server, as JSON. `pids`: its processes, stopped with SIGINT in this order;
 `stop`: the module whose `stopped(state)` does what else is to be done."""
 
+PORTS = range(12_000, 32_000)
+"""Below those that systems give to clients, and low enough for a cluster's second port."""
 READY_S = 60.0
 STOP_S = 20.0
 _LOOK_S = 0.02
@@ -120,11 +123,12 @@ def _run_pid() -> int:
 
 
 def free_port() -> int:
-    """A loopback port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port that nobody uses now, and that no client is given by chance while its server is restarted."""
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def spawn(

@@ -10,7 +10,7 @@ import pytest
 import semel
 from semel.errors import PolicyInvalid, StoreRefused, StoreUnavailable, UsageError
 from semel.stores.redis import RedisStore, from_url
-from tests.services import redis
+from tests.services import redis, server
 from tests.stores.redis.tools import claim, finish, kinds, opened
 from tests.stores.shells import InLoop
 
@@ -96,7 +96,7 @@ def test_a_replica_is_refused(either: Opened, tmp_path: Path) -> None:
 
 def test_a_node_of_a_cluster_is_refused(either: Opened, tmp_path: Path) -> None:
     with (
-        redis.own(tmp_path, cluster_enabled="yes") as node,
+        redis.own(tmp_path, cluster_enabled="yes", cluster_port=str(server.free_port())) as node,
         pytest.raises(StoreRefused, match=r"redis\+cluster"),
         either(node.url),
     ):
