@@ -9,6 +9,7 @@ import pytest
 
 import semel
 from semel.errors import PolicyInvalid, StoreRefused, StoreUnavailable, UsageError
+from semel.observe.explain import explain
 from semel.stores.redis import RedisStore, from_url
 from tests.services import redis, server
 from tests.stores.redis.tools import claim, finish, kinds, opened
@@ -127,6 +128,22 @@ def test_a_cluster_tells_its_state(tmp_path: Path) -> None:
     with opened(redis.cluster(tmp_path)) as store:
         facts = store.facts()
         assert (facts.cluster, facts.masters) == ("ok", 3)
+
+
+def test_explain_prints_what_was_found(tmp_path: Path) -> None:
+    """Also of a store that is closed by now, as on the command line."""
+    with redis.own(tmp_path, maxmemory_policy="allkeys-lru") as own:
+        with opened(own.url, allow_eviction=True, marks="compact") as store:
+            pass
+        told = explain(store, "mark", window_us=10**12, lease_us=1)
+        said = [weakness.what for weakness in told.weaknesses]
+        assert any("eviction (allkeys-lru)" in text for text in said)
+        assert any("1 in 10^16" in text for text in said)
+        assert not told.holds
+    with redis.own(tmp_path) as own:
+        with opened(own.url) as store:
+            pass
+        assert explain(store, "lease", window_us=10**12, lease_us=1).holds
 
 
 # --- journals -----------------------------------------------------------------------------------

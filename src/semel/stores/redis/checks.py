@@ -48,8 +48,8 @@ class Facts(Struct, frozen=True, kw_only=True):
 
     @property
     def durable(self) -> bool:
-        """An answered write survives the death of the server's process."""
-        return self.persistence == "aof"
+        """An answered write survives the death of the server's process, and a full memory."""
+        return self.persistence == "aof" and self.eviction == "noeviction"
 
 
 def locate(place: Place, known: Map | None) -> Steps:

@@ -10,7 +10,7 @@ from semel.core.commands import Answer, Item
 from semel.core.ports import Capabilities, Listener
 from semel.digests import DIGEST_BYTES, digest
 from semel.errors import StoreClosed
-from semel.stores.redis import checks
+from semel.stores.redis import checks, compact
 from semel.stores.redis.checks import Facts, Map
 from semel.stores.redis.exchange import Exchange, busy_ids, ended_ids
 from semel.stores.redis.options import Options, Place, parse
@@ -64,6 +64,9 @@ class Core:
         self.clock = clock
         self.map: Map | None = None
         self.facts: Facts | None = None
+        """What the start checks have found; `None`: they are to be run."""
+        self.found: Facts | None = None
+        """The same, also after `close`."""
         self.closed = False
         self.exchange: Exchange = Exchange(
             name=self.name,
@@ -87,13 +90,21 @@ class Core:
     @property
     def capabilities(self) -> Capabilities:
         """What it can promise; whether it is durable is known once it is open, and hoped for until then."""
-        durable = self.facts is None or self.facts.durable
+        durable = self.found is None or self.found.durable
         return Capabilities(durable=durable, shared=True, notifies=True)
+
+    @property
+    def weaknesses(self) -> tuple[str, ...]:
+        """What weakens the promise, as far as it is known, a sentence each without its full stop."""
+        found = () if self.found is None else self.found.costs
+        if self.options.marks == "compact":
+            found = (*found, compact.COLLISIONS)
+        return found
 
     def opening(self) -> Steps:
         """Find the masters and look at them."""
         self.map = yield from checks.locate(self.place, self.map)
-        self.facts = yield from checks.look(self.place, self.map.masters, self.options)
+        self.facts = self.found = yield from checks.look(self.place, self.map.masters, self.options)
         self.exchange.scripts = scripts_for(
             shebang=checks.numbers(self.facts.version) >= checks.SHEBANG_OLDEST
         )

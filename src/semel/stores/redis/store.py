@@ -104,6 +104,11 @@ class RedisStore:
         return self._core.capabilities
 
     @property
+    def weaknesses(self) -> tuple[str, ...]:
+        """What weakens the promise, a sentence each without its full stop; more is known once it was open."""
+        return self._core.weaknesses
+
+    @property
     def stores_lost(self) -> int:
         """How often the server had lost its records under this object."""
         return self._core.exchange.stores_lost
