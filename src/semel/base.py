@@ -167,12 +167,13 @@ class Client:
         """The flows of `run_many`, one for each distinct key, and how the copies relate to them."""
         for delivery in deliveries:
             self._check_journal(delivery.journal)
+        first_at: Sequence[int]
         if self._plan.mode == "observe":
             first_at = place_of = list(range(len(deliveries)))
         elif any(delivery.lateness_us is not None for delivery in deliveries):
             first_at, place_of = leaders_in_time([self._plan.delivered(stored, each) for each in deliveries])
         else:
-            first_at, place_of = leaders(each.key for each in deliveries)
+            first_at, place_of = leaders([each.key for each in deliveries])
         made = []
         for at in first_at:
             claim = self._plan.delivered(stored, deliveries[at])

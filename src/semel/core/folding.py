@@ -34,13 +34,13 @@ def leaders(keys: Sequence[K]) -> tuple[Sequence[int], Sequence[int]]:
     return first_at, place_of
 
 
-def leaders_in_time(claims: Sequence[Claim]) -> tuple[list[int], list[int]]:
+def leaders_in_time(claims: Sequence[Claim]) -> tuple[Sequence[int], Sequence[int]]:
     """The same for claims that run: those further apart in time than `apart_us` are different events.
 
     In the order of their own times, because a record that has seen the later event calls the earlier one late.
     """
     if not any(claim.apart_us for claim in claims):
-        return leaders(claim.id for claim in claims)
+        return leaders([claim.id for claim in claims])
     first_at: list[int] = []
     place_of = [0] * len(claims)
     open_: dict[Id, int] = {}
