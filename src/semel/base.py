@@ -168,8 +168,9 @@ class Client:
         for delivery in deliveries:
             self._check_journal(delivery.journal)
         first_at: Sequence[int]
+        place_of: Sequence[int]
         if self._plan.mode == "observe":
-            first_at = place_of = list(range(len(deliveries)))
+            first_at = place_of = range(len(deliveries))
         elif any(delivery.lateness_us is not None for delivery in deliveries):
             first_at, place_of = leaders_in_time([self._plan.delivered(stored, each) for each in deliveries])
         else:
