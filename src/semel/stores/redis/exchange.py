@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from semel.core.commands import Answer, Claim, Granted, Item, Mark, Marked
+from semel.digests import digests_of
 from semel.errors import KeyInvalid, RecordCorrupt, SemelError, StoreRefused, StoreUnavailable
 from semel.stores.redis import compact, trouble, wire
 from semel.stores.redis.options import Options
@@ -173,11 +174,11 @@ class Exchange:
         marks, args = [head + tag for head in self.layout.marks], [b"%d" % item.window_us]
         if not self.cluster:
             for start in range(0, len(item.keys), AHEAD_ITEMS):
-                digests = wire.digests_of(item.tenant, item.consumer, item.keys[start : start + AHEAD_ITEMS])
+                digests = digests_of(item.tenant, item.consumer, item.keys[start : start + AHEAD_ITEMS])
                 keys = [marks[each[0] & 63] + each[:12] for each in digests]
                 yield Part("mark", list(range(start, start + len(keys))), [item], keys, args, mark=at)
             return
-        digests = wire.digests_of(item.tenant, item.consumer, item.keys)
+        digests = digests_of(item.tenant, item.consumer, item.keys)
         keys = [marks[each[0] & 63] + each[:12] for each in digests]
         buckets: dict[int, Part] = {}
         for place, (each, key) in enumerate(zip(digests, keys, strict=True)):

@@ -6,6 +6,7 @@ from typing import Any
 from semel.core.commands import Admit, Count, Page, Purge, Purged, Scan, Settings, SetWindow, SwitchMode
 from semel.core.machine import standing
 from semel.errors import RecordCorrupt
+from semel.stores.rows import CODES, EXTRAS, JOURNAL, SLIDING, STATES
 from semel.stores.sqlite import wire
 from semel.stores.sqlite.wire import EPOCH_US, GONE_AT, GRANULE_US, LIVE, RUNNING, STANDING_STATE
 from semel.types import Mode, Record, Stats
@@ -31,7 +32,7 @@ def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
             parameters[column[2:]] = wanted
     if item.state is not None:
         clauses.append(f"{STANDING_STATE} = :state")
-        parameters["state"] = wire.CODES[item.state]
+        parameters["state"] = CODES[item.state]
     if item.prefix:
         clauses.append("substr(r.key, 1, length(:prefix)) = :prefix")
         parameters["prefix"] = item.prefix
@@ -69,7 +70,7 @@ def extras_of(
 ) -> list[tuple[bytes | None, bytes | None, bytes | None]]:
     """Steps, meta and journal of each row; rows without them cost nothing."""
     nothing = (None, None, None)
-    wanted = [row[0] for row in rows if type(row[2]) is int and row[2] & (wire.EXTRAS | wire.JOURNAL)]
+    wanted = [row[0] for row in rows if type(row[2]) is int and row[2] & (EXTRAS | JOURNAL)]
     if not wanted:
         return [nothing] * len(rows)
     found: dict[int, tuple[bytes | None, bytes | None, bytes | None]] = {}
@@ -157,7 +158,7 @@ def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:
         if not live:
             expired, oldest = expired + number, min(oldest, gone_at)
         elif state in (wire.CLAIMED, wire.DONE, wire.FAILED, wire.UNKNOWN):
-            states[wire.STATES[state]] = states.get(wire.STATES[state], 0) + number
+            states[STATES[state]] = states.get(STATES[state], 0) + number
             consumers[consumer] = consumers.get(consumer, 0) + number
     for consumer, number in connection.execute(
         "SELECT c.consumer, count(*) FROM semel_marks AS m JOIN semel_consumers AS c ON c.id = m.consumer_id"
@@ -199,7 +200,7 @@ def set_window(connection: sqlite3.Connection, item: SetWindow, now: int) -> Non
         return
     connection.execute("INSERT OR REPLACE INTO semel_windows VALUES (?, ?, ?, ?)", (*name, item.window_us))
     if item.existing:
-        moved = f"(CASE WHEN state & {wire.SLIDING} THEN -seen ELSE coalesce(settled, 0) END + ?2)"
+        moved = f"(CASE WHEN state & {SLIDING} THEN -seen ELSE coalesce(settled, 0) END + ?2)"
         connection.execute(
             f"UPDATE semel_records SET expires = {moved},"
             f" purge_at = (fence + {moved}) / {GRANULE_US} + 1"

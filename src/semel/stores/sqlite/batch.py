@@ -25,10 +25,11 @@ from semel.core.commands import (
     SwitchMode,
 )
 from semel.core.machine import check, decide
-from semel.digests import digest
+from semel.digests import digest, digests_of
 from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
+from semel.stores.rows import EXTRAS, JOURNAL, flags_of, pack_steps
 from semel.stores.sqlite import admin, wire
-from semel.stores.sqlite.wire import EPOCH_US, EXTRAS, JOURNAL, Stored
+from semel.stores.sqlite.wire import EPOCH_US, Stored
 from semel.types import FOREVER, Absent, Forgotten, Id, Record, Unavailable
 
 RECORD_ITEMS = frozenset((Claim, Renew, Settle, Lookup, Forget, Resolve))
@@ -236,7 +237,7 @@ class Batch:
         moved: list[wire.Row] = []
         for key in self._dirty:
             record = self._current[key]
-            state = wire.state_of(record)
+            state = flags_of(record)
             before = self._stored.get(key)
             if before is None:
                 stored = Stored(key, self._next_rowid(), wire.purge_at(record, None), record)
@@ -289,7 +290,7 @@ class Batch:
             if record.steps or record.meta is not None:
                 self._connection.execute(
                     "INSERT OR REPLACE INTO semel_extras (id, steps, meta) VALUES (?, ?, ?)",
-                    (rowid, wire.pack_steps(record.steps), record.meta),
+                    (rowid, pack_steps(record.steps), record.meta),
                 )
             else:
                 self._connection.execute("DELETE FROM semel_extras WHERE id = ?", (rowid,))
@@ -361,7 +362,7 @@ class Batch:
                 raise TypeError(f"{type(item).__name__} is no item that a store knows")
 
     def _mark(self, item: Mark) -> Marked:
-        digests = wire.digests_of(item.tenant, item.consumer, item.keys)
+        digests = digests_of(item.tenant, item.consumer, item.keys)
         consumer_id = self._consumer_id((item.tenant, item.consumer))
         now = self._now - EPOCH_US
         expires_at = now + item.window_us
