@@ -7,9 +7,10 @@ import threading
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
-Mode: TypeAlias = Literal["pass", "refuse", "blackhole", "swallow", "cut_reply"]
+Mode: TypeAlias = Literal["pass", "refuse", "blackhole", "swallow", "cut_request", "cut_reply", "half_reply"]
 """`refuse`: new connections are closed at once. `blackhole`: nothing passes. `swallow`: requests arrive, replies do
-not. `cut_reply`: requests arrive, and when the server answers, the connection is cut instead."""
+not. `cut_request`: when a request comes, the connection is cut instead. `cut_reply`: requests arrive, and when the
+server answers, the connection is cut instead; `half_reply`: it is cut in the middle of the answer."""
 
 CHUNK_BYTES = 65536
 LOOK_S = 0.02
@@ -62,8 +63,12 @@ class Proxy:
 
     def cut_replies(self, times: int) -> None:
         """Cut the next replies instead of handing them on."""
+        self.cut_next("cut_reply", times)
+
+    def cut_next(self, mode: Mode, times: int) -> None:
+        """Cut so many connections in this way, then let all pass again."""
         self.cuts_left = times
-        self.mode = "cut_reply"
+        self.mode = mode
 
     def _accept(self) -> None:
         while not self._closed:
@@ -98,6 +103,9 @@ class Proxy:
                         return
                     if end is client:
                         asked = True
+                        if self.mode == "cut_request":
+                            self._count_cut()
+                            return
                         if self.mode != "blackhole":
                             server.sendall(data)
                             self.arrived.set()
@@ -118,12 +126,17 @@ class Proxy:
         """Give a reply to the client, or do not; `False`: the connection ends here."""
         if self.mode == "pass":
             client.sendall(data)
-        elif self.mode == "cut_reply":
-            with self._lock:
-                if self.cuts_left is not None:
-                    self.cuts_left -= 1
-                    if self.cuts_left <= 0:
-                        self.mode = "pass"
-                self.cuts += 1
+        elif self.mode in ("cut_reply", "half_reply"):
+            if self.mode == "half_reply":
+                client.sendall(data[: len(data) // 2])
+            self._count_cut()
             return False
         return True
+
+    def _count_cut(self) -> None:
+        with self._lock:
+            if self.cuts_left is not None:
+                self.cuts_left -= 1
+                if self.cuts_left <= 0:
+                    self.mode = "pass"
+            self.cuts += 1

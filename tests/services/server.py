@@ -107,6 +107,18 @@ def run_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"semel-services-{marker}"
 
 
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A folder that servers of other users can reach, for one test; pytest keeps its own folders to itself."""
+    run_folder().mkdir(mode=0o755, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=run_folder()))
+    made.chmod(0o755)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
 # --- what every kind of server needs ------------------------------------------------------------
 
 

@@ -76,8 +76,8 @@ def test_one_round_trip_where_one_is_promised(store: PostgresStore, monkeypatch:
         assert len(said) == 3  # one for each kind of item
 
 
-def test_duplicates_write_no_log(tmp_path: Path) -> None:
-    with postgres.own(tmp_path) as own:  # on a shared server others write
+def test_duplicates_write_no_log() -> None:
+    with postgres.own() as own:  # on a shared server others write
         store = PostgresStore(own.url)
         store.open()
         least = written_by_duplicates(store, own.url)

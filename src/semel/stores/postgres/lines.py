@@ -231,7 +231,8 @@ class AsyncLines:
         self._idle = []
 
     def drop(self) -> None:
-        """The loop is gone: close the sockets without it."""
+        """The loop is gone: close the sockets without it. One that is in use goes on, and is closed by its user."""
+        self._closed = True
         for line in self._idle:
             line.pgconn.finish()
         self._idle = []

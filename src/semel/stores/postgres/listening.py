@@ -110,6 +110,13 @@ class LoopListener:
             task.cancel()
             await asyncio.wait([task])
 
+    def drop(self) -> None:
+        """End it from outside its loop, where that still runs."""
+        task, self._task = self._task, None
+        if task is not None:
+            with suppress(RuntimeError):  # the loop is closed, and the task with it
+                self.loop.call_soon_threadsafe(task.cancel)
+
     async def _run(self) -> None:
         while True:
             try:

@@ -446,7 +446,8 @@ LOCK TABLE {schema}.listeners IN ACCESS EXCLUSIVE MODE
 -- query: listen
 WITH gone AS (
     DELETE FROM {schema}.listeners AS l WHERE NOT EXISTS (
-        SELECT FROM pg_stat_activity AS a WHERE a.pid = l.pid AND a.backend_start <= l.since)
+        SELECT FROM pg_stat_activity AS a WHERE a.pid = l.pid
+            AND coalesce(a.backend_start <= l.since, true))  -- a role may not see when the sessions of others began
 )
 INSERT INTO {schema}.listeners (pid, since) VALUES (pg_backend_pid(), clock_timestamp())
 ON CONFLICT (pid) DO UPDATE SET since = excluded.since

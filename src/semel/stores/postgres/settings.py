@@ -1,6 +1,6 @@
 """What a PostgreSQL store is told about its server: checked on birth, and shared by both colours."""
 
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import psycopg
 from msgspec import Struct
@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 from semel.errors import PolicyInvalid
 from semel.stores.postgres.schema import SCHEMA, check_schema_name
 
-__all__ = ["Place"]
+__all__ = ["Options", "Place"]
 
 WAIT_MAX_S = 3600.0
 POOL_MAX = 1000
@@ -24,6 +24,16 @@ PLANS = {
 on a table without statistics it would, and keep it while the table grows."""
 
 
+class Options(TypedDict, total=False):
+    """What a store may be told beside its URL."""
+
+    schema: str
+    pool_max: int
+    wait_s: float
+    pooler: bool
+    readable_keys: bool
+
+
 class Place(Struct, frozen=True, kw_only=True):
     """A server, a schema in it, and how to deal with them."""
 
@@ -35,7 +45,7 @@ class Place(Struct, frozen=True, kw_only=True):
     readable_keys: bool = True
 
     @classmethod
-    def of(cls, url: str, **options: Any) -> "Place":
+    def of(cls, url: str, **options: Unpack[Options]) -> "Place":
         """The place that a URL or connection string names, with everything checked. Nothing is connected."""
         try:
             conninfo = conninfo_to_dict(url)
