@@ -169,6 +169,8 @@ def test_what_a_url_may_say() -> None:
     assert store.name == "postgresql://h:6432/db?schema=x_1"
     assert "s3cret" not in repr(store)
     assert "force_generic_plan" in from_url("postgres://h/db").place.parameters()["options"]
+    mine = from_url("postgres://h/db?options=-c%20work_mem%3D8MB").place.parameters()["options"]
+    assert mine.endswith(" -c work_mem=8MB")  # the driver's URLs know no + for a blank
 
 
 def test_every_statement_names_its_schema_and_leaves_nothing_open() -> None:
