@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from semel.cli.exits import USAGE, Stop
 from semel.cli.options import JsonOption, StoreOption, settings_for
 
 if TYPE_CHECKING:
@@ -41,14 +42,16 @@ def bench(
 
     from semel.cli.gauge.scratch import scratch_for
     from semel.cli.signals import ending_on_signals
+    from semel.stores.registry import store_for
 
     settings = settings_for(store=store)
+    name = store_for(settings.store).name
     target = None if plot is None else Path(plot)
-    if target is not None:
-        target.touch()  # before a minute is spent
+    if target is not None and not target.parent.is_dir():
+        raise Stop(f"{target.parent} is no folder; --plot cannot write there", USAGE)
     with ending_on_signals(), scratch_for(settings.store) as scratch:
         rows = _measured(scratch, seconds)
-    _show(rows, settings.store, target, seconds=seconds, as_json=as_json)
+    _show(rows, name, target, seconds=seconds, as_json=as_json)
 
 
 def _measured(scratch: Any, seconds: float) -> "list[Row]":
@@ -72,12 +75,10 @@ def _measured(scratch: Any, seconds: float) -> "list[Row]":
     return rows
 
 
-def _show(rows: "list[Row]", url: str, plot: "Path | None", *, seconds: float, as_json: bool) -> None:
+def _show(rows: "list[Row]", name: str, plot: "Path | None", *, seconds: float, as_json: bool) -> None:
     from semel.cli.gauge.plot import bars, svg
     from semel.cli.output import console, print_json, print_rows
-    from semel.stores.registry import store_for
 
-    name = store_for(url).name
     if plot is not None:
         plot.write_text(svg(rows, f"{name} beside its raw limit (bar = ratio)"), encoding="utf-8")
     if as_json:

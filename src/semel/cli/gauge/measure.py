@@ -64,7 +64,6 @@ class Fresh:
 def rate(job: Job, seconds: float = 0.0) -> float:
     """Operations per second: of one run, or of as many as fit into `seconds`."""
     done, spent = 0, 0.0
-    gc.collect()
     while not done or spent < seconds:
         job.fresh()
         gc.disable()
@@ -88,6 +87,7 @@ def compare(
     seconds: float = 0.0,
 ) -> Row:
     """Measure both in turns, so that whatever else the computer does hits both alike; medians."""
+    gc.collect()
     pairs = [(rate(limit_job, seconds), rate(subject, seconds)) for _ in range(REPEATS)]
     return Row(
         store=store,

@@ -9,7 +9,7 @@ from semel.stores.memory import MemoryStore
 
 __all__ = ["MemoryScratch", "scratch"]
 
-COUNT = 5_000
+COUNT = 1_000
 WINDOW_US = 86_400_000_000
 
 

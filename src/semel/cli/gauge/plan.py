@@ -14,8 +14,9 @@ __all__ = ["SIZES", "Measure", "measures"]
 SIZES = (1, 10, 100, 500, 1000)
 BATCH = 500
 CALLERS = 50
-SINGLES = 100
-ROWS_MAX = 2_000
+SINGLES = 25
+ROWS_MAX = 1_000
+"""Of one turn; as many turns are taken as there is time for."""
 WINDOW = "10m"
 """What an interrupted cleanup might leave expires soon."""
 
@@ -34,7 +35,7 @@ def measures(scratch: Scratch) -> Iterator[list[Measure]]:
         )
         singles = [
             ("run, one by one", subjects.running(leases, SINGLES)),
-            (f"run, {CALLERS} at once", crowd.running(CALLERS, CALLERS * 5)),
+            (f"run, {CALLERS} at once", crowd.running(CALLERS, CALLERS * 2)),
             ("mark, one by one", subjects.marking_singly(marks, SINGLES)),
         ]
         batches = [

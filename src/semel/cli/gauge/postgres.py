@@ -13,8 +13,8 @@ from semel.stores.postgres.urls import from_url
 
 __all__ = ["Raw", "scratch"]
 
-SINGLES = 100
-ROWS_MAX = 5_000
+SINGLES = 25
+ROWS_MAX = 1_000
 LOOP = """
 DO $$
 BEGIN
@@ -80,18 +80,18 @@ def scratch(url: str) -> Iterator[PostgresScratch]:
     place = from_url(url).place
     name = new_name()
     try:
-        db = psycopg.connect(**place.parameters())
+        with psycopg.connect(**place.parameters()) as db:
+            db.execute(f'CREATE SCHEMA "{name}"')
+            try:
+                yield PostgresScratch(with_options(url, schema=name), Raw(db, name))
+            finally:
+                db.close()  # an interrupt may have left it in the middle of something
+                with psycopg.connect(**place.parameters()) as last:
+                    last.execute(f'DROP SCHEMA "{name}" CASCADE')
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise Stop(
+            f"{place.name}: bench works in a schema of its own, and this role may not create one; use one that may",
+            BAD_CONFIGURATION,
+        ) from error
     except psycopg.Error as error:
         raise translated(error, place.name) from error
-    with db:
-        try:
-            db.execute(f'CREATE SCHEMA "{name}"')
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise Stop(
-                f"{place.name}: bench works in a schema of its own, and this role may not create one; use one that may",
-                BAD_CONFIGURATION,
-            ) from error
-        try:
-            yield PostgresScratch(with_options(url, schema=name), Raw(db, name))
-        finally:
-            db.execute(f'DROP SCHEMA "{name}" CASCADE')

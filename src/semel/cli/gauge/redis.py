@@ -15,8 +15,8 @@ from semel.stores.redis.options import Options, Place, parse
 
 __all__ = ["Raw", "scratch"]
 
-SINGLES = 500
-ROWS_MAX = 5_000
+SINGLES = 100
+ROWS_MAX = 1_000
 KEEP_MS = 600_000
 """What an interrupted cleanup might leave is gone by itself after so long."""
 SCAN_COUNT = 1000

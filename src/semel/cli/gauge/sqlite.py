@@ -16,8 +16,8 @@ from semel.stores.sqlite.urls import from_url
 
 __all__ = ["Raw", "scratch"]
 
-SINGLES = 100
-ROWS_MAX = 5_000
+SINGLES = 25
+ROWS_MAX = 1_000
 
 
 class Raw:
