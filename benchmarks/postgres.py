@@ -117,12 +117,13 @@ class Bench:
                 self.client(f"grown_{mode}", mode=mode) as grown,
             ):
                 self.fill(f"grown_{mode}")
-                mine, theirs = (self._growing(client, mode) for client in (grown, small))
-                yield compare("postgres", f"{what}, a million held", mine, "with ten thousand", theirs, 0.8)
-
-    def _growing(self, client: semel.Semel, mode: str) -> Job:
-        make = subjects.marking if mode == "mark" else subjects.claiming
-        return make(client, COUNT // 4, BATCH)
+                make = subjects.marking if mode == "mark" else subjects.claiming
+                for client in (grown, small):  # the first touch of a page after a checkpoint costs extra log
+                    warm = make(client, COUNT, BATCH)
+                    warm.fresh()
+                    warm.run()
+                mine, theirs = (make(client, COUNT // 4, BATCH) for client in (grown, small))
+                yield compare("postgres", f"{what}, a million held", mine, "with few held", theirs, 0.8)
 
     def fill(self, schema: str) -> None:
         """Rows that nobody asks for, without waiting for them one by one."""

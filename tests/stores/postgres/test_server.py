@@ -200,6 +200,36 @@ def test_a_full_disk_is_each_items_own_trouble(own: Own, monkeypatch: pytest.Mon
     store.close()
 
 
+def test_a_clock_that_differs_is_logged(
+    own: Own, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="semel")
+    store = PostgresStore(own.url, schema="clocks")
+    store.open()
+    store.close()
+    assert "clock" not in caplog.text
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 3600)
+    store.open()
+    store.close()
+    assert "its clock is +36" in caplog.text
+
+
+def test_a_roles_own_isolation_is_not_ours(own: Own) -> None:
+    """Under SERIALIZABLE every race would be an error that has to be repeated."""
+    postgres.execute(
+        own.url,
+        "CREATE ROLE strict SUPERUSER LOGIN; ALTER ROLE strict SET default_transaction_isolation = serializable",
+    )
+    at = own.url.replace("//semel@", "//strict@")
+    assert postgres.execute(at, "SHOW transaction_isolation") == [("serializable",)]
+    store = PostgresStore(at, schema="isolation")
+    store.open()
+    with store._opened().line() as line:
+        assert line.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
+    store.close()
+
+
 def test_the_clients_clock_decides_nothing(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     fences = []
     store = PostgresStore(own.url, schema="clock")

@@ -198,7 +198,8 @@ class AsyncLines:
     async def line(self) -> AsyncIterator[AsyncLine]:
         """A connection outside any transaction; one that is no longer sound is not given out again."""
         try:
-            await asyncio.wait_for(self._room.acquire(), self._wait_s)
+            async with asyncio.timeout(self._wait_s):  # `wait_for` may lose the place when it is cancelled
+                await self._room.acquire()
         except TimeoutError:
             raise StoreUnavailable(
                 f"all connections were in use for {self._wait_s:g} s; raise pool_max"

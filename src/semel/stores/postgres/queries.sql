@@ -423,7 +423,7 @@ UPDATE {schema}.consumers SET mode = %(mode)s WHERE id = %(consumer)b
 -- query: server
 SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_setting('transaction_read_only'),
     current_setting('server_encoding'), current_setting('synchronous_commit'), current_setting('fsync'),
-    current_setting('full_page_writes')
+    current_setting('full_page_writes'), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 
 -- query: has_schema
 SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{name}'), EXISTS (SELECT FROM pg_class AS c

@@ -22,6 +22,8 @@ PLANS = {
 }
 """For single keys there is one good plan, one index probe each, and the planner is not to think of another:
 on a table without statistics it would, and keep it while the table grows."""
+SESSION = {**PLANS, "default_transaction_isolation": "read\\ committed"}
+"""What a session is asked for. The statements are made for READ COMMITTED, whatever the role's default is."""
 
 
 class Options(TypedDict, total=False):
@@ -84,6 +86,6 @@ class Place(Struct, frozen=True, kw_only=True):
             "prepare_threshold": None if self.pooler else 0,
         }
         if not self.pooler:  # a pooler gives each transaction another session, so nothing can be set in one
-            ours = " ".join(f"-c {name}={value}" for name, value in PLANS.items())
+            ours = " ".join(f"-c {name}={value}" for name, value in SESSION.items())
             chosen["options"] = f"{ours} {self.conninfo.get('options', '')}".strip()
         return chosen

@@ -31,6 +31,8 @@ T = TypeVar("T")
 REPEATS_MAX = 20
 """How often a stage is begun again that the server has undone for the sake of others."""
 PAUSE_MAX_S = 0.02
+CLOCK_OFF_S = 2.0
+"""By how much the server's clock may differ from ours without a word: it harms nothing, and explains a lot."""
 
 _log = logging.getLogger("semel")
 
@@ -59,6 +61,9 @@ class _Shared:
         """Take over what the start checks found out."""
         for weakness in found.weaknesses:
             _log.warning("%s: %s", self.name, weakness)
+        ahead_s = found.clock_us / 1e6 - time.time()
+        if abs(ahead_s) > CLOCK_OFF_S:
+            _log.info("%s: its clock is %+.1f s from ours; its own decides", self.name, ahead_s)
         self.weaknesses = found.weaknesses
         self.capabilities = self._powers(durable=found.durable)
 
