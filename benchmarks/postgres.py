@@ -10,7 +10,7 @@ import psycopg
 import semel
 from benchmarks.sqlite import THREADS, threads
 from semel.cli.gauge import subjects
-from semel.cli.gauge.measure import Job, Row, compare
+from semel.cli.gauge.measure import Row, compare
 from semel.cli.gauge.postgres import Raw
 from semel.cli.gauge.subjects import nothing
 
