@@ -110,7 +110,7 @@ def test_waiters_behind_a_pooler_poll(pooled: str) -> None:
         ThreadPoolExecutor(1) as threads,
     ):
         claim: Any = owner.claim("k")
-        waiting = threads.submit(waiter.run, "k", lambda: "never")
+        waiting = threads.submit(waiter.run, "k", lambda: -1)
         assert await_true(lambda: bool(waiter._runtime.watches._rooms), 10)
         owner.complete(claim, 1)
         assert waiting.result(20) == Done(1, replayed=True)

@@ -16,8 +16,8 @@ WINDOW_US = 86_400_000_000
 class MemoryScratch:
     """A store of its own."""
 
-    kind = "memory"
-    single_limit = "dict with a clock"
+    kind: str = "memory"
+    single_limit: str = "dict with a clock"
 
     def __init__(self) -> None:
         self.target: MemoryStore = MemoryStore(records_max=10**7)

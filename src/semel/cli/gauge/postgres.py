@@ -54,8 +54,8 @@ class Raw:
 class PostgresScratch:
     """A schema in the user's database."""
 
-    kind = "postgres"
-    single_limit = "autocommit row"
+    kind: str = "postgres"
+    single_limit: str = "autocommit row"
 
     def __init__(self, target: str, raw: Raw) -> None:
         self.target = target

@@ -55,8 +55,8 @@ class Raw:
 class RedisScratch:
     """A prefix in the user's database."""
 
-    kind = "redis"
-    single_limit = "SET NX PX"
+    kind: str = "redis"
+    single_limit: str = "SET NX PX"
 
     def __init__(self, target: str, raw: Raw) -> None:
         self.target = target

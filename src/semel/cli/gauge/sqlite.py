@@ -65,8 +65,8 @@ class Raw:
 class SqliteScratch:
     """Files in a folder of their own beside the user's."""
 
-    kind = "sqlite"
-    single_limit = "autocommit row"
+    kind: str = "sqlite"
+    single_limit: str = "autocommit row"
 
     def __init__(self, target: str, raw: Raw) -> None:
         self.target = target
