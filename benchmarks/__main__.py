@@ -44,11 +44,13 @@ def main() -> int:
 
 def show(rows: list[Row]) -> None:
     """Print the table."""
-    print(f"{'store':8}{'what':28}{'per second':>14}{'ratio':>9}  {'of':22}{'aim':>6}")
+    print(f"{'store':10}{'what':42}{'per second':>14}{'ratio':>9}  {'of':22}{'aim':>6}")
     for row in rows:
         aim = "" if row.aim is None else f"{row.aim:g}"
         verdict = "" if row.aim is None else "  ok" if row.ratio >= row.aim else "  below"
-        print(f"{row.store:8}{row.what:28}{row.rate:14,.0f}{row.ratio:9.2f}  {row.limit:22}{aim:>6}{verdict}")
+        print(
+            f"{row.store:10}{row.what:42}{row.rate:14,.0f}{row.ratio:9.2f}  {row.limit:22}{aim:>6}{verdict}"
+        )
 
 
 def write(rows: list[Row], folder: Path, name: str) -> None:
