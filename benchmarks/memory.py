@@ -25,7 +25,7 @@ LEASE_US = 30_000_000
 
 def rows(_folder: Path) -> list[Row]:
     """All comparisons in memory."""
-    raw = MemoryScratch()
+    raw = MemoryScratch(COUNT)
     return [
         compare(
             "memory", "mark, one by one", subjects.marking_singly(client("m", mode="mark"), COUNT),

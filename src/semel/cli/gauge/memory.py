@@ -19,12 +19,13 @@ class MemoryScratch:
     kind: str = "memory"
     single_limit: str = "dict with a clock"
 
-    def __init__(self) -> None:
+    def __init__(self, count: int = COUNT) -> None:
         self.target: MemoryStore = MemoryStore(records_max=10**7)
+        self._count = count
 
     def single(self) -> Job:
         """A dict from id to expiry, with a clock call per id."""
-        fresh, seen = Fresh(COUNT), dict[str, int]()
+        fresh, seen = Fresh(self._count), dict[str, int]()
 
         def run() -> None:
             for key in fresh.keys:
@@ -33,7 +34,7 @@ class MemoryScratch:
                 if expiry is None or expiry <= now:
                     seen[key] = now + WINDOW_US
 
-        return Job(run, COUNT, fresh)
+        return Job(run, self._count, fresh)
 
     def batch_limit(self, _size: int) -> str:
         """Its name."""
@@ -41,14 +42,14 @@ class MemoryScratch:
 
     def batch(self, size: int) -> Job:
         """A set, asked and filled by comprehension."""
-        fresh, seen = Fresh(COUNT), set[str]()
+        fresh, seen = Fresh(self._count), set[str]()
 
         def run() -> None:
             add = seen.add
             for batch in fresh.batches(size):
                 [not (key in seen or add(key)) for key in batch]
 
-        return Job(run, COUNT, fresh)
+        return Job(run, self._count, fresh)
 
 
 @contextmanager
