@@ -24,6 +24,8 @@ class Kind(NamedTuple):
     make: Callable[[Path, Clock], Store]
     lasts: bool = False
     """Another object on the same folder has the same records, in this process or another."""
+    in_loop: bool = False
+    """The native twin of another kind, for callers that block: where both colours are tested it adds nothing."""
 
     def harness(self, folder: Path, colour: Colour = "sync") -> Harness:
         """A place with a manual clock; in an event loop it is the store's native twin, where it has one."""
@@ -49,8 +51,8 @@ KINDS = [
     Kind("sqlite", SqliteStore.capabilities, sqlite, lasts=True),
     Kind("dict", DictStore.capabilities, lambda _folder, clock: DictStore(clock)),
     Kind("postgres", places.CAPABILITIES, places.make, lasts=True),
-    Kind("postgres-async", places.CAPABILITIES, places.make_in_loop, lasts=True),
+    Kind("postgres-async", places.CAPABILITIES, places.make_in_loop, lasts=True, in_loop=True),
     Kind("redis", redis_places.CAPABILITIES, redis_places.make, lasts=True),
-    Kind("redis-async", redis_places.CAPABILITIES, redis_places.make_in_loop, lasts=True),
+    Kind("redis-async", redis_places.CAPABILITIES, redis_places.make_in_loop, lasts=True, in_loop=True),
 ]
 """Add a store here, and everything in this folder is run on it."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from semel.cli.bench import bench
 from semel.cli.config import config as config_group
 from semel.cli.consumers import consumer
 from semel.cli.explain import explain
@@ -106,3 +107,4 @@ app.add_typer(consumer, name="consumer", help="Who processes, and in which mode.
 app.add_typer(config_group, name="config")
 app.command("migrate")(migrate)
 app.command("explain")(explain)
+app.command("bench")(bench)

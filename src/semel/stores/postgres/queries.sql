@@ -427,7 +427,7 @@ UPDATE {schema}.consumers SET mode = %(mode)s WHERE id = %(consumer)b
 -- query: server
 SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_setting('transaction_read_only'),
     current_setting('server_encoding'), current_setting('synchronous_commit'), current_setting('fsync'),
-    current_setting('full_page_writes')
+    current_setting('full_page_writes'), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 
 -- query: has_schema
 SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{name}'), EXISTS (SELECT FROM pg_class AS c
@@ -450,7 +450,8 @@ LOCK TABLE {schema}.listeners IN ACCESS EXCLUSIVE MODE
 -- query: listen
 WITH gone AS (
     DELETE FROM {schema}.listeners AS l WHERE NOT EXISTS (
-        SELECT FROM pg_stat_activity AS a WHERE a.pid = l.pid AND a.backend_start <= l.since)
+        SELECT FROM pg_stat_activity AS a WHERE a.pid = l.pid
+            AND coalesce(a.backend_start <= l.since, true))  -- a role may not see when the sessions of others began
 )
 INSERT INTO {schema}.listeners (pid, since) VALUES (pg_backend_pid(), clock_timestamp())
 ON CONFLICT (pid) DO UPDATE SET since = excluded.since

@@ -67,12 +67,6 @@ TAG_BYTES = 4
 # --- names --------------------------------------------------------------------------------------
 
 
-def digests_of(tenant: str, consumer: str, keys: Sequence[str]) -> list[bytes]:
-    """The digests of many keys of one consumer."""
-    head = scope(tenant, consumer)
-    return [sha256(head + key.encode()).digest()[:DIGEST_BYTES] for key in keys]
-
-
 @lru_cache(maxsize=1024)
 def tag_of(tenant: str, consumer: str) -> bytes:
     """What a mark's key says of its consumer, so that marks can be counted."""
