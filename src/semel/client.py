@@ -280,6 +280,16 @@ class Semel(Client):
         plan = self._plan
         return inbox_for(handle, store, plan.tenant, plan.consumer, partial(plan.window_us, stored))
 
+    def outbox(self, handle: Any) -> Any:
+        """Write messages in your own transaction on `handle`: effect and message commit together, or neither does.
+
+        A relay publishes them afterwards. What `publish` of the outbox returns is awaited if the handle's calls are.
+        """
+        from semel.outbox.publishing import outbox_for
+
+        self._connect()
+        return outbox_for(handle, self._runtime.store, self.consumer, self.policy.value_bytes_max)
+
     def _first_mark(self, key: str) -> bool:
         """A mark like any other; after it, a store that needs no round trip is asked directly."""
         first = self.mark_many((key,))[0]

@@ -13,7 +13,7 @@ from tests.client.clients import KINDS, Either, Place
 PAIRS = [(semel.Semel, semel.AsyncSemel), (Records, AsyncRecords), (Windows, AsyncWindows)]
 ONLY_SYNC = {"inbox", "twin"}
 """An inbox joins a blocking driver's transaction; the twin is the async client."""
-PLAIN = {"using", "guard", "consumer", "mode", "policy", "store", "observed"}
+PLAIN = {"using", "guard", "outbox", "consumer", "mode", "policy", "store", "observed"}
 """Verbs that do no I/O are the same plain functions in both."""
 
 

@@ -7,11 +7,12 @@ from msgspec import Struct
 
 from semel.errors import PolicyInvalid, StoreRefused
 from semel.stores.postgres.batch import Ask, Talk
+from semel.stores.postgres.statements import outbox_channel_of
 
 __all__ = ["SCHEMA", "VERSION", "check_schema_name", "migrations", "schema_sql"]
 
 SCHEMA = "semel"
-VERSION = 1
+VERSION = 2
 """The last migration that this semel knows."""
 OLDEST = 130000
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -46,7 +47,8 @@ def migrations() -> dict[int, str]:
 
 def script(number: int, schema: str) -> str:
     """One migration for one schema."""
-    return migrations()[number].replace("{schema}", f'"{schema}"')
+    text = migrations()[number].replace("{schema}", f'"{schema}"')
+    return text.replace("{outbox_channel}", outbox_channel_of(schema))
 
 
 def schema_sql(schema: str = SCHEMA) -> str:
