@@ -13,8 +13,8 @@ from semel.core.commands import Command, Flow
 
 __all__ = [
     "Failure",
-    "Published",
     "PublishRows",
+    "Published",
     "Refused",
     "Retrying",
     "Row",
@@ -153,41 +153,61 @@ def relay_step(retrying: Retrying, *, ordered: bool) -> Flow[Step]:
     taken = yield from TakeRows()
     if not taken.rows:
         return Step()
-    paused, stopped = dict(taken.paused), set[tuple[str, str]]()
-    published: list[str] = []
-    failures: list[Failure] = []
-    unsent: str | None = None
+    tally = _Tally(retrying, dict(taken.paused))
     for wave in [taken.rows] if ordered else waves(taken.rows)[:WAVES_MAX]:
-        due: list[Row] = []
-        for row in wave:
-            if row.aggregate in stopped:
-                continue
-            if row.destination in paused:
-                failures.append(Failure(row.id, paused[row.destination]))
-                if row.aggregate is not None:
-                    stopped.add(row.aggregate)
-            else:
-                due.append(row)
-        if not due:
-            continue
-        for row, sent in zip(due, (yield from PublishRows(due)), strict=True):
-            if isinstance(sent, Published):
-                published.append(row.id)
-                continue
-            if row.aggregate is not None:
-                stopped.add(row.aggregate)
-            if isinstance(sent, Unsent):
-                unsent = unsent or sent.reason
-                continue
-            failure = judged(row, sent, retrying)
-            failures.append(failure)
-            if failure.pauses is not None:
-                paused[row.destination] = max(failure.delay_us, paused.get(row.destination, 0))
-    if published or failures:
-        yield from SettleRows(published, failures)
-    refused = [each for each in failures if each.reason is not None]
+        due = tally.due(wave)
+        if due:
+            for row, sent in zip(due, (yield from PublishRows(due)), strict=True):
+                tally.note(row, sent)
+    if tally.published or tally.failures:
+        yield from SettleRows(tally.published, tally.failures)
+    refused = [each for each in tally.failures if each.reason is not None]
     died = sum(each.dead for each in refused)
-    return Step(len(taken.rows), len(published), len(refused), died, unsent)
+    return Step(len(taken.rows), len(tally.published), len(refused), died, tally.unsent)
+
+
+class _Tally(Struct):
+    """What is known, in the middle of a step."""
+
+    retrying: Retrying
+    paused: dict[str, int]
+    stopped: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    """Aggregates of which a row did not go out."""
+    published: list[str] = field(default_factory=list[str])
+    failures: list[Failure] = field(default_factory=list[Failure])
+    unsent: str | None = None
+
+    def due(self, wave: Sequence[Row]) -> list[Row]:
+        """The rows of a wave that may go; the first of an aggregate whose destination is left alone waits as long."""
+        rows: list[Row] = []
+        for row in wave:
+            if row.aggregate in self.stopped:
+                continue
+            if row.destination in self.paused:
+                self.failures.append(Failure(row.id, self.paused[row.destination]))
+                self.stop(row)
+            else:
+                rows.append(row)
+        return rows
+
+    def note(self, row: Row, sent: Sent) -> None:
+        """The broker's word on a row."""
+        if isinstance(sent, Published):
+            self.published.append(row.id)
+            return
+        self.stop(row)
+        if isinstance(sent, Unsent):
+            self.unsent = self.unsent or sent.reason
+            return
+        failure = judged(row, sent, self.retrying)
+        self.failures.append(failure)
+        if failure.pauses is not None:
+            self.paused[row.destination] = max(failure.delay_us, self.paused.get(row.destination, 0))
+
+    def stop(self, row: Row) -> None:
+        """Let nothing go that is behind this row."""
+        if row.aggregate is not None:
+            self.stopped.add(row.aggregate)
 
 
 def judged(row: Row, refused: Refused, retrying: Retrying) -> Failure:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -151,5 +151,5 @@ def attributes(row: Row) -> dict[str, str]:
 
 def iso_time(at_us: int) -> str:
     """An instant in the form that CloudEvents want."""
-    at = datetime.fromtimestamp(at_us // 1_000_000, timezone.utc)
+    at = datetime.fromtimestamp(at_us // 1_000_000, UTC)
     return f"{at:%Y-%m-%dT%H:%M:%S}.{at_us % 1_000_000:06d}Z"

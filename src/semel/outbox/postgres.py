@@ -26,13 +26,15 @@ SILENT_MAX_S = 60
 BEAT_S = 15.0
 _IDLE_TIMEOUT_SINCE = 140000
 
-_NOW = "(SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now)"
+_T = "WITH t AS MATERIALIZED (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now)"
+"""One time for a whole statement: were it told twice, a row could be behind one that waits and yet not see it."""
 _SELECTED = COLUMNS.replace("id,", "id::text,", 1)
 _TAKE = """
+{t}
 SELECT {columns} FROM (
     SELECT *, sum(octet_length(payload)) OVER (ORDER BY seq) AS bytes, row_number() OVER (ORDER BY seq) AS number
     FROM (
-        SELECT o.* FROM {table} AS o, {now} AS t
+        SELECT o.* FROM {table} AS o, t
         WHERE o.settled_at IS NULL AND o.shard = ANY(%(shards)s::smallint[]) AND o.state = 0 AND o.next_at <= t.now
             AND (o.not_before IS NULL OR o.not_before <= t.now)
             AND NOT EXISTS (
@@ -47,37 +49,42 @@ WHERE bytes <= %(bytes)s OR number = 1
 ORDER BY seq
 """
 _PUBLISHED = """
-UPDATE {table} SET state = 1, settled_at = t.now, next_at = 0, error = NULL FROM {now} AS t
+{t}
+UPDATE {table} SET state = 1, settled_at = t.now, next_at = 0, error = NULL FROM t
 WHERE id = ANY(%(ids)s::uuid[]) AND settled_at IS NULL
 """
 _FAILED = """
+{t}
 UPDATE {table} AS o SET
     attempts = least(o.attempts + (f.reason IS NOT NULL)::int, 32767),
     error = coalesce(f.reason, o.error),
     state = CASE WHEN f.dead THEN 2 ELSE 0 END,
     next_at = CASE WHEN f.passed THEN 0 WHEN f.dead THEN %(forever)s ELSE t.now + f.delay END
-FROM {now} AS t,
+FROM t,
     unnest(%(ids)s::uuid[], %(delays)s::bigint[], %(reasons)s::text[], %(dead)s::bool[], %(passed)s::bool[])
         AS f (id, delay, reason, dead, passed)
 WHERE o.id = f.id AND o.settled_at IS NULL AND o.state = 0
 """
 _CLEAN = """
+{t}
 DELETE FROM {table} WHERE id IN (
-    SELECT id FROM {table}, {now} AS t
+    SELECT id FROM {table}, t
     WHERE settled_at < t.now - greatest(%(keep)s, (SELECT coalesce(max(window_us), 0) FROM {schema}.windows))
     ORDER BY settled_at LIMIT %(rows)s FOR UPDATE OF outbox SKIP LOCKED)
 """
 _COUNTS = """
+{t}
 SELECT count(*) FILTER (WHERE state = 0), count(*) FILTER (WHERE state = 2),
     coalesce(max(t.now - created_at) FILTER (WHERE state = 0), 0)
-FROM {table}, {now} AS t WHERE settled_at IS NULL
+FROM {table}, t WHERE settled_at IS NULL
 """
 _RETRY = """
 UPDATE {table} SET state = 0, attempts = 0, next_at = 0
 WHERE settled_at IS NULL AND state = 2 AND (%(ids)s::uuid[] IS NULL OR id = ANY(%(ids)s::uuid[]))
 """
 _DROP = """
-UPDATE {table} SET state = 3, settled_at = t.now, next_at = 0 FROM {now} AS t
+{t}
+UPDATE {table} SET state = 3, settled_at = t.now, next_at = 0 FROM t
 WHERE id = ANY(%(ids)s::uuid[]) AND settled_at IS NULL
 """
 _HELD = """
@@ -268,7 +275,7 @@ class PostgresRows:
 
     def _filled(self, text: str, columns: str = "") -> str:
         schema = f'"{self._place.schema}"'
-        return text.format(schema=schema, table=f"{schema}.outbox", now=_NOW, columns=columns)
+        return text.format(schema=schema, table=f"{schema}.outbox", t=_T, columns=columns)
 
     async def _ask(self, text: str, *, columns: str = "", **parameters: Any) -> list[Any]:
         cursor = await self._execute(text, columns, parameters)

@@ -37,7 +37,7 @@ class _Writer:
         else:
             numbered = ", ".join(f"${number}" for number in range(3, count + 3))
             table, places = f'"{schema}".outbox', f"$1, $2, {_NOW_US}, {numbered}"
-        self._text = f"INSERT INTO {table} ({COLUMNS}) VALUES ({places}) ON CONFLICT (id) DO NOTHING"  # noqa: S608 - constants and a checked name
+        self._text = f"INSERT INTO {table} ({COLUMNS}) VALUES ({places}) ON CONFLICT (id) DO NOTHING"
 
     def _write(self, message: Message, name: str | None) -> Talk[str]:
         draft = drafted(message, self._source, self._bytes_max)

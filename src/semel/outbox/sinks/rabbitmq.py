@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlunsplit
 
@@ -87,7 +87,7 @@ def message_of(row: Row) -> aio_pika.Message:
         content_type=row.content_type,
         delivery_mode=DeliveryMode.PERSISTENT,
         message_id=row.id,
-        timestamp=datetime.fromtimestamp(row.created_at / 1e6, timezone.utc),
+        timestamp=datetime.fromtimestamp(row.created_at / 1e6, UTC),
         type=row.event_type,
     )
 
