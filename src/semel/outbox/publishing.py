@@ -14,8 +14,7 @@ from semel.outbox.message import Draft, Message, drafted
 __all__ = ["AsyncOutbox", "Outbox", "outbox_for"]
 
 COLUMNS = "id, name, created_at, " + ", ".join(Draft.__struct_fields__)
-_NO_TABLE = frozenset(("42P01", "3F000", 1))
-"""What the databases call a table that is not there; SQLite has the same number for any wrong statement."""
+_NO_TABLE = frozenset(("42P01", "3F000"))
 _NOW_US = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 SCHEMA = "semel"
 
@@ -46,7 +45,7 @@ class _Writer:
         try:
             yield Statement(self._text, (str(message_id), name, *written))
         except Exception as error:
-            if code_of(error) in _NO_TABLE:
+            if code_of(error) in _NO_TABLE or "no such table" in str(error):
                 raise StoreRefused(
                     f"this database has no outbox of semel's ({error}); make its tables with: semel migrate --store ..."
                 ) from error
