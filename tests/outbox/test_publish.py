@@ -157,7 +157,7 @@ async def test_a_message_commits_with_its_transaction(handle: tuple[Place, Opene
     message = Message("order.created", {"n": 1}, aggregate=("order", "1"), headers={"a": "b"})
     async with opened(place) as connection:
         written = await published(place.once.outbox(connection), message)
-    with pytest.raises(Rolled):
+    with contextlib.suppress(Rolled):
         async with opened(place) as connection:
             await published(place.once.outbox(connection), message)
             raise Rolled

@@ -21,7 +21,7 @@ from semel.core.relaying import (
     relay_step,
 )
 from semel.outbox.relay import Relay
-from tests.outbox.tools import ListSink, Place, drain, first_order
+from tests.outbox.tools import ListSink, Place, drain, first_order, until
 
 pytestmark = pytest.mark.anyio
 
@@ -116,9 +116,7 @@ async def test_order_holds_per_aggregate_under_failures(place: Place, ordered: b
         place.rows(), sink, retrying=Retrying(attempts_max=1000, first_s=0.001, max_s=0.002), poll_s=0.01
     )
     running = asyncio.create_task(relay.arun())
-    async with asyncio.timeout(60):
-        while len(set(sink.ids())) < len(ids):
-            await asyncio.sleep(0.02)
+    await until(lambda: len(set(sink.ids())) == len(ids), 60)
     relay.stop()
     await running
     assert calls > len(ids)
@@ -224,9 +222,7 @@ async def test_a_message_waits_for_its_time_and_others_pass_it(place: Place) -> 
     assert sink.ids() == [now]
     relay = Relay(place.rows(), sink, poll_s=0.05)
     running = asyncio.create_task(relay.arun())
-    async with asyncio.timeout(20):
-        while late not in sink.ids():
-            await asyncio.sleep(0.02)
+    await until(lambda: late in sink.ids())
     relay.stop()
     await running
     assert sink.ids() == [now, late]
@@ -290,11 +286,9 @@ async def test_a_relay_waits_for_messages_and_stops_when_told(place: Place) -> N
     running = asyncio.create_task(relay.arun())
     await asyncio.sleep(0.3)
     (written,) = await asyncio.to_thread(place.orders, 1, 1)
-    async with asyncio.timeout(10):
-        while not sink.got:
-            await asyncio.sleep(0.01)
-        relay.stop()
-        totals = await running
+    await until(lambda: bool(sink.got), 10)
+    relay.stop()
+    totals = await asyncio.wait_for(running, 10)
     assert sink.ids() == [written]
     assert totals.published == 1
 

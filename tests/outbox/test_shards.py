@@ -11,7 +11,7 @@ from semel.core.relaying import Published, Row
 from semel.outbox.postgres import SHARDS, PostgresRows
 from semel.outbox.relay import Relay
 from semel.stores.postgres.urls import from_url
-from tests.outbox.tools import ListSink, Place, drain, first_order
+from tests.outbox.tools import ListSink, Place, drain, first_order, until
 from tests.services import postgres
 
 pytestmark = pytest.mark.anyio
@@ -72,19 +72,16 @@ async def test_several_relays_keep_order_while_they_come_and_go(postgres_place: 
 
     relays = [Relay(postgres_place.rows(), Shared(ordered=True), rows_max=7, poll_s=0.02) for _ in range(4)]
     tasks = [asyncio.create_task(relay.arun()) for relay in relays]
-    async with asyncio.timeout(60):
-        while len({row.id for row in arrived}) < len(ids) // 2:
-            await asyncio.sleep(0.01)
-        relays[0].stop()  # in an orderly way
-        rows = relays[1].rows
-        assert isinstance(rows, PostgresRows)
-        pid = rows._connected().info.backend_pid  # and without a word
-        postgres.execute(postgres_place.url, f"SELECT pg_terminate_backend({pid})")
-        while len({row.id for row in arrived}) < len(ids):
-            await asyncio.sleep(0.01)
-        for relay in relays:
-            relay.stop()
-        await asyncio.gather(*tasks)
+    await until(lambda: len({row.id for row in arrived}) >= len(ids) // 2)
+    relays[0].stop()  # in an orderly way
+    rows = relays[1].rows
+    assert isinstance(rows, PostgresRows)
+    pid = rows._connected().info.backend_pid  # and without a word
+    postgres.execute(postgres_place.url, f"SELECT pg_terminate_backend({pid})")
+    await until(lambda: len({row.id for row in arrived}) == len(ids), 60)
+    for relay in relays:
+        relay.stop()
+    await asyncio.wait_for(asyncio.gather(*tasks), 30)
     assert {row.id for row in arrived} == set(ids)
     assert all(numbers == sorted(numbers) for numbers in first_order(arrived).values())
 
@@ -109,14 +106,10 @@ async def missed_of_late_commits(place: Place, rows: PostgresRows) -> set[str]:
     sink = ListSink()
     relay = Relay(rows, sink, poll_s=0.02)
     running = asyncio.create_task(relay.arun())
-    async with asyncio.timeout(20):
-        while not sink.got:
-            await asyncio.sleep(0.01)
+    await until(lambda: bool(sink.got))
     late.commit()
     ids |= set(await asyncio.to_thread(place.orders, 1, 1))
-    async with asyncio.timeout(20):
-        while len(sink.got) < 2 or sink.got[-1].event_type == "late":
-            await asyncio.sleep(0.01)
+    await until(lambda: any(row.event_type == "order.moved" for row in sink.got))
     await asyncio.sleep(0.1)
     relay.stop()
     await running

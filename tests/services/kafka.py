@@ -69,6 +69,8 @@ def _is_ready(pid: int, port: int, log: Path) -> bool:
     from confluent_kafka.admin import AdminClient
 
     try:
-        return bool(AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0}).list_topics(timeout=5))
+        return bool(
+            AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0}).list_topics(timeout=5)
+        )
     except Exception:  # noqa: BLE001 - not yet
         return False

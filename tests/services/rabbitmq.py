@@ -53,7 +53,9 @@ def _start(folder: Path) -> State:
         **{name: value for name, value in os.environ.items() if name.startswith("SEMEL_TEST_")},
     }
     log = folder / "log"
-    register = server.spawn([epmd, "-port", str(names), "-address", "127.0.0.1"], folder / "epmd.log", env=own)
+    register = server.spawn(
+        [epmd, "-port", str(names), "-address", "127.0.0.1"], folder / "epmd.log", env=own
+    )
     pid = server.spawn([str(script)], log, env=own)
     try:
         server.await_ready(lambda: _is_ready(pid, port, log), "rabbitmq-server", log, READY_S)

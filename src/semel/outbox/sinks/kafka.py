@@ -45,6 +45,7 @@ class KafkaSink:
             "acks": "all",
             "linger.ms": 0,
             "delivery.timeout.ms": round(DELIVERY_MAX_S * 1000),
+            "topic.metadata.propagation.max.ms": round(WAIT_S * 500),
             "log_level": 2,
             **(settings or {}),
         }

@@ -35,13 +35,16 @@ class NatsSink:
     async def open(self) -> None:
         """Connect once; a connection that is lost is reported, and the relay connects anew."""
         try:
-            self._client = await nats.connect(
-                self._url,
-                name="semel-relay",
-                connect_timeout=round(WAIT_S),
-                allow_reconnect=False,
-                error_cb=_quiet,
-            )
+            async with asyncio.timeout(WAIT_S):
+                self._client = await nats.connect(
+                    self._url,
+                    name="semel-relay",
+                    connect_timeout=round(WAIT_S),
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    error_cb=_quiet,
+                )
         except (nats.errors.Error, OSError, TimeoutError) as error:
             raise unavailable(self.name, error) from error
         self._stream = self._client.jetstream(timeout=WAIT_S)
