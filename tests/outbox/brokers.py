@@ -37,7 +37,7 @@ class Redis:
         import redis.asyncio
 
         async with redis.asyncio.Redis.from_url(self.url) as client:
-            entries = await client.xrange(self.where)
+            entries: Any = await client.xrange(self.where)
         told = [{name.decode(): value for name, value in fields.items()} for _, fields in entries]
         return [
             Arrived(
@@ -121,7 +121,8 @@ class Kafka:
         self.where = f"s-{uuid4().hex}"
 
     async def prepare(self) -> None:
-        from confluent_kafka.admin import AdminClient, NewTopic
+        from confluent_kafka.admin import AdminClient
+        from confluent_kafka.cimpl import NewTopic
 
         admin = AdminClient({"bootstrap.servers": self.servers})
         await asyncio.to_thread(admin.create_topics([NewTopic(self.where, 3, 1)])[self.where].result, WAIT_S)
@@ -136,12 +137,13 @@ class Kafka:
             {"bootstrap.servers": self.servers, "group.id": uuid4().hex, "enable.auto.commit": False}
         )
         consumer.assign([TopicPartition(self.where, partition, 0) for partition in range(3)])
-        found = []
+        found: list[Arrived] = []
         give_up_at = time.monotonic() + WAIT_S
         while len(found) < count and time.monotonic() < give_up_at:
             for message in consumer.consume(100, 0.5):
                 assert message.error() is None, message.error()
-                headers = {name: (value or b"").decode() for name, value in message.headers() or ()}
+                given: Any = message.headers() or ()
+                headers = {name: (value or b"").decode() for name, value in given}
                 found.append(Arrived(headers["message_id"], headers, message.value() or b""))
         consumer.close()
         return found
@@ -167,7 +169,7 @@ class Sqs:
         return get_session().create_client("sqs", region_name="elasticmq", endpoint_url=self.endpoint)
 
     async def read(self, count: int) -> list[Arrived]:
-        found = []
+        found: list[Arrived] = []
         async with self.client() as client:
             queue = (await client.get_queue_url(QueueName=self.where))["QueueUrl"]
             while True:

@@ -46,7 +46,7 @@ async def psycopg_async(place: Place) -> AsyncIterator[Any]:
 
 @contextlib.asynccontextmanager
 async def asyncpg_(place: Place) -> AsyncIterator[Any]:
-    import asyncpg
+    import asyncpg  # type: ignore[import-untyped]
 
     connection = await asyncpg.connect(bare(place))
     try:
@@ -175,9 +175,9 @@ async def test_an_async_client_writes_too(handle: tuple[Place, Opened]) -> None:
 
 
 def test_django_writes_too(sqlite_place: Place) -> None:
-    import django
-    from django.conf import settings
-    from django.db import connections, transaction
+    import django  # type: ignore[import-untyped]
+    from django.conf import settings  # type: ignore[import-untyped]
+    from django.db import connections, transaction  # type: ignore[import-untyped]
 
     if not settings.configured:
         settings.configure(

@@ -10,6 +10,7 @@ import typer
 from semel.cli.exits import BAD_CONFIGURATION, INTERRUPTED, OK, Stop
 from semel.cli.options import parse_duration_us, settings_for, text
 from semel.cli.output import redacted, say
+from semel.core.relaying import Retrying
 
 __all__ = ["relay"]
 
@@ -104,9 +105,7 @@ def relay(  # noqa: PLR0913 - one for each option
     return INTERRUPTED if signal.SIGINT in told else OK
 
 
-def _retrying(attempts_max: int, backoff_max: str, *, skip: bool) -> object:
-    from semel.core.relaying import Retrying
-
+def _retrying(attempts_max: int, backoff_max: str, *, skip: bool) -> Retrying:
     return Retrying(attempts_max=attempts_max, max_s=parse_duration_us(backoff_max) / 1e6, skip=skip)
 
 

@@ -102,7 +102,7 @@ def _encoded(data: Any) -> tuple[bytes, str]:
         ) from error
 
 
-def _name(what: str, given: str) -> str:
+def _name(what: str, given: object) -> str:
     if not isinstance(given, str) or not 0 < len(given.encode(errors="replace")) <= NAME_BYTES_MAX:
         raise UsageError(f"{what} takes 1 to {NAME_BYTES_MAX} bytes of text, not {given!r:.100}")
     if _CONTROL.search(given):
@@ -110,7 +110,7 @@ def _name(what: str, given: str) -> str:
     return given
 
 
-def _headers(headers: Mapping[str, str]) -> str:
+def _headers(headers: Mapping[str, Any]) -> str:
     if not headers:
         return "{}"
     for name, value in headers.items():

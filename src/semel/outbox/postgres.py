@@ -282,7 +282,8 @@ class PostgresRows:
         return await cursor.fetchall() if cursor.description else []
 
     async def _change(self, text: str, **parameters: Any) -> int:
-        return (await self._execute(text, "", parameters)).rowcount
+        changed: int = (await self._execute(text, "", parameters)).rowcount
+        return changed
 
     async def _execute(self, text: str, columns: str, parameters: dict[str, Any]) -> Any:
         line = self._connected()

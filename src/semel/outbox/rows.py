@@ -99,14 +99,20 @@ class Rows(Protocol):
 
 def row_of(values: Sequence[Any]) -> Row:
     """A row from the values of `COLUMNS`."""
-    seq, message_id, created_at, attempts, kind, identity, *texts, headers, payload = values
+    seq, message_id, created_at, attempts, kind, identity = values[:6]
+    event_type, source, subject, destination, content_type, traceparent, headers, payload = values[6:]
     return Row(
         seq,
         message_id,
         created_at,
         attempts,
         None if kind is None else (kind, identity),
-        *texts,
+        event_type,
+        source,
+        subject,
+        destination,
+        content_type,
+        traceparent,
         {} if headers == "{}" else msgspec.json.decode(headers, type=dict[str, str]),
         payload,
     )

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -15,6 +15,7 @@ from semel.outbox.sinks import destination_of, options_of, unavailable
 
 __all__ = ["KafkaSink", "from_url"]
 
+T = TypeVar("T")
 WAIT_S = 10.0
 DELIVERY_MAX_S = 30.0
 _OF_MESSAGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, KafkaError.INVALID_MSG_SIZE))
@@ -109,7 +110,7 @@ class KafkaSink:
             producer.poll(0.1)
         return answers
 
-    async def _in_thread(self, work: Any) -> Any:
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
+from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from semel.core.relaying import Published, Refused, Row, Sent, Unsent
@@ -41,7 +41,7 @@ class SqsSink:
 
     async def open(self) -> None:
         """Nothing is called yet."""
-        config = Config(connect_timeout=WAIT_S, read_timeout=WAIT_S, retries={"max_attempts": 0})
+        config = AioConfig(connect_timeout=WAIT_S, read_timeout=WAIT_S, retries={"max_attempts": 0})
         self._stack = AsyncExitStack()
         try:
             self._client = await self._stack.enter_async_context(

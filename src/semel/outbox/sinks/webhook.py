@@ -105,7 +105,8 @@ class WebhookSink:
                 if unwell:
                     return Unsent("the target has refused another message")
                 sent = await self._call(address, row)
-                unwell = unwell or (isinstance(sent, Refused) and not sent.of_message)
+                if isinstance(sent, Refused) and not sent.of_message:
+                    unwell = True
                 return sent
 
         return list(await asyncio.gather(*map(call, rows)))
