@@ -27,9 +27,16 @@ def rows(folder: Path) -> list[Row]:
     from tests.services import postgres
     from tests.services import redis as redis_service
 
-    with postgres.own(folder) as database, redis_service.own(folder / "redis-place") as broker:
+    beside = folder / "broker"
+    beside.mkdir()
+    with postgres.own(folder) as database, redis_service.own(beside) as broker:
         bench = Bench(database.url, broker.url)
-        return [bench.publishing(1), bench.publishing(10), bench.relaying_to_redis(), bench.relaying_to_nobody()]
+        return [
+            bench.publishing(1),
+            bench.publishing(10),
+            bench.relaying_to_redis(),
+            bench.relaying_to_nobody(),
+        ]
 
 
 class Bench:
@@ -103,7 +110,8 @@ class Bench:
         def by_hand() -> None:
             for _ in range(MESSAGES // BATCH):
                 found = self.connection.execute(
-                    "SELECT id, payload FROM semel.outbox WHERE settled_at IS NULL ORDER BY seq LIMIT %s", (BATCH,)
+                    "SELECT id, payload FROM semel.outbox WHERE settled_at IS NULL ORDER BY seq LIMIT %s",
+                    (BATCH,),
                 ).fetchall()
                 self.connection.execute(
                     "UPDATE semel.outbox SET state = 1, settled_at = 1 WHERE id = ANY(%s)",

@@ -1,7 +1,6 @@
 """`semel relay`: publish what lies in an outbox, until told to stop."""
 
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -17,55 +16,61 @@ __all__ = ["relay"]
 SECRETS_CHARS_MAX = 8 * 1024
 
 
+SourceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="URL",
+        callback=text,
+        help="The database with the outbox: postgresql://... or sqlite:///app.db. Setting: store.",
+    ),
+]
+SinkOption = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="URL",
+        callback=text,
+        help="kafka://..., amqp://..., nats://..., sqs://..., redis://..., https://... or stdout:",
+    ),
+]
+AttemptsOption = Annotated[
+    int, typer.Option("--attempts", min=1, metavar="N", help="Give a message up after so many.")
+]
+BackoffOption = Annotated[
+    str, typer.Option("--backoff-max", metavar="DURATION", help="The longest wait between attempts.")
+]
+BatchOption = Annotated[
+    int, typer.Option("--batch", min=1, max=10_000, metavar="N", help="Messages taken at once.")
+]
+KeepOption = Annotated[
+    str, typer.Option("--keep", metavar="DURATION", help="How long published messages stay, at least.")
+]
+SecretOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--secret-file", metavar="FILE", help="For https: secrets to sign with, one per line, newest first."
+    ),
+]
+PrivateOption = Annotated[
+    bool, typer.Option("--private", help="For https: let the target be on a private network.")
+]
+SkipOption = Annotated[bool, typer.Option("--skip", help="Let messages pass a dead one of their aggregate.")]
+EmptyOption = Annotated[bool, typer.Option("--until-empty", help="End when nothing is left to be tried now.")]
+
+
 def relay(  # noqa: PLR0913 - one for each option
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="URL",
-            callback=text,
-            help="The database with the outbox: postgresql://... or sqlite:///app.db. Setting: store.",
-        ),
-    ] = None,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="URL",
-            callback=text,
-            help="kafka://..., amqp://..., nats://..., sqs://..., redis://..., https://... or stdout:",
-        ),
-    ] = "stdout:",
-    attempts_max: Annotated[
-        int, typer.Option("--attempts", min=1, metavar="N", help="Give a message up after so many.")
-    ] = 10,
-    backoff_max: Annotated[
-        str, typer.Option("--backoff-max", metavar="DURATION", help="The longest wait between attempts.")
-    ] = "5m",
-    rows_max: Annotated[
-        int, typer.Option("--batch", min=1, max=10_000, metavar="N", help="Messages taken at once.")
-    ] = 500,
-    keep: Annotated[
-        str, typer.Option("--keep", metavar="DURATION", help="How long published messages stay, at least.")
-    ] = "7d",
-    secret_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--secret-file",
-            metavar="FILE",
-            help="For https: secrets to sign with, one per line, newest first.",
-        ),
-    ] = None,
+    source: SourceOption = None,
+    to: SinkOption = "stdout:",
+    attempts_max: AttemptsOption = 10,
+    backoff_max: BackoffOption = "5m",
+    rows_max: BatchOption = 500,
+    keep: KeepOption = "7d",
+    secret_file: SecretOption = None,
     *,
-    private: Annotated[
-        bool, typer.Option("--private", help="For https: let the target be on a private network.")
-    ] = False,
-    skip: Annotated[
-        bool, typer.Option("--skip", help="Let messages pass a dead one of their aggregate.")
-    ] = False,
-    until_empty: Annotated[
-        bool, typer.Option("--until-empty", help="End when nothing is left to be tried now.")
-    ] = False,
+    private: PrivateOption = False,
+    skip: SkipOption = False,
+    until_empty: EmptyOption = False,
 ) -> int:
     """Publish the messages of an outbox, each at least once and those of an aggregate in order.
 
@@ -96,8 +101,6 @@ def relay(  # noqa: PLR0913 - one for each option
         signal.signal(each, stop)
     say(redacted(f"Relaying from {running.rows.name} to {running.sink.name}."))
     totals = running.run(until_empty=until_empty)
-    if sys.stdout is not None:
-        sys.stdout.flush()
     say(
         f"Published {totals.published:,}; {totals.refused:,} attempts failed, {totals.died:,} messages given up,"
         f" {totals.cleaned:,} old ones removed."

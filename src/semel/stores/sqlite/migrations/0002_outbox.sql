@@ -2,7 +2,7 @@
 -- Times are microseconds since 1970 of this computer's clock.
 
 CREATE TABLE semel_outbox (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    seq INTEGER PRIMARY KEY,            -- greater than that of every row that is still there
     id TEXT NOT NULL UNIQUE,            -- minted once, or derived from the event whose handler wrote it
     created_at INTEGER NOT NULL,
     not_before INTEGER,                 -- NULL: at once
