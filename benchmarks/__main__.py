@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 import semel
-from benchmarks import inbox, memory, postgres, redis, sqlite
+from benchmarks import inbox, memory, outbox, postgres, redis, sqlite
 from semel.cli.gauge.measure import Row
 from semel.cli.gauge.plot import svg
 
@@ -22,8 +22,14 @@ MODULES: dict[str, Any] = {
     "postgres": postgres,
     "redis": redis,
     "inbox": inbox,
+    "outbox": outbox,
 }
-DRIVERS = {"inbox": ["psycopg"], "postgres": ["psycopg"], "redis": ["redis", "hiredis"]}
+DRIVERS = {
+    "inbox": ["psycopg"],
+    "outbox": ["psycopg", "redis"],
+    "postgres": ["psycopg"],
+    "redis": ["redis", "hiredis"],
+}
 EMBEDDED = ["memory", "sqlite"]
 
 

@@ -37,6 +37,8 @@ from semel.errors import (
     PolicyInvalid,
     RecordCorrupt,
     SemelError,
+    SinkUnavailable,
+    SinkUnknown,
     StepRepeated,
     StillRunning,
     StoreClosed,
@@ -53,6 +55,7 @@ from semel.errors import (
     ValueTooLarge,
     WrongDatabase,
 )
+from semel.outbox.message import Message
 from semel.plans import Observed
 from semel.policy import Policy
 from semel.stores.memory import MemoryStore
@@ -105,6 +108,7 @@ __all__ = [
     "LateEvent",
     "Lost",
     "MemoryStore",
+    "Message",
     "Mismatch",
     "Mode",
     "ModeMismatch",
@@ -126,6 +130,8 @@ __all__ = [
     "Semel",
     "SemelError",
     "Settings",
+    "SinkUnavailable",
+    "SinkUnknown",
     "State",
     "Stats",
     "StepRepeated",

@@ -299,6 +299,16 @@ class Semel(Client):
             return self.twin.inbox(handle)
         return inbox_for(found, self._runtime.store, self._plan, self._connect)
 
+    def outbox(self, handle: Any) -> Any:
+        """Write messages in your own transaction on `handle`: effect and message commit together, or neither does.
+
+        A relay publishes them afterwards. What `publish` of the outbox returns is awaited if the handle's calls are.
+        """
+        from semel.outbox.publishing import outbox_for
+
+        self._connect()
+        return outbox_for(handle, self._runtime.store, self.consumer, self.policy.value_bytes_max)
+
     def _window_us(self, event_type: str) -> int:
         return self._plan.window_us(self._connect(), event_type)
 

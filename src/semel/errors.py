@@ -12,7 +12,8 @@
     │   ├── NotInHandler           current() or step() outside a handler
     │   ├── NoTransaction          inbox() without an open transaction
     │   ├── WrongDatabase          inbox() on a connection to another database
-    │   └── StoreUnknown           no store for that URL, or its extra is not installed
+    │   ├── StoreUnknown           no store for that URL, or its extra is not installed
+    │   └── SinkUnknown            no sink for that URL, or its extra is not installed
     ├── StoreError
     │   ├── StoreUnavailable       no answer; nothing is known, try again
     │   │   ├── StoreUncertain     a mark without an answer: it may or may not be written
@@ -20,6 +21,7 @@
     │   ├── StoreRefused           damaged, foreign, too new, or on a network file system
     │   ├── StoreClosed            used after close()
     │   └── RecordCorrupt          stored data breaks the table of states
+    ├── SinkUnavailable            a relay's broker gave no answer; its messages stay in the outbox
     ├── ValueInvalid               a value cannot be stored as it is
     │   ├── ValueNotEncodable
     │   └── ValueTooLarge
@@ -57,6 +59,8 @@ __all__ = [
     "PolicyInvalid",
     "RecordCorrupt",
     "SemelError",
+    "SinkUnavailable",
+    "SinkUnknown",
     "StepRepeated",
     "StillRunning",
     "StoreClosed",
@@ -117,6 +121,14 @@ class WrongDatabase(UsageError):
 
 class StoreUnknown(UsageError):
     """No store answers to this URL, or the package it needs is not installed."""
+
+
+class SinkUnknown(UsageError):
+    """No sink answers to this URL, or the package it needs is not installed."""
+
+
+class SinkUnavailable(SemelError):
+    """The broker that a relay publishes to gave no answer; what it was given stays in the outbox."""
 
 
 class StoreError(SemelError):

@@ -12,7 +12,9 @@ from semel.cli.config import config as config_group
 from semel.cli.consumers import consumer
 from semel.cli.explain import explain
 from semel.cli.options import Globals
+from semel.cli.outbox import outbox
 from semel.cli.records import forget, list_records, resolve, show
+from semel.cli.relay import relay
 from semel.cli.upkeep import migrate, purge, stats
 from semel.cli.windows import window
 
@@ -105,6 +107,8 @@ app.command("stats")(stats)
 app.add_typer(window, name="window", help="How long finished keys are remembered: data, changed at run time.")
 app.add_typer(consumer, name="consumer", help="Who processes, and in which mode.")
 app.add_typer(config_group, name="config")
+app.command("relay")(relay)
+app.add_typer(outbox, name="outbox", help="Messages that wait to be published, or were given up.")
 app.command("migrate")(migrate)
 app.command("explain")(explain)
 app.command("bench")(bench)

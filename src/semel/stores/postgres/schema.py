@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from semel.errors import PolicyInvalid, StoreRefused
 from semel.stores.postgres.batch import Ask, Talk
+from semel.stores.postgres.statements import outbox_channel_of
 
 __all__ = ["SCHEMA", "VERSION", "check_schema_name", "migrations", "schema_sql"]
 
@@ -51,7 +52,8 @@ def migrations() -> dict[int, str]:
 
 def script(number: int, schema: str) -> str:
     """One migration for one schema."""
-    return migrations()[number].replace("{schema}", f'"{schema}"')
+    text = migrations()[number].replace("{schema}", f'"{schema}"')
+    return text.replace("{outbox_channel}", outbox_channel_of(schema))
 
 
 def schema_sql(schema: str = SCHEMA) -> str:

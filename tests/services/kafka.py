@@ -1,0 +1,76 @@
+"""A Kafka broker for tests, in KRaft mode: from `SEMEL_TEST_KAFKA_SERVERS`, or the real one by Maven and Java 17."""
+
+import os
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from pathlib import Path
+
+from tests.services import java, server
+from tests.services.nats import answers
+from tests.services.server import Missing, State
+
+SERVERS_NAME = "SEMEL_TEST_KAFKA_SERVERS"
+READY_S = 120.0
+HEAP_MB = 384
+
+
+def servers() -> str:
+    """The one broker of this run; tests use topics of their own."""
+    found: str = server.shared("kafka", _start)["servers"]
+    return found
+
+
+def _start(folder: Path) -> State:
+    given = os.environ.get(SERVERS_NAME)
+    if given:
+        return {"servers": given}
+    run = java.command("kafka", HEAP_MB, folder)
+    port, control = server.free_port(), server.free_port()
+    settings = folder / "server.properties"
+    settings.write_text(
+        "\n".join(
+            (
+                "process.roles=broker,controller",
+                "node.id=1",
+                f"controller.quorum.voters=1@127.0.0.1:{control}",
+                f"listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{control}",
+                f"advertised.listeners=PLAINTEXT://127.0.0.1:{port}",
+                "controller.listener.names=CONTROLLER",
+                "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                f"log.dirs={folder / 'data'}",
+                "num.partitions=3",
+                "auto.create.topics.enable=false",
+                "offsets.topic.replication.factor=1",
+                "transaction.state.log.replication.factor=1",
+                "transaction.state.log.min.isr=1",
+                "group.initial.rebalance.delay.ms=0",
+            )
+        )
+    )
+    cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    formatted = subprocess.run(
+        [*run, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)],
+        capture_output=True, text=True, check=False, timeout=READY_S,
+    )  # fmt: skip
+    if formatted.returncode:
+        raise Missing(f"the broker's storage cannot be made: {formatted.stderr[-1000:]}")
+    log = folder / "log"
+    pid = server.spawn([*run, "kafka.Kafka", str(settings)], log)
+    server.await_ready(lambda: _is_ready(pid, port, log), "kafka", log, READY_S)
+    return {"servers": f"127.0.0.1:{port}", "pids": [pid]}
+
+
+def _is_ready(pid: int, port: int, log: Path) -> bool:
+    if not server.is_alive(pid):
+        raise Missing(f"the broker ended: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
+    if not answers(port):
+        return False
+    from confluent_kafka.admin import AdminClient
+
+    try:
+        return bool(
+            AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0}).list_topics(timeout=5)
+        )
+    except Exception:  # noqa: BLE001 - not yet
+        return False
