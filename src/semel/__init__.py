@@ -56,6 +56,7 @@ from semel.errors import (
 from semel.plans import Observed
 from semel.policy import Policy
 from semel.stores.memory import MemoryStore
+from semel.stores.tiered import tiered
 from semel.types import (
     Absent,
     Busy,
@@ -153,6 +154,7 @@ __all__ = [
     "keys",
     "open",
     "step",
+    "tiered",
     "unwrap",
 ]
 

@@ -150,7 +150,9 @@ class TwofoldTieredStore(TieredStore):
         """The same store for an event loop, not yet connected. A filter is shared with it."""
         assert isinstance(self.truth, Twofold)
         if self.filter is not None and not self.filter.instant:
-            raise PolicyInvalid("this filter waits for a server, and an event loop must not; use semel.Bloom")
+            raise PolicyInvalid(
+                "this filter waits for a server, and an event loop must not; use semel.stores.bloom.Bloom"
+            )
         return AsyncTieredStore(
             async_cache(self.cache),
             self.truth.twin(),

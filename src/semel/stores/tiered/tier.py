@@ -191,9 +191,12 @@ class Tier:
                     if _is_text(key) and (item.tenant, item.consumer, key) not in others
                 ]
         if self._filter is not None and found:
-            for each, maybe in zip(
-                found, self._filter.maybe_many([each.digest for each in found]), strict=True
-            ):
+            try:
+                maybes = self._filter.maybe_many([each.digest for each in found])
+            except StoreError:
+                self._count("filter_errors", 1)
+                return found
+            for each, maybe in zip(found, maybes, strict=True):
                 each.maybe = maybe
         return found
 
@@ -297,7 +300,10 @@ class Tier:
             if type(item) is Settle and (settled := self._settled(item, answer)) is not None:
                 facts.append(settled)
         if facts and self._filter is not None:
-            self._filter.add_many([fact.digest for fact in facts])
+            try:
+                self._filter.add_many([fact.digest for fact in facts])
+            except StoreError:
+                self._count("filter_errors", 1)
         return [
             Put(fact.digest, fact.copy, stamps[fact.digest], min(fact.rest_us, self._cache_window_us))
             for fact in facts
@@ -438,7 +444,10 @@ class Tier:
         """How full the filter is, of this process."""
         if self._filter is None:
             return {}
-        full = self._filter.fullness()
+        try:
+            full = self._filter.fullness()
+        except StoreError:
+            return {}
         return {
             "filter_fill_ratio": round(full.fill_ratio, 6),
             "filter_false_positive_ratio": round(full.false_positive_ratio, 9),
@@ -462,6 +471,7 @@ COUNTS: dict[str, str] = {
     "filter_skipped": "keys for which the cache was not asked, because the filter had never seen them",
     "filter_false": "keys that were new though the filter said maybe",
     "filter_missed": "keys that were known though the filter had never seen them",
+    "filter_errors": "calls that the filter did not answer",
 }
 """What is counted, in keys unless it says calls."""
 
