@@ -16,7 +16,8 @@ __all__ = ["Damaged", "load", "look", "save"]
 MAGIC = b"semelblm"
 VERSION = 1
 _HEAD = Form(">8sHI32s")
-"""Magic, version, length of what describes the filter, checksum of all that follows."""
+"""Magic, version, length of what describes the filter, checksum of that length and of all that follows."""
+_LENGTH = Form(">I")
 _RBLOOM_HEAD = 8
 """rbloom begins with the number of its hashes."""
 
@@ -36,7 +37,7 @@ def save(path: Path, layout: Layout, generations: dict[int, bytes]) -> None:
     described = msgspec.json.encode(
         _About(layout, [(number, len(bits)) for number, bits in generations.items()])
     )
-    checksum = sha256(described)
+    checksum = sha256(_LENGTH.pack(len(described)) + described)
     for bits in generations.values():
         checksum.update(bits)
     beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
@@ -75,7 +76,9 @@ def load(path: Path, layout: Layout) -> dict[int, bytes]:
     if version != VERSION:
         raise StoreRefused(f"{path} was written by another version of semel; remove it, or name another path")
     body = memoryview(content)[_HEAD.size :]
-    if sha256(body).digest() != checksum:
+    found_sum = sha256(_LENGTH.pack(length))
+    found_sum.update(body)
+    if found_sum.digest() != checksum:
         raise Damaged(f"{path} is not as it was written")
     about = msgspec.json.decode(bytes(body[:length]), type=_About)
     if about.layout != layout:

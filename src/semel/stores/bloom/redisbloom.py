@@ -47,7 +47,7 @@ class RedisBloom:
         """How many ids found no room."""
         self._head = f"semel:bloom:{{{name}}}:".encode()
         self._client: Any = redis.Redis.from_url(
-            url, socket_timeout=answer_s, socket_connect_timeout=answer_s
+            url, protocol=2, socket_timeout=answer_s, socket_connect_timeout=answer_s
         )
         self._reserved: set[int] = set()
         self._opened: tuple[int, float] | None = None

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
+from math import log1p
 from operator import index
 from pathlib import Path
 from threading import Lock
@@ -111,17 +112,20 @@ class Bloom:
         with self._lock:
             self._rotate()
             generations = list(self._generations.values())
-            ids = sum(each.approx_items for each in generations if each)
             looked = [files.look(each.save_bytes()) for each in generations]
-        wrong = 1.0
-        for fill, hashes in looked:
-            wrong *= 1.0 - fill**hashes
+        right, ids = 1.0, 0.0
+        for each, (fill, hashes) in zip(generations, looked, strict=True):
+            bits = each.size_in_bits
+            right *= 1.0 - fill**hashes
+            ids -= (
+                bits / hashes * log1p(-min(fill, 1 - 1 / bits))
+            )  # with every bit set, nobody can tell how many
         fullest = max((fill for fill, _ in looked), default=0.0)
         return Fullness(
             ids=round(ids),
             capacity=self.layout.capacity,
             fill_ratio=fullest,
-            false_positive_ratio=1.0 - wrong,
+            false_positive_ratio=1.0 - right,
             bytes_used=sum(each.size_in_bits for each in generations) // 8,
             generations=len(generations),
         )
