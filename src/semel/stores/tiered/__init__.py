@@ -88,7 +88,7 @@ def url_of(given: Mapping[str, Any]) -> str:
     known = _known(given)
     if not {"cache", "truth"} <= known.keys():
         raise PolicyInvalid("a store of tiers has a cache and a truth: both are URLs")
-    return "tiered:?" + urlencode(known, safe=":/@,[]")
+    return "tiered:?" + urlencode(known, safe=":/@,[]?=")
 
 
 def _known(given: Mapping[str, Any]) -> dict[str, Any]:
