@@ -53,7 +53,7 @@ def test_passwords_in_tiers_are_hidden(tmp_path: Path) -> None:
     )
     for answer in (semel("config", "show", cwd=tmp_path), semel("config", "show", "--json", cwd=tmp_path)):
         assert "hunter" not in answer.out
-        assert "cache=redis+sentinel://me:***@cache/main/0?answer_s=1" in answer.out
+        assert "sentinel://me:***@cache/main/0?answer_s=1" in answer.out
 
 
 @pytest.mark.parametrize(

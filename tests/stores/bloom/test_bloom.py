@@ -27,7 +27,8 @@ def ids(count: int, salt: int = 0) -> list[bytes]:
 
 
 def made(clock: ManualClock, **options: Any) -> Bloom:
-    return Bloom(**({"capacity": 1000, "window": WINDOW_S, "clock": clock} | options))
+    known: dict[str, Any] = {"capacity": 1000, "window": WINDOW_S, "clock": clock}
+    return Bloom(**(known | options))
 
 
 # --- what it remembers --------------------------------------------------------------------------

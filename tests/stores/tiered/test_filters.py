@@ -11,7 +11,7 @@ from semel.errors import PolicyInvalid, StoreUnavailable
 from semel.stores.bloom import Bloom, rebuild
 from semel.stores.tiered import MemoryCache, tiered
 from semel.testing import ManualClock
-from tests.stores.tiered import places
+from tests.stores.postgres import places as postgres_places
 from tests.stores.tiered.tools import MINUTE_US, Pair, claim, finish, kinds
 
 
@@ -117,7 +117,7 @@ def test_a_filter_that_waits_for_a_server_is_not_for_event_loops(tmp_path: Any) 
     class Slow(Bloom):
         instant = False
 
-    truth = places.postgres_places.make(tmp_path)
+    truth = postgres_places.make(tmp_path)
     store = tiered(cache="memory:", truth=truth, filter=Slow(capacity=10))
     with pytest.raises(PolicyInvalid, match="event loop"):
         store.twin()  # type: ignore[attr-defined]

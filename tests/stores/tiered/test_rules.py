@@ -11,7 +11,7 @@ from semel.core.commands import Forget, Granted, Known, Lookup, Mark, Marked, Re
 from semel.errors import PolicyInvalid, StoreUnavailable
 from semel.stores.memory import MemoryStore
 from semel.stores.tiered import Cache, MemoryCache, from_url, tiered, url_of
-from semel.stores.tiered.tier import COPY_BYTES_MAX, Ask, Write
+from semel.stores.tiered.tier import COPY_BYTES_MAX, COUNTS, Ask, Write
 from semel.testing import ManualClock
 from semel.types import Absent, Busy, Completed, Forgotten, Mismatch, Record, Unavailable
 from tests.stores.tiered import places
@@ -454,3 +454,8 @@ def test_tiers_have_a_url() -> None:
             from_url(bad)
     with pytest.raises(PolicyInvalid, match="no option colour"):
         url_of(table | {"colour": "red"})
+
+
+def test_every_count_is_explained() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/stores/tiered.md").read_text(encoding="utf-8")
+    assert [name for name in COUNTS if f"| `{name}` | {COUNTS[name]} |" not in page] == []

@@ -74,12 +74,11 @@ class ByHand:
         self.answers: list[Answer] | None = None
         self.step: Step | None = next(self._steps)
 
-    def until(self, kind: type) -> Step:
+    def until(self, kind: type) -> None:
         """Go on until this step is next, which is not yet done."""
         while not isinstance(self.step, kind):
             assert self.step is not None, f"it ended without {kind.__name__}"
             self.go()
-        return self.step
 
     def go(self, reply: Any = ...) -> None:
         """Do the step that is next, or have it answered so."""
