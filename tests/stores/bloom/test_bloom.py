@@ -54,6 +54,18 @@ def test_nothing_inside_the_window_is_forgotten(steps: int, waits: list[int], st
         added.append((now, each))
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 7])
+def test_nor_at_the_very_end_of_it(steps: int) -> None:
+    step_us = WINDOW_S * 10**6 // steps
+    for offset in (0, 1, step_us // 2, step_us - 1):
+        clock = ManualClock(step_us * 10**7 + offset)
+        bloom = made(clock, steps=steps)
+        bloom.add_many(ids(10))
+        for _ in range(steps):  # it rotates at every chance it gets
+            clock.advance((WINDOW_S * 10**6 - 1) // steps)
+            assert all(bloom.maybe_many(ids(10)))
+
+
 def test_what_is_older_than_the_window_and_a_step_is_forgotten() -> None:
     clock = ManualClock()
     bloom = made(clock)
@@ -70,8 +82,10 @@ def test_a_clock_that_steps_back_forgets_nothing() -> None:
     clock.step_back(s=10 * WINDOW_S)
     assert all(bloom.maybe_many(ids(100)))
     bloom.add_many(ids(100, 1))
-    clock.advance(s=10 * WINDOW_S)
+    clock.advance(s=10 * WINDOW_S)  # and is set right again
     assert all(bloom.maybe_many(ids(100) + ids(100, 1)))
+    clock.advance(s=WINDOW_S / 3)
+    assert all(bloom.maybe_many(ids(100, 1)))
 
 
 def test_generations_are_bounded() -> None:

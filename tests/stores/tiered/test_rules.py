@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from semel.core.commands import Forget, Granted, Known, Lookup, Mark, Marked, Resolve, Settle, SetWindow
-from semel.errors import PolicyInvalid, StoreUnavailable
+from semel.errors import PolicyInvalid, StoreClosed, StoreRefused, StoreUnavailable
 from semel.stores.memory import MemoryStore
+from semel.stores.sqlite import SqliteStore
 from semel.stores.tiered import Cache, MemoryCache, from_url, tiered, url_of
 from semel.stores.tiered.tier import COPY_BYTES_MAX, COUNTS, Ask, Write
 from semel.testing import ManualClock
 from semel.types import Absent, Busy, Completed, Forgotten, Mismatch, Record, Unavailable
+from tests.services import redis
 from tests.stores.tiered import places
 from tests.stores.tiered.tools import MINUTE_US, ByHand, Counting, Pair, S, claim, done, finish, kinds
 
@@ -87,10 +89,11 @@ def test_what_runs_is_never_answered_by_the_cache(pair: Pair) -> None:
 
 def test_a_completion_that_was_there_before_is_not_copied(pair: Pair) -> None:
     """Its value may be another one: an operator has decided, and then the late owner says what it thinks."""
-    held = claim("a", quarantine=True)
+    held = claim("a", quarantine=True, lease_us=S)
     (granted,) = pair.send(held)
-    pair.send(Settle(held.id, held.owner, granted.fence, "unknown"))
-    pair.send(Resolve(held.id, granted.fence, "done", b"rdecided", MINUTE_US))
+    pair.clock.advance(s=2)
+    (decided,) = pair.send(Resolve(held.id, granted.fence, "done", b"rdecided", MINUTE_US))
+    assert isinstance(decided, Completed)
     (late,) = pair.send(done(held, granted, b"rlate"))
     assert late == Completed(already=True, at=late.at)
     assert pair.send(claim("a", quarantine=True))[0].value == b"rdecided"
@@ -399,6 +402,41 @@ def test_a_child_of_a_fork_does_not_share_copies_in_memory() -> None:
     pair.store.after_fork()
     pair.cache.after_fork()  # type: ignore[attr-defined]
     assert pair.asked(claim("a"))[1] == 1
+
+
+def test_a_closed_store_answers_nothing_until_it_is_opened_again(pair: Pair) -> None:
+    finish(pair.store, "a")
+    pair.store.close()
+    pair.store.close()
+    with pytest.raises(StoreClosed):
+        pair.send(claim("a"))
+    pair.store.open()
+    assert pair.asked(claim("a"))[1] == 0
+
+
+def test_all_is_closed_whatever_one_of_them_says(tmp_path: Path) -> None:
+    from semel.stores.bloom import Bloom
+
+    truth = SqliteStore(tmp_path / "truth.db")
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    store = tiered(cache="memory:", truth=truth, filter=Bloom(capacity=10, path=folder / "seen.bloom"))
+    store.open()
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError):
+        store.close()
+    with pytest.raises(StoreClosed):
+        truth.send([claim("a")])
+
+
+def test_a_cache_that_refuses_is_told_at_the_start_and_nothing_stays_open(tmp_path: Path) -> None:
+    truth = SqliteStore(tmp_path / "truth.db")
+    url = redis.place(tmp_path).replace("redis://", "redis://nobody:wrong@")
+    store = tiered(cache=url, truth=truth)
+    with pytest.raises(StoreRefused):
+        store.open()
+    with pytest.raises(StoreClosed):
+        truth.send([claim("a")])
 
 
 def test_copies_in_memory_are_bounded() -> None:

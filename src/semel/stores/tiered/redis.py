@@ -260,7 +260,10 @@ class RedisCache:
         return self._drive(self._talk.counted())  # type: ignore[no-any-return]
 
     def _drive(self, steps: Generator[Step, Any, Any]) -> Any:
-        if self._store._core.facts is None:
+        core = self._store._core
+        if core.closed:
+            raise core.closed_error()
+        if core.facts is None:
             self._store.open()
         return self._store._drive(steps)
 
@@ -308,6 +311,9 @@ class AsyncRedisCache:
         return await self._drive(self._talk.counted())  # type: ignore[no-any-return]
 
     async def _drive(self, steps: Generator[Step, Any, Any]) -> Any:
-        if self._store._core.facts is None:
+        core = self._store._core
+        if core.closed:
+            raise core.closed_error()
+        if core.facts is None:
             await self._store.aopen()
         return await self._store._drive(steps)

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 from msgspec.structs import replace
 
 from semel.core.commands import Answer, Item
 from semel.core.ports import AsyncStore, Capabilities, Listener, Store, Twofold
-from semel.errors import PolicyInvalid, StoreError, StoreUnavailable
+from semel.errors import PolicyInvalid, StoreClosed, StoreError, StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.stores.tiered.breaker import Breaker
 from semel.stores.tiered.memory import AsyncMemoryCache, MemoryCache
@@ -62,6 +63,10 @@ class _Shared:
         """The truth tells of its changes."""
         return self.truth.watch(listener)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"{self.name} is closed; open() it again to use it")
+
     def after_fork(self) -> None:
         """What the parent has under way is not the child's."""
         self._tier.after_fork()
@@ -91,26 +96,35 @@ class TieredStore(_Shared):
     def open(self) -> None:
         """Connect to both; idempotent. A cache out of reach is left alone for a while, one that refuses is raised."""
         self._closed = False
-        self.truth.open()
-        if self.filter is not None:
-            self.filter.open()
+        try:
+            self.truth.open()
+            if self.filter is not None:
+                self.filter.open()
+            self._open_cache()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_cache(self) -> None:
         try:
             self.cache.open()
         except StoreUnavailable as error:
             self._tier.missed(error)
 
     def close(self) -> None:
-        """Let go of both; idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._drive(self._tier.parting())
-        self.cache.close()
-        if self.filter is not None:
-            self.filter.close()
-        self.truth.close()
+        """Let go of all of them, whatever one of them says; idempotent."""
+        first, self._closed = not self._closed, True
+        with ExitStack() as stack:
+            stack.callback(self.truth.close)
+            if self.filter is not None:
+                stack.callback(self.filter.close)
+            stack.callback(self.cache.close)
+            if first:
+                self._drive(self._tier.parting())
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         """Carry out the items: one round trip to the cache, one to the truth for what is left, one for the copies."""
+        self._check_open()
         answers: list[Answer] = self._drive(self._tier.carry_out(items))
         return answers
 
@@ -190,26 +204,35 @@ class AsyncTieredStore(_Shared):
     async def aopen(self) -> None:
         """Connect to both; idempotent. A cache out of reach is left alone for a while, one that refuses is raised."""
         self._closed = False
-        await self.truth.aopen()
-        if self.filter is not None:
-            self.filter.open()
+        try:
+            await self.truth.aopen()
+            if self.filter is not None:
+                self.filter.open()
+            await self._open_cache()
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def _open_cache(self) -> None:
         try:
             await self.cache.aopen()
         except StoreUnavailable as error:
             self._tier.missed(error)
 
     async def aclose(self) -> None:
-        """Let go of both; idempotent."""
-        if not self._closed:
-            self._closed = True
-            await self._drive(self._tier.parting())
-        await self.cache.aclose()
-        if self.filter is not None:
-            self.filter.close()
-        await self.truth.aclose()
+        """Let go of all of them, whatever one of them says; idempotent."""
+        first, self._closed = not self._closed, True
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self.truth.aclose)
+            if self.filter is not None:
+                stack.callback(self.filter.close)
+            stack.push_async_callback(self.cache.aclose)
+            if first:
+                await self._drive(self._tier.parting())
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
         """Carry out the items: one round trip to the cache, one to the truth for what is left, one for the copies."""
+        self._check_open()
         answers: list[Answer] = await self._drive(self._tier.carry_out(items))
         return answers
 
