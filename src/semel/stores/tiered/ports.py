@@ -11,7 +11,7 @@ Counts: TypeAlias = Mapping[str, int]
 """How often things happened since they were last told, by name."""
 
 
-class Copy(Struct, frozen=True, gc=False):
+class Copy(Struct, frozen=True, gc=False, array_like=True):
     """What the truth said of a key: it is done, or (fence 0) it is marked. There is a copy of nothing else."""
 
     kind: Literal["done", "seen"]
