@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 import semel
-from benchmarks import inbox, memory, outbox, postgres, redis, sqlite
+from benchmarks import bloom, inbox, memory, outbox, postgres, redis, sqlite, tiers
 from semel.cli.gauge.measure import Row
 from semel.cli.gauge.plot import svg
 
@@ -23,8 +23,12 @@ MODULES: dict[str, Any] = {
     "redis": redis,
     "inbox": inbox,
     "outbox": outbox,
+    "bloom": bloom,
+    "tiers": tiers,
 }
 DRIVERS = {
+    "bloom": ["rbloom"],
+    "tiers": ["psycopg", "redis"],
     "inbox": ["psycopg"],
     "outbox": ["psycopg", "redis"],
     "postgres": ["psycopg"],

@@ -59,6 +59,7 @@ from semel.outbox.message import Message
 from semel.plans import Observed
 from semel.policy import Policy
 from semel.stores.memory import MemoryStore
+from semel.stores.tiered import tiered
 from semel.types import (
     Absent,
     Busy,
@@ -159,6 +160,7 @@ __all__ = [
     "keys",
     "open",
     "step",
+    "tiered",
     "unwrap",
 ]
 

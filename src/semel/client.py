@@ -70,7 +70,7 @@ def aopen(
     )
     runtime = _runtime(store, mode)
     if isinstance(runtime.store, Twofold):
-        runtime = Runtime(runtime.store.twin(), owned=isinstance(store, str))
+        runtime = Runtime(runtime.store.twin(), owned=True)  # made here, so closed here
     return AsyncSemel(plan, runtime)
 
 

@@ -14,6 +14,7 @@ from semel.testing.store_contract import Colour, Harness
 from tests.contract.dict_store import DictStore
 from tests.stores.postgres import places
 from tests.stores.redis import places as redis_places
+from tests.stores.tiered import places as tiers
 
 
 class Kind(NamedTuple):
@@ -54,5 +55,8 @@ KINDS = [
     Kind("postgres-async", places.CAPABILITIES, places.make_in_loop, lasts=True, in_loop=True),
     Kind("redis", redis_places.CAPABILITIES, redis_places.make, lasts=True),
     Kind("redis-async", redis_places.CAPABILITIES, redis_places.make_in_loop, lasts=True, in_loop=True),
+    Kind("redis-over-postgres", tiers.CAPABILITIES, tiers.redis_over_postgres, lasts=True),
+    Kind("redis-over-sqlite", tiers.CAPABILITIES, tiers.redis_over_sqlite, lasts=True),
+    Kind("memory-over-sqlite", tiers.CAPABILITIES, tiers.memory_over_sqlite, lasts=True),
 ]
 """Add a store here, and everything in this folder is run on it."""

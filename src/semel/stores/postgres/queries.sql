@@ -34,6 +34,7 @@ inp AS MATERIALIZED (
 ),
 cur AS MATERIALIZED (
     SELECT i.*, t.now, r.state, r.lease_until, r.settled_at, r.fence, r.attempt, r.first_seen, r.value,
+        r.expires_at - t.now AS rest,
         CASE
             WHEN r.state IS NULL OR NOT {live} OR r.state & 7 = 4 THEN
                 CASE WHEN t.now - i.event_time > i.span THEN 6 ELSE 0 END
@@ -90,11 +91,11 @@ won AS (
     END
     RETURNING r.digest, r.fence, r.attempt, r.lease_until, r.first_seen
 )
-SELECT 0::smallint, uuid_send(digest), fence, attempt, lease_until, coalesce(first_seen, fence), NULL::bytea FROM won
+SELECT 0::smallint, uuid_send(digest), fence, attempt, lease_until, coalesce(first_seen, fence), NULL::bytea, NULL::bigint FROM won
 UNION ALL
 SELECT verdict::smallint, uuid_send(digest), fence, CASE WHEN verdict = 3 THEN state & 64 ELSE attempt END,
     CASE verdict WHEN 3 THEN lease_until - now WHEN 6 THEN now - event_time WHEN 7 THEN coalesce(settled_at, lease_until) ELSE settled_at END,
-    coalesce(first_seen, fence), CASE WHEN verdict < 3 THEN value END
+    coalesce(first_seen, fence), CASE WHEN verdict < 3 THEN value END, rest
 FROM cur WHERE verdict > 0
 
 -- query: settle

@@ -99,8 +99,8 @@ def _granted(row: Row) -> Granted:
 
 _CLAIM_ANSWERS: dict[int, Callable[[Row], Answer]] = {
     0: _granted,
-    1: lambda row: Known("done", row[6], row[2], row[4] or 0, row[5]),
-    2: lambda row: Known("failed", row[6], row[2], row[4] or 0, row[5]),
+    1: lambda row: Known("done", row[6], row[2], row[4] or 0, row[5], row[7]),
+    2: lambda row: Known("failed", row[6], row[2], row[4] or 0, row[5], row[7]),
     3: lambda row: Busy(row[4] / 1e6, bool(row[3])),
     5: lambda _row: Mismatch(),
     6: lambda row: Late(row[4] / 1e6),

@@ -323,7 +323,7 @@ def claim_answer(letter: str, detail: bytes, item: Claim, now: int) -> Any:
             r = unpack(detail, item.id)
             return Granted(r.fence, r.attempt, r.lease_until, r.first_seen, r.steps, r.journal)
         case "K":
-            return known(detail, item.id)
+            return known(detail, item.id, now)
         case "B" | "J":
             return Busy(int(detail) / 1e6, letter == "J")
         case "M":
