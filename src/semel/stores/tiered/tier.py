@@ -182,7 +182,8 @@ class Tier:
         found: list[Wanted] = []
         for position, item in enumerate(items):
             if type(item) is Claim:
-                if item.id not in others and _is_text(item.id[2]):
+                # Events told apart by their own times go to the truth: a copy does not know its event's time.
+                if not item.apart_us and item.id not in others and _is_text(item.id[2]):
                     found.append(Wanted(position, digest(item.id)))
             elif type(item) is Mark:
                 found += [
