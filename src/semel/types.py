@@ -205,3 +205,5 @@ class Stats(Struct, frozen=True, kw_only=True):
     purge_lag_s: float = 0.0
     """How long the oldest of those has been waiting."""
     bytes_used: int | None = None
+    ahead_s: float | None = None
+    """How far ahead there are partitions for the ids to come; `None`: the store has none."""

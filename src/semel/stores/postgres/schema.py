@@ -11,7 +11,7 @@ from semel.stores.postgres.batch import Ask, Talk
 __all__ = ["SCHEMA", "VERSION", "check_schema_name", "migrations", "schema_sql"]
 
 SCHEMA = "semel"
-VERSION = 1
+VERSION = 2
 """The last migration that this semel knows."""
 OLDEST = 130000
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")

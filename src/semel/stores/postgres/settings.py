@@ -7,6 +7,7 @@ from msgspec import Struct
 from psycopg.conninfo import conninfo_to_dict
 
 from semel.errors import PolicyInvalid
+from semel.stores.postgres.calendar import Retention
 from semel.stores.postgres.schema import SCHEMA, check_schema_name
 
 __all__ = ["Place"]
@@ -33,6 +34,7 @@ class Place(Struct, frozen=True, kw_only=True):
     wait_s: float = 10.0
     pooler: bool = False
     readable_keys: bool = True
+    retention: Retention = Retention()
 
     @classmethod
     def of(cls, url: str, **options: Any) -> "Place":

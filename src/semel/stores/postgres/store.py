@@ -16,13 +16,14 @@ from semel.core.ports import Capabilities, Listener
 from semel.errors import StoreClosed, StoreError, StoreFull, StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.stores.postgres.batch import Ask, Batch, Scope, Stage, Talk, stages
+from semel.stores.postgres.calendar import Retention
 from semel.stores.postgres.lines import AsyncLine, AsyncLines, Line, Lines
 from semel.stores.postgres.listening import LoopListener, ThreadListener
 from semel.stores.postgres.schema import SCHEMA, Found, prepare
 from semel.stores.postgres.settings import Place
 from semel.stores.postgres.statements import statements
 from semel.stores.postgres.talk import say
-from semel.stores.postgres.trouble import is_cut, is_transient, translated
+from semel.stores.postgres.trouble import is_cut, is_transient, is_unplaced, translated
 from semel.stores.postgres.watching import Ears
 
 __all__ = ["AsyncPostgresStore", "PostgresStore"]
@@ -31,6 +32,9 @@ T = TypeVar("T")
 REPEATS_MAX = 20
 """How often a stage is begun again that the server has undone for the sake of others."""
 PAUSE_MAX_S = 0.02
+EXTENDS_MAX = 3
+EXTEND = Stage("extend", [])
+"""Partitions are made ahead by whoever cleans; where nobody did for days, a claim that finds none has them made."""
 
 _log = logging.getLogger("semel")
 
@@ -46,6 +50,7 @@ class _Shared:
         self.clock = clock
         self.ears: Ears = Ears()
         self.consumers: dict[Scope, int] = {}
+        self.kinds: dict[Scope, str] = {}
         self.statements: dict[str, str] = statements(place.schema)
         self.capabilities: Capabilities = self._powers(durable=True)
 
@@ -65,7 +70,16 @@ class _Shared:
     def batch(self, items: Sequence[Item]) -> Batch:
         """The items as they are to be said."""
         now = None if self.clock is None else self.clock.now_us()
-        return Batch(items, self.consumers, now=now, readable_keys=self.place.readable_keys)
+        place = self.place
+        return Batch(
+            items,
+            self.consumers,
+            self.kinds,
+            now=now,
+            readable_keys=place.readable_keys,
+            schema=place.schema,
+            retention=place.retention,
+        )
 
     def failed(self, batch: Batch, stage: Stage, rest: Sequence[Stage], error: StoreError) -> bool:
         """Answer what could not be said; `True`: the rest is worth trying. Raises where nothing was answered."""
@@ -78,6 +92,15 @@ class _Shared:
             for position in each.positions:
                 batch.refuse(position, error)
         return isinstance(error, StoreFull)
+
+    def again(self, batch: Batch, stage: Stage, error: psycopg.Error, tries: int) -> bool:
+        """Whether a stage that ended in an error is begun again: undone, cut off, or without partition."""
+        if is_cut(error):
+            batch.start_over()
+            return not tries and _repeatable(batch, stage)
+        if is_unplaced(error):
+            return tries < EXTENDS_MAX
+        return is_transient(error) and tries < REPEATS_MAX - 1
 
     def done(self, batch: Batch) -> list[Answer]:
         """The answers, after everybody in this process was told of what changed."""
@@ -95,13 +118,22 @@ def _repeatable(batch: Batch, stage: Stage) -> bool:
     return not any(isinstance(batch.items[position], Mark) for position in stage.positions)
 
 
+def answered(ask: Ask, error: psycopg.Error) -> list[Any]:
+    """The error as a row, where the talk has asked for that; otherwise it goes on its way."""
+    if error.sqlstate in ask.told:
+        return [(error.sqlstate,)]
+    raise error
+
+
 class PostgresStore(_Shared):
     """A store in one schema of a PostgreSQL database. Its name: `postgresql://host/database`, without secrets.
 
     At most `pool_max` connections; no call waits longer than `wait_s` for a sign of the server. `pooler=True`
     works behind a transaction pooler: nothing is prepared, and waiters poll instead of listening.
     `readable_keys=False` keeps only digests of keys, except where somebody must be able to name the record:
-    journaled and quarantined claims. `clock` replaces the server's clock, for tests alone.
+    journaled and quarantined claims. `partition_step` and `partition_live` say how much time a partition of
+    records with declared ids holds, and how long it is kept (see the how-to on retention). `clock` replaces the
+    server's clock, for tests alone.
     """
 
     def __init__(
@@ -113,10 +145,18 @@ class PostgresStore(_Shared):
         wait_s: float = 10.0,
         pooler: bool = False,
         readable_keys: bool = True,
+        partition_step: str | None = None,
+        partition_live: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         place = Place.of(
-            url, schema=schema, pool_max=pool_max, wait_s=wait_s, pooler=pooler, readable_keys=readable_keys
+            url,
+            schema=schema,
+            pool_max=pool_max,
+            wait_s=wait_s,
+            pooler=pooler,
+            readable_keys=readable_keys,
+            retention=Retention(partition_step, partition_live),
         )
         super().__init__(place, clock)
         self._lines: Lines | None = None
@@ -155,6 +195,8 @@ class PostgresStore(_Shared):
         """
         lines = self._opened()
         batch = self.batch(items)
+        if batch.unknown():
+            self._stage(lines, batch, Stage("meet", []))
         plan = stages(batch)
         for number, stage in enumerate(plan):
             try:
@@ -162,6 +204,8 @@ class PostgresStore(_Shared):
             except StoreError as error:
                 if not self.failed(batch, stage, plan[number + 1 :], error):
                     break
+        if batch.leaving:
+            self._remove(lines, batch)
         return self.done(batch)
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
@@ -196,6 +240,7 @@ class PostgresStore(_Shared):
                 lines.close()
                 raise
             self.consumers.clear()
+            self.kinds.clear()
             self._lines = lines
             return lines
 
@@ -207,28 +252,34 @@ class PostgresStore(_Shared):
                     self._converse(line, say(batch, stage))
                     return
             except psycopg.Error as error:
-                if is_cut(error):
-                    batch.start_over()
-                again = is_transient(error) or (is_cut(error) and not tries and _repeatable(batch, stage))
-                if not again or tries == REPEATS_MAX - 1:
+                if not self.again(batch, stage, error, tries):
                     raise translated(error, self.name) from error
+                if is_unplaced(error):
+                    self._stage(lines, batch, EXTEND)
                 time.sleep(_pause(tries))
+
+    def _remove(self, lines: Lines, batch: Batch) -> None:
+        """Remove partitions, on a connection of its own; what cannot be done now is left for the next round."""
+        try:
+            with lines.connect() as line:
+                self._converse(line, say(batch, Stage("remove", list(batch.leaving))))
+        except psycopg.Error as error:
+            _log.warning("%s: partitions were not removed: %s", self.name, translated(error, self.name))
 
     def _converse(self, line: Line, talk: Talk[T]) -> T:
         rows: list[Any] | None = None
         try:
             while True:
                 ask = next(talk) if rows is None else talk.send(rows)
-                if ask.script:
-                    line.execute(ask.script, prepare=False)
-                    rows = []
-                    continue
-                cursor = line.execute(
-                    self.statements[ask.name],
-                    ask.parameters or None,
-                    binary=True,
-                )
-                rows = cursor.fetchall() if cursor.description else []
+                try:
+                    if ask.script:
+                        line.execute(ask.script, prepare=False)
+                        rows = []
+                        continue
+                    cursor = line.execute(self.statements[ask.name], ask.parameters or None, binary=True)
+                    rows = cursor.fetchall() if cursor.description else []
+                except psycopg.Error as error:
+                    rows = answered(ask, error)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
@@ -256,10 +307,18 @@ class AsyncPostgresStore(_Shared):
         wait_s: float = 10.0,
         pooler: bool = False,
         readable_keys: bool = True,
+        partition_step: str | None = None,
+        partition_live: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         place = Place.of(
-            url, schema=schema, pool_max=pool_max, wait_s=wait_s, pooler=pooler, readable_keys=readable_keys
+            url,
+            schema=schema,
+            pool_max=pool_max,
+            wait_s=wait_s,
+            pooler=pooler,
+            readable_keys=readable_keys,
+            retention=Retention(partition_step, partition_live),
         )
         self._begin(place, clock)
 
@@ -307,6 +366,8 @@ class AsyncPostgresStore(_Shared):
         """
         lines = await self._opened()
         batch = self.batch(items)
+        if batch.unknown():
+            await self._stage(lines, batch, Stage("meet", []))
         plan = stages(batch)
         for number, stage in enumerate(plan):
             try:
@@ -314,6 +375,8 @@ class AsyncPostgresStore(_Shared):
             except StoreError as error:
                 if not self.failed(batch, stage, plan[number + 1 :], error):
                     break
+        if batch.leaving:
+            await self._remove(lines, batch)
         return self.done(batch)
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
@@ -363,6 +426,7 @@ class AsyncPostgresStore(_Shared):
                 await lines.close()
                 raise
             self.consumers.clear()
+            self.kinds.clear()
             self._lines = lines
             self._listen()
             return lines
@@ -375,28 +439,36 @@ class AsyncPostgresStore(_Shared):
                     await self._converse(line, say(batch, stage))
                     return
             except psycopg.Error as error:
-                if is_cut(error):
-                    batch.start_over()
-                again = is_transient(error) or (is_cut(error) and not tries and _repeatable(batch, stage))
-                if not again or tries == REPEATS_MAX - 1:
+                if not self.again(batch, stage, error, tries):
                     raise translated(error, self.name) from error
+                if is_unplaced(error):
+                    await self._stage(lines, batch, EXTEND)
                 await asyncio.sleep(_pause(tries))
+
+    async def _remove(self, lines: AsyncLines, batch: Batch) -> None:
+        """Remove partitions, on a connection of its own; what cannot be done now is left for the next round."""
+        try:
+            async with await lines.connect() as line:
+                await self._converse(line, say(batch, Stage("remove", list(batch.leaving))))
+        except psycopg.Error as error:
+            _log.warning("%s: partitions were not removed: %s", self.name, translated(error, self.name))
 
     async def _converse(self, line: AsyncLine, talk: Talk[T]) -> T:
         rows: list[Any] | None = None
         try:
             while True:
                 ask: Ask = next(talk) if rows is None else talk.send(rows)
-                if ask.script:
-                    await line.execute(ask.script, prepare=False)
-                    rows = []
-                    continue
-                cursor = await line.execute(
-                    self.statements[ask.name],
-                    ask.parameters or None,
-                    binary=True,
-                )
-                rows = await cursor.fetchall() if cursor.description else []
+                try:
+                    if ask.script:
+                        await line.execute(ask.script, prepare=False)
+                        rows = []
+                        continue
+                    cursor = await line.execute(
+                        self.statements[ask.name], ask.parameters or None, binary=True
+                    )
+                    rows = await cursor.fetchall() if cursor.description else []
+                except psycopg.Error as error:
+                    rows = answered(ask, error)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
