@@ -24,6 +24,8 @@ class Kind(NamedTuple):
     make: Callable[[Path, Clock], Store]
     lasts: bool = False
     """Another object on the same folder has the same records, in this process or another."""
+    without: frozenset[str] = frozenset()
+    """Scenarios about what is refused there."""
 
     def harness(self, folder: Path, colour: Colour = "sync") -> Harness:
         """A place with a manual clock; in an event loop it is the store's native twin, where it has one."""
@@ -43,12 +45,17 @@ def sqlite(folder: Path, clock: Clock) -> Store:
     return SqliteStore(folder / "semel.db", clock=clock, synchronous="NORMAL")
 
 
+TIMED = frozenset({"orphans_with_a_journal_are_found"})
+"""Partitions hold no journaled claims: their store refuses them, and its tests say so."""
+
 KINDS = [
     Kind("memory", MemoryStore.capabilities, lambda _folder, clock: MemoryStore(clock=clock)),
     Kind("sqlite", SqliteStore.capabilities, sqlite, lasts=True),
     Kind("dict", DictStore.capabilities, lambda _folder, clock: DictStore(clock)),
     Kind("postgres", places.CAPABILITIES, places.make, lasts=True),
     Kind("postgres-async", places.CAPABILITIES, places.make_in_loop, lasts=True),
+    Kind("postgres-timed", places.CAPABILITIES, places.make_timed, lasts=True, without=TIMED),
+    Kind("postgres-timed-async", places.CAPABILITIES, places.make_timed_in_loop, lasts=True, without=TIMED),
     Kind("redis", redis_places.CAPABILITIES, redis_places.make, lasts=True),
     Kind("redis-async", redis_places.CAPABILITIES, redis_places.make_in_loop, lasts=True),
 ]

@@ -22,6 +22,7 @@ CASES = [
     pytest.param(kind, scenario, id=f"{kind.name}-{scenario.name}")
     for kind in KINDS
     for scenario in store_contract.scenarios(kind.capabilities)
+    if scenario.name not in kind.without
 ]
 
 

@@ -111,6 +111,13 @@ class Batch:
         times = self.times_of(positions)
         return Ask(f"{name}_timed" if times else name, {**parameters, **times})
 
+    @staticmethod
+    def must_stay(item: RecordItem) -> bool:
+        """Whether only a decision may end the record: what a partition cannot promise."""
+        if isinstance(item, Claim):
+            return item.quarantine or item.journal is not None
+        return isinstance(item, Settle) and item.to == "unknown"
+
     def key_of(self, item: RecordItem, *, needed: bool) -> str | None:
         """The readable key, where it is kept."""
         return wire.storable(item.id[2]) if self.readable_keys or needed else None
@@ -236,21 +243,10 @@ def _route(batch: Batch, position: int, ids: str) -> bool:
         else:
             batch.refuse(position, error)
         return False
-    if _must_stay(item):
+    if batch.must_stay(item):
         del batch.id_times[position]
         batch.refuse(
             position, UsageError(f"{item.id!r} must not expire, and partitions do; use no ids for it")
         )
         return False
     return True
-
-
-def _must_stay(item: RecordItem) -> bool:
-    """Whether only a decision may end the record: what a partition cannot promise."""
-    match item:
-        case Claim():
-            return item.quarantine or item.journal is not None
-        case Settle():
-            return item.to == "unknown"
-        case _:
-            return False

@@ -105,7 +105,7 @@ won AS (
 SELECT 0::smallint, uuid_send(digest), fence, attempt, lease_until, coalesce(first_seen, fence), NULL::bytea FROM won
 UNION ALL
 SELECT verdict::smallint, uuid_send(digest), fence, CASE WHEN verdict = 3 THEN state & 64 ELSE attempt END,
-    CASE verdict WHEN 3 THEN lease_until - now WHEN 6 THEN now - {plain event_time}{timed id_time} WHEN 7 THEN coalesce(settled_at, lease_until) ELSE settled_at END,
+    CASE verdict WHEN 3 THEN lease_until - now WHEN 6 THEN now - {plain event_time}{timed coalesce(event_time, id_time)} WHEN 7 THEN coalesce(settled_at, lease_until) ELSE settled_at END,
     coalesce(first_seen, fence), CASE WHEN verdict < 3 THEN value END
 FROM cur WHERE verdict > 0
 

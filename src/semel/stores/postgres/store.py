@@ -42,6 +42,8 @@ _log = logging.getLogger("semel")
 class _Shared:
     """What both colours have in common: the place, what is known of it, and who listens."""
 
+    batch_type: type[Batch] = Batch
+
     def __init__(self, place: Place, clock: Clock | None) -> None:
         self.place = place
         self.name: str = place.name
@@ -71,7 +73,7 @@ class _Shared:
         """The items as they are to be said."""
         now = None if self.clock is None else self.clock.now_us()
         place = self.place
-        return Batch(
+        return self.batch_type(
             items,
             self.consumers,
             self.kinds,
