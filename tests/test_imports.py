@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 LAYERS: list[set[str]] = [
     {"errors", "types"},
-    {"clock", "codec", "digests", "forks", "keys", "policy", "windows"},
+    {"clock", "codec", "digests", "forks", "ids", "keys", "policy", "windows"},
     {"core"},
     {
         "batches",
@@ -28,7 +28,19 @@ LAYERS: list[set[str]] = [
         "stores",
         "waiting",
     },
-    {"aclient", "base", "brokers", "claims", "client", "decorators", "inbox", "outbox", "plans", "records"},
+    {
+        "aclient",
+        "base",
+        "brokers",
+        "claims",
+        "cleaner",
+        "client",
+        "decorators",
+        "inbox",
+        "outbox",
+        "plans",
+        "records",
+    },
     {""},  # semel/__init__.py: the front door; nothing below it comes in through it
     {"__main__", "asgi", "cli", "server", "testing", "webhooks", "wsgi"},
 ]

@@ -14,6 +14,7 @@ from semel import errors, keys
 from semel.aclient import AsyncSemel
 from semel.base import ClaimOutcome
 from semel.claims import Claimed
+from semel.cleaner import AsyncCleaner, Cleaner, Round
 from semel.client import Semel, aopen, open
 from semel.context import Context, current, step
 from semel.core.commands import Purged, Settings
@@ -82,6 +83,7 @@ from semel.types import (
 
 __all__ = [
     "Absent",
+    "AsyncCleaner",
     "AsyncGuarded",
     "AsyncSemel",
     "AsyncStore",
@@ -91,6 +93,7 @@ __all__ = [
     "ClaimLost",
     "ClaimOutcome",
     "Claimed",
+    "Cleaner",
     "Completed",
     "Context",
     "Delivery",
@@ -125,6 +128,7 @@ __all__ = [
     "Record",
     "RecordCorrupt",
     "Renewed",
+    "Round",
     "Semel",
     "SemelError",
     "Settings",

@@ -106,6 +106,7 @@ def _weaknesses(store: Store | AsyncStore, mode: Mode, window_us: int, lease_us:
                 "synchronous=NORMAL: when the power fails, the last commits may be lost, as if never made."
             )
         )
+    found += [Weakness(f"{each}.") for each in getattr(store, "weaknesses", ())]
     if 0 < window_us < _DAY_US:
         found.append(
             Weakness(

@@ -389,6 +389,9 @@ LEFT JOIN pg_class AS c ON c.relnamespace = '{schema}'::regnamespace AND c.relna
 LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
 ORDER BY p.lower
 
+-- query: ahead
+SELECT max(upper) - (extract(epoch FROM clock_timestamp()) * 1000000)::bigint FROM {schema}.partitions
+
 -- query: retention
 SELECT name, value FROM {schema}.meta WHERE name IN ('partition_step', 'partition_live', 'low_water', 'low_water_at')
 

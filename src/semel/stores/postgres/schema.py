@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from semel.errors import PolicyInvalid, StoreRefused
 from semel.stores.postgres.batch import Ask, Talk
+from semel.stores.postgres.calendar import ALARM_US
 
 __all__ = ["SCHEMA", "VERSION", "check_schema_name", "migrations", "schema_sql"]
 
@@ -67,6 +68,10 @@ def prepare(name: str, schema: str) -> Talk[Found]:
         ((version,),) = yield Ask("version")
     if version != VERSION:
         yield from _migrate(name, schema)
+    ((ahead_us,),) = yield Ask("ahead")
+    if ahead_us is not None and ahead_us < ALARM_US:
+        few = f"partitions reach only {ahead_us / 86400e6:.1f} days ahead: run semel purge as their owner"
+        found = Found(found.durable, (*found.weaknesses, few))
     return found
 
 
