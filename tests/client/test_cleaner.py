@@ -102,8 +102,7 @@ def test_closing_ends_a_round_after_its_batch() -> None:
     assert entered.wait(GUARD_S)
     closer = threading.Thread(target=cleaner.close)
     closer.start()
-    while not cleaner._stop.is_set():
-        pass
+    assert cleaner._stop.wait(GUARD_S)
     go_on.set()
     closer.join(GUARD_S)
     assert not closer.is_alive()

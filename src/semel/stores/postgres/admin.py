@@ -30,6 +30,8 @@ from semel.types import Mode, Record, Stats
 MARKS_PER_BLOCK = 128
 """About how many marks share a page of the table."""
 EXAMINED_PER_REMOVED = 4
+EARLY_PER_REMOVED = 4
+"""For so many that are removed one more is looked at: it may have been renewed, and is then put off."""
 MARKS, BYTES, TIMED = 1, 2, 3
 """The second column of what is counted: what is counted there; 0: records."""
 TIMED_MODES: tuple[Mode, ...] = ("lease", "observe")
@@ -119,13 +121,12 @@ def _purge(batch: Batch, position: int, item: Purge) -> Talk[Purged]:
 
 
 def _purge_batch(batch: Batch, item: Purge) -> Talk[Purged]:
+    examined_max = item.limit + item.limit // EARLY_PER_REMOVED + 1
     ((now, count, oldest, gone, early, examined, latest),) = yield Ask(
-        "purge", {"now": batch.now, "limit": item.limit}
+        "purge", {"now": batch.now, "limit": item.limit, "examined": examined_max}
     )
     more = gone > item.limit or (
-        examined == item.limit * EXAMINED_PER_REMOVED
-        and bool(gone or early)
-        and latest <= now // wire.GRANULE_US
+        examined == examined_max and bool(gone or early) and latest <= now // wire.GRANULE_US
     )
     lag_s = 0.0 if oldest is None else (now - oldest) / 1e6
     if count >= item.limit:

@@ -329,7 +329,7 @@ due AS MATERIALIZED (
     SELECT r.ctid AS place, r.purge_at,
         greatest(r.expires_at, CASE WHEN r.state & 7 = 0 THEN r.lease_until END) AS gone_at, NOT {live} AS gone
     FROM {schema}.records AS r CROSS JOIN t
-    WHERE r.purge_at <= t.now / 60000000 + 3 ORDER BY r.purge_at LIMIT %(limit)b * 4
+    WHERE r.purge_at <= t.now / 60000000 + 3 ORDER BY r.purge_at LIMIT %(examined)b
 ),
 gone AS (
     DELETE FROM {schema}.records WHERE ctid = ANY (ARRAY(

@@ -193,7 +193,9 @@ def read_settings(connection: sqlite3.Connection) -> Settings:
 def read_ids(connection: sqlite3.Connection) -> dict[tuple[str, str], str]:
     """The kind of ids of the consumers that declared one."""
     rows = connection.execute(
-        "SELECT c.tenant, c.consumer, m.value FROM semel_consumers AS c JOIN semel_meta AS m ON m.name = 'ids:' || c.id"
+        "SELECT c.tenant, c.consumer, m.value FROM semel_meta AS m"
+        " JOIN semel_consumers AS c ON c.id = CAST(substr(m.name, 5) AS INTEGER)"
+        " WHERE m.name >= 'ids:' AND m.name < 'ids;'"
     )
     return {(tenant, consumer): ids for tenant, consumer, ids in rows}
 
