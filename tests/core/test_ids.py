@@ -79,4 +79,4 @@ def test_late_events_cannot_be_run() -> None:
     with pytest.raises(PolicyInvalid, match="late"):
         semel.open("memory:", consumer="c", ids="uuid7")
     for late in ("hold", "reject"):
-        semel.open("memory:", consumer="c", ids="uuid7", policy=semel.Policy(late=late)).close()  # type: ignore[arg-type]
+        semel.open("memory:", consumer="c", ids="uuid7", policy=semel.Policy(late=late)).close()

@@ -24,7 +24,7 @@ from semel.stores.postgres import wire
 from semel.stores.postgres.batch import Ask, Batch, Talk
 from semel.stores.postgres.calendar import ALARM_US
 from semel.stores.postgres.consumers import ask_for
-from semel.stores.postgres.partitions import look, set_up, tend, warn
+from semel.stores.postgres.partitions import live_us, look, set_up, tend, warn
 from semel.types import Mode, Record, Stats
 
 MARKS_PER_BLOCK = 128
@@ -210,9 +210,7 @@ def _count(batch: Batch, item: Count) -> Talk[Stats]:
 def _read_settings() -> Talk[Settings]:
     windows = yield Ask("read_windows")
     modes = yield Ask("read_modes")
-    live_us = 0
-    if any(ids for *_, ids in modes):
-        live_us = int(dict((yield Ask("retention"))).get("partition_live", 0))
+    lived_us = (yield from live_us()) if any(ids for *_, ids in modes) else 0
     return Settings(
         {
             (wire.original(tenant), wire.original(consumer), wire.original(event_type)): window_us
@@ -220,7 +218,7 @@ def _read_settings() -> Talk[Settings]:
         },
         {(wire.original(tenant), wire.original(consumer)): mode for tenant, consumer, mode, _ in modes},
         {(wire.original(tenant), wire.original(consumer)): ids for tenant, consumer, _, ids in modes if ids},
-        live_us,
+        lived_us,
     )
 
 
@@ -248,10 +246,10 @@ def _set_window(batch: Batch, item: SetWindow) -> Talk[None]:
 
 def _check_live(window_us: int) -> Talk[None]:
     """Refuse a window that outlives the partitions."""
-    live_us = int(dict((yield Ask("retention"))).get("partition_live", 0))
-    if live_us and window_us >= live_us:
+    lived_us = yield from live_us()
+    if lived_us and window_us >= lived_us:
         raise PolicyInvalid(
-            f"a window of {window_us / 1e6:g}s is not shorter than the {live_us / 1e6:g}s that partitions live;"
+            f"a window of {window_us / 1e6:g}s is not shorter than the {lived_us / 1e6:g}s that partitions live;"
             " open the store with a longer partition_live first"
         )
 

@@ -16,7 +16,7 @@ from semel.stores.postgres.batch import Ask, Batch, Talk
 from semel.stores.postgres.calendar import ALARM_US, GRACE_US, LIVE_US, STEP, Partition, Step
 from semel.windows import duration_us
 
-__all__ = ["Found", "look", "make", "remove", "set_up", "tend"]
+__all__ = ["Found", "live_us", "look", "make", "remove", "set_up", "tend"]
 
 OLDEST = 140000
 """The first PostgreSQL that detaches a partition while others go on."""
@@ -76,6 +76,12 @@ def look(batch: Batch) -> Talk[Found]:
     )
 
 
+def live_us() -> Talk[int]:
+    """How long partitions live; 0: there are none."""
+    noted: dict[str, str] = dict((yield Ask("retention")))
+    return int(noted.get("partition_live", 0))
+
+
 def _partition(row: Any) -> Partition:
     _, name, lower, upper, exists, attached, pending = row
     if not exists:
@@ -94,9 +100,9 @@ def set_up(batch: Batch, schema: str) -> Talk[None]:
     noted: dict[str, str] = dict((yield Ask("retention")))
     told = batch.retention
     step = told.step or noted.get("partition_step", STEP)
-    live_us = duration_us(told.live) if told.live else int(noted.get("partition_live", LIVE_US))
-    calendar.check(step, live_us)
-    for what, value in (("partition_step", step), ("partition_live", str(live_us))):
+    lived_us = duration_us(told.live) if told.live else int(noted.get("partition_live", LIVE_US))
+    calendar.check(step, lived_us)
+    for what, value in (("partition_step", step), ("partition_live", str(lived_us))):
         if noted.get(what) != value:
             yield Ask("note", {"name": what, "value": value})
     found = yield from look(batch)
@@ -194,13 +200,25 @@ def remove(batch: Batch, schema: str, names: list[str]) -> Talk[int]:
         if one.state in ("attached", "leaving"):
             how = "CONCURRENTLY" if one.state == "attached" else "FINALIZE"
             script = f"ALTER TABLE {parent} DETACH PARTITION {table} {how}"
-            if (yield Ask("detach", script=script, told=NOT_REMOVED)):
+            failed = yield Ask("detach", script=script, told=NOT_REMOVED)
+            if failed:
+                _not_now(name, failed[0][0])
                 continue
         yield Ask("begin")
-        if one.state != "gone" and (yield Ask("drop", script=f"DROP TABLE {table}", told=NOT_REMOVED)):
-            yield Ask("rollback")
-            continue
+        if one.state != "gone":
+            failed = yield Ask("drop", script=f"DROP TABLE {table}", told=NOT_REMOVED)
+            if failed:
+                yield Ask("rollback")
+                _not_now(name, failed[0][0])
+                continue
         yield Ask("drop_partition_note", {"name": name})
         yield Ask("commit")
         count += 1
     return count
+
+
+def _not_now(name: str, why: str) -> None:
+    level = logging.WARNING if why == NO_RIGHT else logging.INFO
+    _log.log(
+        level, "partition %s stays for now (%s)%s", name, why, "; clean as its owner" * (why == NO_RIGHT)
+    )
