@@ -55,7 +55,6 @@ KINDS = [
     Kind("postgres", places.CAPABILITIES, places.make, lasts=True),
     Kind("postgres-async", places.CAPABILITIES, places.make_in_loop, lasts=True),
     Kind("postgres-timed", places.CAPABILITIES, places.make_timed, lasts=True, without=TIMED),
-    Kind("postgres-timed-async", places.CAPABILITIES, places.make_timed_in_loop, lasts=True, without=TIMED),
     Kind("redis", redis_places.CAPABILITIES, redis_places.make, lasts=True),
     Kind("redis-async", redis_places.CAPABILITIES, redis_places.make_in_loop, lasts=True),
 ]

@@ -103,11 +103,6 @@ def _lenient(store: PostgresStore) -> PostgresStore:
     return store
 
 
-def make_timed_in_loop(folder: Path, clock: Clock | None = None) -> "InLoop":
-    """The async twin of that, for callers that block."""
-    return InLoop(make_timed(folder, clock).twin())
-
-
 class InLoop:
     """An async store for callers that block: it lives in an event loop in a thread of its own."""
 

@@ -33,8 +33,10 @@ from semel.core.commands import (
 )
 from semel.errors import IdsMismatch, PolicyInvalid, StoreUnavailable, UsageError
 from semel.stores.postgres import PostgresStore, batch, from_url, partitions
+from semel.stores.postgres.talk import say
 from semel.testing import ManualClock
 from semel.types import Absent, Completed, Late, Lost, Renewed, Unavailable
+from tests.cli.shell import semel as run_semel
 from tests.services import postgres
 from tests.services.server import await_true
 from tests.stores.postgres import places
@@ -210,6 +212,41 @@ def test_batches_of_both_kinds_of_consumers_are_split(
         assert rows(timed, place, f"SELECT count(*)::int FROM {{s}}.{table}") == [(count,)]
     (stats,) = timed.send([Count()])
     assert stats.consumers == {"events": 20, "plain": 20}
+
+
+def test_a_statement_looks_into_the_partitions_of_its_ids_alone(
+    timed: PostgresStore, clock: ManualClock
+) -> None:
+    """One index probe for each id, in its own partition, whichever there are."""
+    items = [claim(uuid7(clock.now_us() - number * HOUR_US)) for number in range(40)]
+    answers = timed.send(items)
+    ends: list[Any] = [settle(item, answer) for item, answer in zip(items, answers, strict=True)]
+    fresh: list[Any] = [claim(uuid7(clock.now_us() - number * HOUR_US)) for number in range(40)]
+    for sent in (ends, fresh, [Lookup(item.id) for item in items], list(items)):
+        said = batch.Batch(sent, timed.consumers, timed.kinds, now=clock.now_us())
+        (stage,) = batch.stages(said)
+        ask = next(say(said, stage))
+        assert ask.name.endswith("_timed")
+        with timed._opened().line() as line:
+            line.execute("BEGIN")
+            row = line.execute(
+                f"EXPLAIN (ANALYZE, FORMAT JSON) {timed.statements[ask.name]}", ask.parameters
+            ).fetchone()
+            line.execute("ROLLBACK")
+        assert row is not None
+        scans = [
+            scan
+            for scan in nodes(row[0][0]["Plan"])
+            if scan.get("Relation Name", "").startswith("timed_") and scan["Node Type"].endswith("Scan")
+        ]
+        assert {scan["Node Type"] for scan in scans} <= {"Index Scan", "Index Only Scan"}
+        assert sum(scan["Actual Loops"] for scan in scans) in (40, 80), ask.name  # looked at, and written
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", ()):
+        yield from nodes(part)
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -541,6 +578,18 @@ def test_a_role_that_may_not_make_tables_still_claims(
     finally:
         servant.close()
         postgres.execute(place, f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+def test_the_command_line_cleans_and_says_who_else_does(
+    place: str, timed: PostgresStore, clock: ManualClock, reader: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    made = run_semel("purge", "--store", place, "--json", cwd=tmp_path).json()
+    assert (made["partitions"], made["cleaner"]) == (0, None)
+    reader.execute(timed.statements["elect"])
+    made = run_semel("purge", "--store", place, cwd=tmp_path)
+    assert f"pid {reader.info.backend_pid}" in made.err
+    stats = run_semel("stats", "--store", place, "--json", cwd=tmp_path).json()
+    assert stats["ahead_s"] > 7 * 86400
 
 
 def test_found_says_what_is_overdue() -> None:
