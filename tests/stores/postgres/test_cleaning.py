@@ -148,7 +148,10 @@ def test_purging_and_taking_over_the_same_keys(store: PostgresStore) -> None:
     def purger() -> None:
         while not stop.is_set():
             with store._opened().line() as line:  # at once, not when its minute has come
-                line.execute(f"UPDATE {store.place.schema}.records SET purge_at = 0 WHERE state = 1")
+                line.execute(
+                    f"UPDATE {store.place.schema}.records SET purge_at = 0 WHERE ctid = ANY (ARRAY("
+                    f"SELECT ctid FROM {store.place.schema}.records WHERE state = 1 FOR UPDATE SKIP LOCKED))"
+                )
             store.send([Purge(7)])
 
     claimers = [threading.Thread(target=claimer) for _ in range(4)]
