@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 LAYERS: list[set[str]] = [
     {"errors", "types"},
-    {"clock", "codec", "digests", "forks", "keys", "policy", "windows"},
+    {"clock", "codec", "digests", "forks", "ids", "keys", "policy", "windows"},
     {"core"},
     {
         "batches",
@@ -35,6 +35,7 @@ LAYERS: list[set[str]] = [
         "base",
         "brokers",
         "claims",
+        "cleaner",
         "client",
         "decorators",
         "inbox",

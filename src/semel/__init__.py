@@ -14,6 +14,7 @@ from semel import errors, keys
 from semel.aclient import AsyncSemel
 from semel.base import ClaimOutcome
 from semel.claims import Claimed
+from semel.cleaner import AsyncCleaner, Cleaner, Round
 from semel.client import Semel, aopen, open
 from semel.context import Context, current, step
 from semel.core.commands import Purged, Settings
@@ -23,6 +24,7 @@ from semel.errors import (
     AttemptsExhausted,
     ClaimLost,
     HandlerFailed,
+    IdsMismatch,
     KeyInvalid,
     KeyMissing,
     LateEvent,
@@ -85,6 +87,7 @@ from semel.types import (
 
 __all__ = [
     "Absent",
+    "AsyncCleaner",
     "AsyncGuarded",
     "AsyncSemel",
     "AsyncStore",
@@ -94,6 +97,7 @@ __all__ = [
     "ClaimLost",
     "ClaimOutcome",
     "Claimed",
+    "Cleaner",
     "Completed",
     "Context",
     "Delivery",
@@ -103,6 +107,7 @@ __all__ = [
     "Forgotten",
     "Guarded",
     "HandlerFailed",
+    "IdsMismatch",
     "KeyInvalid",
     "KeyMissing",
     "Late",
@@ -128,6 +133,7 @@ __all__ = [
     "Record",
     "RecordCorrupt",
     "Renewed",
+    "Round",
     "Semel",
     "SemelError",
     "Settings",

@@ -67,9 +67,11 @@ class AsyncSemel(Client):
         """Connect at first use, and keep the stored windows fresh; returns them."""
         runtime = self._runtime
         if not self._admitted or monotonic() >= runtime.fresh_until:
-            await runtime.aconnect(self._plan.tenant, self._plan.consumer, self._plan.mode)
-            self._admitted = True
+            plan = self._plan
+            await runtime.aconnect(plan.tenant, plan.consumer, plan.mode, plan.ids)
             await runtime.arefresh()
+            plan.check_live(runtime.windows, runtime.live_us)
+            self._admitted = True
         return runtime.windows
 
     async def _ask(self, item: Item) -> Any:

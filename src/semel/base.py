@@ -125,6 +125,11 @@ class Client:
         )
 
     def _check_journal(self, journal: Any) -> None:
+        if journal is not None and self._plan.ids:
+            raise UsageError(
+                f"consumer {self._plan.consumer!r} declared ids={self._plan.ids!r}: its records are removed by the time"
+                " in the id, and a journaled claim must stay until it is finished; use a consumer without ids"
+            )
         if journal is not None and not self._runtime.store.capabilities.durable:
             raise UsageError(
                 f"{self._runtime.store.name} forgets on exit, and a journal must not; use sqlite:"

@@ -46,10 +46,21 @@ def open(
     lease: str | float = "30s",
     mode: Mode = "lease",
     policy: Policy | None = None,
+    ids: str | None = None,
 ) -> "Semel":
-    """A client of a store, named by its URL or given. No I/O yet: the first use connects, or `with`."""
+    """A client of a store, named by its URL or given. No I/O yet: the first use connects, or `with`.
+
+    `ids` declares that every key is an id with a time inside (`"uuid7"`, `"ulid"`, `"ksuid"`, `"snowflake"`), by
+    which a store may lay out its records and remove the old ones at once.
+    """
     plan = Plan(
-        consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode, policy=policy or Policy()
+        consumer=consumer,
+        tenant=tenant,
+        window=window,
+        lease=lease,
+        mode=mode,
+        policy=policy or Policy(),
+        ids=ids,
     )
     return Semel(plan, _runtime(store, mode))
 
@@ -63,10 +74,17 @@ def aopen(
     lease: str | float = "30s",
     mode: Mode = "lease",
     policy: Policy | None = None,
+    ids: str | None = None,
 ) -> AsyncSemel:
     """The same for an event loop. No I/O yet: the first use connects, or `async with`."""
     plan = Plan(
-        consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode, policy=policy or Policy()
+        consumer=consumer,
+        tenant=tenant,
+        window=window,
+        lease=lease,
+        mode=mode,
+        policy=policy or Policy(),
+        ids=ids,
     )
     runtime = _runtime(store, mode)
     if isinstance(runtime.store, Twofold):
@@ -127,9 +145,11 @@ class Semel(Client):
         """Connect at first use, and keep the stored windows fresh; returns them."""
         runtime = self._runtime
         if not self._admitted or monotonic() >= runtime.fresh_until:
-            runtime.connect(self._plan.tenant, self._plan.consumer, self._plan.mode)
-            self._admitted = True
+            plan = self._plan
+            runtime.connect(plan.tenant, plan.consumer, plan.mode, plan.ids)
             runtime.refresh()
+            plan.check_live(runtime.windows, runtime.live_us)
+            self._admitted = True
         return runtime.windows
 
     def _ask(self, item: Item) -> Any:

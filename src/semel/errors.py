@@ -8,6 +8,7 @@
     │   ├── KeyMissing             no key was found in the event, and none is invented
     │   ├── PolicyInvalid          a setting is out of its bounds (also a ValueError)
     │   ├── ModeMismatch           the consumer works in another mode
+    │   ├── IdsMismatch            the consumer is recorded with another kind of ids
     │   ├── StepRepeated           one step name used twice in one attempt
     │   ├── NotInHandler           current() or step() outside a handler
     │   ├── NoTransaction          inbox() without an open transaction
@@ -45,6 +46,7 @@ __all__ = [
     "AttemptsExhausted",
     "ClaimLost",
     "HandlerFailed",
+    "IdsMismatch",
     "KeyInvalid",
     "KeyMissing",
     "LateEvent",
@@ -101,6 +103,10 @@ class PolicyInvalid(UsageError, ValueError):
 
 class ModeMismatch(UsageError):
     """The consumer is recorded with another mode than the one asked for."""
+
+
+class IdsMismatch(UsageError):
+    """The consumer is recorded with another kind of ids than the one declared, or with none."""
 
 
 class StepRepeated(UsageError):

@@ -40,6 +40,7 @@ from semel.errors import (
     ValueInvalid,
 )
 from semel.forks import new_owner
+from semel.ids import check_kind, time_in
 from semel.keys.limits import check as check_key
 from semel.keys.limits import check_consumer
 from semel.keys.sliding import Sliding
@@ -54,6 +55,8 @@ T = TypeVar("T")
 MODES: tuple[Mode, ...] = ("inbox", "lease", "quarantine", "mark", "transaction", "observe")
 TENANT_BYTES_MAX = 128
 META_BYTES_MAX = 4096
+IDS_MODES: tuple[Mode, ...] = ("lease", "observe")
+"""Who may declare the kind of its ids."""
 
 
 class Observed(msgspec.Struct):
@@ -75,9 +78,11 @@ class Plan:
         lease: str | float,
         mode: Mode,
         policy: Policy,
+        ids: str | None = None,
     ) -> None:
         if mode not in MODES:
             raise PolicyInvalid(f"mode {mode!r} is unknown; choose one of {', '.join(MODES)}")
+        self.ids: str = "" if ids is None else _check_ids(ids, mode, policy)
         self.tenant: str = tenant if not tenant else check_consumer(tenant)
         self.consumer: str = check_consumer(consumer)
         self.mode: Mode = mode
@@ -106,13 +111,29 @@ class Plan:
             lease=lease,
             mode=self.mode,
             policy=policy,
+            ids=self.ids or None,
         )
         plan.observed = self.observed
         return plan
 
     def id(self, key: str) -> Id:
         """The record's name. Raises `KeyInvalid`."""
-        return (self.tenant, self.consumer, check_key(key))
+        key = check_key(key)
+        if self.ids:
+            time_in(self.ids, key)
+        return (self.tenant, self.consumer, key)
+
+    def check_live(self, stored: Mapping[tuple[str, str, str], int], live_us: int) -> None:
+        """Refuse windows that outlive the partitions in which their records would be. Raises `PolicyInvalid`."""
+        if not self.ids or not live_us:
+            return
+        mine = [us for scope, us in stored.items() if scope[:2] == (self.tenant, self.consumer)]
+        longest = max(self._default_us, *mine, 0)
+        if longest >= live_us:
+            raise PolicyInvalid(
+                f"a window of {longest / 1e6:g}s is not shorter than the {live_us / 1e6:g}s that partitions live;"
+                " shorten it, or open the store with a longer partition_live (window + longest outage)"
+            )
 
     def window_us(self, stored: Mapping[tuple[str, str, str], int], event_type: str) -> int:
         """The window of an event type: the stored one, else this plan's."""
@@ -150,7 +171,7 @@ class Plan:
             self.require("lease", "quarantine", "observe")
             apart_us, sliding_us = sliding_us, sliding_us + lateness_us
         return Claim(
-            (self.tenant, self.consumer, check_key(key)),
+            (self.tenant, self.consumer, check_key(key)) if not self.ids else self.id(key),
             new_owner(),
             self.lease_us,
             self.window_us(stored, event_type) if sliding_us is None else sliding_us,
@@ -290,6 +311,21 @@ class Plan:
             return Task(claim, partial(handler, payload), policy, return_type(handler))
 
         return task
+
+
+def _check_ids(ids: str, mode: Mode, policy: Policy) -> str:
+    """The kind of ids as it is recorded, where the rest goes with it."""
+    if mode not in IDS_MODES:
+        raise PolicyInvalid(
+            f"ids={ids!r} is for mode {' or '.join(IDS_MODES)}, not {mode!r}: records of ids with a time are removed"
+            " by that time, and what this mode keeps must not be"
+        )
+    if policy.late == "run":
+        raise PolicyInvalid(
+            f"ids={ids!r} needs Policy(late='hold') or 'reject': an id older than what is kept, or from the future,"
+            " is answered Late, since whether it ran cannot be told"
+        )
+    return check_kind(ids)
 
 
 def reachable(answer: T | Unavailable) -> T:

@@ -29,7 +29,7 @@ from semel.windows import window_us
 __all__ = ["AsyncRecords", "AsyncWindows", "Records", "Windows"]
 
 PAGE_MAX = 500
-PURGE_BATCH = 1000
+PURGE_BATCH = 5000
 
 Ask: TypeAlias = Callable[[Item], Any]
 AskLater: TypeAlias = Callable[[Item], Awaitable[Any]]

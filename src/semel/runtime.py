@@ -9,7 +9,7 @@ from typing import Any
 from semel.coalesce import Channel, LoopCoalescer, channel_for
 from semel.core.commands import Admit, ReadSettings, Settings
 from semel.core.ports import AsyncStore, Store, Twofold
-from semel.errors import ModeMismatch, StoreClosed, StoreUnavailable
+from semel.errors import IdsMismatch, ModeMismatch, StoreClosed, StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.keeper import Keeper, LoopKeeper
 from semel.lazily import asyncio
@@ -34,7 +34,10 @@ class Runtime:
         self.windows: dict[tuple[str, str, str], int] = {}
         self.fresh_until: float = 0.0
         """Until when `windows` may be used without asking, and the client is known to be open."""
-        self._admitted: set[tuple[str, str, str]] = set()
+        self.live_us: int = 0
+        """How long records of ids with a time are kept, by that time; 0: no bound."""
+        self._ids: dict[tuple[str, str], str] = {}
+        self._admitted: set[tuple[str, str, str, str]] = set()
         self._twin: Runtime | None = None
         self._opened = False
         self._closed = False
@@ -69,11 +72,11 @@ class Runtime:
                 desk = self._desks[loop] = Desk(self.channel)
         return desk
 
-    def connect(self, tenant: str, consumer: str, mode: Mode) -> None:
-        """Open the store, and hold the consumer to its one mode. Cheap when it was done before."""
+    def connect(self, tenant: str, consumer: str, mode: Mode, ids: str) -> None:
+        """Open the store, and hold the consumer to its one mode and kind of ids. Cheap when it was done before."""
         if self._closed:
             raise StoreClosed(f"this client of {self.store.name} is closed; open a new one")
-        if (tenant, consumer, mode) in self._admitted:
+        if (tenant, consumer, mode, ids) in self._admitted:
             return
         assert isinstance(self.store, Store)
         with self._lock:
@@ -82,8 +85,11 @@ class Runtime:
                 self._opened = True
         if self._only_reads(mode):
             self._expect(self.channel.send((ReadSettings(),))[0], tenant, consumer)
-        else:
-            self._hold(self.channel.send((Admit(tenant, consumer, mode),))[0], tenant, consumer, mode)
+            return
+        self._hold(self.channel.send((Admit(tenant, consumer, mode, ids),))[0], consumer, mode)
+        self._note(self.channel.send((ReadSettings(),))[0], needed=True)
+        self._hold_ids(tenant, consumer, ids)
+        self._admitted.add((tenant, consumer, mode, ids))
 
     def _only_reads(self, mode: Mode) -> bool:
         """Whether to write the mode now would wait for the caller's transaction, which may hold the store's lock."""
@@ -92,22 +98,23 @@ class Runtime:
     def _expect(self, settings: Settings | Unavailable, tenant: str, consumer: str) -> None:
         """There the mode is recorded with the first mark, in the caller's transaction: here it is only read."""
         if isinstance(settings, Unavailable):
-            self._hold(settings, tenant, consumer, "inbox")
+            self._hold(settings, consumer, "inbox")
         elif (tenant, consumer) in settings.modes:
-            self._hold(settings.modes[tenant, consumer], tenant, consumer, "inbox")
+            self._hold(settings.modes[tenant, consumer], consumer, "inbox")
+            self._admitted.add((tenant, consumer, "inbox", ""))
 
-    async def aconnect(self, tenant: str, consumer: str, mode: Mode) -> None:
+    async def aconnect(self, tenant: str, consumer: str, mode: Mode, ids: str) -> None:
         """The same, awaited."""
         if self._closed:
             raise StoreClosed(f"this client of {self.store.name} is closed; open a new one")
         desk = self._desk()
-        while (tenant, consumer, mode) not in self._admitted:
+        while (tenant, consumer, mode, ids) not in self._admitted:
             if desk.opening is not None:  # the first one opens; the others wait for it, and share its error
                 await asyncio.shield(desk.opening)
                 continue
             desk.opening = opening = asyncio.get_running_loop().create_future()
             try:
-                await self._aopen(tenant, consumer, mode)
+                await self._aopen(tenant, consumer, mode, ids)
                 return
             except Exception as error:
                 opening.set_exception(error)
@@ -118,7 +125,7 @@ class Runtime:
                 if not opening.done():
                     opening.set_result(None)
 
-    async def _aopen(self, tenant: str, consumer: str, mode: Mode) -> None:
+    async def _aopen(self, tenant: str, consumer: str, mode: Mode, ids: str) -> None:
         if not self._opened:
             if not isinstance(self.store, Store):
                 await self.store.aopen()
@@ -129,13 +136,13 @@ class Runtime:
             self._opened = True
         if self._only_reads(mode):
             self._expect((await self.channel.asend((ReadSettings(),)))[0], tenant, consumer)
-        else:
-            self._hold(
-                (await self.channel.asend((Admit(tenant, consumer, mode),)))[0], tenant, consumer, mode
-            )
-        await self.arefresh()
+            return
+        self._hold((await self.channel.asend((Admit(tenant, consumer, mode, ids),)))[0], consumer, mode)
+        self._note((await self.channel.asend((ReadSettings(),)))[0], needed=True)
+        self._hold_ids(tenant, consumer, ids)
+        self._admitted.add((tenant, consumer, mode, ids))
 
-    def _hold(self, recorded: Any, tenant: str, consumer: str, mode: Mode) -> None:
+    def _hold(self, recorded: Any, consumer: str, mode: Mode) -> None:
         if isinstance(recorded, Unavailable):
             raise StoreUnavailable(f"{self.store.name} gave no answer") from recorded.error
         if recorded != mode:
@@ -143,7 +150,14 @@ class Runtime:
                 f"consumer {consumer!r} works in mode {recorded!r}, not {mode!r}; open it with mode={recorded!r},"
                 f" or change it with: semel consumer set-mode {consumer} {mode}"
             )
-        self._admitted.add((tenant, consumer, mode))
+
+    def _hold_ids(self, tenant: str, consumer: str, ids: str) -> None:
+        recorded = self._ids.get((tenant, consumer), "")
+        if recorded != ids:
+            raise IdsMismatch(
+                f"consumer {consumer!r} is recorded with ids={recorded or None!r}, not {ids or None!r}; its records are"
+                " laid out by that, so it is never changed: open it as recorded, or give the new one another name"
+            )
 
     def refresh(self) -> None:
         """Read the stored windows again if it is time; an unreachable store leaves the last known."""
@@ -168,9 +182,13 @@ class Runtime:
         """Have the settings read again at the next use."""
         self.fresh_until = 0.0
 
-    def _note(self, settings: Settings | Unavailable) -> None:
+    def _note(self, settings: Settings | Unavailable, *, needed: bool = False) -> None:
         if isinstance(settings, Settings):
             self.windows = settings.windows
+            self.live_us = settings.live_us
+            self._ids = settings.ids
+        elif needed:
+            raise StoreUnavailable(f"{self.store.name} gave no answer") from settings.error
         with self._lock:
             self._read = True
             if not self._closed:

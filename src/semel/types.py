@@ -217,3 +217,5 @@ class Stats(Struct, frozen=True, kw_only=True):
     bytes_used: int | None = None
     tiers: dict[str, float] = field(default_factory=dict[str, float])
     """Of a tiered store: how often which tier answered, by name; empty for any other."""
+    ahead_s: float | None = None
+    """How far ahead there are partitions for the ids to come; `None`: the store has none."""

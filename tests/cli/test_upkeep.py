@@ -15,7 +15,7 @@ def test_purge_removes_what_is_over_and_nothing_else(place: Path) -> None:
     before = semel("list", cwd=place).out.count("\n")
     assert "Would remove 25 expired records" in semel("purge", "--dry-run", cwd=place).err
     done = semel("purge", "--json", cwd=place).json()
-    assert set(done) == {"expired", "removed", "lag_s", "dry_run"}
+    assert set(done) == {"expired", "removed", "partitions", "lag_s", "cleaner", "dry_run"}
     assert semel("list", cwd=place).out.count("\n") == before
     again = semel("purge", cwd=place)
     assert (again.code, again.out) == (0, "")
@@ -28,7 +28,7 @@ def test_stats_counts_by_state_and_consumer(place: Path) -> None:
     assert counted["consumers"] == {"billing": 6, "mails": 2, "metrics": 1}
     assert (counted["marks"], counted["expired"], counted["store"]) == (1, 25, "sqlite:events.db")
     assert set(counted) == {
-        "store", "states", "consumers", "marks", "expired", "purge_lag_s", "bytes_used", "tiers",
+        "store", "states", "consumers", "marks", "expired", "purge_lag_s", "bytes_used", "tiers", "ahead_s",
     }  # fmt: skip
     lines = dict(line.split("\t") for line in semel("stats", cwd=place).out.splitlines())
     assert (lines["done"], lines["consumer billing"]) == ("4", "6")

@@ -48,6 +48,7 @@ class DictStore:
         self.marks: dict[Hashable, tuple[Id, int]] = {}
         self.windows: dict[tuple[str, str, str], int] = {}
         self.modes: dict[tuple[str, str], Mode] = {}
+        self.ids: dict[tuple[str, str], str] = {}
         self.listeners: list[Listener] = []
         self.last_us = 0
         self.offset_us = 0
@@ -102,13 +103,19 @@ class DictStore:
             case Count():
                 return self.count(item, now)
             case ReadSettings():
-                return Settings(dict(self.windows), dict(self.modes))
+                return Settings(dict(self.windows), dict(self.modes), dict(self.ids))
             case SetWindow():
                 return self.set_window(item, now)
             case Admit():
-                return self.modes.setdefault((item.tenant, item.consumer), item.mode)
+                return self.admit(item)
             case SwitchMode():
                 return self.switch_mode(item, now)
+
+    def admit(self, item: Admit) -> Mode:
+        scope = (item.tenant, item.consumer)
+        if item.ids and scope not in self.modes:
+            self.ids[scope] = item.ids
+        return self.modes.setdefault(scope, item.mode)
 
     def on_record(self, item: RecordItem, now: int, changed: list[Id]) -> Answer:
         place = self.place(item.id)

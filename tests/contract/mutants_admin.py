@@ -7,9 +7,9 @@ from unicodedata import normalize
 
 from msgspec.structs import replace
 
-from semel.core.commands import Answer, Claim, Item, Mark, Marked, Scan, Settle, SetWindow, SwitchMode
+from semel.core.commands import Admit, Answer, Claim, Item, Mark, Marked, Scan, Settle, SetWindow, SwitchMode
 from semel.core.ports import Capabilities
-from semel.types import Id, Record
+from semel.types import Id, Mode, Record
 from tests.contract.dict_store import DictStore
 from tests.contract.mutants import MUTANTS, caught_by
 
@@ -122,6 +122,13 @@ class ModeIsAlwaysSwitched(DictStore):
     def switch_mode(self, item: SwitchMode, now: int) -> int:
         self.modes[item.tenant, item.consumer] = item.mode
         return 0
+
+
+@caught_by("a_consumers_kind_of_ids_is_recorded_once")
+class IdsOfTheLastOneCount(DictStore):
+    def admit(self, item: Admit) -> Mode:
+        self.ids[item.tenant, item.consumer] = item.ids
+        return super().admit(item)
 
 
 @caught_by("a_new_window_leaves_what_is_stored")

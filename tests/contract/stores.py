@@ -27,6 +27,8 @@ class Kind(NamedTuple):
     """Another object on the same folder has the same records, in this process or another."""
     in_loop: bool = False
     """The native twin of another kind, for callers that block: where both colours are tested it adds nothing."""
+    without: frozenset[str] = frozenset()
+    """Scenarios about what is refused there."""
 
     def harness(self, folder: Path, colour: Colour = "sync") -> Harness:
         """A place with a manual clock; in an event loop it is the store's native twin, where it has one."""
@@ -46,6 +48,9 @@ def sqlite(folder: Path, clock: Clock) -> Store:
     return SqliteStore(folder / "semel.db", clock=clock, synchronous="NORMAL")
 
 
+TIMED = frozenset({"orphans_with_a_journal_are_found"})
+"""Partitions hold no journaled claims: their store refuses them, and its tests say so."""
+
 KINDS = [
     Kind("memory", MemoryStore.capabilities, lambda _folder, clock: MemoryStore(clock=clock)),
     Kind("compact", MemoryStore.capabilities, lambda _folder, clock: MemoryStore(compact=True, clock=clock)),
@@ -53,6 +58,7 @@ KINDS = [
     Kind("dict", DictStore.capabilities, lambda _folder, clock: DictStore(clock)),
     Kind("postgres", places.CAPABILITIES, places.make, lasts=True),
     Kind("postgres-async", places.CAPABILITIES, places.make_in_loop, lasts=True, in_loop=True),
+    Kind("postgres-timed", places.CAPABILITIES, places.make_timed, lasts=True, without=TIMED),
     Kind("redis", redis_places.CAPABILITIES, redis_places.make, lasts=True),
     Kind("redis-async", redis_places.CAPABILITIES, redis_places.make_in_loop, lasts=True, in_loop=True),
     Kind("redis-over-postgres", tiers.CAPABILITIES, tiers.redis_over_postgres, lasts=True),

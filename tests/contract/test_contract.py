@@ -23,6 +23,7 @@ CASES = [
     for kind in KINDS
     if not kind.in_loop
     for scenario in store_contract.scenarios(kind.capabilities)
+    if scenario.name not in kind.without
 ]
 
 

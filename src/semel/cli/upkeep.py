@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from semel.cleaner import PURGE_BATCH, Cleaner, Round
 from semel.cli import shown
 from semel.cli.exits import USAGE, Stop
 from semel.cli.options import (
@@ -40,8 +41,9 @@ from semel.types import Stats
 
 __all__ = ["migrate", "purge", "stats"]
 
-PURGE_BATCH = 1000
 EVERY_MIN_US = 100_000
+AHEAD_MIN_S = 2 * 86400
+"""Partitions for fewer days than this are an alarm."""
 STATES = ("claimed", "done", "failed", "unknown")
 SCHEMAS = {"sqlite": "semel.stores.sqlite:schema_sql", "postgresql": "semel.stores.postgres:schema_sql"}
 """Where the schema of a kind of store is told, by the scheme of its URL."""
@@ -70,7 +72,9 @@ def purge(
 ) -> None:
     """Remove records whose window is over.
 
-    They answer nobody any more, so this never changes what a delivery is told; it frees room.
+    They answer nobody any more, so this never changes what a delivery is told; it frees room. Where records are in
+    partitions, those are made ahead and the old ones removed. On a shared store one cleaner works at a time; any
+    number may be started, and any may be killed.
     """
     every_us = _every(every)
     if watch and (dry_run or as_json):
@@ -79,15 +83,39 @@ def purge(
         if watch:
             _watch_purge(reach, every_us)
         waiting: Purged = reach.ask(Purge(dry_run=True))
-        removed = 0 if dry_run else _purge_all(reach, waiting.count)
+        made = Round() if dry_run else _purge_all(reach, waiting.count)
     if as_json:
-        lag_s = round(waiting.lag_s, 3)
-        print_json({"expired": waiting.count, "removed": removed, "lag_s": lag_s, "dry_run": dry_run})
+        print_json(_purge_document(waiting, made, dry_run=dry_run))
     elif dry_run:
+        gone = f" and {_partitions(waiting.partitions)}" if waiting.partitions else ""
         since = f"; the oldest is over since {_lag(waiting)}" if waiting.count else ""
-        say(f"Would remove {_records(waiting.count)}{since}.")
+        say(f"Would remove {_records(waiting.count)}{gone}{since}.")
     else:
-        say(f"Removed {_records(removed)}.")
+        say(f"Removed {_summary(made)}.")
+
+
+def _purge_document(waiting: Purged, made: Round, *, dry_run: bool) -> dict[str, Any]:
+    return {
+        "expired": waiting.count,
+        "removed": made.count,
+        "partitions": waiting.partitions if dry_run else made.partitions,
+        "lag_s": round(waiting.lag_s, 3),
+        "cleaner": made.cleaner or None,
+        "dry_run": dry_run,
+    }
+
+
+def _summary(made: Round) -> str:
+    words = _records(made.count)
+    if made.partitions:
+        words += f" and {_partitions(made.partitions)}"
+    if made.cleaner:
+        words += f"; another one cleans at the moment ({clean(made.cleaner)})"
+    return words
+
+
+def _partitions(count: int) -> str:
+    return f"{count} partition{'' if count == 1 else 's'}"
 
 
 def _records(count: int) -> str:
@@ -98,19 +126,31 @@ def _lag(purged: Purged) -> str:
     return duration_text(round(purged.lag_s) * 10**6)
 
 
-def _purge_all(reach: Reach, total: int) -> int:
-    """Purge in batches till nothing is left, with a bar on stderr if somebody looks; the number removed."""
+class _Reached:
+    """A store below any client, for a cleaner."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+
+    @property
+    def records(self) -> "_Reached":
+        return self
+
+    def purge(self, *, limit: int = PURGE_BATCH, dry_run: bool = False) -> Purged:
+        return self._reach.ask(Purge(limit, dry_run))
+
+
+def _purge_all(reach: Reach, total: int) -> Round:
+    """Purge in batches till nothing is left, with a bar on stderr if somebody looks."""
     columns = (TextColumn("purging"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    removed = 0
     drawn = console(stderr=True)
     with Progress(*columns, console=drawn, transient=True, disable=not drawn.is_terminal) as progress:
         bar = progress.add_task("purge", total=total)
-        while True:
-            batch: Purged = reach.ask(Purge(PURGE_BATCH))
-            removed += batch.count
-            progress.update(bar, completed=removed, total=max(total, removed))
-            if not batch.more:
-                return removed
+
+        def show(made: Round) -> None:
+            progress.update(bar, completed=made.count, total=max(total, made.count))
+
+        return Cleaner(_Reached(reach)).clean(show)
 
 
 def _watch_purge(reach: Reach, every_us: int) -> None:
@@ -118,11 +158,11 @@ def _watch_purge(reach: Reach, every_us: int) -> None:
     total, rounds = 0, 0
     while True:
         try:
-            removed = _purge_all(reach, reach.ask(Purge(dry_run=True)).count)
-            total, rounds = total + removed, rounds + 1
-            if removed or rounds == 1 or sys.stderr.isatty():
+            made = _purge_all(reach, 0)
+            total, rounds = total + made.count, rounds + 1
+            if made.count or made.partitions or rounds == 1 or sys.stderr.isatty():
                 at = local_time(shown.now_us())
-                say(f"{at} removed {_records(removed)}, {total:,} in all; next in {duration_text(every_us)}")
+                say(f"{at} removed {_summary(made)}, {total:,} in all; next in {duration_text(every_us)}")
         except StoreUnavailable as error:
             say(redacted(f"semel: {error}; trying again in {duration_text(every_us)}"))
         time.sleep(every_us / 1e6)
@@ -184,6 +224,8 @@ def _rows(counted: Stats) -> list[tuple[str, str]]:
     rows += [("purge_lag_s", f"{counted.purge_lag_s:.3f}")]
     if counted.bytes_used is not None:
         rows.append(("bytes_used", str(counted.bytes_used)))
+    if counted.ahead_s is not None:
+        rows.append(("ahead_s", f"{counted.ahead_s:.0f}"))
     rows += [(f"consumer {name}", str(number)) for name, number in sorted(counted.consumers.items())]
     return rows + [(f"tier {name}", str(number)) for name, number in counted.tiers.items()]
 
@@ -197,6 +239,8 @@ def _drawn(counted: Stats, name: str) -> Table:
     rows.append(("expired, not yet purged", waiting))
     if counted.bytes_used is not None:
         rows.append(("room taken", size_text(counted.bytes_used)))
+    if counted.ahead_s is not None:
+        rows.append(("partitions ahead", f"{counted.ahead_s / 86400:.1f} days{_alarm(counted.ahead_s)}"))
     rows += [(f"consumer {who}", f"{number:,}") for who, number in sorted(counted.consumers.items())]
     return table((name, local_time(counted.now)), rows + _shares(counted.tiers))
 
@@ -220,6 +264,10 @@ def _shares(tiers: dict[str, float]) -> list[tuple[str, str]]:
     ]
 
 
+def _alarm(ahead_s: float) -> str:
+    return " (too few: is nobody running semel purge as their owner?)" if ahead_s < AHEAD_MIN_S else ""
+
+
 def _document(counted: Stats, name: str) -> dict[str, Any]:
     return {
         "store": name,
@@ -230,6 +278,7 @@ def _document(counted: Stats, name: str) -> dict[str, Any]:
         "purge_lag_s": round(counted.purge_lag_s, 3),
         "bytes_used": counted.bytes_used,
         "tiers": counted.tiers,
+        "ahead_s": counted.ahead_s,
     }
 
 

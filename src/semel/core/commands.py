@@ -86,6 +86,10 @@ class Purged(Struct, frozen=True, gc=False):
     count: int
     lag_s: float = 0.0
     more: bool = False
+    partitions: int = 0
+    """How many partitions were removed, with all that was in them; their records are not counted."""
+    cleaner: str = ""
+    """Who cleans this store at the moment, so that nothing was done here; empty: we did."""
 
 
 class Settings(Struct, frozen=True, gc=False):
@@ -94,6 +98,10 @@ class Settings(Struct, frozen=True, gc=False):
     windows: dict[tuple[str, str, str], int]
     """(tenant, consumer, event type; empty: any) -> microseconds, 0: off."""
     modes: dict[tuple[str, str], Mode]
+    ids: dict[tuple[str, str], str] = {}
+    """The kind of ids of the consumers that declared one."""
+    live_us: int = 0
+    """How long records of consumers with `ids` are kept, counted from the time in the id; 0: as long as they stand."""
 
 
 ClaimAnswer: TypeAlias = Granted | Known | Busy | Mismatch | Late | Unknown | Unavailable
@@ -203,9 +211,12 @@ class Scan(Command[Page | Unavailable], frozen=True, gc=False, tag="scan"):
 
 
 class Purge(Command[Purged | Unavailable], frozen=True, gc=False, tag="purge"):
-    """Remove up to `limit` records whose expiry and lease are over. It never changes an answer."""
+    """Remove up to `limit` records whose expiry and lease are over. It never changes an answer.
 
-    limit: int = 1000
+    A store with other upkeep to do, such as partitions to make and to remove, does it here too.
+    """
+
+    limit: int = 5000
     dry_run: bool = False
 
 
@@ -230,11 +241,16 @@ class SetWindow(Command[None | Unavailable], frozen=True, gc=False, tag="set_win
 
 
 class Admit(Command[Mode | Unavailable], frozen=True, gc=False, tag="admit"):
-    """Record the consumer's mode if it has none; answers with the recorded one."""
+    """Record the consumer's mode if it has none; answers with the recorded one.
+
+    A consumer that the store has not met is recorded with its kind of ids too, which is then never changed;
+    `ReadSettings` tells it.
+    """
 
     tenant: str
     consumer: str
     mode: Mode
+    ids: str = ""
 
 
 class SwitchMode(Command[int | Unavailable], frozen=True, gc=False, tag="switch_mode"):

@@ -71,6 +71,7 @@ class MemoryStore:
         self._wheel = Wheel()
         self._windows: dict[tuple[str, str, str], int] = {}
         self._modes: dict[tuple[str, str], Mode] = {}
+        self._ids: dict[tuple[str, str], str] = {}
         self._listeners: tuple[Listener, ...] = ()
         self._last_us = 0
         self._offset_us = 0
@@ -266,7 +267,7 @@ class MemoryStore:
         )
 
     def _read_settings(self, _item: ReadSettings, _now: int) -> Settings:
-        return Settings(dict(self._windows), dict(self._modes))
+        return Settings(dict(self._windows), dict(self._modes), dict(self._ids))
 
     def _set_window(self, item: SetWindow, now: int) -> None:
         name = (item.tenant, item.consumer, item.event_type)
@@ -287,7 +288,10 @@ class MemoryStore:
                 self._write(stored, replace(stored, expires_at=start + item.window_us))
 
     def _admit(self, item: Admit, _now: int) -> Mode:
-        return self._modes.setdefault((item.tenant, item.consumer), item.mode)
+        scope = (item.tenant, item.consumer)
+        if item.ids and scope not in self._modes:
+            self._ids[scope] = item.ids
+        return self._modes.setdefault(scope, item.mode)
 
     def _switch_mode(self, item: SwitchMode, now: int) -> int:
         scope = (item.tenant, item.consumer)

@@ -15,7 +15,8 @@ from semel.stores.postgres import PostgresStore
 from semel.stores.postgres.urls import from_url
 from semel.types import Completed
 
-KEYS = [f"key {number}" for number in range(200)]
+_GIVEN = os.environ.get("ATTACKED_KEYS")
+KEYS = _GIVEN.split(",") if _GIVEN else [f"key {number}" for number in range(200)]
 MINUTE_US = 60 * 1_000_000
 SHORT_US = 300_000
 

@@ -16,6 +16,7 @@ from semel.core.commands import Claim, Granted, Mark, Settle
 from semel.digests import digest
 from semel.stores.postgres import PostgresStore, talk
 from semel.stores.postgres import batch as batching
+from semel.stores.postgres.consumers import RACES_MAX
 from semel.types import Busy, Completed, Lost
 from tests.services import postgres, server
 from tests.stores.postgres import places
@@ -143,7 +144,7 @@ def test_a_key_that_others_keep_changing_is_busy_in_the_end() -> None:
     with contextlib.suppress(StopIteration):
         while len(asked) < 100:
             asked.append(said.send([]).name)  # neither won nor there: raced for
-    assert asked == ["claim"] * talk.RACES_MAX
+    assert asked == ["claim"] * RACES_MAX
     assert isinstance(batch.answers[0], Busy)
 
 

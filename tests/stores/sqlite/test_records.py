@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import semel
 from semel.core.commands import (
     Admit,
     Claim,
@@ -27,6 +28,7 @@ from semel.core.commands import (
 )
 from semel.core.machine import standing
 from semel.errors import KeyInvalid, RecordCorrupt
+from semel.ids import time_in
 from semel.stores.memory import MemoryStore
 from semel.stores.rows import flags_of
 from semel.stores.sqlite import SqliteStore, wire
@@ -388,3 +390,37 @@ def test_standing_in_sql_is_standing_in_the_machine(store: SqliteStore, clock: M
             chosen = store.send([Scan(state=state, limit=1000)])[0].records
             assert [r.id for r in chosen] == [r.id for r in page if r.state == state]
             assert counted.get(state, 0) == len(chosen)
+
+
+def test_records_of_ids_with_a_time_lie_in_its_order(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/timed.db"
+    held = semel.Policy(late="hold")
+    keys = [semel.keys.uuid7("n") for _ in range(50)]
+    with semel.open(url, consumer="timed", ids="uuid7", policy=held) as once:
+        for key in reversed(keys):
+            once.run(key, lambda: 1)
+    with semel.open(
+        url, consumer="timed", ids="uuid7", policy=held
+    ) as again:  # another connection knows it too
+        assert all(again.run(key, lambda: 2) == semel.Done(1, replayed=True) for key in keys)
+        record = again.records.lookup(keys[0])
+        assert record is not None
+        assert len(list(again.records.list())) == 50
+    with sqlite3.connect(tmp_path / "timed.db") as file:
+        rows = file.execute("SELECT digest, key FROM semel_records ORDER BY digest").fetchall()
+    file.close()
+    times = [int.from_bytes(digest[:6]) for digest, _ in rows]
+    assert times == sorted(time_in("uuid7", key) // 1000 for key in keys)
+    assert [key for _, key in rows if key in keys[:1]] == keys[:1]
+
+
+def test_a_lookup_of_what_is_no_id_finds_nothing(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "timed.db")
+    store.open()
+    store.send([Admit("", "timed", "lease", "uuid7")])
+    refused, found = store.send(
+        [Claim(("", "timed", "k"), b"o" * 16, HOUR, HOUR), Lookup(("", "timed", "k"))]
+    )
+    assert isinstance(refused.error, semel.KeyInvalid)
+    assert found == Absent()
+    store.close()

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from semel.core.commands import (
     Admit,
     Answer,
@@ -17,32 +19,42 @@ from semel.core.commands import (
     SwitchMode,
 )
 from semel.core.machine import standing
-from semel.errors import RecordCorrupt
+from semel.errors import PolicyInvalid, RecordCorrupt
 from semel.stores.postgres import wire
 from semel.stores.postgres.batch import Ask, Batch, Talk
+from semel.stores.postgres.calendar import ALARM_US
+from semel.stores.postgres.consumers import ask_for
+from semel.stores.postgres.partitions import live_us, look, set_up, tend, warn
 from semel.stores.rows import CODES, STATES
 from semel.types import Mode, Record, Stats
 
 MARKS_PER_BLOCK = 128
 """About how many marks share a page of the table."""
 EXAMINED_PER_REMOVED = 4
+EARLY_PER_REMOVED = 4
+"""For so many that are removed one more is looked at: it may have been renewed, and is then put off."""
+MARKS, BYTES, TIMED = 1, 2, 3
+"""The second column of what is counted: what is counted there; 0: records."""
+TIMED_MODES: tuple[Mode, ...] = ("lease", "observe")
+"""The modes whose records may go with a partition."""
 
 
-def answer(batch: Batch, item: Item) -> Talk[Answer]:
+def answer(batch: Batch, position: int) -> Talk[Answer]:
     """The talk of one such item."""
+    item: Item = batch.items[position]
     match item:
         case Scan():
             return _scan(batch, item)
         case Count():
             return _count(batch, item)
         case Purge():
-            return _would_purge(batch) if item.dry_run else _purge(batch, item)
+            return _would_purge(batch) if item.dry_run else _purge(batch, position, item)
         case ReadSettings():
             return _read_settings()
         case SetWindow():
             return _set_window(batch, item)
         case Admit():
-            return _admit(item)
+            return _admit(batch, item)
         case SwitchMode():
             return _switch_mode(batch, item)
         case _:
@@ -50,23 +62,28 @@ def answer(batch: Batch, item: Item) -> Talk[Answer]:
 
 
 def _scan(batch: Batch, item: Scan) -> Talk[Page]:
-    """A page of records as they stand, in the order of their digests."""
-    found = yield Ask(
-        "scan_orphaned" if item.orphaned else "scan",
-        {
-            "now": batch.now,
-            "after": item.cursor,
-            "tenant": None if item.tenant is None else _text(item.tenant),
-            "consumer": None if item.consumer is None else _text(item.consumer),
-            "state": None if item.state is None else CODES[item.state],
-            "prefix": _text(item.prefix),
-            "seen_before": item.seen_before,
-            "limit": item.limit + 1,
-        },
-    )
+    """A page of records as they stand: in the order of their digests, then those in partitions by their ids' time."""
+    after_time, _, after = (item.cursor or "").rpartition(":")
+    found: list[wire.Row] = []
+    parameters: dict[str, Any] = {
+        "now": batch.now,
+        "after": after or None,
+        "tenant": None if item.tenant is None else _text(item.tenant),
+        "consumer": None if item.consumer is None else _text(item.consumer),
+        "state": None if item.state is None else CODES[item.state],
+        "prefix": _text(item.prefix),
+        "seen_before": item.seen_before,
+        "limit": item.limit + 1,
+    }
+    if not after_time:
+        found += yield Ask("scan_orphaned" if item.orphaned else "scan", parameters)
+        parameters["after"] = None
+    if len(found) <= item.limit and not item.orphaned:
+        parameters |= {"after_time": int(after_time or 0), "limit": item.limit + 1 - len(found)}
+        found += yield Ask("scan_timed", parameters)
     rows = found[: item.limit]
     records: list[Record] = []
-    for now, key, tenant, consumer, *columns in rows:
+    for now, key, tenant, consumer, _, *columns in rows:
         name = str(columns[0]).replace("-", "") if key is None else wire.original(key)
         try:
             stored = wire.from_row(tuple(columns), (wire.original(tenant), wire.original(consumer), name))
@@ -77,18 +94,40 @@ def _scan(batch: Batch, item: Scan) -> Talk[Page]:
         record = standing(stored, now)
         if record is not None:
             records.append(record)
-    return Page(records, str(rows[-1][4]) if len(found) > item.limit else None)
+    return Page(records, _cursor(rows[-1]) if len(found) > item.limit else None)
 
 
-def _purge(batch: Batch, item: Purge) -> Talk[Purged]:
-    """Remove what is over, oldest first, then walk on through the marks."""
+def _cursor(row: wire.Row) -> str:
+    """Where to go on: behind this row, of either table."""
+    return str(row[5]) if row[4] is None else f"{row[4]}:{row[5]}"
+
+
+def _purge(batch: Batch, position: int, item: Purge) -> Talk[Purged]:
+    """Remove what is over, oldest first, then walk on through the marks; one at a time does it.
+
+    The lock of whoever is at it ends with its transaction, so that one who is killed leaves nothing behind.
+    """
+    yield Ask("begin")
+    ((elected,),) = yield Ask("elect")
+    if not elected:
+        who = yield Ask("cleaner")
+        yield Ask("commit")
+        return Purged(0, cleaner=who[0][0] if who else "another cleaner")
+    purged = yield from _purge_batch(batch, item)
+    yield Ask("commit")
+    found = yield from tend(batch, position, batch.schema)
+    if found.low is not None:
+        yield Ask("purge_extras", {"low": found.low, "limit": item.limit})
+    return replace(purged, lag_s=max(purged.lag_s, found.lag_s()))
+
+
+def _purge_batch(batch: Batch, item: Purge) -> Talk[Purged]:
+    examined_max = item.limit + item.limit // EARLY_PER_REMOVED + 1
     ((now, count, oldest, gone, early, examined, latest),) = yield Ask(
-        "purge", {"now": batch.now, "limit": item.limit}
+        "purge", {"now": batch.now, "limit": item.limit, "examined": examined_max}
     )
     more = gone > item.limit or (
-        examined == item.limit * EXAMINED_PER_REMOVED
-        and bool(gone or early)
-        and latest <= now // wire.GRANULE_US
+        examined == examined_max and bool(gone or early) and latest <= now // wire.GRANULE_US
     )
     lag_s = 0.0 if oldest is None else (now - oldest) / 1e6
     if count >= item.limit:
@@ -114,23 +153,29 @@ def _purge_marks(batch: Batch, limit: int) -> Talk[tuple[int, bool]]:
 
 
 def _would_purge(batch: Batch) -> Talk[Purged]:
-    ((now, count, oldest, marks),) = yield from _freely(Ask("would_purge", {"now": batch.now}))
-    return Purged(count + marks, 0.0 if oldest is None else (now - oldest) / 1e6)
-
-
-def _freely(ask: Ask) -> Talk[list[wire.Row]]:
-    """Ask what reads whole tables: there the planner may choose, while for single keys it may not."""
+    found = yield from look(batch)
+    overdue = found.overdue()
     yield Ask("begin")
     yield Ask("any_plan")
-    rows = yield ask
+    ((now, count, oldest, marks),) = yield Ask("would_purge", {"now": batch.now})
+    timed = 0
+    if overdue:
+        ((timed,),) = yield Ask("would_remove", {"upper": overdue[-1].upper})
     yield Ask("commit")
-    return rows
+    lag_s = 0.0 if oldest is None else (now - oldest) / 1e6
+    return Purged(count + marks + timed, max(lag_s, found.lag_s()), partitions=len(overdue))
 
 
 def _count(batch: Batch, item: Count) -> Talk[Stats]:
-    """How much is held, counted row by row: a full scan."""
-    tenant = None if item.tenant is None else _text(item.tenant)
-    rows = yield from _freely(Ask("count", {"now": batch.now, "tenant": tenant}))
+    """How much is held, counted row by row: a full scan, for which the planner may choose as for no single key."""
+    parameters = {"now": batch.now, "tenant": None if item.tenant is None else _text(item.tenant)}
+    found = yield from look(batch)
+    rows: list[wire.Row] = []
+    yield Ask("begin")
+    yield Ask("any_plan")
+    for name in ("count_rest", "count", "count_timed"):
+        rows += yield Ask(name, parameters)
+    yield Ask("commit")
     states: dict[str, int] = {}
     consumers: dict[str, int] = {}
     now = oldest = rows[0][0]
@@ -138,36 +183,43 @@ def _count(batch: Batch, item: Count) -> Talk[Stats]:
     bytes_used: int | None = None
     for _, kind, consumer, state, live, number, extreme in rows:
         who = wire.original(consumer)
-        if kind == 2:  # noqa: PLR2004 - the third part of the statement
+        if kind == BYTES:
             bytes_used = extreme
-        elif kind == 1:
+        elif kind == MARKS:
             marks += number
             consumers[who] = consumers.get(who, 0) + number
         elif not live:
-            expired, oldest = expired + number, min(oldest, extreme)
+            if kind != TIMED:  # those go with their partition, when its time has come
+                expired, oldest = expired + number, min(oldest, extreme)
         elif state < CODES["forgotten"]:
             states[STATES[state]] = states.get(STATES[state], 0) + number
             consumers[who] = consumers.get(who, 0) + number
+    if found.live_us and found.ahead_us < ALARM_US:
+        warn(found, batch.schema)
     return Stats(
         now=now,
         states=states,
         consumers=consumers,
         marks=marks,
         expired=expired,
-        purge_lag_s=(now - oldest) / 1e6,
+        purge_lag_s=max((now - oldest) / 1e6, found.lag_s()),
         bytes_used=bytes_used,
+        ahead_s=found.ahead_us / 1e6 if found.live_us else None,
     )
 
 
 def _read_settings() -> Talk[Settings]:
     windows = yield Ask("read_windows")
     modes = yield Ask("read_modes")
+    lived_us = (yield from live_us()) if any(ids for *_, ids in modes) else 0
     return Settings(
         {
             (wire.original(tenant), wire.original(consumer), wire.original(event_type)): window_us
             for tenant, consumer, event_type, window_us in windows
         },
-        {(wire.original(tenant), wire.original(consumer)): mode for tenant, consumer, mode in modes},
+        {(wire.original(tenant), wire.original(consumer)): mode for tenant, consumer, mode, _ in modes},
+        {(wire.original(tenant), wire.original(consumer)): ids for tenant, consumer, _, ids in modes if ids},
+        lived_us,
     )
 
 
@@ -181,28 +233,60 @@ def _set_window(batch: Batch, item: SetWindow) -> Talk[None]:
     if item.window_us is None:
         yield Ask("drop_window", name)
         return
+    scope = (item.tenant, item.consumer)
+    timed = bool((yield from ask_for(batch, {scope: False})).get(scope))
+    if timed:
+        yield from _check_live(item.window_us)
     yield Ask("begin")
     yield Ask("set_window", {**name, "window": item.window_us})
     if item.existing:
-        yield Ask("move_expiries", {**name, "now": batch.now, "window": item.window_us})
+        moved = {**name, "now": batch.now, "window": item.window_us}
+        yield Ask("move_expiries_timed" if timed else "move_expiries", moved)
     yield Ask("commit")
 
 
-def _admit(item: Admit) -> Talk[Mode]:
-    """The consumer's mode, recorded now if it had none."""
+def _check_live(window_us: int) -> Talk[None]:
+    """Refuse a window that outlives the partitions."""
+    lived_us = yield from live_us()
+    if lived_us and window_us >= lived_us:
+        raise PolicyInvalid(
+            f"a window of {window_us / 1e6:g}s is not shorter than the {lived_us / 1e6:g}s that partitions live;"
+            " open the store with a longer partition_live first"
+        )
+
+
+def _admit(batch: Batch, item: Admit) -> Talk[Mode]:
+    """The consumer's mode, recorded now if it had none; the kind of its ids with its first appearance."""
     rows = yield Ask(
-        "admit", {"tenant": _text(item.tenant), "consumer": _text(item.consumer), "mode": item.mode}
+        "admit",
+        {
+            "tenant": _text(item.tenant),
+            "consumer": _text(item.consumer),
+            "mode": item.mode,
+            "ids": item.ids,
+        },
     )
     mode: Mode = rows[0][0]
+    if rows[0][1]:
+        yield from set_up(batch, batch.schema)
     return mode
 
 
 def _switch_mode(batch: Batch, item: SwitchMode) -> Talk[int]:
     """Change the mode; answers how many unfinished records forbid it."""
     yield Ask("begin")
-    ((consumer,),) = yield Ask("lock_mode", {"tenant": _text(item.tenant), "consumer": _text(item.consumer)})
+    ((consumer, ids),) = yield Ask(
+        "lock_mode", {"tenant": _text(item.tenant), "consumer": _text(item.consumer)}
+    )
+    if ids and item.mode not in TIMED_MODES:
+        yield Ask("rollback")
+        raise PolicyInvalid(
+            f"consumer {item.consumer!r} has ids={ids!r}, so that its records go with their partition;"
+            f" its mode is {' or '.join(TIMED_MODES)}"
+        )
     unfinished: int
-    ((unfinished,),) = yield Ask("unfinished", {"now": batch.now, "consumer": consumer})
+    name = "unfinished_timed" if ids else "unfinished"
+    ((unfinished,),) = yield Ask(name, {"now": batch.now, "consumer": consumer})
     if not unfinished:
         yield Ask("put_mode", {"consumer": consumer, "mode": item.mode})
     yield Ask("commit")

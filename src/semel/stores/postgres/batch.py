@@ -7,24 +7,31 @@ from msgspec import Struct
 
 from semel.core.commands import Answer, Claim, Forget, Item, Lookup, Mark, RecordItem, Renew, Resolve, Settle
 from semel.digests import digest, digests_of
-from semel.errors import KeyInvalid
+from semel.errors import KeyInvalid, UsageError
+from semel.ids import time_in
 from semel.stores.postgres import wire
+from semel.stores.postgres.calendar import Retention
 from semel.stores.postgres.wire import Row
-from semel.types import Id, Unavailable
+from semel.types import Absent, Id, Unavailable
 
 T = TypeVar("T")
 
 FAR_US = 2**52
 """Times beyond are left to the machine in Python, which refuses what no row can hold."""
 BIGINT = range(-(2**62), 2**62)
+RECORD_ITEMS = (Claim, Renew, Settle, Lookup, Forget, Resolve)
 
 
 class Ask(Struct, frozen=True):
-    """A statement by name, and its parameters. `script`: statements in their own words instead."""
+    """A statement by name, and its parameters. `script`: statements in their own words instead.
+
+    `told`: errors of the server (SQLSTATE) that are an answer: the one row then is the state itself.
+    """
 
     name: str
     parameters: Mapping[str, Any] = {}
     script: str = ""
+    told: frozenset[str] = frozenset()
 
 
 Talk: TypeAlias = Generator[Ask, list[Row], T]
@@ -38,16 +45,24 @@ class Batch:
         self,
         items: Sequence[Item],
         known: dict[Scope, int],
+        kinds: dict[Scope, str] | None = None,
         *,
         now: int | None = None,
         readable_keys: bool = True,
+        schema: str = "",
+        retention: Retention | None = None,
     ) -> None:
         self.items: Sequence[Any] = items
         self.answers: list[Answer] = [None] * len(items)
         self.known = known
         """The numbers of consumers, kept by the store between calls; other threads may clear it."""
+        self.kinds: dict[Scope, str] = {} if kinds is None else kinds
+        """The kinds of ids of those among `known` that declared one."""
         self.consumers: dict[Scope, int] = {}
         """Those that this batch needs."""
+        self.schema = schema
+        self.retention = retention or Retention()
+        """What this store was told about partitions."""
         self.now = now
         """`None`: the server's own clock."""
         self.readable_keys = readable_keys
@@ -56,6 +71,10 @@ class Batch:
         """The digests of the keys of marks, by position."""
         self.changed: list[Id] = []
         """What whoever waits is to be told of, once it is committed."""
+        self.id_times: dict[int, int] = {}
+        """The times inside the ids, by position: of items whose records are in partitions."""
+        self.leaving: dict[int, list[str]] = {}
+        """Partitions to remove, by the position of the purge that found them."""
 
     def refuse(self, position: int, error: Exception) -> None:
         """Answer one item with its own error."""
@@ -64,15 +83,57 @@ class Batch:
     def start_over(self) -> None:
         """The connection was cut: perhaps the next one leads to another server, with other numbers."""
         self.known.clear()
+        self.kinds.clear()
         self.consumers.clear()
+
+    def unknown(self) -> dict[Scope, bool]:
+        """The consumers of the items that have no number yet, and whether one is to be made for them."""
+        missing: dict[Scope, bool] = {}
+        for item in self.items:
+            if isinstance(item, RECORD_ITEMS):
+                scope = item.id[:2]
+            elif isinstance(item, Mark):
+                scope = (item.tenant, item.consumer)
+            else:
+                continue
+            if scope not in self.known and _is_text(scope):
+                missing[scope] = missing.get(scope, False) or isinstance(item, Claim | Settle | Mark)
+        return missing
+
+    def times_of(self, positions: Sequence[int]) -> dict[str, Any]:
+        """The parameter that a statement on partitions has beside the others."""
+        if not positions or positions[0] not in self.id_times:
+            return {}
+        return {"id_times": wire.bigints([self.id_times[position] for position in positions])}
+
+    def ask(self, name: str, positions: Sequence[int], parameters: Mapping[str, Any]) -> Ask:
+        """A statement for the table in which these items' records are; all of them are in one."""
+        times = self.times_of(positions)
+        return Ask(f"{name}_timed" if times else name, {**parameters, **times})
+
+    @staticmethod
+    def must_stay(item: RecordItem) -> bool:
+        """Whether only a decision may end the record: what a partition cannot promise."""
+        if isinstance(item, Claim):
+            return item.quarantine or item.journal is not None
+        return isinstance(item, Settle) and item.to == "unknown"
 
     def key_of(self, item: RecordItem, *, needed: bool) -> str | None:
         """The readable key, where it is kept."""
         return wire.storable(item.id[2]) if self.readable_keys or needed else None
 
 
+def _is_text(scope: Scope) -> bool:
+    try:
+        wire.check_name(scope[0])
+        wire.check_name(scope[1])
+    except KeyInvalid:
+        return False  # refused by itself when its turn comes
+    return True
+
+
 class Stage(Struct, frozen=True):
-    """Items of one kind that are said together."""
+    """Items of one kind, on one table, that are said together."""
 
     kind: str
     positions: list[int]
@@ -89,10 +150,10 @@ def stages(batch: Batch) -> list[Stage]:
     """
     kinds = [kind_of(item) for item in batch.items]
     keys = [_keys_of(batch, position, kind) for position, kind in enumerate(kinds)]
-    if None not in keys and _is_plain(kinds, keys):
+    if None not in keys and len(batch.id_times) in (0, len(kinds)) and _is_plain(kinds, keys):
         return [Stage(kinds[0], list(range(len(kinds))))]
     made: list[Stage] = []
-    latest: dict[str, int] = {}
+    latest: dict[tuple[str, bool], int] = {}
     touched: dict[bytes, int] = {}
     barrier = -1
     for position, (kind, mine) in enumerate(zip(kinds, keys, strict=True)):
@@ -102,10 +163,11 @@ def stages(batch: Batch) -> list[Stage]:
             made.append(Stage(kind, [position]))
             barrier = len(made) - 1
             continue
-        at = latest.get(kind, -1)
+        table = (kind, position in batch.id_times)
+        at = latest.get(table, -1)
         if at <= barrier or any(touched.get(key, -1) >= at for key in mine):
             made.append(Stage(kind, []))
-            at = latest[kind] = len(made) - 1
+            at = latest[table] = len(made) - 1
         made[at].positions.append(position)
         touched.update(dict.fromkeys(mine, at))
     return made
@@ -158,8 +220,34 @@ def _keys_of(batch: Batch, position: int, kind: str) -> Sequence[bytes] | None:
         if kind == "claim" and item.event_type:
             wire.check_name(item.event_type)
         key = batch.digests[position] = digest(item.id)
+        ids = batch.kinds.get(item.id[:2]) if batch.kinds else None
+        if ids is not None and not _route(batch, position, ids):
+            return None
         return (key,)
     except (KeyInvalid, UnicodeEncodeError) as error:
         name = (item.tenant, item.consumer) if kind == "mark" else item.id
         batch.refuse(position, KeyInvalid(f"{name!r} is not valid text: {error}"))
         return None
+
+
+def _route(batch: Batch, position: int, ids: str) -> bool:
+    """Find the time inside the id, which says in which partition its record is; `False`: the item is answered.
+
+    It depends on nothing but the id, or two copies of an event could be in two partitions.
+    """
+    item = batch.items[position]
+    try:
+        batch.id_times[position] = time_in(ids, item.id[2])
+    except KeyInvalid as error:
+        if isinstance(item, Lookup):
+            batch.answers[position] = Absent()
+        else:
+            batch.refuse(position, error)
+        return False
+    if batch.must_stay(item):
+        del batch.id_times[position]
+        batch.refuse(
+            position, UsageError(f"{item.id!r} must not expire, and partitions do; use no ids for it")
+        )
+        return False
+    return True

@@ -1,5 +1,7 @@
 -- Every statement of the store, by name. {schema} is the quoted schema, {name} its bare name; {now}, {running}, {orphaned} and {live} stand
 -- for the fragments at the top. What the statements decide is `semel.core.machine`, said in SQL.
+-- A query that names {records} exists twice: for the table of that name and, as `<name>_timed`, for its twin in
+-- partitions. What stands in {plain ...} is for the first alone, what stands in {timed ...} for the twin.
 -- A statement locks rows in the order of their digests, so that overlapping batches wait for one another and never
 -- in a circle, and it probes the index once for each key whatever the planner thinks of the table.
 
@@ -25,19 +27,26 @@ LEFT JOIN LATERAL (SELECT steps, meta, anchor, horizon FROM {schema}.extras AS x
 LEFT JOIN LATERAL (SELECT payload FROM {schema}.journal AS x
     WHERE r.state & 64 <> 0 AND x.digest = r.digest LIMIT 1) AS j ON true
 
+-- fragment: outside
+i.id_time < e.low OR i.id_time > t.now + 300000000 OR t.now - i.id_time > e.live - i.span
+
+-- fragment: edge
+(SELECT (SELECT value::bigint FROM {schema}.meta WHERE name = 'low_water') AS low,
+    (SELECT value::bigint FROM {schema}.meta WHERE name = 'partition_live') AS live)
+
 -- query: claim
-WITH t AS MATERIALIZED {now},
+WITH t AS MATERIALIZED {now},{timed  e AS MATERIALIZED {edge},}
 inp AS MATERIALIZED (
     SELECT * FROM unnest(%(digests)b, %(owners)b, %(leases)b, %(windows)b, %(fingerprints)b, %(types)b,
-        %(event_times)b, %(flags)b, %(consumers)b, %(keys)b)
-        AS i (digest, owner, lease, span, fingerprint, event_type, event_time, flags, consumer_id, key)
+        %(event_times)b, %(flags)b, %(consumers)b, %(keys)b{timed , %(id_times)b})
+        AS i (digest, owner, lease, span, fingerprint, event_type, event_time, flags, consumer_id, key{timed , id_time})
 ),
 cur AS MATERIALIZED (
     SELECT i.*, t.now, r.state, r.lease_until, r.settled_at, r.fence, r.attempt, r.first_seen, r.value,
         r.expires_at - t.now AS rest,
         CASE
             WHEN r.state IS NULL OR NOT {live} OR r.state & 7 = 4 THEN
-                CASE WHEN t.now - i.event_time > i.span THEN 6 ELSE 0 END
+                CASE WHEN t.now - i.event_time > i.span{timed  OR {outside}} THEN 6 ELSE 0 END
             WHEN i.fingerprint <> r.fingerprint AND substr(i.fingerprint, 1, 1) = substr(r.fingerprint, 1, 1)
                 AND r.fingerprint <> ''::bytea THEN 5
             WHEN r.state & 7 > 4 THEN 8
@@ -46,20 +55,23 @@ cur AS MATERIALIZED (
             WHEN {orphaned} OR r.state & 7 = 3 THEN 7
             WHEN r.state & 7 = 0 THEN CASE WHEN r.state & 96 <> 0 THEN 8 ELSE 0 END
             ELSE r.state & 7
-        END AS verdict
-    FROM t CROSS JOIN inp AS i
-    LEFT JOIN LATERAL (SELECT * FROM {schema}.records AS x WHERE x.digest = i.digest LIMIT 1) AS r ON true
+        END AS verdict,
+        t.now - i.event_time > i.span{timed  OR {outside}} AS late
+    FROM t CROSS JOIN {timed e CROSS JOIN }inp AS i
+    LEFT JOIN LATERAL (
+        SELECT * FROM {records} AS x WHERE {timed x.id_time = i.id_time AND }x.digest = i.digest LIMIT 1
+    ) AS r ON true
 ),
 won AS (
-    INSERT INTO {schema}.records AS r (digest, state, owner, fence, lease_until, attempt, expires_at, purge_at,
+    INSERT INTO {records} AS r ({timed id_time, }digest, state, owner, fence, lease_until, attempt, expires_at, purge_at,
         consumer_id, fingerprint, event_type, key)
-    SELECT c.digest, c.flags, c.owner, c.now, c.now + c.lease,
-        CASE WHEN c.now - c.event_time > c.span THEN 0 ELSE 1 END,  -- 0: too late, unless it takes over
+    SELECT {timed c.id_time, }c.digest, c.flags, c.owner, c.now, c.now + c.lease,
+        CASE WHEN c.late THEN 0 ELSE 1 END,  -- 0: too late, unless it takes over
         CASE WHEN c.flags & 8 = 0 THEN c.now + c.span + CASE WHEN c.flags & 16 = 0 THEN c.lease ELSE 0 END END,
         CASE WHEN c.flags & 8 = 0 THEN (c.now + c.span) / 60000000 + 2 END,
         c.consumer_id, c.fingerprint, c.event_type, c.key
     FROM cur AS c WHERE c.verdict = 0 ORDER BY c.digest
-    ON CONFLICT (digest) DO UPDATE SET
+    ON CONFLICT ({timed id_time, }digest) DO UPDATE SET
         state = excluded.state,
         owner = excluded.owner,
         fence = greatest(r.fence + 1, excluded.fence),
@@ -94,7 +106,7 @@ won AS (
 SELECT 0::smallint, uuid_send(digest), fence, attempt, lease_until, coalesce(first_seen, fence), NULL::bytea, NULL::bigint FROM won
 UNION ALL
 SELECT verdict::smallint, uuid_send(digest), fence, CASE WHEN verdict = 3 THEN state & 64 ELSE attempt END,
-    CASE verdict WHEN 3 THEN lease_until - now WHEN 6 THEN now - event_time WHEN 7 THEN coalesce(settled_at, lease_until) ELSE settled_at END,
+    CASE verdict WHEN 3 THEN lease_until - now WHEN 6 THEN now - {plain event_time}{timed coalesce(event_time, id_time)} WHEN 7 THEN coalesce(settled_at, lease_until) ELSE settled_at END,
     coalesce(first_seen, fence), CASE WHEN verdict < 3 THEN value END, rest
 FROM cur WHERE verdict > 0
 
@@ -102,7 +114,8 @@ FROM cur WHERE verdict > 0
 WITH t AS MATERIALIZED {now},
 inp AS MATERIALIZED (
     SELECT * FROM unnest(%(digests)b, %(owners)b, %(fences)b, %(ends)b, %(values)b, %(windows)b, %(delays)b,
-        %(gives)b) WITH ORDINALITY AS i (digest, owner, fence, goal, value, span, delay, gives, n)
+        %(gives)b{timed , %(id_times)b}) WITH ORDINALITY
+        AS i (digest, owner, fence, goal, value, span, delay, gives{timed , id_time}, n)
     ORDER BY digest
 ),
 cur AS MATERIALIZED (
@@ -120,11 +133,13 @@ cur AS MATERIALIZED (
             ELSE 0
         END AS verdict
     FROM t CROSS JOIN inp AS i
-    LEFT JOIN LATERAL (SELECT * FROM {schema}.records AS x WHERE x.digest = i.digest LIMIT 1 FOR NO KEY UPDATE) AS r
-        ON true
+    LEFT JOIN LATERAL (
+        SELECT * FROM {records} AS x WHERE {timed x.id_time = i.id_time AND }x.digest = i.digest
+        LIMIT 1 FOR NO KEY UPDATE
+    ) AS r ON true
 ),
 put AS (
-    UPDATE {schema}.records AS r SET
+    UPDATE {records} AS r SET
         state = CASE c.goal WHEN 3 THEN (r.state & ~7) | 3 WHEN 5 THEN r.state ELSE (r.state & ~71) | c.goal END,
         owner = CASE WHEN c.goal = 5 THEN ''::bytea ELSE r.owner END,
         settled_at = CASE WHEN c.goal <> 5 THEN c.now END,
@@ -144,7 +159,7 @@ put AS (
                 AND r.state & 16 = 0 THEN r.purge_at
             WHEN r.state & 16 <> 0 THEN (coalesce(r.first_seen, r.fence) + c.span + 59999999) / 60000000
             ELSE (c.now + c.span + 59999999) / 60000000 END
-    FROM cur AS c WHERE r.digest = c.digest AND c.verdict = 1
+    FROM cur AS c WHERE {timed r.id_time = c.id_time AND }r.digest = c.digest AND c.verdict = 1
     RETURNING 1
 ),
 told AS MATERIALIZED (
@@ -160,67 +175,78 @@ FROM cur
 -- query: renew
 WITH t AS MATERIALIZED {now},
 inp AS MATERIALIZED (
-    SELECT * FROM unnest(%(digests)b, %(owners)b, %(fences)b, %(leases)b) WITH ORDINALITY
-        AS i (digest, owner, fence, lease, n)
+    SELECT * FROM unnest(%(digests)b, %(owners)b, %(fences)b, %(leases)b{timed , %(id_times)b}) WITH ORDINALITY
+        AS i (digest, owner, fence, lease{timed , id_time}, n)
     ORDER BY digest
 ),
 cur AS MATERIALIZED (
-    SELECT i.n, i.digest, t.now + i.lease AS lease_until
+    SELECT i.n, {timed i.id_time, }i.digest, t.now + i.lease AS lease_until
     FROM t CROSS JOIN inp AS i CROSS JOIN LATERAL (
-        SELECT * FROM {schema}.records AS x
-        WHERE x.digest = i.digest AND x.fence = i.fence AND x.owner = i.owner AND i.owner <> ''::bytea
+        SELECT * FROM {records} AS x
+        WHERE {timed x.id_time = i.id_time AND }x.digest = i.digest AND x.fence = i.fence AND x.owner = i.owner AND i.owner <> ''::bytea
         LIMIT 1 FOR NO KEY UPDATE
     ) AS r
     WHERE r.state & 7 = 0 AND {live} AND NOT {orphaned}
 ),
 put AS (
-    UPDATE {schema}.records AS r SET
+    UPDATE {records} AS r SET
         expires_at = CASE WHEN r.state & 16 <> 0 THEN r.expires_at
             ELSE r.expires_at + c.lease_until - r.lease_until END,
         lease_until = c.lease_until
-    FROM cur AS c WHERE r.digest = c.digest
+    FROM cur AS c WHERE {timed r.id_time = c.id_time AND }r.digest = c.digest
     RETURNING 1
 )
 SELECT n, lease_until, (SELECT count(*) FROM put) FROM cur
 
 -- query: lookup
 WITH t AS MATERIALIZED {now},
-inp AS MATERIALIZED (SELECT * FROM unnest(%(digests)b) WITH ORDINALITY AS i (digest, n))
+inp AS MATERIALIZED (SELECT * FROM unnest(%(digests)b{timed , %(id_times)b}) WITH ORDINALITY AS i (digest{timed , id_time}, n))
 SELECT i.n, t.now, m.expires_at, {columns}
 FROM t CROSS JOIN inp AS i
-LEFT JOIN LATERAL (SELECT * FROM {schema}.records AS x WHERE x.digest = i.digest LIMIT 1) AS r ON true
+LEFT JOIN LATERAL (
+    SELECT * FROM {records} AS x WHERE {timed x.id_time = i.id_time AND }x.digest = i.digest LIMIT 1
+) AS r ON true
 LEFT JOIN LATERAL (SELECT expires_at FROM {schema}.marks AS x
     WHERE r.digest IS NULL AND x.digest = i.digest LIMIT 1) AS m ON true
 {beside}
 
 -- query: lock
-WITH inp AS MATERIALIZED (SELECT * FROM unnest(%(digests)b) AS i (digest) ORDER BY digest)
+WITH inp AS MATERIALIZED (
+    SELECT * FROM unnest(%(digests)b{timed , %(id_times)b}) AS i (digest{timed , id_time}) ORDER BY digest
+)
 SELECT count(*) FROM inp AS i
-CROSS JOIN LATERAL (SELECT 1 FROM {schema}.records AS x WHERE x.digest = i.digest LIMIT 1 FOR UPDATE) AS r
+CROSS JOIN LATERAL (
+    SELECT 1 FROM {records} AS x WHERE {timed x.id_time = i.id_time AND }x.digest = i.digest LIMIT 1 FOR UPDATE
+) AS r
+
+-- query: edge
+WITH t AS MATERIALIZED {now}, e AS MATERIALIZED {edge}
+SELECT t.now, e.low, e.live FROM t CROSS JOIN e
 
 -- query: reserve
-INSERT INTO {schema}.records AS r (digest, state, owner, fence, attempt, expires_at, purge_at, consumer_id)
-SELECT i.digest, 4, ''::bytea, 1, 0, 0, 0, i.consumer_id
-FROM unnest(%(digests)b, %(consumers)b) AS i (digest, consumer_id) ORDER BY i.digest
-ON CONFLICT (digest) DO UPDATE SET fence = r.fence WHERE false
+INSERT INTO {records} AS r ({timed id_time, }digest, state, owner, fence, attempt, expires_at, purge_at, consumer_id)
+SELECT {timed i.id_time, }i.digest, 4, ''::bytea, 1, 0, 0, 0, i.consumer_id
+FROM unnest(%(digests)b, %(consumers)b{timed , %(id_times)b}) AS i (digest, consumer_id{timed , id_time}) ORDER BY i.digest
+ON CONFLICT ({timed id_time, }digest) DO UPDATE SET fence = r.fence WHERE false
 
 -- query: write
-UPDATE {schema}.records AS r SET
+UPDATE {records} AS r SET
     state = i.state, owner = i.owner, fence = i.fence, first_seen = i.first_seen, attempt = i.attempt,
     lease_until = i.lease_until, settled_at = i.settled_at, expires_at = i.expires_at, purge_at = i.purge_at,
     value = i.value, fingerprint = i.fingerprint, event_type = i.event_type, key = coalesce(i.key, r.key)
 FROM unnest(%(digests)b, %(states)b, %(owners)b, %(fences)b, %(seens)b, %(attempts)b, %(leases)b, %(settleds)b,
-    %(expiries)b, %(purges)b, %(values)b, %(fingerprints)b, %(types)b, %(keys)b)
+    %(expiries)b, %(purges)b, %(values)b, %(fingerprints)b, %(types)b, %(keys)b{timed , %(id_times)b})
     AS i (digest, state, owner, fence, first_seen, attempt, lease_until, settled_at, expires_at, purge_at, value,
-        fingerprint, event_type, key)
-WHERE r.digest = i.digest
+        fingerprint, event_type, key{timed , id_time})
+WHERE {timed r.id_time = i.id_time AND }r.digest = i.digest
 
 -- query: unreserve
-DELETE FROM {schema}.records WHERE digest = ANY (%(digests)b) AND state = 4 AND fence = 1
+DELETE FROM {records} WHERE {timed id_time = ANY (%(id_times)b) AND }digest = ANY (%(digests)b)
+    AND state = 4 AND fence = 1
 
 -- query: write_extras
-INSERT INTO {schema}.extras (digest, steps, meta, anchor, horizon)
-SELECT * FROM unnest(%(digests)b, %(steps)b, %(metas)b, %(anchors)b, %(horizons)b)
+INSERT INTO {schema}.extras (digest, steps, meta, anchor, horizon, id_time)
+SELECT * FROM unnest(%(digests)b, %(steps)b, %(metas)b, %(anchors)b, %(horizons)b, %(id_times)b)
 ON CONFLICT (digest) DO UPDATE SET steps = excluded.steps, meta = excluded.meta, anchor = excluded.anchor,
     horizon = excluded.horizon
 
@@ -243,18 +269,19 @@ SELECT pg_notify('{channel}', encode(uuid_send(digest), 'hex')) FROM unnest(%(di
 WHERE EXISTS (SELECT FROM {schema}.listeners)
 
 -- query: consumers
-WITH inp AS (SELECT * FROM unnest(%(tenants)b, %(names)b) AS i (tenant, consumer)),
+WITH inp AS (SELECT * FROM unnest(%(tenants)b, %(names)b, %(makes)b) AS i (tenant, consumer, making)),
 made AS (
     INSERT INTO {schema}.consumers (tenant, consumer)
     SELECT tenant, consumer FROM inp
-    WHERE NOT EXISTS (SELECT FROM {schema}.consumers AS c WHERE c.tenant = inp.tenant AND c.consumer = inp.consumer)
+    WHERE making = 1
+        AND NOT EXISTS (SELECT FROM {schema}.consumers AS c WHERE c.tenant = inp.tenant AND c.consumer = inp.consumer)
     ORDER BY tenant COLLATE "C", consumer COLLATE "C"
     ON CONFLICT (tenant, consumer) DO NOTHING
-    RETURNING tenant, consumer, id
+    RETURNING tenant, consumer, id, ids
 )
-SELECT tenant, consumer, id FROM made
+SELECT tenant, consumer, id, ids FROM made
 UNION ALL
-SELECT c.tenant, c.consumer, c.id FROM inp
+SELECT c.tenant, c.consumer, c.id, c.ids FROM inp
 JOIN {schema}.consumers AS c ON c.tenant = inp.tenant AND c.consumer = inp.consumer
 
 -- query: mark
@@ -273,25 +300,26 @@ RETURNING uuid_send(m.digest)
 
 -- fragment: chosen
 r.state & 7 <> 4 AND {live}
-    AND (%(after)s::uuid IS NULL OR r.digest > %(after)s::uuid)
+    AND (%(after)s::uuid IS NULL
+        OR {plain r.digest > %(after)s::uuid}{timed (r.id_time, r.digest) > (%(after_time)b::bigint, %(after)s::uuid)})
     AND (%(tenant)s::text IS NULL OR c.tenant = %(tenant)s::text)
     AND (%(consumer)s::text IS NULL OR c.consumer = %(consumer)s::text)
     AND (%(state)b::int IS NULL OR CASE WHEN {orphaned} THEN 3 ELSE r.state & 7 END = %(state)b::int)
     AND (%(prefix)s::text = '' OR starts_with(r.key, %(prefix)s::text))
     AND (%(seen_before)b::bigint IS NULL OR coalesce(r.first_seen, r.fence) < %(seen_before)b::bigint)
-ORDER BY r.digest LIMIT %(limit)b
+ORDER BY {timed r.id_time, }r.digest LIMIT %(limit)b
 
 -- query: scan
 WITH t AS MATERIALIZED {now}
-SELECT t.now, r.key, c.tenant, c.consumer, {columns}
-FROM t CROSS JOIN {schema}.records AS r
+SELECT t.now, r.key, c.tenant, c.consumer, {plain NULL::bigint}{timed r.id_time}, {columns}
+FROM t CROSS JOIN {records} AS r
 JOIN {schema}.consumers AS c ON c.id = r.consumer_id
 {beside}
 WHERE {chosen}
 
 -- query: scan_orphaned
 WITH t AS MATERIALIZED {now}
-SELECT t.now, r.key, c.tenant, c.consumer, {columns}
+SELECT t.now, r.key, c.tenant, c.consumer, NULL::bigint, {columns}
 FROM t CROSS JOIN {schema}.journal AS o
 CROSS JOIN LATERAL (SELECT * FROM {schema}.records AS x WHERE x.digest = o.digest LIMIT 1) AS r
 JOIN {schema}.consumers AS c ON c.id = r.consumer_id
@@ -304,7 +332,7 @@ due AS MATERIALIZED (
     SELECT r.ctid AS place, r.purge_at,
         greatest(r.expires_at, CASE WHEN r.state & 7 = 0 THEN r.lease_until END) AS gone_at, NOT {live} AS gone
     FROM {schema}.records AS r CROSS JOIN t
-    WHERE r.purge_at <= t.now / 60000000 + 3 ORDER BY r.purge_at LIMIT %(limit)b * 4
+    WHERE r.purge_at <= t.now / 60000000 + 3 ORDER BY r.purge_at LIMIT %(examined)b
 ),
 gone AS (
     DELETE FROM {schema}.records WHERE ctid = ANY (ARRAY(
@@ -328,11 +356,66 @@ SELECT (SELECT now FROM t), (SELECT count(*) FROM gone), (SELECT min(gone_at) FR
     (SELECT count(*) FROM due WHERE due.gone), (SELECT count(*) FROM early),
     (SELECT count(*) FROM due), (SELECT max(purge_at) FROM due)
 
+-- query: would_remove
+SELECT count(*) FROM {schema}.timed_records WHERE id_time < %(upper)b
+
 -- query: would_purge
 WITH t AS MATERIALIZED {now}
 SELECT (SELECT now FROM t), count(*), min(greatest(r.expires_at, CASE WHEN r.state & 7 = 0 THEN r.lease_until END)),
     (SELECT count(*) FROM {schema}.marks CROSS JOIN t WHERE expires_at <= t.now)
 FROM {schema}.records AS r CROSS JOIN t WHERE NOT {live}
+
+-- query: purge_extras
+DELETE FROM {schema}.extras WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {schema}.extras WHERE id_time < %(low)b LIMIT %(limit)b FOR UPDATE SKIP LOCKED
+))
+
+-- query: elect
+SELECT pg_try_advisory_xact_lock(hashtextextended('{channel} cleaner', 0))
+
+-- query: cleaner
+SELECT concat_ws(' ', nullif(a.application_name, ''), 'pid ' || a.pid,
+    'at ' || coalesce(host(a.client_addr), a.client_hostname, 'the server'))
+FROM (SELECT hashtextextended('{channel} cleaner', 0) AS key) AS k
+JOIN pg_locks AS l ON l.locktype = 'advisory' AND l.granted
+    AND l.classid = ((k.key >> 32) & 4294967295)::oid AND l.objid = (k.key & 4294967295)::oid
+JOIN pg_stat_activity AS a ON a.pid = l.pid LIMIT 1
+
+-- query: quickly
+SELECT set_config('lock_timeout', '1s', true)
+
+-- query: partitions
+WITH t AS MATERIALIZED {now}
+SELECT t.now, p.name, p.lower, p.upper, c.oid IS NOT NULL, i.inhrelid IS NOT NULL, coalesce(i.inhdetachpending, false)
+FROM t LEFT JOIN {schema}.partitions AS p ON true
+LEFT JOIN pg_class AS c ON c.relnamespace = '{schema}'::regnamespace AND c.relname = p.name
+LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
+ORDER BY p.lower
+
+-- query: ahead
+SELECT max(upper) - (extract(epoch FROM clock_timestamp()) * 1000000)::bigint FROM {schema}.partitions
+
+-- query: retention
+SELECT name, value FROM {schema}.meta WHERE name IN ('partition_step', 'partition_live', 'low_water', 'low_water_at')
+
+-- query: note
+INSERT INTO {schema}.meta (name, value) VALUES (%(name)s, %(value)s)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+
+-- query: raise_low
+WITH raised AS (
+    INSERT INTO {schema}.meta AS m (name, value) VALUES ('low_water', %(low)s)
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE m.value::bigint < excluded.value::bigint
+    RETURNING 1
+)
+INSERT INTO {schema}.meta (name, value) SELECT 'low_water_at', %(at)s FROM raised
+ON CONFLICT (name) DO UPDATE SET value = excluded.value
+
+-- query: note_partition
+INSERT INTO {schema}.partitions (name, lower, upper) VALUES (%(name)s, %(lower)b, %(upper)b)
+
+-- query: drop_partition_note
+DELETE FROM {schema}.partitions WHERE name = %(name)s
 
 -- query: marks_cursor
 SELECT coalesce((SELECT value::bigint FROM {schema}.meta WHERE name = 'marks_purged_to'), 0),
@@ -352,12 +435,14 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value
 
 -- query: count
 WITH t AS MATERIALIZED {now}
-SELECT t.now, 0, c.consumer, CASE WHEN {orphaned} THEN 3 ELSE r.state & 7 END AS standing, {live} AS live, count(*),
+SELECT t.now, {plain 0}{timed 3}, c.consumer, CASE WHEN {orphaned} THEN 3 ELSE r.state & 7 END AS standing, {live} AS live, count(*),
     min(greatest(r.expires_at, CASE WHEN r.state & 7 = 0 THEN r.lease_until END))
-FROM t CROSS JOIN {schema}.records AS r JOIN {schema}.consumers AS c ON c.id = r.consumer_id
+FROM t CROSS JOIN {records} AS r JOIN {schema}.consumers AS c ON c.id = r.consumer_id
 WHERE %(tenant)s::text IS NULL OR c.tenant = %(tenant)s::text
 GROUP BY t.now, c.consumer, standing, live
-UNION ALL
+
+-- query: count_rest
+WITH t AS MATERIALIZED {now}
 SELECT t.now, 1, c.consumer, 1, true, count(*), NULL
 FROM t CROSS JOIN {schema}.marks AS m JOIN {schema}.consumers AS c ON c.id = m.consumer_id
 WHERE m.expires_at > t.now AND (%(tenant)s::text IS NULL OR c.tenant = %(tenant)s::text)
@@ -371,7 +456,7 @@ FROM t
 SELECT tenant, consumer, event_type, window_us FROM {schema}.windows
 
 -- query: read_modes
-SELECT tenant, consumer, mode FROM {schema}.consumers WHERE mode IS NOT NULL
+SELECT tenant, consumer, mode, ids FROM {schema}.consumers WHERE mode IS NOT NULL
 
 -- query: set_window
 INSERT INTO {schema}.windows (tenant, consumer, event_type, window_us)
@@ -384,7 +469,7 @@ DELETE FROM {schema}.windows WHERE tenant = %(tenant)s AND consumer = %(consumer
 -- query: move_expiries
 WITH t AS MATERIALIZED {now},
 chosen AS MATERIALIZED (
-    SELECT r.digest FROM {schema}.records AS r CROSS JOIN t
+    SELECT {timed r.id_time, }r.digest FROM {records} AS r CROSS JOIN t
     WHERE r.consumer_id = (SELECT id FROM {schema}.consumers WHERE tenant = %(tenant)s AND consumer = %(consumer)s)
         AND r.state & 7 IN (1, 2) AND {live}
         AND %(event_type)s::text = coalesce((SELECT w.event_type FROM {schema}.windows AS w  -- which governs it
@@ -393,33 +478,33 @@ chosen AS MATERIALIZED (
             WHERE r.state & 32 <> 0 AND x.digest = r.digest AND x.anchor IS NOT NULL)
     ORDER BY r.digest FOR UPDATE OF r
 )
-UPDATE {schema}.records AS r SET
+UPDATE {records} AS r SET
     expires_at = CASE WHEN r.state & 16 <> 0 THEN coalesce(r.first_seen, r.fence) ELSE coalesce(r.settled_at, r.fence) END
         + %(window)b::bigint,
     purge_at = (CASE WHEN r.state & 16 <> 0 THEN coalesce(r.first_seen, r.fence) ELSE coalesce(r.settled_at, r.fence) END
         + %(window)b::bigint) / 60000000 + 1
-FROM chosen WHERE chosen.digest = r.digest AND r.state & 7 IN (1, 2)
+FROM chosen WHERE {timed chosen.id_time = r.id_time AND }chosen.digest = r.digest AND r.state & 7 IN (1, 2)
 
 -- query: admit
 WITH made AS (
-    INSERT INTO {schema}.consumers AS c (tenant, consumer, mode)
-    SELECT %(tenant)s, %(consumer)s, %(mode)s
+    INSERT INTO {schema}.consumers AS c (tenant, consumer, mode, ids)
+    SELECT %(tenant)s, %(consumer)s, %(mode)s, %(ids)s
     WHERE NOT EXISTS (SELECT FROM {schema}.consumers
         WHERE tenant = %(tenant)s AND consumer = %(consumer)s AND mode IS NOT NULL)
     ON CONFLICT (tenant, consumer) DO UPDATE SET mode = coalesce(c.mode, excluded.mode)
-    RETURNING mode
+    RETURNING mode, ids
 )
-SELECT mode FROM made
+SELECT mode, ids FROM made
 UNION ALL
-SELECT mode FROM {schema}.consumers WHERE tenant = %(tenant)s AND consumer = %(consumer)s AND mode IS NOT NULL
+SELECT mode, ids FROM {schema}.consumers WHERE tenant = %(tenant)s AND consumer = %(consumer)s AND mode IS NOT NULL
 
 -- query: lock_mode
 INSERT INTO {schema}.consumers AS c (tenant, consumer) VALUES (%(tenant)s, %(consumer)s)
-ON CONFLICT (tenant, consumer) DO UPDATE SET mode = c.mode RETURNING id
+ON CONFLICT (tenant, consumer) DO UPDATE SET mode = c.mode RETURNING id, ids
 
 -- query: unfinished
 WITH t AS MATERIALIZED {now}
-SELECT count(*) FROM {schema}.records AS r CROSS JOIN t
+SELECT count(*) FROM {records} AS r CROSS JOIN t
 WHERE r.consumer_id = %(consumer)b AND (r.state & 7 IN (0, 3)) AND {live}
 
 -- query: put_mode

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from semel.errors import PolicyInvalid, StoreRefused
 from semel.stores.postgres.batch import Ask, Talk
+from semel.stores.postgres.calendar import ALARM_US
 from semel.stores.postgres.statements import outbox_channel_of
 
 __all__ = ["SCHEMA", "VERSION", "check_schema_name", "migrations", "schema_sql"]
@@ -74,6 +75,10 @@ def prepare(name: str, schema: str) -> Talk[Found]:
         ((version,),) = yield Ask("version")
     if version != VERSION:
         yield from _migrate(name, schema)
+    ((ahead_us,),) = yield Ask("ahead")
+    if ahead_us is not None and ahead_us < ALARM_US:
+        few = f"partitions reach only {ahead_us / 86400e6:.1f} days ahead: run semel purge as their owner"
+        found = replace(found, weaknesses=(*found.weaknesses, few))
     ((identity,),) = yield Ask("identity")
     return replace(found, identity=identity)
 

@@ -7,6 +7,7 @@ from msgspec import Struct
 from psycopg.conninfo import conninfo_to_dict
 
 from semel.errors import PolicyInvalid
+from semel.stores.postgres.calendar import Retention
 from semel.stores.postgres.schema import SCHEMA, check_schema_name
 
 __all__ = ["Options", "Place"]
@@ -34,6 +35,8 @@ class Options(TypedDict, total=False):
     wait_s: float
     pooler: bool
     readable_keys: bool
+    partition_step: str | None
+    partition_live: str | None
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -45,6 +48,7 @@ class Place(Struct, frozen=True, kw_only=True):
     wait_s: float = 10.0
     pooler: bool = False
     readable_keys: bool = True
+    retention: Retention = Retention()
 
     @classmethod
     def of(cls, url: str, **options: Unpack[Options]) -> "Place":
@@ -55,7 +59,11 @@ class Place(Struct, frozen=True, kw_only=True):
             raise PolicyInvalid(
                 "this is no PostgreSQL URL; write postgresql://user@host:5432/database"
             ) from error
-        place = cls(conninfo=conninfo, **options)
+        retention = Retention(options.get("partition_step"), options.get("partition_live"))
+        own: dict[str, Any] = {
+            name: value for name, value in options.items() if not name.startswith("partition")
+        }
+        place = cls(conninfo=conninfo, retention=retention, **own)
         check_schema_name(place.schema)
         if not 1 <= place.pool_max <= POOL_MAX:
             raise PolicyInvalid(f"pool_max is {place.pool_max}; it must lie between 1 and {POOL_MAX}")

@@ -10,6 +10,9 @@ _BLOCK = re.compile(
     r"^-- (fragment|query): (\w+)\n(.*?)(?=^-- (?:fragment|query): |\Z)", re.MULTILINE | re.DOTALL
 )
 _FRAGMENT = re.compile(r"\{(\w+)\}")
+_ONLY = re.compile(r"\{(plain|timed) ([^{}]*)\}")
+TABLES = {"plain": "records", "timed": "timed_records"}
+"""Where records are: all together, or in partitions by the time inside their ids."""
 _COMMENT = re.compile(r"\s+--[^\n']*$", re.MULTILINE)
 _CHANNEL_CHARS_MAX = 57
 _OUTBOX_CHANNEL_CHARS_MAX = 50
@@ -32,6 +35,19 @@ def statements(schema: str) -> dict[str, str]:
     fragments = {"schema": f'"{schema}"', "name": schema, "channel": channel_of(schema)}
     queries: dict[str, str] = {}
     for kind, name, text in _BLOCK.findall(source):
-        filled = _FRAGMENT.sub(lambda match: fragments[match[1]], _COMMENT.sub("", text).strip())
-        (fragments if kind == "fragment" else queries)[name] = filled
-    return queries | {"begin": "BEGIN", "commit": "COMMIT"}
+        filled = _FRAGMENT.sub(
+            lambda match: fragments.get(match[1], match[0]), _COMMENT.sub("", text).strip()
+        )
+        if kind == "fragment":
+            fragments[name] = filled
+        else:
+            queries[name] = _for_table(filled, schema, "plain")
+            if "{records}" in filled:
+                queries[f"{name}_timed"] = _for_table(filled, schema, "timed")
+    return queries | {"begin": "BEGIN", "commit": "COMMIT", "rollback": "ROLLBACK"}
+
+
+def _for_table(text: str, schema: str, kind: str) -> str:
+    """The statement for one of the two tables."""
+    chosen = _ONLY.sub(lambda match: match[2] if match[1] == kind else "", text)
+    return chosen.replace("{records}", f'"{schema}".{TABLES[kind]}')

@@ -22,7 +22,7 @@ from semel.stores.postgres.schema import Found, prepare
 from semel.stores.postgres.settings import Options, Place
 from semel.stores.postgres.statements import statements
 from semel.stores.postgres.talk import say
-from semel.stores.postgres.trouble import is_cut, is_transient, translated
+from semel.stores.postgres.trouble import is_cut, is_transient, is_unplaced, translated
 from semel.stores.postgres.watching import Ears
 
 __all__ = ["AsyncPostgresStore", "PostgresStore"]
@@ -33,12 +33,17 @@ REPEATS_MAX = 20
 PAUSE_MAX_S = 0.02
 CLOCK_OFF_S = 2.0
 """By how much the server's clock may differ from ours without a word: it harms nothing, and explains a lot."""
+EXTENDS_MAX = 3
+EXTEND = Stage("extend", [])
+"""Partitions are made ahead by whoever cleans; where nobody did for days, a claim that finds none has them made."""
 
 _log = logging.getLogger("semel")
 
 
 class _Shared:
     """What both colours have in common: the place, what is known of it, and who listens."""
+
+    batch_type: type[Batch] = Batch
 
     def __init__(self, place: Place, clock: Clock | None) -> None:
         self.place = place
@@ -50,6 +55,7 @@ class _Shared:
         self.clock = clock
         self.ears: Ears = Ears()
         self.consumers: dict[Scope, int] = {}
+        self.kinds: dict[Scope, str] = {}
         self.statements: dict[str, str] = statements(place.schema)
         self.capabilities: Capabilities = self._powers(durable=True)
 
@@ -73,7 +79,16 @@ class _Shared:
     def batch(self, items: Sequence[Item]) -> Batch:
         """The items as they are to be said."""
         now = None if self.clock is None else self.clock.now_us()
-        return Batch(items, self.consumers, now=now, readable_keys=self.place.readable_keys)
+        place = self.place
+        return self.batch_type(
+            items,
+            self.consumers,
+            self.kinds,
+            now=now,
+            readable_keys=place.readable_keys,
+            schema=place.schema,
+            retention=place.retention,
+        )
 
     def failed(self, batch: Batch, stage: Stage, rest: Sequence[Stage], error: StoreError) -> bool:
         """Answer what could not be said; `True`: the rest is worth trying. Raises where nothing was answered."""
@@ -86,6 +101,15 @@ class _Shared:
             for position in each.positions:
                 batch.refuse(position, error)
         return isinstance(error, StoreFull)
+
+    def again(self, batch: Batch, stage: Stage, error: psycopg.Error, tries: int) -> bool:
+        """Whether a stage that ended in an error is begun again: undone, cut off, or without partition."""
+        if is_cut(error):
+            batch.start_over()
+            return not tries and _repeatable(batch, stage)
+        if is_unplaced(error):
+            return tries < EXTENDS_MAX
+        return is_transient(error) and tries < REPEATS_MAX - 1
 
     def done(self, batch: Batch) -> list[Answer]:
         """The answers, after everybody in this process was told of what changed."""
@@ -103,13 +127,22 @@ def _repeatable(batch: Batch, stage: Stage) -> bool:
     return not any(isinstance(batch.items[position], Mark) for position in stage.positions)
 
 
+def answered(ask: Ask, error: psycopg.Error) -> list[Any]:
+    """The error as a row, where the talk has asked for that; otherwise it goes on its way."""
+    if error.sqlstate in ask.told:
+        return [(error.sqlstate,)]
+    raise error
+
+
 class PostgresStore(_Shared):
     """A store in one schema of a PostgreSQL database. Its name: `postgresql://host/database`, without secrets.
 
     At most `pool_max` connections; no call waits longer than `wait_s` for a sign of the server. `pooler=True`
     works behind a transaction pooler: nothing is prepared, and waiters poll instead of listening.
     `readable_keys=False` keeps only digests of keys, except where somebody must be able to name the record:
-    journaled and quarantined claims. `clock` replaces the server's clock, for tests alone.
+    journaled and quarantined claims. `partition_step` and `partition_live` say how much time a partition of
+    records with declared ids holds, and how long it is kept (see the how-to on retention). `clock` replaces the
+    server's clock, for tests alone.
     """
 
     def __init__(self, url: str, *, clock: Clock | None = None, **options: Unpack[Options]) -> None:
@@ -150,6 +183,8 @@ class PostgresStore(_Shared):
         """
         lines = self._opened()
         batch = self.batch(items)
+        if batch.unknown():
+            self._stage(lines, batch, Stage("meet", []))
         plan = stages(batch)
         for number, stage in enumerate(plan):
             try:
@@ -157,6 +192,8 @@ class PostgresStore(_Shared):
             except StoreError as error:
                 if not self.failed(batch, stage, plan[number + 1 :], error):
                     break
+        if batch.leaving:
+            self._remove(lines, batch)
         return self.done(batch)
 
     def converse(self, talk: Talk[T]) -> T:
@@ -199,6 +236,7 @@ class PostgresStore(_Shared):
                 lines.close()
                 raise
             self.consumers.clear()
+            self.kinds.clear()
             self._lines = lines
             return lines
 
@@ -210,28 +248,34 @@ class PostgresStore(_Shared):
                     self._converse(line, say(batch, stage))
                     return
             except psycopg.Error as error:
-                if is_cut(error):
-                    batch.start_over()
-                again = is_transient(error) or (is_cut(error) and not tries and _repeatable(batch, stage))
-                if not again or tries == REPEATS_MAX - 1:
+                if not self.again(batch, stage, error, tries):
                     raise translated(error, self.name) from error
+                if is_unplaced(error):
+                    self._stage(lines, batch, EXTEND)
                 time.sleep(_pause(tries))
+
+    def _remove(self, lines: Lines, batch: Batch) -> None:
+        """Remove partitions, on a connection of its own; what cannot be done now is left for the next round."""
+        try:
+            with lines.connect() as line:
+                self._converse(line, say(batch, Stage("remove", list(batch.leaving))))
+        except psycopg.Error as error:
+            _log.warning("%s: partitions were not removed: %s", self.name, translated(error, self.name))
 
     def _converse(self, line: Line, talk: Talk[T]) -> T:
         rows: list[Any] | None = None
         try:
             while True:
                 ask = next(talk) if rows is None else talk.send(rows)
-                if ask.script:
-                    line.execute(ask.script, prepare=False)
-                    rows = []
-                    continue
-                cursor = line.execute(
-                    self.statements[ask.name],
-                    ask.parameters or None,
-                    binary=True,
-                )
-                rows = cursor.fetchall() if cursor.description else []
+                try:
+                    if ask.script:
+                        line.execute(ask.script, prepare=False)
+                        rows = []
+                        continue
+                    cursor = line.execute(self.statements[ask.name], ask.parameters or None, binary=True)
+                    rows = cursor.fetchall() if cursor.description else []
+                except psycopg.Error as error:
+                    rows = answered(ask, error)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
@@ -296,6 +340,8 @@ class AsyncPostgresStore(_Shared):
         """
         lines = await self._opened()
         batch = self.batch(items)
+        if batch.unknown():
+            await self._stage(lines, batch, Stage("meet", []))
         plan = stages(batch)
         for number, stage in enumerate(plan):
             try:
@@ -303,6 +349,8 @@ class AsyncPostgresStore(_Shared):
             except StoreError as error:
                 if not self.failed(batch, stage, plan[number + 1 :], error):
                     break
+        if batch.leaving:
+            await self._remove(lines, batch)
         return self.done(batch)
 
     async def aconverse(self, talk: Talk[T]) -> T:
@@ -358,6 +406,7 @@ class AsyncPostgresStore(_Shared):
                 await lines.close()
                 raise
             self.consumers.clear()
+            self.kinds.clear()
             self._lines = lines
             self._listen()
             return lines
@@ -379,28 +428,36 @@ class AsyncPostgresStore(_Shared):
                     await self._converse(line, say(batch, stage))
                     return
             except psycopg.Error as error:
-                if is_cut(error):
-                    batch.start_over()
-                again = is_transient(error) or (is_cut(error) and not tries and _repeatable(batch, stage))
-                if not again or tries == REPEATS_MAX - 1:
+                if not self.again(batch, stage, error, tries):
                     raise translated(error, self.name) from error
+                if is_unplaced(error):
+                    await self._stage(lines, batch, EXTEND)
                 await asyncio.sleep(_pause(tries))
+
+    async def _remove(self, lines: AsyncLines, batch: Batch) -> None:
+        """Remove partitions, on a connection of its own; what cannot be done now is left for the next round."""
+        try:
+            async with await lines.connect() as line:
+                await self._converse(line, say(batch, Stage("remove", list(batch.leaving))))
+        except psycopg.Error as error:
+            _log.warning("%s: partitions were not removed: %s", self.name, translated(error, self.name))
 
     async def _converse(self, line: AsyncLine, talk: Talk[T]) -> T:
         rows: list[Any] | None = None
         try:
             while True:
                 ask: Ask = next(talk) if rows is None else talk.send(rows)
-                if ask.script:
-                    await line.execute(ask.script, prepare=False)
-                    rows = []
-                    continue
-                cursor = await line.execute(
-                    self.statements[ask.name],
-                    ask.parameters or None,
-                    binary=True,
-                )
-                rows = await cursor.fetchall() if cursor.description else []
+                try:
+                    if ask.script:
+                        await line.execute(ask.script, prepare=False)
+                        rows = []
+                        continue
+                    cursor = await line.execute(
+                        self.statements[ask.name], ask.parameters or None, binary=True
+                    )
+                    rows = await cursor.fetchall() if cursor.description else []
+                except psycopg.Error as error:
+                    rows = answered(ask, error)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 

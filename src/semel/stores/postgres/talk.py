@@ -4,8 +4,10 @@ No input or output here, so both colours say the same. There is one statement fo
 for all settles, and so on, each committed on its own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from semel.core.commands import (
     Answer,
@@ -20,17 +22,17 @@ from semel.core.commands import (
     Renew,
     Settle,
 )
-from semel.core.machine import decide
+from semel.core.machine import decide, standing
 from semel.digests import digest
-from semel.errors import KeyInvalid, RecordCorrupt, StoreUnavailable
+from semel.errors import KeyInvalid, RecordCorrupt, StoreUnavailable, UsageError
 from semel.stores.postgres import wire
-from semel.stores.postgres.batch import BIGINT, Ask, Batch, Scope, Stage, Talk
+from semel.stores.postgres.batch import BIGINT, Ask, Batch, Stage, Talk
+from semel.stores.postgres.calendar import FUTURE_US
+from semel.stores.postgres.consumers import RACES_MAX, know, meet
 from semel.stores.postgres.wire import Packed, Row
 from semel.stores.rows import QUARANTINE, SLIDING, has_extras, pack_steps
 from semel.types import Absent, Busy, Completed, Forgotten, Id, Late, Lost, Mismatch, Record, Renewed, Unknown
 
-RACES_MAX = 8
-"""How often a key is looked at again that others change under our hands, before it is called busy."""
 RACED_RETRY_S = 0.005
 LOST, WRITTEN, ALREADY, DEFERRED = 0, 1, 2, 8
 """The verdicts of a settle."""
@@ -46,11 +48,12 @@ def say(batch: Batch, stage: Stage) -> Talk[None]:
 
 def claims(batch: Batch, positions: Sequence[int]) -> Talk[None]:
     """Grant, or answer what a duplicate needs: one statement, and another only for keys that were raced for."""
-    yield from know_consumers(batch, {batch.items[position].id[:2] for position in positions})
+    yield from know(batch, {batch.items[at].id[:2] for at in positions}, timed=positions[0] in batch.id_times)
     waiting = {batch.digests[position]: position for position in positions}
     deferred: list[int] = []
     for _ in range(RACES_MAX):
-        for row in (yield Ask("claim", _claim_parameters(batch, waiting))):
+        order = [waiting[each] for each in sorted(waiting)]
+        for row in (yield batch.ask("claim", order, _claim_parameters(batch, order))):
             position = waiting.pop(row[1])
             answer = _CLAIM_ANSWERS[row[0]](row)
             if answer is None:
@@ -65,13 +68,12 @@ def claims(batch: Batch, positions: Sequence[int]) -> Talk[None]:
         yield from making(batch, deferred)
 
 
-def _claim_parameters(batch: Batch, waiting: Mapping[bytes, int]) -> dict[str, Any]:
-    digests = sorted(waiting)
-    items: list[Claim] = [batch.items[waiting[each]] for each in digests]
+def _claim_parameters(batch: Batch, order: Sequence[int]) -> dict[str, Any]:
+    items: list[Claim] = [batch.items[position] for position in order]
     consumers = batch.consumers
     return {
         "now": batch.now,
-        "digests": wire.uuids(digests),
+        "digests": wire.uuids([batch.digests[position] for position in order]),
         "owners": wire.byteas([item.owner for item in items]),
         "leases": wire.bigints([item.lease_us for item in items]),
         "windows": wire.bigints([item.window_us for item in items]),
@@ -117,8 +119,9 @@ def settles(batch: Batch, positions: Sequence[int]) -> Talk[None]:
     """End claims: one statement; what the store has lost, or keeps a journal for, is decided under a lock."""
     chosen = sorted(positions, key=batch.digests.__getitem__)
     items: list[Settle] = [batch.items[position] for position in chosen]
-    rows = yield Ask(
+    rows = yield batch.ask(
         "settle",
+        chosen,
         {
             "now": batch.now,
             "digests": wire.uuids([batch.digests[position] for position in chosen]),
@@ -156,8 +159,9 @@ def renewals(batch: Batch, positions: Sequence[int]) -> Talk[None]:
     """Move leases: one statement."""
     chosen = sorted(positions, key=batch.digests.__getitem__)
     items: list[Renew] = [batch.items[position] for position in chosen]
-    rows = yield Ask(
+    rows = yield batch.ask(
         "renew",
+        chosen,
         {
             "now": batch.now,
             "digests": wire.uuids([batch.digests[position] for position in chosen]),
@@ -198,8 +202,9 @@ def lookups(batch: Batch, positions: Sequence[int]) -> Talk[None]:
 
 
 def _look(batch: Batch, positions: Sequence[int]) -> Ask:
-    return Ask(
+    return batch.ask(
         "lookup",
+        positions,
         {"now": batch.now, "digests": wire.uuids([batch.digests[position] for position in positions])},
     )
 
@@ -215,32 +220,59 @@ def _look_at_mark(record_id: Id, expires_at: int | None, now: int) -> Record | A
 
 def locked(batch: Batch, positions: Sequence[int]) -> Talk[None]:
     """Lock the records in the order of their digests, decide here, write what changed: one transaction."""
+    places = {batch.digests[position]: position for position in positions}
+    order = [places[each] for each in sorted(places)]
     yield Ask("begin")
-    yield Ask("lock", {"digests": wire.uuids(sorted({batch.digests[position] for position in positions}))})
+    yield batch.ask("lock", order, {"digests": wire.uuids([batch.digests[position] for position in order])})
     yield from _decide(batch, positions)
 
 
 def making(batch: Batch, positions: Sequence[int]) -> Talk[None]:
     """The same for items that may make a record: places are reserved for those that are not there yet."""
-    yield from know_consumers(batch, {batch.items[position].id[:2] for position in positions})
+    yield from know(batch, {batch.items[at].id[:2] for at in positions}, timed=positions[0] in batch.id_times)
     chosen = sorted(positions, key=batch.digests.__getitem__)
     yield Ask("begin")
-    yield Ask(
-        "reserve",
-        {
-            "digests": wire.uuids([batch.digests[position] for position in chosen]),
-            "consumers": wire.integers([batch.consumers[batch.items[at].id[:2]] for at in chosen]),
-        },
-    )
-    written = yield from _decide(batch, chosen, commit=False)
-    unused = [batch.digests[at] for at in chosen if batch.digests[at] not in written]
+    outside = (yield from _outside(batch, chosen)) if chosen[0] in batch.id_times else set[int]()
+    inside = [position for position in chosen if position not in outside]
+    if inside:
+        yield batch.ask(
+            "reserve",
+            inside,
+            {
+                "digests": wire.uuids([batch.digests[position] for position in inside]),
+                "consumers": wire.integers([batch.consumers[batch.items[at].id[:2]] for at in inside]),
+            },
+        )
+    written = yield from _decide(batch, chosen, outside, commit=False)
+    unused = [at for at in inside if batch.digests[at] not in written]
     if unused:
-        yield Ask("unreserve", {"digests": wire.uuids(unused)})
+        yield batch.ask("unreserve", unused, {"digests": wire.uuids([batch.digests[at] for at in unused])})
     yield Ask("commit")
 
 
-def _decide(batch: Batch, positions: Sequence[int], *, commit: bool = True) -> Talk[set[bytes]]:
-    """Answer the items by the machine; returns the digests of the records that it wrote."""
+def _outside(batch: Batch, positions: Sequence[int]) -> Talk[set[int]]:
+    """Which ids are too old or too new for a record to be made: what the statement `claim` decides by itself."""
+    ((now, low, live),) = yield Ask("edge", {"now": batch.now})
+    return {
+        at
+        for at in positions
+        if not (low or 0) <= batch.id_times[at] <= now + FUTURE_US
+        or now - batch.id_times[at] > (live or 0) - _span(batch.items[at])
+    }
+
+
+def _span(item: RecordItem) -> int:
+    return item.window_us if isinstance(item, Claim) else 0
+
+
+def _decide(
+    batch: Batch, positions: Sequence[int], outside: Container[int] = (), *, commit: bool = True
+) -> Talk[set[bytes]]:
+    """Answer the items by the machine; returns the digests of the records that it wrote.
+
+    `outside`: where there is no record of these, none can be made: a claim is `Late`, and of a completion, whose
+    duplicates will be late too, nothing is written.
+    """
     changes: list[tuple[int, Record | None, Record]] = []
     unmarked: list[bytes] = []
     changed: list[Id] = []
@@ -256,6 +288,9 @@ def _decide(batch: Batch, positions: Sequence[int], *, commit: bool = True) -> T
             continue
         try:
             stored = None if columns[0] is None else wire.from_row(tuple(columns), item.id)
+            if position in outside and isinstance(item, Claim) and _is_absent(stored, now):
+                batch.answers[position] = Late((now - batch.id_times[position]) / 1e6)
+                continue
             batch.answers[position], record = decide(stored, item, now)
             if record is not None:
                 changes.append((position, stored, wire.fit(record)))
@@ -275,25 +310,31 @@ def _decide(batch: Batch, positions: Sequence[int], *, commit: bool = True) -> T
     return {batch.digests[position] for position, _, _ in changes}
 
 
+def _is_absent(stored: Record | None, now: int) -> bool:
+    record = standing(stored, now)
+    return record is None or record.state == "forgotten"
+
+
 def _write(batch: Batch, changes: list[tuple[int, Record | None, Record]]) -> Talk[None]:
     rows = [(batch.digests[position], record) for position, _, record in changes]
     keys = [
         batch.key_of(batch.items[position], needed=record.quarantine or record.journal is not None)
         for position, _, record in changes
     ]
-    yield Ask("write", wire.to_columns(rows, keys))
-    extras = [(key, each) for key, each in rows if has_extras(each)]
+    yield batch.ask("write", [position for position, _, _ in changes], wire.to_columns(rows, keys))
+    extras = [(at, each) for at, _, each in changes if has_extras(each)]
     if extras:
         yield Ask(
             "write_extras",
             {
-                "digests": wire.uuids([key for key, _ in extras]),
+                "digests": wire.uuids([batch.digests[at] for at, _ in extras]),
                 "steps": wire.byteas([pack_steps(each.steps) for _, each in extras]),
                 "metas": wire.byteas([each.meta for _, each in extras]),
                 "anchors": wire.bigints([each.anchor for _, each in extras]),
                 "horizons": wire.bigints(
                     [None if each.anchor is None else each.horizon for _, each in extras]
                 ),
+                "id_times": wire.bigints([batch.id_times.get(at) for at, _ in extras]),
             },
         )
     journals = [(key, each.journal) for key, each in rows if each.journal is not None]
@@ -314,13 +355,13 @@ def _write(batch: Batch, changes: list[tuple[int, Record | None, Record]]) -> Ta
         yield Ask("drop_journal", {"digests": wire.uuids(over)})
 
 
-# --- marks and consumers ------------------------------------------------------------------------
+# --- marks and the rest ------------------------------------------------------------------------
 
 
 def marks(batch: Batch, positions: Sequence[int]) -> Talk[None]:
     """Note the keys of all marks: one statement. What it does not return was known, or became known meanwhile."""
     items: list[Mark] = [batch.items[position] for position in positions]
-    yield from know_consumers(batch, {(item.tenant, item.consumer) for item in items})
+    yield from know(batch, {(item.tenant, item.consumer) for item in items})
     digests = [batch.marked[position] for position in positions]
     rows: list[tuple[bytes, int, int]] = []
     for item, theirs in zip(items, digests, strict=True):
@@ -338,40 +379,33 @@ def marks(batch: Batch, positions: Sequence[int]) -> Talk[None]:
         batch.answers[position] = Marked([each in firsts for each in theirs])
 
 
-def know_consumers(batch: Batch, scopes: set[Scope]) -> Talk[None]:
-    """Have a number for each consumer; they are remembered, so this is said once."""
-    for _ in range(RACES_MAX):
-        for scope in scopes - batch.consumers.keys():
-            number = batch.known.get(scope)
-            if number is not None:
-                batch.consumers[scope] = number
-        unknown = sorted(scopes - batch.consumers.keys())
-        if not unknown:
-            return
-        rows = yield Ask(
-            "consumers",
-            {
-                "tenants": wire.texts([wire.storable(tenant) for tenant, _ in unknown]),
-                "names": wire.texts([wire.storable(consumer) for _, consumer in unknown]),
-            },
-        )
-        for tenant, consumer, number in rows:
-            scope = (wire.original(tenant), wire.original(consumer))
-            batch.known[scope] = batch.consumers[scope] = number
-    raise StoreUnavailable("consumers are entered and removed at the same time; try again")
-
-
 def apart(batch: Batch, positions: Sequence[int]) -> Talk[None]:
     """What is not about single records."""
     from semel.stores.postgres.admin import answer
 
     for position in positions:
         try:
-            batch.answers[position] = yield from answer(batch, batch.items[position])
+            batch.answers[position] = yield from answer(batch, position)
         except UnicodeEncodeError as error:
             batch.refuse(position, KeyInvalid(f"a name is not valid text: {error}"))
-        except RecordCorrupt as error:
+        except (RecordCorrupt, UsageError) as error:
             batch.refuse(position, error)
+
+
+def removals(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+    """What purges have found to be removed as a whole."""
+    from semel.stores.postgres.partitions import remove
+
+    for position in positions:
+        count = yield from remove(batch, batch.schema, batch.leaving.pop(position, []))
+        batch.answers[position] = replace(batch.answers[position], partitions=count)
+
+
+def extend(batch: Batch, _positions: Sequence[int]) -> Talk[None]:
+    """Partitions for ids to come: asked for by a claim that found none."""
+    from semel.stores.postgres.partitions import make
+
+    yield from make(batch, batch.schema)
 
 
 TALKS: dict[str, Callable[[Batch, Sequence[int]], Talk[None]]] = {
@@ -383,4 +417,7 @@ TALKS: dict[str, Callable[[Batch, Sequence[int]], Talk[None]]] = {
     "making": making,
     "mark": marks,
     "apart": apart,
+    "meet": meet,
+    "remove": removals,
+    "extend": extend,
 }

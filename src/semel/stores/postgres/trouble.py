@@ -5,7 +5,7 @@ from psycopg import errors
 
 from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
 
-__all__ = ["is_cut", "is_transient", "translated"]
+__all__ = ["is_cut", "is_transient", "is_unplaced", "translated"]
 
 TRANSIENT = frozenset(("40001", "40P01"))
 """Serialisation failure and deadlock: nothing was done, and the same statement may be said again."""
@@ -29,6 +29,11 @@ def is_cut(error: psycopg.Error) -> bool:
     return isinstance(error, psycopg.OperationalError) and (state is None or state[:2] in ("08", "57"))
 
 
+def is_unplaced(error: psycopg.Error) -> bool:
+    """Whether there is no partition for the time inside an id."""
+    return error.sqlstate == "23514" and error.diag.constraint_name is None
+
+
 def translated(error: psycopg.Error, name: str) -> StoreError:
     """The error to raise instead of the driver's."""
     state = error.sqlstate or ""
@@ -37,6 +42,8 @@ def translated(error: psycopg.Error, name: str) -> StoreError:
         return StoreFull(
             f"no room to write to {name}: {said}; free some disk space. What is stored still answers"
         )
+    if is_unplaced(error):
+        return StoreUnavailable(f"{name}: {said}; have partitions made by: semel purge, as their owner")
     if state in _READ_ONLY:
         return StoreRefused(f"{name} does not take writes: {said}; connect to the primary")
     if state in _MISSING:

@@ -13,7 +13,7 @@ __all__ = ["from_url"]
 
 SCHEMES = ("postgresql", "postgres")
 _SWITCHES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-OPTIONS = ("schema", "pool_max", "wait_s", "pooler", "readable_keys")
+OPTIONS = ("schema", "pool_max", "wait_s", "pooler", "readable_keys", "partition_step", "partition_live")
 
 
 def from_url(url: str) -> PostgresStore:
@@ -43,7 +43,7 @@ def from_url(url: str) -> PostgresStore:
 
 
 def _option(name: str, text: str) -> Any:
-    if name == "schema":
+    if name in ("schema", "partition_step", "partition_live"):
         return text
     if name in ("pooler", "readable_keys"):
         if text.lower() not in _SWITCHES:

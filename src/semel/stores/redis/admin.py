@@ -392,10 +392,18 @@ def read_settings(x: Exchange) -> Steps:
     windows, modes = yield from ask(
         x, Call([b"HGETALL", x.layout.windows]), Call([b"HGETALL", x.layout.modes])
     )
+    recorded = {layout.id_of(name, b"")[:2]: _recorded(each) for name, each in _pairs(modes)}
     return Settings(
         {layout.id_of(name, b""): int(window_us) for name, window_us in _pairs(windows)},
-        {layout.id_of(name, b"")[:2]: _mode(mode) for name, mode in _pairs(modes)},
+        {scope: mode for scope, (mode, _) in recorded.items()},
+        {scope: ids for scope, (_, ids) in recorded.items() if ids},
     )
+
+
+def _recorded(stored: bytes) -> tuple[Mode, str]:
+    """What is recorded of a consumer: its mode and, behind a space, the kind of its ids if it declared one."""
+    mode, _, ids = stored.partition(b" ")
+    return _mode(mode), ids.decode()
 
 
 def _mode(stored: bytes) -> Mode:
@@ -450,12 +458,11 @@ def _move_existing(x: Exchange, item: SetWindow, window_us: int, now: bytes) -> 
 def admit(x: Exchange, item: Admit) -> Steps:
     """The consumer's mode, recorded now if it had none."""
     field = wire.scope_name(item.tenant, item.consumer)
+    mine = f"{item.mode} {item.ids}".rstrip().encode()
     replies = yield from ask(
-        x,
-        Call([b"HSETNX", x.layout.modes, field, item.mode.encode()]),
-        Call([b"HGET", x.layout.modes, field]),
+        x, Call([b"HSETNX", x.layout.modes, field, mine]), Call([b"HGET", x.layout.modes, field])
     )
-    return _mode(replies[1])
+    return _recorded(replies[1])[0]
 
 
 def switch_mode(x: Exchange, item: SwitchMode, now: bytes) -> Steps:
@@ -468,5 +475,8 @@ def switch_mode(x: Exchange, item: SwitchMode, now: bytes) -> Steps:
         unfinished += record.id[:2] == scope and record.state in ("claimed", "unknown")
     if not unfinished:
         field = wire.scope_name(*scope)
-        yield from ask(x, Call([b"HSET", x.layout.modes, field, item.mode.encode()]))
+        (stored,) = yield from ask(x, Call([b"HGET", x.layout.modes, field]))
+        ids = "" if stored is None else _recorded(stored)[1]
+        switched = f"{item.mode} {ids}".rstrip().encode()
+        yield from ask(x, Call([b"HSET", x.layout.modes, field, switched]))
     return unfinished

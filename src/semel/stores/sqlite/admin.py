@@ -185,7 +185,18 @@ def read_settings(connection: sqlite3.Connection) -> Settings:
     return Settings(
         {(tenant, consumer, event_type): window_us for tenant, consumer, event_type, window_us in windows},
         {(tenant, consumer): mode for tenant, consumer, mode in modes},
+        read_ids(connection),
     )
+
+
+def read_ids(connection: sqlite3.Connection) -> dict[tuple[str, str], str]:
+    """The kind of ids of the consumers that declared one."""
+    rows = connection.execute(
+        "SELECT c.tenant, c.consumer, m.value FROM semel_meta AS m"
+        " JOIN semel_consumers AS c ON c.id = CAST(substr(m.name, 5) AS INTEGER)"
+        " WHERE m.name >= 'ids:' AND m.name < 'ids;'"
+    )
+    return {(tenant, consumer): ids for tenant, consumer, ids in rows}
 
 
 def set_window(connection: sqlite3.Connection, item: SetWindow, now: int) -> None:
@@ -222,6 +233,11 @@ def admit(connection: sqlite3.Connection, item: Admit) -> tuple[Mode, bool]:
         mode: Mode = stored[0]
         return mode, False
     _put_mode(connection, *name, item.mode)
+    if item.ids and stored is None:
+        connection.execute(
+            "INSERT INTO semel_meta SELECT 'ids:' || id, ? FROM semel_consumers WHERE tenant = ? AND consumer = ?",
+            (item.ids, *name),
+        )
     return item.mode, True
 
 

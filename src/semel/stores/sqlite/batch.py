@@ -27,6 +27,7 @@ from semel.core.commands import (
 from semel.core.machine import check, decide
 from semel.digests import digest, digests_of
 from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
+from semel.ids import time_in
 from semel.stores.rows import EXTRAS, JOURNAL, flags_of, has_extras
 from semel.stores.sqlite import admin, wire
 from semel.stores.sqlite.wire import EPOCH_US, Stored
@@ -41,6 +42,9 @@ FRUGAL = frozenset((Settle, Renew, Forget, Resolve, Purge))
 CLAIMS_MAX = 8192
 """How many running claims are remembered; a few hundred bytes each."""
 
+TIME_BYTES = 6
+"""Milliseconds since 1970, for the next eight thousand years."""
+
 Scope = tuple[str, str]
 
 
@@ -52,6 +56,8 @@ class Seen:
         self.claims: dict[Id, Stored] = {}
         """Running claims that this connection wrote: most of what comes back to be renewed or settled."""
         self.next_rowid: int = 0
+        self.kinds: dict[Scope, str] | None = None
+        """The kinds of ids of the consumers that declared one; `None`: to be looked up."""
         self._data_version = -1
 
     def is_current(self, data_version: int) -> None:
@@ -60,6 +66,7 @@ class Seen:
             self._data_version = data_version
             self.claims.clear()
             self.next_rowid = 0
+            self.kinds = None
 
     def forget(self) -> None:
         """Trust nothing any more: it is not known what became of a transaction."""
@@ -161,6 +168,9 @@ class Batch:
         unread: dict[bytes, Id] = {}
         claims, stored, current = self._seen.claims, self._stored, self._current
         fitting: list[int] = []
+        if self._seen.kinds is None:
+            self._seen.kinds = admin.read_ids(self._connection)
+        kinds = self._seen.kinds
         for position in positions:
             record_id = items[position].id
             claim = claims.get(record_id) if claims else None
@@ -172,8 +182,13 @@ class Batch:
             else:
                 try:
                     key = digest(record_id)
+                    if kinds and record_id[:2] in kinds:
+                        key = self._by_time(kinds[record_id[:2]], items[position], key)
                 except UnicodeEncodeError as error:
                     answers[position] = Unavailable(KeyInvalid(f"{record_id!r} is not valid text: {error}"))
+                    continue
+                except KeyInvalid as error:
+                    answers[position] = Unavailable(error)
                     continue
                 unread[key] = record_id
             digests.append(key)
@@ -194,6 +209,16 @@ class Batch:
                 stored[key] = Stored(key, row[0], row[10], record)
                 current[key] = record
         return digests
+
+    def _by_time(self, ids: str, item: RecordItem, key: bytes) -> bytes:
+        """The digest behind the time inside the id: ids of one time are then neighbours in the index."""
+        try:
+            time_us = time_in(ids, item.id[2])
+        except KeyInvalid:
+            if isinstance(item, Lookup):
+                return key  # there is nothing
+            raise
+        return (time_us // 1000).to_bytes(TIME_BYTES) + key
 
     def _without_record(self, item: Lookup | Forget, key: bytes) -> Record | Absent | Forgotten | Unavailable:
         """What a mark answers: it is a done record without owner or value."""
@@ -358,6 +383,7 @@ class Batch:
             case Admit():
                 mode, wrote = admin.admit(connection, item)
                 self.wrote |= wrote
+                self._seen.kinds = None
                 return mode
             case SwitchMode():
                 unfinished = admin.switch_mode(connection, item, now)

@@ -144,6 +144,23 @@ def a_consumers_first_mode_is_recorded(b: Bench) -> Flow[None]:
 
 
 @scenario()
+def a_consumers_kind_of_ids_is_recorded_once(b: Bench) -> Flow[None]:
+    """It is recorded with a consumer's first mode and never changed, neither by others nor with the mode."""
+    equal((yield from Admit(b.tenant, "timed", "lease", "ulid")), "lease", "the mode")
+    equal((yield from Admit(b.tenant, "timed", "lease", "uuid7")), "lease", "the mode for other ids")
+    equal((yield from Admit(b.tenant, "plain", "lease")), "lease", "the mode")
+    equal((yield from Admit(b.tenant, "plain", "lease", "ulid")), "lease", "the mode for ids declared later")
+    equal((yield from SwitchMode(b.tenant, "timed", "observe")), 0, "unfinished records")
+    settings = expect((yield from ReadSettings()), Settings)
+    equal(settings.modes.get((b.tenant, "timed")), "observe", "the mode after the switch")
+    equal(settings.ids.get((b.tenant, "timed")), "ulid", "the kind of ids in the settings")
+    check(
+        (b.tenant, "plain") not in settings.ids,
+        "a kind of ids was recorded for a consumer that declared none",
+    )
+
+
+@scenario()
 def a_mode_is_not_switched_under_running_claims(b: Bench) -> Flow[None]:
     """Unfinished records of the consumer forbid it, and the answer says how many there are."""
     yield from Admit(b.tenant, "consumer", "quarantine")

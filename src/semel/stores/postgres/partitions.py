@@ -1,0 +1,224 @@
+"""The partitions of records by the time inside their ids: made ahead, and removed when they have lived.
+
+Every step is small, committed or atomic by itself, and looked at anew each time, so that whoever does it may be
+killed anywhere and the next one goes on. Nothing here waits for claims, and no claim waits for it: a new partition
+is attached, an old one detached concurrently, and either gives up after a second where the server has others to serve.
+"""
+
+import logging
+from typing import Any
+
+from msgspec import Struct
+
+from semel.errors import StoreRefused
+from semel.stores.postgres import calendar
+from semel.stores.postgres.batch import Ask, Batch, Talk
+from semel.stores.postgres.calendar import ALARM_US, GRACE_US, LIVE_US, STEP, Partition, Step
+from semel.windows import duration_us
+
+__all__ = ["Found", "live_us", "look", "make", "remove", "set_up", "tend"]
+
+OLDEST = 140000
+"""The first PostgreSQL that detaches a partition while others go on."""
+LOCKED = "55P03"
+NO_RIGHT = "42501"
+NOT_MADE = frozenset((LOCKED, NO_RIGHT, "42P07", "42P17", "40P01"))
+"""A lock was not had in time, the role may not, or another one made it first."""
+NOT_REMOVED = frozenset((LOCKED, NO_RIGHT, "42P01", "55000", "40P01", "57014"))
+"""A lock was not had in time, the role may not, or another one is at it or has done it."""
+STORAGE = "fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05"
+"""As that of the table `records`, for the same reason."""
+
+_log = logging.getLogger("semel")
+
+
+class Found(Struct, frozen=True):
+    """How the partitions stand."""
+
+    now: int
+    partitions: list[Partition]
+    step: str = STEP
+    live_us: int = 0
+    """0: no consumer has declared its ids yet, and there are no partitions."""
+    low: int | None = None
+    low_at: int = 0
+
+    @property
+    def ahead_us(self) -> int:
+        """How far ahead there are partitions."""
+        return max((each.upper for each in self.partitions), default=self.now) - self.now
+
+    def overdue(self) -> list[Partition]:
+        """Those that have lived, oldest first."""
+        return [each for each in self.partitions if each.upper <= self.now - self.live_us]
+
+    def lag_s(self) -> float:
+        """How long the oldest of those should have been gone."""
+        over = self.overdue()
+        return (self.now - self.live_us - over[0].upper) / 1e6 if over else 0.0
+
+
+def look(batch: Batch) -> Talk[Found]:
+    """Read how the partitions stand: one statement where there are none."""
+    noted: dict[str, str] = dict((yield Ask("retention")))
+    if "partition_live" not in noted:
+        return Found(0, [])
+    rows = yield Ask("partitions", {"now": batch.now})
+    partitions = [_partition(row) for row in rows if row[1] is not None]
+    low = noted.get("low_water")
+    return Found(
+        rows[0][0],
+        partitions,
+        noted["partition_step"],
+        int(noted["partition_live"]),
+        None if low is None else int(low),
+        int(noted.get("low_water_at", 0)),
+    )
+
+
+def live_us() -> Talk[int]:
+    """How long partitions live; 0: there are none."""
+    noted: dict[str, str] = dict((yield Ask("retention")))
+    return int(noted.get("partition_live", 0))
+
+
+def _partition(row: Any) -> Partition:
+    _, name, lower, upper, exists, attached, pending = row
+    if not exists:
+        return Partition(name, lower, upper, "gone")
+    return Partition(name, lower, upper, "leaving" if pending else "attached" if attached else "detached")
+
+
+# --- making -------------------------------------------------------------------------------------
+
+
+def set_up(batch: Batch, schema: str) -> Talk[None]:
+    """Record what the store was told about partitions, and have those that are needed soon."""
+    ((version, *_),) = yield Ask("server")
+    if version < OLDEST:
+        raise StoreRefused(f"this is PostgreSQL {version // 10000}; ids= needs {OLDEST // 10000} or newer")
+    noted: dict[str, str] = dict((yield Ask("retention")))
+    told = batch.retention
+    step = told.step or noted.get("partition_step", STEP)
+    lived_us = duration_us(told.live) if told.live else int(noted.get("partition_live", LIVE_US))
+    calendar.check(step, lived_us)
+    for what, value in (("partition_step", step), ("partition_live", str(lived_us))):
+        if noted.get(what) != value:
+            yield Ask("note", {"name": what, "value": value})
+    found = yield from look(batch)
+    if found.ahead_us < calendar.AHEAD_US - Step.of(step).about_us or not found.partitions:
+        yield from make(batch, schema)
+
+
+def make(batch: Batch, schema: str) -> Talk[None]:
+    """Make the partitions that are missing ahead; all of them, or none."""
+    yield Ask("begin")
+    yield Ask("quickly")
+    failure = yield from _make_missing(batch, schema)
+    if failure:
+        yield Ask("rollback")
+        found = yield from look(batch)
+        if found.ahead_us < ALARM_US:
+            warn(found, schema, failure)
+        return
+    yield Ask("commit")
+
+
+def _make_missing(batch: Batch, schema: str) -> Talk[str]:
+    """Answers with the error of the server that kept it from being done; empty: none did."""
+    ((refused,),) = yield Ask("migration_lock", told=NOT_MADE)
+    if refused in NOT_MADE:
+        return str(refused)
+    found = yield from look(batch)
+    bounds = calendar.missing(Step.of(found.step), found.live_us, found.low, found.partitions, found.now)
+    if found.low is None and bounds:
+        yield Ask("note", {"name": "low_water", "value": str(bounds[0][0])})
+    for lower, upper in bounds:
+        name = calendar.name_of(lower)
+        table = f'"{schema}"."{name}"'
+        for script in (
+            f'CREATE TABLE {table} (LIKE "{schema}".timed_records INCLUDING ALL) WITH ({STORAGE})',
+            f'ALTER TABLE "{schema}".timed_records ATTACH PARTITION {table} FOR VALUES FROM ({lower}) TO ({upper})',
+        ):
+            failed = yield Ask("make", script=script, told=NOT_MADE)
+            if failed:
+                return str(failed[0][0])
+        yield Ask("note_partition", {"name": name, "lower": lower, "upper": upper})
+    return ""
+
+
+def warn(found: Found, schema: str, why: str = "") -> None:
+    """Say in the log that the partitions will soon be used up."""
+    _log.warning(
+        "partitions of schema %s reach only %.1f days ahead%s; run semel purge, or a Cleaner, as their owner",
+        schema,
+        found.ahead_us / calendar.DAY_US,
+        f" and none could be made ({why})" if why else "",
+    )
+
+
+# --- removing -----------------------------------------------------------------------------------
+
+
+def tend(batch: Batch, position: int, schema: str) -> Talk[Found]:
+    """Make partitions ahead, raise the low-water mark, and note which partitions may go now.
+
+    From the raised mark on, ids below it are `Late`. What is below it goes once the mark has been in force for a
+    while, in a later round: nothing waits here.
+    """
+    found = yield from look(batch)
+    if not found.live_us:
+        return found
+    if calendar.missing(Step.of(found.step), found.live_us, found.low, found.partitions, found.now):
+        yield from make(batch, schema)
+        found = yield from look(batch)
+    if found.ahead_us < ALARM_US:
+        warn(found, schema)
+    low = calendar.low_water(found.live_us, found.low, found.partitions, found.now)
+    if low is not None and low != found.low:
+        yield Ask("raise_low", {"low": str(low), "at": str(found.now)})
+    elif found.low is not None and found.now - found.low_at >= GRACE_US:
+        batch.leaving[position] = [each.name for each in found.partitions if each.upper <= found.low]
+    return found
+
+
+def remove(batch: Batch, schema: str, names: list[str]) -> Talk[int]:
+    """Detach partitions concurrently and drop them; answers how many. On a connection of its own, in no transaction.
+
+    What an earlier one left half done is finished. Where the server has others to serve, the rest waits for the
+    next round.
+    """
+    yield Ask("patience", script="SET lock_timeout = '1s'")
+    parent = f'"{schema}".timed_records'
+    count = 0
+    for name in names:
+        found = yield from look(batch)
+        one = next((each for each in found.partitions if each.name == name), None)
+        if one is None or found.low is None or one.upper > found.low:
+            continue
+        table = f'"{schema}"."{name}"'
+        if one.state in ("attached", "leaving"):
+            how = "CONCURRENTLY" if one.state == "attached" else "FINALIZE"
+            script = f"ALTER TABLE {parent} DETACH PARTITION {table} {how}"
+            failed = yield Ask("detach", script=script, told=NOT_REMOVED)
+            if failed:
+                _not_now(name, failed[0][0])
+                continue
+        yield Ask("begin")
+        if one.state != "gone":
+            failed = yield Ask("drop", script=f"DROP TABLE {table}", told=NOT_REMOVED)
+            if failed:
+                yield Ask("rollback")
+                _not_now(name, failed[0][0])
+                continue
+        yield Ask("drop_partition_note", {"name": name})
+        yield Ask("commit")
+        count += 1
+    return count
+
+
+def _not_now(name: str, why: str) -> None:
+    level = logging.WARNING if why == NO_RIGHT else logging.INFO
+    _log.log(
+        level, "partition %s stays for now (%s)%s", name, why, "; clean as its owner" * (why == NO_RIGHT)
+    )
