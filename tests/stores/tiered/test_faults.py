@@ -12,6 +12,7 @@ import pytest
 import semel
 from semel.core.commands import Count, Forget, Granted, Known
 from semel.digests import digest
+from semel.errors import StoreRefused
 from semel.stores.sqlite import SqliteStore
 from semel.stores.tiered import TieredStore, tiered
 from semel.stores.tiered.tier import Write
@@ -167,15 +168,19 @@ def test_sentinels_lead_to_the_new_master(tmp_path: Path) -> None:
         events.check()
 
 
-def test_a_replica_answers_nothing(tmp_path: Path) -> None:
-    with redis.trio(tmp_path) as trio:
-        with tiers(tmp_path, f"redis://127.0.0.1:{trio.master}/0{PATIENT}") as store:
+def test_a_replica_is_refused_and_one_that_has_become_one_answers_nothing(tmp_path: Path) -> None:
+    for name in ("cache", "master"):
+        (tmp_path / name).mkdir()
+    with redis.own(tmp_path / "cache") as own, redis.own(tmp_path / "master") as master:
+        with tiers(tmp_path, own.url + PATIENT) as store:
             finish(store, "a")
-        with tiers(tmp_path, f"redis://127.0.0.1:{trio.replica}/0{PATIENT}") as store:
+            own.ask("REPLICAOF", "127.0.0.1", master.port)
             assert isinstance(store.send([claim("a")])[0], Known)
             (stats,) = store.send([Count()])
             assert stats.tiers["cache_errors"] > 0
             assert isinstance(store.send([Forget(("", "consumer", "a"))])[0], Unavailable)
+        with pytest.raises(StoreRefused, match="replica"), tiers(tmp_path, own.url + PATIENT):
+            pass
 
 
 def test_a_lost_tombstone_does_not_let_a_late_copy_in(tmp_path: Path) -> None:
