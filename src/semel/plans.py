@@ -141,11 +141,15 @@ class Plan:
     ) -> Claim:
         """A claim of this consumer with an owner of its own."""
         event_type = event_type or self.policy.event_type
+        if sliding_us is not None:
+            window_us = sliding_us
+        else:
+            window_us = self.window_us(stored, event_type) if stored else self._default_us
         return Claim(
             (self.tenant, self.consumer, check_key(key)),
             new_owner(),
             self.lease_us,
-            self.window_us(stored, event_type) if sliding_us is None else sliding_us,
+            window_us,
             None if fingerprint is None else fingerprint_of(fingerprint),
             event_type,
             event_time_us,
