@@ -28,7 +28,7 @@ from semel.records import Records, Windows
 from semel.runtime import Runtime
 from semel.stores.memory import MemoryStore
 from semel.stores.registry import store_for
-from semel.types import Completed, Delivery, Lost, Mode, Outcome, Renewed, Unavailable, Verdict
+from semel.types import Completed, Delivery, Done, Lost, Mode, Outcome, Renewed, Unavailable, Verdict
 
 __all__ = ["Semel", "aopen", "open"]
 
@@ -184,7 +184,7 @@ class Semel(Client):
             self._hands.forsake((claim.owner,))
             raise
         self._hands.drop(claim.owner)
-        return raised(outcome)
+        return outcome if type(outcome) is Done else raised(outcome)
 
     def run_many(
         self, deliveries: Sequence[Delivery[T]], handler: Callable[[T], R], *, concurrency: int = 1

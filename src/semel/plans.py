@@ -170,11 +170,15 @@ class Plan:
                 raise UsageError(f"{key!r} is told apart by event time, and has none; give it event_time")
             self.require("lease", "quarantine", "observe")
             apart_us, sliding_us = sliding_us, sliding_us + lateness_us
+        if sliding_us is not None:
+            window_us = sliding_us
+        else:
+            window_us = self.window_us(stored, event_type) if stored else self._default_us
         return Claim(
             (self.tenant, self.consumer, check_key(key)) if not self.ids else self.id(key),
             new_owner(),
             self.lease_us,
-            self.window_us(stored, event_type) if sliding_us is None else sliding_us,
+            window_us,
             None if fingerprint is None else fingerprint_of(fingerprint),
             event_type,
             event_time_us,

@@ -67,7 +67,8 @@ class SqliteStore:
             raise PolicyInvalid(
                 f"busy_wait_s is {busy_wait_s}; it must lie between 0 and {BUSY_WAIT_MAX_S:g}"
             )
-        self.path: str = str(Path(given).absolute())
+        self._file = Path(given).absolute()
+        self.path: str = str(self._file)
         self.name: str = f"sqlite:{given}"
         self.clock: StoreClock = StoreClock(clock or SystemClock())
         self.synchronous: Literal["FULL", "NORMAL"] = synchronous
@@ -262,7 +263,7 @@ class SqliteStore:
         if created:
             _sync_folder(self.path)
         self._seen.forget()
-        self._inode = Path(self.path).stat().st_ino
+        self._inode = self._file.stat().st_ino
         self._writer, self._reader = writer, reader
 
     def _prepare(self, writer: sqlite3.Connection, reader: sqlite3.Connection, kind: probe.Kind) -> None:
@@ -305,7 +306,7 @@ class SqliteStore:
 
     def _check_still_there(self) -> None:
         try:
-            inode = Path(self.path).stat().st_ino
+            inode = self._file.stat().st_ino
         except OSError:
             inode = 0
         if inode != self._inode:
