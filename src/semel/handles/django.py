@@ -24,7 +24,7 @@ class DjangoHandle(Handle):
                 f"semel keeps records in PostgreSQL and SQLite, and this is a connection to {connection.vendor}"
             )
         self._connection = connection
-        self.dialect = VENDORS[connection.vendor]
+        self.dialect: Dialect = VENDORS[connection.vendor]
 
     def require_transaction(self) -> None:
         """Django opens none by itself while autocommit is on, as it is by default."""

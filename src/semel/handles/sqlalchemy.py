@@ -28,7 +28,7 @@ class ConnectionHandle(Handle):
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.dialect = dialect_of(connection.dialect.name)
+        self.dialect: Dialect = dialect_of(connection.dialect.name)
 
     def require_transaction(self) -> None:
         """SQLAlchemy begins by itself, unless the isolation level is AUTOCOMMIT."""
@@ -75,7 +75,7 @@ class SessionHandle(Handle):
 
     def __init__(self, session: Session | scoped_session[Session]) -> None:
         self._session: Session = session() if isinstance(session, scoped_session) else session
-        self.dialect = dialect_of(self._session.get_bind().dialect.name)
+        self.dialect: Dialect = dialect_of(self._session.get_bind().dialect.name)
 
     def require_transaction(self) -> None:
         """As of its connection."""
@@ -110,7 +110,7 @@ class AsyncConnectionHandle(AsyncHandle):
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._outer: AsyncConnection | AsyncSession = connection
-        self.dialect = dialect_of(connection.dialect.name)
+        self.dialect: Dialect = dialect_of(connection.dialect.name)
 
     async def require_transaction(self) -> None:
         """SQLAlchemy begins by itself, unless the isolation level is AUTOCOMMIT."""
@@ -144,7 +144,7 @@ class AsyncSessionHandle(AsyncConnectionHandle):
 
     def __init__(self, session: AsyncSession | async_scoped_session[AsyncSession]) -> None:
         self._outer = session() if isinstance(session, async_scoped_session) else session
-        self.dialect = dialect_of(self._outer.get_bind().dialect.name)
+        self.dialect: Dialect = dialect_of(self._outer.get_bind().dialect.name)
 
 
 def dialect_of(name: str) -> Dialect:

@@ -24,10 +24,10 @@ class Words(ABC):
     """The talks of one inbox. It knows its consumer and its attempt, and nothing of what was marked."""
 
     def __init__(self, plan: Plan) -> None:
-        self.tenant = plan.tenant
-        self.consumer = plan.consumer
-        self.lock_wait_s = plan.policy.lock_wait_s
-        self.attempt = os.urandom(ATTEMPT_BYTES)
+        self.tenant: str = plan.tenant
+        self.consumer: str = plan.consumer
+        self.lock_wait_s: float = plan.policy.lock_wait_s
+        self.attempt: bytes = os.urandom(ATTEMPT_BYTES)
         """Written into the marks as their owner, so that they can be told from those of other attempts."""
 
     @property

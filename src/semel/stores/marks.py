@@ -35,7 +35,7 @@ class Steady:
 
     def __init__(self, clock: Clock, last_us: Callable[[], int] = lambda: 0) -> None:
         """`last_us`: what the store has already taken for now, where its clock is not the computer's own."""
-        self.real = type(clock) is SystemClock
+        self.real: bool = type(clock) is SystemClock
         """Whether it is the computer's own, so that time passes while marks are made."""
         self._epoch_ns = time.time_ns() - time.monotonic_ns() if self.real else 0
         self._clock = clock

@@ -61,7 +61,7 @@ class Batch:
         self.consumers: dict[Scope, int] = {}
         """Those that this batch needs."""
         self.schema = schema
-        self.retention = retention or Retention()
+        self.retention: Retention = retention or Retention()
         """What this store was told about partitions."""
         self.now = now
         """`None`: the server's own clock."""

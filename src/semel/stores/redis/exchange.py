@@ -70,7 +70,7 @@ class Exchange:
         self._where = where
         self._channel: bytes = layout.channel if cluster else b"?" + layout.channel
         self._new_token = new_token
-        self.token = new_token()
+        self.token: bytes = new_token()
         self.bins_wanted: int = compact.bins_for(options.marks_expected) if options.marks == "compact" else 0
         """How many sets a consumer's compact marks shall have; 0: marks are plain keys."""
         self._plainly: bool = not (cluster or self.bins_wanted or self._on_lost)
