@@ -194,11 +194,13 @@ async def test_opening_does_not_stop_the_loop(tmp_path: Path) -> None:
             super().open()
 
     store = Slow(tmp_path / "semel.db")
-    opening = asyncio.create_task(semel.aopen(store, consumer="c").run("k", _nothing))
+    once = semel.aopen(store, consumer="c")
+    opening = asyncio.create_task(once.run("k", _nothing))
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_later(0.05, gate.set)
     assert await opening == Done(None)
     assert store.opened_in_time
+    await once.close()
     store.close()
 
 

@@ -1,5 +1,6 @@
 """Marks in memory: without a lock for single ones, in a set for batches, and never first for two."""
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -95,6 +96,29 @@ def test_purging_takes_no_mark_that_runs() -> None:
 
     together(make, purge)
     assert not any(mark(f"key {number}") for number in range(5000))
+
+
+def test_a_look_at_all_marks_starts_again_when_one_is_made_meanwhile() -> None:
+    """While memory is tidied up, other threads may run, also in the midst of what looks like one step."""
+    marks = Marks(Steady(SystemClock()))
+    mark, numbers = marker(marks), count()
+    for _ in range(3000):
+        mark(f"key {next(numbers)}")
+
+    def intrude(phase: str, _info: object) -> None:
+        if phase == "start" and next(intrusions) < 5:
+            mark(f"key {next(numbers)}")
+
+    intrusions, threshold = count(), gc.get_threshold()
+    gc.callbacks.append(intrude)
+    gc.set_threshold(100)
+    try:
+        assert (marks.expired(), marks.purge()) == (0, 0)
+    finally:
+        gc.callbacks.remove(intrude)
+        gc.set_threshold(*threshold)
+    assert next(intrusions) > 0
+    assert not any(mark(f"key {number}") for number in range(3000))
 
 
 def test_single_marks_and_batches_know_each_other() -> None:

@@ -168,7 +168,7 @@ class Marks:
         """How many are over and still held."""
         with self._lock:
             now = self._clock()
-            singles = sum(expiry <= now for expiry in list(self._singles.values()))
+            singles = sum(expiry <= now for _, expiry in self._all_singles())
             return singles + sum(
                 len(keys) for log in self._log.values() for expiry, keys in log if expiry <= now
             )
@@ -241,9 +241,16 @@ class Marks:
     def _clear_all(self, now: int) -> None:
         """Take away every single mark that is over."""
         self._scanned_at = now
-        for key, expiry in list(self._singles.items()):
+        for key, expiry in self._all_singles():
             if expiry <= now:
                 del self._singles[key]
+
+    def _all_singles(self) -> list[tuple[str, int]]:
+        while True:
+            try:
+                return list(self._singles.items())
+            except RuntimeError:  # somebody marked meanwhile, without the lock; seldom, so it ends
+                continue
 
     def _take_back(self, key: str, mine: int) -> None:
         """The mark was not ours to make: a batch is under way, or the key is none."""

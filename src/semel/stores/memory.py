@@ -160,7 +160,8 @@ class MemoryStore:
         )
 
     def _marks_held(self) -> int:
-        return sum(map(len, self._marks.values())) if self._marks else 0
+        # Asked without the lock, too: a consumer may be added while they are counted.
+        return sum(map(len, tuple(self._marks.values()))) if self._marks else 0
 
     def _clear(self, now: int, limit: int) -> Purged:
         """Remove expired records: only those whose time has come are looked at."""
