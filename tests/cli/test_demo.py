@@ -67,14 +67,14 @@ def test_the_control_shows_doubles(tmp_path: Path) -> None:
 MUTANTS = {
     "the mark is committed before the effect": (
         """
-import semel.inbox.sqlite
-first = semel.inbox.sqlite.SqliteInbox.first
+import semel.inbox.boxes
+first = semel.inbox.boxes.Inbox.first
 def early(self, key, **more):
     answer = first(self, key, **more)
-    self._connection.execute("COMMIT")
-    self._connection.execute("BEGIN IMMEDIATE")
+    self._handle._connection.execute("COMMIT")
+    self._handle._connection.execute("BEGIN IMMEDIATE")
     return answer
-semel.inbox.sqlite.SqliteInbox.first = early
+semel.inbox.boxes.Inbox.first = early
 """,
         "events were lost",
     ),
