@@ -1,5 +1,5 @@
 -- What a record, a mark, a window and a consumer look like in the database.
--- Times are microseconds since 1970 of the server's clock. The view `events` shows them as timestamps.
+-- Times are microseconds since 1970 of the server's clock. The view `events`, made later, shows them as timestamps.
 
 CREATE TABLE {schema}.meta (
     name text PRIMARY KEY,
@@ -77,24 +77,5 @@ BEGIN
 EXCEPTION WHEN OTHERS THEN
     RETURN NULL;
 END $$;
-
-CREATE VIEW {schema}.events AS
-SELECT
-    coalesce(r.key, r.digest::text) AS event_id,
-    r.event_type,
-    c.tenant,
-    c.consumer,
-    CASE r.state & 7
-        WHEN 0 THEN 'claimed' WHEN 1 THEN 'done' WHEN 2 THEN 'failed' WHEN 3 THEN 'unknown'
-    END AS state,
-    r.attempt,
-    to_timestamp(coalesce(r.first_seen, r.fence) / 1000000.0) AS first_seen,
-    to_timestamp(r.lease_until / 1000000.0) AS lease_until,
-    to_timestamp(r.settled_at / 1000000.0) AS processed_at,
-    to_timestamp(r.expires_at / 1000000.0) AS expires_at,
-    CASE WHEN substr(r.value, 1, 1) IN ('\x6a', '\x6f') THEN {schema}.text_of(substr(r.value, 2)) END AS value
-FROM {schema}.records AS r
-JOIN {schema}.consumers AS c ON c.id = r.consumer_id
-WHERE r.state & 7 <> 4;
 
 INSERT INTO {schema}.meta (name, value) VALUES ('schema_version', '1');

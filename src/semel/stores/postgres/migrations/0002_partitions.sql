@@ -18,7 +18,7 @@ CREATE TABLE {schema}.partitions (
     upper bigint NOT NULL       -- not in it
 );
 
-CREATE OR REPLACE VIEW {schema}.events AS
+CREATE VIEW {schema}.events AS
 SELECT
     coalesce(r.key, r.digest::text) AS event_id,
     r.event_type,
