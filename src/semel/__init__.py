@@ -61,7 +61,6 @@ from semel.outbox.message import Message
 from semel.plans import Observed
 from semel.policy import Policy
 from semel.stores.memory import MemoryStore
-from semel.stores.tiered import tiered
 from semel.types import (
     Absent,
     Busy,
@@ -172,13 +171,22 @@ __all__ = [
 
 
 if TYPE_CHECKING:
+    from semel.stores.tiered import tiered
+
     __version__: str
 else:
 
-    def __getattr__(name: str) -> str:
-        """`__version__`, looked up when asked for: reading metadata is slow."""
+    def __getattr__(name: str) -> object:
+        """What is slow to find or to load, and not always needed: `tiered`, `__version__`."""
+        if name == "tiered":
+            from semel.stores.tiered import tiered
+
+            return tiered
         if name == "__version__":
             from importlib.metadata import version
 
             return version("semel")
         raise AttributeError(f"module 'semel' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return [*globals(), "tiered"]

@@ -20,6 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_e
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
+from tests.django_connections import connection_to, forget
+
 T = TypeVar("T")
 
 RC, RR, SERIALIZABLE = "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"
@@ -410,29 +412,14 @@ class Django(Kind):
         }
 
     async def open(self) -> None:
-        import django  # type: ignore[import-untyped]
-        from django.conf import settings  # type: ignore[import-untyped]
-        from django.db import connections  # type: ignore[import-untyped]
-
-        if not settings.configured:
-            settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.dummy"}})
-            django.setup()
-        alias = f"at{id(self)}"
-        connections.settings[alias] = connections.configure_settings(
-            {"default": {}, alias: self._settings()}
-        )[alias]
-        self.handle = connections[alias]
+        self.handle = connection_to(f"at{id(self)}", self._settings())
         self._atomic: Any = None
 
     async def close(self) -> None:
-        from django.db import connections
-
-        self.handle.close()
-        del connections[self.handle.alias]
-        del connections.settings[self.handle.alias]
+        forget(self.handle)
 
     async def begin(self, isolation: str = "") -> None:
-        from django.db import transaction
+        from django.db import transaction  # type: ignore[import-untyped]
 
         if self.autocommit:
             return

@@ -13,6 +13,7 @@ import semel
 from semel import Message
 from semel.errors import NoTransaction, StoreRefused, UsageError, ValueNotEncodable, ValueTooLarge
 from semel.outbox.ids import derived, minted
+from tests.django_connections import connection_to, forget
 from tests.outbox.tools import Place
 
 pytestmark = pytest.mark.anyio
@@ -175,18 +176,10 @@ async def test_an_async_client_writes_too(handle: tuple[Place, Opened]) -> None:
 
 
 def test_django_writes_too(sqlite_place: Place) -> None:
-    import django  # type: ignore[import-untyped]
-    from django.conf import settings  # type: ignore[import-untyped]
-    from django.db import connections, transaction  # type: ignore[import-untyped]
+    from django.db import transaction  # type: ignore[import-untyped]
 
-    if not settings.configured:
-        settings.configure(
-            DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
-        )
-        django.setup()
-    database = {**connections["default"].settings_dict, "NAME": str(sqlite_place.path)}
-    connections.databases["outbox"] = database
-    connection = connections["outbox"]
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(sqlite_place.path)}
+    connection = connection_to("outbox", database)
     try:
         with transaction.atomic(using="outbox"):
             sqlite_place.once.outbox(connection).publish(Message("order.created"))
@@ -198,8 +191,7 @@ def test_django_writes_too(sqlite_place: Place) -> None:
         with sqlite3.connect(sqlite_place.path) as reader:
             assert reader.execute("SELECT count(*) FROM semel_outbox").fetchone() == (1,)
     finally:
-        connection.close()
-        del connections["outbox"], connections.databases["outbox"]
+        forget(connection)
 
 
 async def test_without_a_transaction_nothing_is_written(place: Place) -> None:

@@ -193,6 +193,7 @@ def fill_beside(url: str) -> None:
 def test_room_that_comes_back_is_used(small_disk: str, own: Own) -> None:
     store = PostgresStore(small_disk)
     store.open()
+    store.send([claim("first")])  # so that the consumer is known, and only records need room
     with pytest.raises(psycopg.errors.DiskFull):
         fill_beside(own.url)
     stored, refused = fill(store)
