@@ -14,7 +14,7 @@ from semel.base import ClaimOutcome, Client, raised
 from semel.batches import adrive_many, copies
 from semel.claims import Claimed
 from semel.core import flows
-from semel.core.commands import Item
+from semel.core.commands import Granted, Item
 from semel.core.folding import leaders
 from semel.decorators import AsyncGuard, KeySource, awaitable
 from semel.drive import AsyncHands, adrive
@@ -109,11 +109,27 @@ class AsyncSemel(Client):
         One delivery's failure never touches another's. Completions leave as handlers finish; a crash repeats
         at most those under way. `concurrency`: how many handlers run at once, in tasks.
         """
+        return await self._deliver(deliveries, awaitable(handler), concurrency)
+
+    async def _deliver(
+        self,
+        deliveries: Sequence[Delivery[T]],
+        handler: Callable[[T], Awaitable[R]],
+        concurrency: int,
+        last_words: Callable[[Delivery[T], BaseException, Granted], Awaitable[None]] | None = None,
+        told: Callable[[int, Outcome[R]], object] | None = None,
+    ) -> list[Outcome[R]]:
+        """Do what `run_many` does, for a runner that wants to hear more of it.
+
+        `last_words` come before a delivery is failed for good; `told` hears of each outcome as soon as it is
+        known, by the position of the first delivery of its key.
+        """
         deliveries = self._printed(deliveries)
-        made, first_at, place_of = self._many(await self._connect(), deliveries, awaitable(handler))
+        made, first_at, place_of = self._many(await self._connect(), deliveries, handler, last_words)
         hands = self._hands()
         try:
-            outcomes = await adrive_many([flow for flow, _ in made], hands, concurrency)
+            tell = None if told is None else lambda place, outcome: told(first_at[place], outcome)
+            outcomes = await adrive_many([flow for flow, _ in made], hands, concurrency, tell)
         finally:
             hands.forsake(owner for _, owner in made)
         return copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])

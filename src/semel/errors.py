@@ -20,6 +20,8 @@
     │   ├── StoreRefused           damaged, foreign, too new, or on a network file system
     │   ├── StoreClosed            used after close()
     │   └── RecordCorrupt          stored data breaks the table of states
+    ├── SourceUnavailable          the broker gave no answer; it will deliver again
+    ├── MessageInvalid             a message is not what its handler's annotation says
     ├── ValueInvalid               a value cannot be stored as it is
     │   ├── ValueNotEncodable
     │   └── ValueTooLarge
@@ -46,6 +48,7 @@ __all__ = [
     "KeyInvalid",
     "KeyMissing",
     "LateEvent",
+    "MessageInvalid",
     "ModeMismatch",
     "NoTransaction",
     "NotApplied",
@@ -57,6 +60,7 @@ __all__ = [
     "PolicyInvalid",
     "RecordCorrupt",
     "SemelError",
+    "SourceUnavailable",
     "StepRepeated",
     "StillRunning",
     "StoreClosed",
@@ -145,6 +149,14 @@ class StoreClosed(StoreError):
 
 class RecordCorrupt(StoreError):
     """A stored record breaks the table of states; it is never guessed at."""
+
+
+class SourceUnavailable(SemelError):
+    """The broker cannot be reached, or did not confirm; what was not acknowledged it delivers again."""
+
+
+class MessageInvalid(SemelError):
+    """A message does not read as what its handler's annotation says; no repetition cures that."""
 
 
 class ValueInvalid(SemelError):

@@ -1,0 +1,10 @@
+"""Runners: handlers for what brokers deliver, once for each key.
+
+One loop (`runner`) and one small file for each broker; `source` says what a broker has to offer.
+"""
+
+from semel.brokers.routes import Middleware, Route
+from semel.brokers.runner import Counts, Pace, Runner
+from semel.brokers.source import Arrival, Letter, Source
+
+__all__ = ["Arrival", "Counts", "Letter", "Middleware", "Pace", "Route", "Runner", "Source"]
