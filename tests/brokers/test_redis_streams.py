@@ -1,0 +1,75 @@
+"""Redis Streams under the contract, looked at with a client of its own."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from semel.brokers.redis_streams import from_url
+from semel.brokers.source import Source
+from semel.testing import broker_contract
+from semel.testing.broker_contract import Sent
+from tests.services import redis as service
+
+
+class Stream:
+    ordered = False
+
+    def __init__(self) -> None:
+        self.name = f"t-{os.urandom(6).hex()}"
+        self.url = service.place("streams").partition("?")[0]
+        self.redis: Any = redis.asyncio.Redis.from_url(self.url)
+
+    async def send(self, messages: Sequence[Sent]) -> None:
+        for each in messages:
+            await self.redis.xadd(
+                self.name, {**({"message_id": each.key} if each.key else {}), "data": each.body}
+            )
+
+    def source(self, *, deadline_s: float | None = None) -> Source:
+        return from_url(f"{self.url}?stream={self.name}&group=g&deadline_s={deadline_s or 2.0}")
+
+    async def unsettled(self) -> int:
+        if not await self.redis.exists(self.name):
+            return 0
+        groups = await self.redis.xinfo_groups(self.name)
+        if not groups:
+            return int(await self.redis.xlen(self.name))
+        [group] = groups
+        new = await self.redis.xrange(self.name, f"({group['last-delivered-id'].decode()}", "+")
+        return int(group["pending"]) + len(new)
+
+    async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:
+        found = []
+        for _, fields in await self.redis.xrange(f"{self.name}.dead"):
+            body = fields.pop(b"data")
+            found.append(({name.decode(): value.decode() for name, value in fields.items()}, body))
+        return found
+
+    async def close(self) -> None:
+        await self.redis.delete(self.name, f"{self.name}.dead")
+        await self.redis.aclose()
+
+
+class TestRedisStreams(broker_contract.Suite):
+    async def broker(self) -> Stream:
+        return Stream()
+
+
+@pytest.mark.anyio
+async def test_a_message_of_another_consumer_is_not_taken_back_by_a_heartbeat() -> None:
+    broker = Stream()
+    await broker.send([Sent("a")])
+    first, second = broker.source(deadline_s=0.2), broker.source(deadline_s=0.2)
+    await first.open()
+    await second.open()
+    [mine] = await first.receive(10, 1)
+    while not (taken := list(await second.receive(10, 0.05))):
+        pass
+    assert list(await first.extend([mine])) == [mine]
+    assert list(await second.extend(taken)) == []
+    await first.close()
+    await second.close()
+    await broker.close()
