@@ -42,7 +42,7 @@ class Stream:
         return int(group["pending"]) + len(new)
 
     async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:
-        found = []
+        found: list[tuple[Mapping[str, str], bytes]] = []
         for _, fields in await self.redis.xrange(f"{self.name}.dead"):
             body = fields.pop(b"data")
             found.append(({name.decode(): value.decode() for name, value in fields.items()}, body))
