@@ -1,7 +1,9 @@
 """Redis Streams under the contract, looked at with a client of its own."""
 
+import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from semel.brokers.redis_streams import from_url
 from semel.brokers.source import Source
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
+from tests.brokers.storm import Storm
 from tests.services import redis as service
 
 
@@ -73,3 +76,15 @@ async def test_a_message_of_another_consumer_is_not_taken_back_by_a_heartbeat() 
     await first.close()
     await second.close()
     await broker.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1])
+def test_workers_killed_with_9_lose_nothing_and_repeat_nothing(seed: int, tmp_path: Path) -> None:
+    async def scene() -> None:
+        broker = Stream()
+        source = f"{broker.url}?stream={broker.name}&group=g&deadline_s=2"
+        await Storm(source, tmp_path, seed).run(broker, 10_000 if "SEMEL_SOAK" in os.environ else 1000)
+        await broker.close()
+
+    asyncio.run(scene())

@@ -6,5 +6,6 @@ One loop (`runner`) and one small file for each broker; `source` says what a bro
 from semel.brokers.routes import Middleware, Route
 from semel.brokers.runner import Counts, Pace, Runner
 from semel.brokers.source import Arrival, Letter, Source
+from semel.brokers.urls import source_for
 
-__all__ = ["Arrival", "Counts", "Letter", "Middleware", "Pace", "Route", "Runner", "Source"]
+__all__ = ["Arrival", "Counts", "Letter", "Middleware", "Pace", "Route", "Runner", "Source", "source_for"]

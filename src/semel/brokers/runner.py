@@ -132,11 +132,16 @@ class Runner:
         self._outages = 0
         self._outage_until = 0.0
         self._stopping = False
+        self._until_idle = False
         self._fatal: BaseException | None = None
 
     def stop(self) -> None:
         """Receive nothing more, finish what runs, and let `run` return. Safe in a signal handler of the loop."""
         self._stopping = True
+
+    def stop_when_idle(self) -> None:
+        """Stop as soon as the source has nothing to deliver and nothing is in hand."""
+        self._until_idle = True
 
     async def run(self) -> None:
         """Work until `stop`, or until something that no repetition cures: then it is raised, after draining."""
@@ -175,6 +180,8 @@ class Runner:
             held = [Held(arrival) for arrival in arrivals]
             self._hand.update(held)
             self._dispatch(held)
+        elif self._until_idle and not self._hand:
+            self.stop()
 
     @property
     def _store_is_away(self) -> bool:

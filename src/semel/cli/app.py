@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from semel.cli.config import config as config_group
+from semel.cli.consume import consume
 from semel.cli.consumers import consumer
 from semel.cli.explain import explain
 from semel.cli.options import Globals
@@ -95,6 +96,7 @@ def _add_if_there(name: str, module: str, function: str) -> None:
 _add_if_there("demo", "semel.cli.demo", "demo")
 _add_if_there("filter", "semel.cli.filter", "filter_lines")
 _add_if_there("once", "semel.cli.once", "once")
+app.command("consume")(consume)
 app.command("show")(show)
 app.command("list")(list_records)
 app.command("forget")(forget)
