@@ -99,9 +99,14 @@ class Records:
                 return
             cursor, left = page.cursor, None if left is None else left - len(page.records)
 
-    def forget(self, key: str, *, force: bool = False) -> Oblivion:
-        """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`."""
-        return reachable(self._ask(Forget(self._plan.id(key), force)))  # type: ignore[no-any-return]
+    def forget(
+        self, key: str, *, force: bool = False, fence: int | None = None, state: State | None = None
+    ) -> Oblivion:
+        """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`.
+
+        With `fence` or `state` only that very record is forgotten: `Lost` if another stands there by now.
+        """
+        return reachable(self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
 
     def resolve(
         self, key: str, *, fence: int, to: Literal["done", "absent"], value: Any = None
@@ -156,9 +161,14 @@ class AsyncRecords:
                 return
             cursor, left = page.cursor, None if left is None else left - len(page.records)
 
-    async def forget(self, key: str, *, force: bool = False) -> Oblivion:
-        """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`."""
-        return reachable(await self._ask(Forget(self._plan.id(key), force)))  # type: ignore[no-any-return]
+    async def forget(
+        self, key: str, *, force: bool = False, fence: int | None = None, state: State | None = None
+    ) -> Oblivion:
+        """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`.
+
+        With `fence` or `state` only that very record is forgotten: `Lost` if another stands there by now.
+        """
+        return reachable(await self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
 
     async def resolve(
         self, key: str, *, fence: int, to: Literal["done", "absent"], value: Any = None

@@ -6,7 +6,7 @@ for is taken over by whoever asks next. To give a message back is to make it loo
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -15,6 +15,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
+from semel.brokers.dead import Dead
 from semel.brokers.letters import headers_of
 from semel.brokers.source import Arrival, Letter
 from semel.brokers.urls import options_of
@@ -148,8 +149,7 @@ class RedisStream:
         return [self._arrival(id_, fields, 2) for id_, fields in answer[1] if fields]
 
     def _arrival(self, id_: bytes, fields: Any, deliveries: int) -> Arrival:
-        pairs = fields.items() if isinstance(fields, dict) else zip(fields[::2], fields[1::2], strict=True)
-        headers = {name.decode("utf-8", "replace"): value for name, value in pairs}
+        headers = {name.decode("utf-8", "replace"): value for name, value in _pairs(fields)}
         body = headers.pop(BODY, None)
         if body is None:
             body = msgspec.json.encode(
@@ -190,19 +190,45 @@ class RedisStream:
 
     async def bury(self, arrival: Arrival, letter: Letter) -> None:
         """Add a copy, with its story, to the stream of dead letters."""
-        fields: list[Any] = []
-        pairs = arrival.headers.items() if hasattr(arrival.headers, "items") else arrival.headers
-        for name, value in (*pairs, *headers_of(letter).items()):
-            fields += [name, value]
-        await self._ask(
-            "XADD", self._options.dead or f"{self._options.stream}.dead", "*", *fields, BODY, arrival.body
-        )
+        headers = {**arrival.headers, **headers_of(letter)}  # type: ignore[dict-item]  # ours, so a mapping
+        await self._add(self._graves, headers.items(), arrival.body)
+
+    async def look(self, limit: int) -> Sequence[Dead]:
+        """The oldest dead letters."""
+        found = []
+        for id_, fields in await self._ask("XRANGE", self._graves, "-", "+", "COUNT", limit):
+            headers = {name.decode(): value for name, value in _pairs(fields)}
+            body = headers.pop(BODY, b"")
+            texts = {name: value.decode("utf-8", "replace") for name, value in headers.items()}
+            found.append(Dead.found(id_.decode(), texts, body))
+        return found
+
+    async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
+        """Add a message to the stream itself."""
+        await self._add(self._options.stream, headers.items(), body)
+
+    async def remove(self, dead: Dead) -> None:
+        """Delete a dead letter."""
+        await self._ask("XDEL", self._graves, dead.id)
+
+    @property
+    def _graves(self) -> str:
+        return self._options.dead or f"{self._options.stream}.dead"
+
+    async def _add(self, stream: str, headers: Iterable[tuple[Any, Any]], body: Any) -> None:
+        fields = [part for pair in headers for part in pair]
+        await self._ask("XADD", stream, "*", *fields, BODY, body)
 
     async def close(self) -> None:
         """Let go. The consumer stays known to the group while it has messages: to remove it would lose them."""
         if self._redis is not None:
             redis, self._redis = self._redis, None
             await redis.aclose()
+
+
+def _pairs(fields: Any) -> Iterable[tuple[bytes, bytes]]:
+    """Names and values of an entry, however the protocol spells them."""
+    return fields.items() if isinstance(fields, dict) else zip(fields[::2], fields[1::2], strict=True)
 
 
 def _first(found: Any) -> Any:

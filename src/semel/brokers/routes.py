@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from semel.aclient import AsyncSemel
+from semel.brokers.dead import RUN_LATE
 from semel.brokers.source import Arrival
 from semel.errors import MessageInvalid, UsageError
 from semel.keys.identity import Identity
@@ -73,6 +74,8 @@ class Route:
 
     def delivery(self, arrival: Arrival, event_type: str, event_time_us: int | None) -> Delivery[Arrival]:
         """The arrival under its key. Raises `KeyMissing` and `KeyInvalid`."""
+        if HeaderIndex(arrival.headers).get(RUN_LATE) is not None:
+            event_time_us = None
         return Delivery(
             key=self._identity(arrival),
             body=arrival,

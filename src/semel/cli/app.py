@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from semel.cli.config import config as config_group
 from semel.cli.consume import consume
 from semel.cli.consumers import consumer
+from semel.cli.dlq import dlq
 from semel.cli.explain import explain
 from semel.cli.options import Globals
 from semel.cli.records import forget, list_records, resolve, show
@@ -106,5 +107,6 @@ app.command("stats")(stats)
 app.add_typer(window, name="window", help="How long finished keys are remembered: data, changed at run time.")
 app.add_typer(consumer, name="consumer", help="Who processes, and in which mode.")
 app.add_typer(config_group, name="config")
+app.add_typer(dlq, name="dlq", help="Dead letters: what was given up, and how to let it run again.")
 app.command("migrate")(migrate)
 app.command("explain")(explain)
