@@ -13,6 +13,7 @@ from semel.errors import UsageError
 __all__ = ["options_of", "source_for"]
 
 _BUILT_IN: dict[str, str] = {
+    "kafka": "semel.brokers.kafka:from_url",
     "redis": "semel.brokers.redis_streams:from_url",
     "rediss": "semel.brokers.redis_streams:from_url",
     "valkey": "semel.brokers.redis_streams:from_url",
