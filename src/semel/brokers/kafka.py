@@ -105,6 +105,8 @@ class KafkaSource:
         self._polled_at = 0.0
         self._offsets: dict[tuple[str, int], Offsets] = {}
         """Of the partitions that are ours; a partition that comes back has new ones."""
+        self._ready: dict[tuple[str, int], int] = {}
+        """Positions that may be committed and are not yet: a rebalance under way refuses commits for a while."""
 
     @property
     def name(self) -> str:
@@ -156,13 +158,17 @@ class KafkaSource:
 
     def _revoked(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
         """They go to others. What runs is finished under its claim; the others find it done, or busy."""
-        for each in partitions:
-            self._offsets.pop((each.topic, each.partition), None)
+        self._commit()
+        self._let_go(partitions)
         consumer.incremental_unassign(partitions)
 
     def _lost(self, _consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+        self._let_go(partitions)
+
+    def _let_go(self, partitions: Sequence[TopicPartition]) -> None:
         for each in partitions:
             self._offsets.pop((each.topic, each.partition), None)
+            self._ready.pop((each.topic, each.partition), None)
 
     # --- deliveries ---
 
@@ -173,6 +179,7 @@ class KafkaSource:
 
     def _consume(self, limit: int, wait_s: float) -> list[Message]:
         self._polled_at = monotonic()
+        self._commit()
         found: list[Message] = self._consumer.consume(1, wait_s)
         if found and limit > 1:
             found += self._consumer.consume(limit - 1, 0.0)
@@ -208,25 +215,31 @@ class KafkaSource:
 
     async def ack(self, arrivals: Sequence[Arrival]) -> None:
         """Commit as far as everything before is done."""
-        positions: dict[tuple[str, int], int] = {}
         for arrival in arrivals:
             place: _Place = arrival.handle
             if self._offsets.get(place.where) is place.offsets:
                 position = place.offsets.done(place.offset)
                 if position is not None:
-                    positions[place.where] = position
-        if positions:
-            await self._in_thread(self._commit, positions)
+                    self._ready[place.where] = position
+        if self._ready:
+            await self._in_thread(self._commit)
 
-    def _commit(self, positions: Mapping[tuple[str, int], int]) -> None:
-        """Commit what is still ours: the partition may be somebody else's by now."""
-        ours = [
-            TopicPartition(*where, position)
-            for where, position in positions.items()
-            if where in self._offsets
-        ]
-        if ours:
-            self._consumer.commit(offsets=ours, asynchronous=False)
+    def _commit(self) -> None:
+        """Commit what is ready; what is refused stays ready, for the next turn or for nobody."""
+        ready = dict(self._ready)
+        if not ready:
+            return
+        try:
+            self._consumer.commit(
+                offsets=[TopicPartition(*where, position) for where, position in ready.items()],
+                asynchronous=False,
+            )
+        except KafkaException as refused:
+            logger.info("%s: to be committed again: %s", self.name, refused)
+            return
+        for where, position in ready.items():
+            if self._ready.get(where) == position:
+                del self._ready[where]
 
     async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
         """Nothing to say: what is not committed is delivered to whoever has the partition next."""
@@ -330,6 +343,7 @@ class KafkaSource:
     async def close(self) -> None:
         """Leave the group, so that others have the partitions at once."""
         if self._consumer is not None:
+            await self._in_thread(self._commit)
             await self._in_thread(self._consumer.close)
             self._consumer = None
         if self._thread is not None:
