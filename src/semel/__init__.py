@@ -22,6 +22,7 @@ from semel.decorators import AsyncGuarded, Guarded, unwrap
 from semel.errors import (
     AttemptsExhausted,
     ClaimLost,
+    GiveUp,
     HandlerFailed,
     KeyInvalid,
     KeyMissing,
@@ -99,6 +100,7 @@ __all__ = [
     "Errored",
     "Failed",
     "Forgotten",
+    "GiveUp",
     "Guarded",
     "HandlerFailed",
     "KeyInvalid",

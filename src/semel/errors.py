@@ -21,7 +21,8 @@
     │   ├── StoreClosed            used after close()
     │   └── RecordCorrupt          stored data breaks the table of states
     ├── SourceUnavailable          the broker gave no answer; it will deliver again
-    ├── MessageInvalid             a message is not what its handler's annotation says
+    ├── GiveUp                     raised BY a runner's handler: "to the dead letters, now"
+    │   └── MessageInvalid         a message is not what its handler's annotation says
     ├── ValueInvalid               a value cannot be stored as it is
     │   ├── ValueNotEncodable
     │   └── ValueTooLarge
@@ -44,6 +45,7 @@ from typing import Any
 __all__ = [
     "AttemptsExhausted",
     "ClaimLost",
+    "GiveUp",
     "HandlerFailed",
     "KeyInvalid",
     "KeyMissing",
@@ -155,7 +157,11 @@ class SourceUnavailable(SemelError):
     """The broker cannot be reached, or did not confirm; what was not acknowledged it delivers again."""
 
 
-class MessageInvalid(SemelError):
+class GiveUp(SemelError):
+    """Raised by a handler of a runner: no repetition cures this, so the message goes to the dead letters."""
+
+
+class MessageInvalid(GiveUp):
     """A message does not read as what its handler's annotation says; no repetition cures that."""
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from semel.aclient import AsyncSemel
 from semel.brokers.dead import RUN_LATE
 from semel.brokers.source import Arrival
-from semel.errors import MessageInvalid, UsageError
+from semel.errors import GiveUp, MessageInvalid, UsageError
 from semel.keys.identity import Identity
 from semel.keys.message import HeaderIndex
 from semel.lazily import asyncio, inspect
@@ -110,7 +110,7 @@ def _patient(policy: Policy) -> Policy:
         policy,
         wait_s=0.0,
         retry_delay_s=policy.retry_delay_s or RETRY_DELAY_S,
-        permanent=(*policy.permanent, MessageInvalid),
+        permanent=(*policy.permanent, GiveUp),
     )
 
 
