@@ -17,6 +17,7 @@ _BUILT_IN: dict[str, str] = {
     "amqps": "semel.brokers.rabbitmq:from_url",
     "kafka": "semel.brokers.kafka:from_url",
     "nats": "semel.brokers.nats:from_url",
+    "sqs": "semel.brokers.sqs:from_url",
     "redis": "semel.brokers.redis_streams:from_url",
     "rediss": "semel.brokers.redis_streams:from_url",
     "valkey": "semel.brokers.redis_streams:from_url",
