@@ -1,6 +1,6 @@
 """SQS: long polling, visibility that is extended for everything in hand, groups that keep their order."""
 
-import base64
+import os
 from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -186,7 +186,7 @@ class SqsQueue:
         if queue.endswith(".fifo"):
             said["MessageGroupId"] = system.get("MessageGroupId", "semel")
             # Each burial or replay is a message of its own: the record decides whether its effect happens again.
-            said["MessageDeduplicationId"] = base64.b32hexencode(
+            said["MessageDeduplicationId"] = os.urandom(16).hex()
                 msgspec.json.encode(str(monotonic()))
             ).decode()
         await self._ask("send_message", QueueUrl=await self._url(queue), **said)

@@ -341,6 +341,9 @@ class Suite:
     ordered: bool = False
     """Whether the broker keeps an order within lanes; without it the scenarios of order are left out."""
 
+    leaves_out: frozenset[str] = frozenset()
+    """Scenarios that cannot come about on this broker; say why where you name them."""
+
     async def broker(self) -> Broker:
         """A fresh queue, topic or stream for one scenario."""
         raise NotImplementedError("say how to reach the broker")
@@ -348,8 +351,8 @@ class Suite:
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Give the test below a case for each scenario."""
         if "semel_scenario" in metafunc.fixturenames:
-            names = [name for name, (_, ordered) in SCENARIOS.items() if self.ordered or not ordered]
-            metafunc.parametrize("semel_scenario", names)
+            fitting = [name for name, (_, ordered) in SCENARIOS.items() if self.ordered or not ordered]
+            metafunc.parametrize("semel_scenario", [name for name in fitting if name not in self.leaves_out])
 
     def test_contract(self, semel_scenario: str) -> None:
         """A runner keeps one promise on this broker."""
