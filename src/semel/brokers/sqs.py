@@ -187,8 +187,6 @@ class SqsQueue:
             said["MessageGroupId"] = system.get("MessageGroupId", "semel")
             # Each burial or replay is a message of its own: the record decides whether its effect happens again.
             said["MessageDeduplicationId"] = os.urandom(16).hex()
-                msgspec.json.encode(str(monotonic()))
-            ).decode()
         await self._ask("send_message", QueueUrl=await self._url(queue), **said)
 
     @property
