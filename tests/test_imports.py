@@ -28,7 +28,19 @@ LAYERS: list[set[str]] = [
         "stores",
         "waiting",
     },
-    {"aclient", "base", "brokers", "claims", "client", "decorators", "inbox", "outbox", "plans", "records"},
+    {
+        "aclient",
+        "audit",
+        "base",
+        "brokers",
+        "claims",
+        "client",
+        "decorators",
+        "inbox",
+        "outbox",
+        "plans",
+        "records",
+    },
     {""},  # semel/__init__.py: the front door; nothing below it comes in through it
     {"__main__", "asgi", "cli", "server", "testing", "webhooks", "wsgi"},
 ]

@@ -18,6 +18,7 @@ from semel.core.commands import Granted, Item
 from semel.core.folding import leaders
 from semel.decorators import AsyncGuard, KeySource, awaitable
 from semel.drive import AsyncHands, adrive
+from semel.keys.sliding import Sliding
 from semel.plans import Plan, reachable, unreachable
 from semel.policy import Policy
 from semel.records import AsyncRecords, AsyncWindows
@@ -89,9 +90,16 @@ class AsyncSemel(Client):
         return await self._run(key, call, fn, self._fingerprint(args, kwargs))
 
     async def _run(
-        self, key: str, call: Any, fn: Any, fingerprint: bytes | None, sliding_us: int | None = None
+        self,
+        key: str,
+        call: Any,
+        fn: Any,
+        fingerprint: bytes | None,
+        sliding: Sliding | None = None,
+        event_time_us: int | None = None,
     ) -> Outcome[Any]:
-        claim = self._plan.claim(await self._connect(), key, fingerprint, sliding_us)
+        stored = await self._connect()
+        claim = self._plan.called(stored, key, fingerprint, sliding, event_time_us)
         hands = self._hands()
         try:
             outcome = await adrive(self._plan.flow(claim, call, fn), hands)
@@ -162,9 +170,14 @@ class AsyncSemel(Client):
         fingerprint: bytes | None = None,
         event_time: datetime | None = None,
         journal: Any = None,
+        sliding: Sliding | None = None,
     ) -> ClaimOutcome:
-        """The right to run, or what a duplicate needs to know. One round trip, no waiting."""
-        item = self._claim_item(await self._connect(), key, event_type, fingerprint, event_time, journal)
+        """The right to run, or what a duplicate needs to know. One round trip, no waiting.
+
+        `sliding`: what made the key, where its window slides; by event time it needs `event_time` too.
+        """
+        stored = await self._connect()
+        item = self._claim_item(stored, key, event_type, fingerprint, event_time, journal, sliding)
         sent_at = monotonic()
         return self._outcome(item, reachable((await self._runtime.channel.asend((item,)))[0]), sent_at)  # type: ignore[no-any-return]
 

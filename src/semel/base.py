@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from semel.claims import Claimed
 from semel.core.commands import Claim, Granted, Mark, Renew, Settle
-from semel.core.folding import copy_of_claim, leaders
+from semel.core.folding import copy_of_claim, leaders, leaders_in_time
 from semel.core.ports import AsyncStore, Store
 from semel.core.verdicts import Task, replay
 from semel.errors import ClaimLost, NotRecorded, RecordCorrupt, UsageError
 from semel.keeper import Kept
 from semel.keys.limits import check_all
+from semel.keys.sliding import Sliding
 from semel.plans import Observed, Plan, marks_of, time_us
 from semel.policy import Policy
 from semel.runtime import Runtime
@@ -105,6 +106,7 @@ class Client:
         fingerprint: bytes | None,
         event_time: datetime | None,
         journal: Any,
+        sliding: Sliding | None,
     ) -> Claim:
         self._plan.require("lease", "quarantine", "observe")
         self._check_journal(journal)
@@ -112,9 +114,11 @@ class Client:
             stored,
             key,
             fingerprint,
+            sliding_us=None if sliding is None else sliding.window_us,
             event_type=event_type or "",
             event_time_us=time_us(event_time),
             journal=journal,
+            lateness_us=None if sliding is None else sliding.lateness_us,
         )
 
     def _check_journal(self, journal: Any) -> None:
@@ -160,8 +164,12 @@ class Client:
         """The flows of `run_many`, one for each distinct key, and how the copies relate to them."""
         for delivery in deliveries:
             self._check_journal(delivery.journal)
-        keys = range(len(deliveries)) if self._plan.mode == "observe" else [each.key for each in deliveries]
-        first_at, place_of = leaders(keys)
+        if self._plan.mode == "observe":
+            first_at = place_of = list(range(len(deliveries)))
+        elif any(delivery.lateness_us is not None for delivery in deliveries):
+            first_at, place_of = leaders_in_time([self._plan.delivered(stored, each) for each in deliveries])
+        else:
+            first_at, place_of = leaders(each.key for each in deliveries)
         made = []
         for at in first_at:
             delivery = deliveries[at]

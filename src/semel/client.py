@@ -21,6 +21,7 @@ from semel.core.ports import AsyncStore, Store, Twofold
 from semel.decorators import Guard, KeySource
 from semel.drive import Hands, drive
 from semel.errors import PolicyInvalid, StoreUnknown
+from semel.keys.sliding import Sliding
 from semel.plans import Plan, reachable, unreachable
 from semel.policy import Policy
 from semel.records import Records, Windows
@@ -150,9 +151,16 @@ class Semel(Client):
         return self._run(key, call, fn, self._fingerprint(args, kwargs))
 
     def _run(
-        self, key: str, call: Any, fn: Any, fingerprint: bytes | None, sliding_us: int | None = None
+        self,
+        key: str,
+        call: Any,
+        fn: Any,
+        fingerprint: bytes | None,
+        sliding: Sliding | None = None,
+        event_time_us: int | None = None,
     ) -> Outcome[Any]:
-        claim = self._plan.claim(self._connect(), key, fingerprint, sliding_us)
+        stored = self._connect()
+        claim = self._plan.called(stored, key, fingerprint, sliding, event_time_us)
         try:
             outcome = drive(self._plan.flow(claim, call, fn), self._hands)
         except BaseException:
@@ -204,9 +212,14 @@ class Semel(Client):
         fingerprint: bytes | None = None,
         event_time: datetime | None = None,
         journal: Any = None,
+        sliding: Sliding | None = None,
     ) -> ClaimOutcome:
-        """The right to run, or what a duplicate needs to know. One round trip, no waiting."""
-        item = self._claim_item(self._connect(), key, event_type, fingerprint, event_time, journal)
+        """The right to run, or what a duplicate needs to know. One round trip, no waiting.
+
+        `sliding`: what made the key, where its window slides; by event time it needs `event_time` too.
+        """
+        stored = self._connect()
+        item = self._claim_item(stored, key, event_type, fingerprint, event_time, journal, sliding)
         sent_at = self._hands.steady_s()
         return self._outcome(item, reachable(self._runtime.channel.send((item,))[0]), sent_at)  # type: ignore[no-any-return]
 

@@ -16,6 +16,7 @@ from semel.errors import (
     UsageError,
     ValueNotKept,
 )
+from semel.keys.sliding import Sliding
 from semel.lazily import inspect
 from semel.types import Busy, Done, Errored, Failed, Late, Lost, Mismatch, Outcome, Unavailable, Unknown
 
@@ -51,8 +52,10 @@ def unwrap(outcome: Outcome[R], key: str) -> R:
         case Lost():
             raise ClaimLost(f"another attempt at {key!r} took over; its result counts")
         case Late(age_s):
+            if age_s < 0:
+                raise LateEvent(f"{key!r} is {-age_s:.0f} s ahead of the store's clock; set its producer's")
             raise LateEvent(
-                f"{key!r} is {age_s:.0f} s old, older than its window; whether it ran is not known"
+                f"{key!r} is {age_s:.0f} s old, older than what is remembered; whether it ran is not known"
             )
         case Unknown(_, error):
             raise error or OutcomeUnknown(f"an attempt at {key!r} ended without a result; resolve it")
@@ -68,14 +71,7 @@ class KeyReader:
     def __init__(self, fn: Callable[..., Any], source: KeySource) -> None:
         self._signature = inspect.signature(fn)
         self._source = source
-        if getattr(source, "by_event_time", False):
-            raise UsageError(
-                "guard() cannot slide by event time yet, and would silently count from arrival; use"
-                " keys.sliding(window) without event_time, or its history() in one process"
-            )
-        self.sliding_us: int | None = (
-            getattr(source, "window_us", None) if getattr(source, "sliding", False) else None
-        )
+        self.sliding: Sliding | None = source if isinstance(source, Sliding) else None
         if isinstance(source, str):
             from semel.keys.extract import extractor
 
@@ -120,7 +116,9 @@ class _Guarded(Generic[P, R]):
         key = self._read(args, kwargs)
         client, call = self._client, partial(self._fn, *args, **kwargs)
         fingerprint = client._fingerprint(args, kwargs)  # noqa: SLF001 - guard is a verb of the client
-        return key, client._run(key, call, self._fn, fingerprint, self._read.sliding_us)  # noqa: SLF001
+        sliding = self._read.sliding
+        event_time_us = None if sliding is None else sliding.event_time_us(*args, **kwargs)
+        return key, client._run(key, call, self._fn, fingerprint, sliding, event_time_us)  # noqa: SLF001
 
 
 class _Bound:

@@ -42,6 +42,7 @@ from semel.errors import (
 from semel.forks import new_owner
 from semel.keys.limits import check as check_key
 from semel.keys.limits import check_consumer
+from semel.keys.sliding import Sliding
 from semel.policy import LEASE_MAX_S, LEASE_MIN_S, Policy
 from semel.types import Delivery, Id, Mode, Outcome, Record, Unavailable
 from semel.windows import OFF, duration_us, resolve, window_us
@@ -135,9 +136,16 @@ class Plan:
         event_time_us: int | None = None,
         journal: Any = None,
         meta: Mapping[str, str] | None = None,
+        lateness_us: int | None = None,
     ) -> Claim:
         """A claim of this consumer with an owner of its own."""
         event_type = event_type or self.policy.event_type
+        apart_us = 0
+        if lateness_us is not None and sliding_us is not None:
+            if event_time_us is None:
+                raise UsageError(f"{key!r} is told apart by event time, and has none; give it event_time")
+            self.require("lease", "quarantine", "observe")
+            apart_us, sliding_us = sliding_us, sliding_us + lateness_us
         return Claim(
             (self.tenant, self.consumer, check_key(key)),
             new_owner(),
@@ -151,6 +159,27 @@ class Plan:
             None if meta is None else _encode_meta(meta),
             self.mode == "quarantine",
             sliding_us is not None,
+            apart_us,
+        )
+
+    def called(
+        self,
+        stored: Mapping[tuple[str, str, str], int],
+        key: str,
+        fingerprint: bytes | None,
+        sliding: Sliding | None,
+        event_time_us: int | None,
+    ) -> Claim:
+        """The claim of a call."""
+        if sliding is None:
+            return self.claim(stored, key, fingerprint)
+        return self.claim(
+            stored,
+            key,
+            fingerprint,
+            sliding.window_us,
+            event_time_us=event_time_us,
+            lateness_us=sliding.lateness_us,
         )
 
     def delivered(self, stored: Mapping[tuple[str, str, str], int], delivery: Delivery[Any]) -> Claim:
@@ -159,11 +188,12 @@ class Plan:
             stored,
             delivery.key,
             delivery.fingerprint,
-            None,
+            delivery.sliding_us,
             delivery.event_type,
             delivery.event_time_us,
             delivery.journal,
             delivery.meta,
+            delivery.lateness_us,
         )
 
     def settle(
@@ -179,6 +209,7 @@ class Plan:
             window_us=claim.window_us,
             lease_us=claim.lease_us,
             sliding=claim.sliding,
+            event_time_us=claim.event_time_us if claim.apart_us else None,
             **more,
         )
 

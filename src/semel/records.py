@@ -6,6 +6,7 @@ Each facade exists twice, blocking and awaiting; what they ask and what the answ
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Literal, TypeAlias
 
+from semel import audit
 from semel.codec import encode
 from semel.core.commands import (
     Count,
@@ -100,12 +101,24 @@ class Records:
             cursor, left = page.cursor, None if left is None else left - len(page.records)
 
     def forget(
-        self, key: str, *, force: bool = False, fence: int | None = None, state: State | None = None
+        self,
+        key: str,
+        *,
+        force: bool = False,
+        fence: int | None = None,
+        state: State | None = None,
+        actor: str | None = None,
     ) -> Oblivion:
         """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`.
 
-        With `fence` or `state` only that very record is forgotten: `Lost` if another stands there by now.
+        With `fence` or `state` only that very record is forgotten: `Lost` if another stands there by now. To force
+        it on a running claim leaves a trace that names the `actor` (this process's user, unless given).
         """
+        record = self.lookup(key) if force else None
+        if record is not None and audit.is_forced(record):
+            for item in audit.trail(record, actor):
+                reachable(self._ask(item))
+            audit.warn(record, actor)
         return reachable(self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
 
     def resolve(
@@ -162,12 +175,24 @@ class AsyncRecords:
             cursor, left = page.cursor, None if left is None else left - len(page.records)
 
     async def forget(
-        self, key: str, *, force: bool = False, fence: int | None = None, state: State | None = None
+        self,
+        key: str,
+        *,
+        force: bool = False,
+        fence: int | None = None,
+        state: State | None = None,
+        actor: str | None = None,
     ) -> Oblivion:
         """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`.
 
-        With `fence` or `state` only that very record is forgotten: `Lost` if another stands there by now.
+        With `fence` or `state` only that very record is forgotten: `Lost` if another stands there by now. To force
+        it on a running claim leaves a trace that names the `actor` (this process's user, unless given).
         """
+        record = await self.lookup(key) if force else None
+        if record is not None and audit.is_forced(record):
+            for item in audit.trail(record, actor):
+                reachable(await self._ask(item))
+            audit.warn(record, actor)
         return reachable(await self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
 
     async def resolve(

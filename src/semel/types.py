@@ -87,9 +87,10 @@ class Lost(Struct, Generic[T], frozen=True):
 
 
 class Late(Struct, frozen=True):
-    """The event is older than its window, so whether it ran before cannot be told."""
+    """The event is older than what is remembered, so whether it ran before cannot be told."""
 
     age_s: float
+    """By the store's clock; below zero for an event whose own time is too far ahead of it."""
 
 
 class Unknown(Struct, frozen=True):
@@ -146,6 +147,11 @@ class Delivery(Struct, Generic[T], frozen=True, kw_only=True):
     body: T
     event_type: str = ""
     event_time_us: int | None = None
+    """When it happened, in microseconds since 1970."""
+    sliding_us: int | None = None
+    """Remembered for so long from its claim, whatever the consumer's window; `keys.sliding` says it."""
+    lateness_us: int | None = None
+    """With `sliding_us`: event times decide, and one may come so much behind the store's clock."""
     fingerprint: bytes | None = None
     """What the payload is known by: two deliveries of one key must agree on it."""
     journal: Any = None
@@ -176,6 +182,10 @@ class Record(Struct, frozen=True, gc=False, kw_only=True):
     meta: bytes | None = None
     quarantine: bool = False
     sliding: bool = False
+    anchor: int | None = None
+    """The accepted event's own time, where equal keys are told apart by it."""
+    horizon: int = 0
+    """With an anchor: when it may be forgotten, because whatever could be its copy is late by then."""
 
     @property
     def tenant(self) -> str:

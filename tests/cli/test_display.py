@@ -77,3 +77,9 @@ def test_explain_is_compact(place: Path) -> None:
     assert re.search(r"WHAT HAPPENS +EFFECTS IN THE END", shown.text)
     assert "! memory: forgets all" in shown.text
     assert all(len(line) <= 100 for line in shown.text.splitlines())
+
+
+def test_an_empty_list_says_so_to_whoever_looks(place: Path) -> None:
+    with terminal("list", "--prefix", "nothing-like-it", cwd=place) as shown:
+        shown.until("No records.")
+    assert semel("list", "--prefix", "nothing-like-it", cwd=place).err == ""

@@ -151,7 +151,7 @@ def test_a_line_too_long_to_hold_goes_through_in_parts(tmp_path: Path) -> None:
     ended = semel("filter", *few, cwd=tmp_path, given=given)
     assert ended.stdout == lines("a") + huge + lines("b")
     assert ended.stderr.count(b"stdin:2: ") == 1
-    assert ended.stderr.endswith(b"4 lines: 3 passed on, 1 duplicates dropped, 1 malformed kept\n")
+    assert ended.stderr.endswith(b"4 lines: 3 passed on, 1 duplicate dropped, 1 malformed kept\n")
     assert passed(*few, "--malformed", "drop", cwd=tmp_path, given=given) == lines("a") + lines("b")
     assert passed(*few, cwd=tmp_path, given=huge[:-1]) == huge
     assert passed("--key", "id", cwd=tmp_path, given=huge + huge) == huge

@@ -91,6 +91,18 @@ def test_arguments_and_stdin_pass_through(tmp_path: Path) -> None:
     assert told.stdout == b"in -k|--|a b|"
 
 
+def test_the_command_needs_no_dashes(tmp_path: Path) -> None:
+    # Everything from the first word on is the command's own, options that semel has too included.
+    spoken = semel(
+        *KEY, "sh", "-c", 'printf "%s|" "$@"', "x", "--key", "K", "-q", "--", "--help", cwd=tmp_path
+    )
+    assert (spoken.returncode, spoken.stdout) == (0, b"--key|K|-q|--|--help|")
+    assert semel("once", "-k", "other", "-q", "sh", "-c", "exit 7", cwd=tmp_path).returncode == 7
+    silent = semel("once", "-k", "other", "--quiet", "--keep-failures", "sh", "-c", "exit 8", cwd=tmp_path)
+    assert (silent.returncode, silent.stderr) == (8, b"")
+    assert semel("once", "-k", "none", cwd=tmp_path).returncode == 2
+
+
 def test_a_long_output_is_shown_whole_and_kept_in_part(tmp_path: Path) -> None:
     script = "head -c 300000 /dev/zero | tr '\\0' x"
     assert len(semel(*KEY, "--output-max", "1KiB", *sh(script), cwd=tmp_path).stdout) == 300_000

@@ -12,7 +12,7 @@ SUMMARY = {
     "lease_until", "settled_at", "state", "tenant",
 }  # fmt: skip
 WHOLE = SUMMARY | {
-    "error", "fingerprint", "journal", "journal_form", "meta", "owner", "quarantine", "sliding", "steps",
+    "error", "event_time", "fingerprint", "journal", "journal_form", "meta", "owner", "quarantine", "sliding", "steps",
     "value", "value_form",
 }  # fmt: skip
 
@@ -138,7 +138,22 @@ def test_forget_leaves_a_running_attempt_alone(place: Path) -> None:
     refused = semel("forget", "evt_running", "--yes", cwd=place)
     assert refused.code == 75
     assert "--force" in refused.err
-    assert semel("forget", "evt_running", "--yes", "--force", cwd=place).code == 0
+    assert semel("show", "forget", "--consumer", "semel.audit", cwd=place).code == 5
+    (running,) = semel("show", "evt_running", "--json", cwd=place).json()["records"]
+    forced = semel("forget", "evt_running", "--yes", "--force", cwd=place)
+    assert forced.code == 0
+    assert f"fence={running['fence']}" in forced.err
+    (trace,) = semel("list", "--consumer", "semel.audit", "--json", cwd=place).json()["records"]
+    (shown,) = semel("show", trace["key"], "--json", cwd=place).json()["records"]
+    assert shown["value"]["fence"] == running["fence"]
+    assert shown["value"]["owner"] == running["owner"]
+    assert "@" in shown["value"]["actor"]
+    assert "evt_running" not in str(shown), "keys stay where they are"
+
+
+def test_what_is_forgotten_without_force_leaves_no_trace(place: Path) -> None:
+    assert semel("forget", "evt_failed", "--yes", "--force", cwd=place).code == 0
+    assert semel("list", "--consumer", "semel.audit", cwd=place).out == ""
 
 
 def test_resolve_decides_on_the_fence_that_was_seen(place: Path) -> None:

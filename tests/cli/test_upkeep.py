@@ -19,6 +19,7 @@ def test_purge_removes_what_is_over_and_nothing_else(place: Path) -> None:
     assert semel("list", cwd=place).out.count("\n") == before
     again = semel("purge", cwd=place)
     assert (again.code, again.out) == (0, "")
+    assert semel("purge", "--dry-run", cwd=place).err == "Would remove 0 expired records.\n"
 
 
 def test_stats_counts_by_state_and_consumer(place: Path) -> None:

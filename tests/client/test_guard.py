@@ -216,12 +216,3 @@ async def test_an_old_event_by_claim(place: Place) -> None:
         await client.claim("k", event_time=datetime(2020, 1, 1))  # noqa: DTZ001
     late = await client.claim("k", event_time=datetime.now(UTC) - timedelta(days=1))
     assert isinstance(late, semel.Late)
-
-
-def test_a_window_by_event_time_is_refused_and_not_silently_counted_from_arrival() -> None:
-    by_event_time = semel.keys.sliding("1m", "id", event_time="at", lateness="5m")
-    with pytest.raises(semel.UsageError, match="event time"):
-
-        @semel.open("memory:", consumer="c").guard(key=by_event_time)
-        def handle(event: dict[str, str]) -> None:
-            raise AssertionError(event)

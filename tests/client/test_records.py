@@ -3,7 +3,10 @@
 import pytest
 
 import semel
-from semel import Absent, Busy, Done, Forgotten, Lost
+from semel import Absent, Busy, Completed, Done, Forgotten, Lost
+from semel.codec import decode
+from semel.core.commands import Settle
+from semel.digests import digest
 from tests.client.clients import Either, Place, down
 
 pytestmark = pytest.mark.anyio
@@ -45,6 +48,35 @@ async def test_forget_makes_the_key_new_and_a_late_completion_lost(client: Eithe
     assert await client.run("k", lambda: semel.current().attempt) == Done(1)
     assert isinstance(await client.records("forget", "k"), Forgotten)
     assert await client.run("k", lambda: 2) == Done(2)
+
+
+async def test_a_forced_forget_names_who_did_it(
+    client: Either, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    await client.run("settled", lambda: 1)
+    assert isinstance(await client.records("forget", "settled", force=True), Forgotten)
+    assert caplog.records == []
+    claim = await client.claim("k")
+    with caplog.at_level("WARNING", "semel"):
+        assert isinstance(await client.records("forget", "k", force=True, actor="ann"), Forgotten)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "semel"]
+    assert f"actor=ann tenant=- consumer={client.inner.consumer} key_digest=" in line
+    assert f"fence={claim.fence}" in line
+    name = f"forget:{digest(('', client.inner.consumer, 'k')).hex()[:12]}:{claim.fence}"
+    trace = place.record(name, "semel.audit")
+    assert trace is not None
+    assert trace.state == "done"
+    assert trace.value is not None
+    assert decode(trace.value)["actor"] == "ann"
+
+
+async def test_nothing_is_forced_without_its_trace(client: Either, place: Place) -> None:
+    claim = await client.claim("k")
+    place.spy.before = down(Settle)
+    with pytest.raises(semel.StoreUnavailable):
+        await client.records("forget", "k", force=True)
+    place.spy.before = lambda _items: None
+    assert isinstance(await client.complete(claim, 1), Completed), "it was not taken away"
 
 
 async def test_purge_removes_what_is_over_and_changes_no_answer(place: Place) -> None:

@@ -227,6 +227,7 @@ class DictStore:
         for place, record in self.records.items():
             own = (*record.id[:2], record.event_type)
             mine = name == (own if own in self.windows else (*record.id[:2], ""))
+            mine = mine and record.anchor is None
             if mine and record.state in ("done", "failed") and self.rules.standing(record, now) is not None:
                 start = record.first_seen if record.sliding else record.settled_at
                 self.records[place] = replace(record, expires_at=start + item.window_us)

@@ -11,7 +11,8 @@ from semel.core import machine
 
 SOURCE = Path(machine.__file__)
 MUTATED = {
-    "decide", "standing", "differs", "_claim", "_grant", "_granted", "_renew", "_settle", "_recreate", "_lookup",
+    "decide", "standing", "differs", "_claim", "_begin", "_is_apart", "_repeat", "_grant",
+    "_granted", "_renew", "_settle", "_recreate", "_lookup",
     "_forget", "_resolve", "_bury", "_next_fence", "_mine", "_moved",
 }  # fmt: skip
 TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -64,6 +65,10 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
                 without = copy.deepcopy(node)
                 del without.keywords[at]
                 yield without
+        case ast.Call(func=ast.Name(id="abs"), args=[inside]):
+            yield copy.deepcopy(inside)
+        case ast.UnaryOp(op=ast.USub()):
+            yield copy.deepcopy(node.operand)
         case ast.UnaryOp(op=ast.Not()):
             yield copy.deepcopy(node.operand)
         case _:

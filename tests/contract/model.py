@@ -10,6 +10,7 @@ Name = tuple[str, str, str]
 Answer = tuple[Any, ...]
 
 GRAVE_US = 12 * 3600 * 10**6
+FUTURE_US = 5 * 60 * 10**6
 NEVER = None
 
 
@@ -54,18 +55,21 @@ class Model:
         payload: bytes | None = None,
         careful: bool = False,
         sliding: bool = False,
+        gap: int | None = None,
     ) -> Answer:
+        """With a `gap`, events of one name that happened at least so far apart are different ones."""
         entry = self.age(name, now)
-        if entry is None or entry["kind"] == "grave":
-            if refuse_late and happened is not None and now - happened > window:
+        gap = None if happened is None else gap
+        mine = {"owner": owner, "lease": lease, "window": window, "print": print_, "payload": payload,
+                "careful": careful, "sliding": sliding, "happened": happened, "gap": gap}  # fmt: skip
+        if entry is not None and gap is not None and happened is not None and entry.get("moment") is not None:
+            distance = happened - entry["moment"]
+            if distance <= -gap:
                 return ("late", now - happened)
-            end = now + window if sliding else now + lease + window
-            self.entries[name] = {
-                "kind": "running", "owner": owner, "fence": self.next_fence(name, now), "lease_end": now + lease,
-                "attempt": 1, "seen": now, "print": print_, "notes": [], "payload": payload, "value": None,
-                "careful": careful, "sliding": sliding, "end": NEVER if careful or payload is not None else end,
-            }  # fmt: skip
-            return self.granted(name)
+            if distance >= gap:
+                return self.wait_for(entry, now, lease, gap) or self.begin(now, name, mine, refuse_late)
+        if entry is None or entry["kind"] == "grave":
+            return self.begin(now, name, mine, refuse_late)
         if self.another_payload(print_, entry["print"]):
             return ("mismatch",)
         if entry["kind"] in ("done", "failed"):
@@ -77,20 +81,61 @@ class Model:
                 self.move_lease(entry, now + lease)
                 return self.granted(name)
             return ("busy", entry["lease_end"] - now, entry["payload"] is not None)
+        return self.take_over(now, name, entry, mine)
+
+    def begin(self, now: int, name: Name, mine: dict[str, Any], refuse_late: bool) -> Answer:
+        happened, window, lease = mine["happened"], mine["window"], mine["lease"]
+        timed = mine["gap"] is not None
+        too_old = refuse_late and happened is not None and now - happened > window
+        if timed:
+            too_old = not -FUTURE_US <= now - happened <= window - mine["gap"]
+        if too_old:
+            return ("late", now - happened)
+        last = happened + window if timed else None
+        end = last if timed else now + window if mine["sliding"] else now + lease + window
+        self.entries[name] = {
+            "kind": "running", "owner": mine["owner"], "fence": self.next_fence(name, now), "lease_end": now + lease,
+            "attempt": 1, "seen": now, "print": mine["print"], "notes": [], "payload": mine["payload"],
+            "value": None, "careful": mine["careful"], "sliding": mine["sliding"],
+            "moment": happened if timed else None, "last": last,
+            "end": NEVER if mine["careful"] or mine["payload"] is not None else end,
+        }  # fmt: skip
+        return self.granted(name)
+
+    def take_over(self, now: int, name: Name, entry: dict[str, Any], mine: dict[str, Any]) -> Answer:
         entry |= {
             "kind": "running",
-            "owner": owner,
+            "owner": mine["owner"],
             "fence": self.next_fence(name, now),
-            "lease_end": now + lease,
+            "lease_end": now + mine["lease"],
             "attempt": entry["attempt"] + 1,
-            "print": print_ if print_ is not None else entry["print"],
-            "payload": entry["payload"] if entry["payload"] is not None else payload,
+            "print": mine["print"] if mine["print"] is not None else entry["print"],
+            "payload": entry["payload"] if entry["payload"] is not None else mine["payload"],
+            "careful": mine["careful"],
         }
-        if careful or entry["payload"] is not None:
+        if mine["gap"] is not None and entry["moment"] is None:
+            entry |= {"moment": mine["happened"], "last": mine["happened"] + mine["window"]}
+        entry["sliding"] = mine["sliding"] or entry["moment"] is not None
+        if mine["careful"] or entry["payload"] is not None:
             entry["end"] = NEVER
-        elif not sliding:
-            entry["end"] = now + lease + window
+        elif entry["moment"] is not None:
+            entry["end"] = entry["last"]
+        elif not mine["sliding"]:
+            entry["end"] = now + mine["lease"] + mine["window"]
         return self.granted(name)
+
+    def wait_for(self, entry: dict[str, Any], now: int, lease: int, gap: int) -> Answer | None:
+        """What keeps another event from following this one; nothing, once it is settled or given up."""
+        if entry["kind"] == "unknown":
+            return ("unknown", entry["since"])
+        if entry["kind"] not in ("running", "free"):
+            return None
+        if entry["lease_end"] > now:
+            return ("busy", entry["lease_end"] - now, False)
+        if entry["end"] is NEVER:
+            return ("busy", lease, False)
+        left = entry["lease_end"] + gap - now
+        return ("busy", left, False) if left > 0 else None
 
     def renew(
         self,
@@ -121,16 +166,18 @@ class Model:
         lease: int,
         window: int,
         sliding: bool,
+        moment: int | None = None,
     ) -> Answer:
         """Done, or failed for good."""
         entry = self.age(name, now)
         if entry is None:
-            end = fence + window + (0 if sliding else lease)
+            end = fence + window + (0 if sliding else lease) if moment is None else moment + window
             if end > now:
                 self.entries[name] = {
                     "kind": kind, "owner": owner, "fence": fence, "lease_end": 0, "attempt": 1, "seen": fence,
                     "print": None, "notes": [], "payload": None, "value": value, "careful": False,
-                    "sliding": sliding, "end": end, "since": now,
+                    "sliding": sliding, "end": end, "since": now, "moment": moment,
+                    "last": None if moment is None else end,
                 }  # fmt: skip
                 self.fences[name] = max(self.fences.get(name, 0), fence)
             return ("recreated", now)
@@ -140,7 +187,9 @@ class Model:
             return ("already", entry["since"])
         if entry["kind"] not in ("running", "unknown"):
             return ("lost",)
-        if not entry["sliding"]:
+        if entry["moment"] is not None:
+            end = entry["last"]
+        elif not entry["sliding"]:
             end = now + window
         elif entry["end"] is NEVER:
             end = entry["seen"] + window
@@ -193,7 +242,8 @@ class Model:
             return ("lost",)
         if absent:
             return self.bury(now, name)
-        entry |= {"kind": "done", "value": value, "since": now, "end": now + window, "payload": None}
+        end = now + window if entry["moment"] is None else entry["last"]
+        entry |= {"kind": "done", "value": value, "since": now, "end": end, "payload": None}
         return ("completed", now)
 
     def lookup(self, now: int, name: Name) -> Answer:
@@ -214,6 +264,7 @@ class Model:
             entry["print"],
             tuple(entry["notes"]),
             entry["payload"],
+            entry["moment"],
         )
 
     def mark(self, now: int, scope: tuple[str, str], keys: list[str], window: int) -> Answer:

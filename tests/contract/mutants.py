@@ -438,6 +438,98 @@ class ResolveComparesNothing(Bent):
         return replace(item, fence=stored.fence) if isinstance(item, Resolve) and stored is not None else item
 
 
+# --- equal keys told apart by the events' own times ---------------------------------------------
+
+
+@caught_by("a_reclaim_keeps_the_anchor")
+class ReclaimMovesTheAnchor(Bent):
+    def bend_write(self, stored: Record, record: Record, item: RecordItem, now: int) -> Record:
+        if taken_over(stored, item, now) and isinstance(item, Claim) and item.apart_us:
+            return replace(record, anchor=item.event_time_us)
+        return record
+
+
+@caught_by(
+    "an_event_before_the_accepted_one_is_late",
+    "an_event_behind_or_ahead_of_the_clock_is_late",
+    "what_is_forgotten_makes_its_copies_late",
+)
+class LateEventsAreNew(DictStore):
+    def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
+        answer, record = super().decide(stored, item, now)
+        if isinstance(answer, Late) and isinstance(item, Claim) and item.apart_us:
+            return super().decide(None, replace(item, apart_us=0), now)
+        return answer, record
+
+
+@caught_by("equal_events_near_in_time_are_one")
+class OnlyLooksBack(DictStore):
+    """Forgets that events come out of order: one before the accepted one is another."""
+
+    def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
+        earlier = (
+            isinstance(item, Claim)
+            and item.event_time_us is not None
+            and stored is not None
+            and stored.anchor is not None
+            and item.event_time_us < stored.anchor
+        )
+        return super().decide(None if earlier else stored, item, now)
+
+
+@caught_by("equal_events_apart_in_time_are_two")
+class TimesAreIgnored(Bent):
+    def bend(self, item: RecordItem, stored: Record | None, now: int) -> RecordItem:
+        return replace(item, apart_us=0) if isinstance(item, Claim) else item
+
+
+@caught_by("equal_events_apart_in_time_are_two")
+class EveryCopyMovesTheAnchor(DictStore):
+    """A steady stream then yields one event for ever, instead of one in each window."""
+
+    def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
+        answer, record = super().decide(stored, item, now)
+        if isinstance(answer, Busy) and isinstance(item, Claim) and stored is not None and item.apart_us:
+            later = max(stored.anchor or 0, item.event_time_us or 0)
+            return answer, replace(stored, anchor=later)
+        return answer, record
+
+
+@caught_by("a_repeat_waits_for_the_former", "a_repeat_does_not_end_what_must_be_decided")
+class RepeatOverwritesTheFormer(DictStore):
+    def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
+        answer, record = super().decide(stored, item, now)
+        if (
+            isinstance(answer, Busy)
+            and isinstance(item, Claim)
+            and stored is not None
+            and stored.anchor is not None
+            and item.event_time_us is not None
+            and item.event_time_us - stored.anchor >= item.apart_us > 0
+        ):
+            return super().decide(None, item, now)
+        return answer, record
+
+
+@caught_by("a_repeat_waits_for_the_former", "a_repeat_does_not_end_what_must_be_decided")
+class RepeatIsCalledRecoverable(DictStore):
+    """Whoever may drop what is recoverable then drops an event that nobody has."""
+
+    def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
+        answer, record = super().decide(stored, item, now)
+        if isinstance(answer, Busy) and isinstance(item, Claim) and item.apart_us:
+            return replace(answer, recoverable=True), record
+        return answer, record
+
+
+@caught_by("an_event_time_window_counts_from_the_event", "what_is_forgotten_makes_its_copies_late")
+class ForgetsTooEarly(Bent):
+    def bend_new(self, record: Record, item: RecordItem) -> Record:
+        if record.anchor is not None:
+            return replace(record, expires_at=min(record.expires_at, record.anchor + 1_000_000))
+        return record
+
+
 # --- what a record carries ----------------------------------------------------------------------
 
 

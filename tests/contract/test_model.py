@@ -50,7 +50,7 @@ from tests.contract.model import Answer, Model, Name
 from tests.contract.stores import KINDS, Kind
 
 S = 1_000_000
-CONSUMERS = ("lease", "careful", "sliding")
+CONSUMERS = ("lease", "careful", "sliding", "timed")
 NAMES: list[Name] = [("", consumer, key) for consumer in CONSUMERS for key in ("a", "b")] + [
     ("other", "lease", "a")
 ]
@@ -77,6 +77,7 @@ class Ticket(NamedTuple):
     lease: int
     window: int
     sliding: bool
+    moment: int | None = None
 
 
 def plain(answer: Any) -> Answer:
@@ -122,6 +123,7 @@ def record_plain(record: Record) -> Answer:
         record.fingerprint,
         record.steps,
         record.journal,
+        record.anchor,
     )
 
 
@@ -195,6 +197,37 @@ class StoreAgainstModel(RuleBasedStateMachine):
         if isinstance(answer, Granted):
             self.tickets.append(Ticket(name, owner, answer.fence, lease, window, sliding))
 
+    @rule(
+        name=st.sampled_from([name for name in NAMES if name[1] in ("timed", "careful")]), owner=owners,
+        lease=leases, gap=st.sampled_from([1, 10 * S, 60 * S]), lateness=st.sampled_from([0, 60 * S, 3600 * S]),
+        age=st.sampled_from([0, 0, 1, 5 * S, 10 * S, 30 * S, 60 * S, 61 * S, 7200 * S, -20 * S, -299 * S, -400 * S]),
+        print_=st.sampled_from(PRINTS), payload=st.sampled_from([None, None, None, b"p1"]),
+    )  # fmt: skip
+    def claim_by_time(
+        self,
+        name: Name,
+        owner: bytes,
+        lease: int,
+        gap: int,
+        lateness: int,
+        age: int,
+        print_: bytes | None,
+        payload: bytes | None,
+    ) -> None:
+        careful, happened, window = name[1] == "careful", self.last_us - age, gap + lateness
+        if not self.last_us:
+            return  # the store's time is not known yet
+        item = Claim(
+            name, owner, lease, window, fingerprint=print_, event_time_us=happened, journal=payload,
+            quarantine=careful, sliding=True, apart_us=gap,
+        )  # fmt: skip
+        answer = self.agree(
+            item, "claim", name, owner, lease, window, print_=print_, happened=happened, payload=payload,
+            careful=careful, sliding=True, gap=gap,
+        )  # fmt: skip
+        if isinstance(answer, Granted):
+            self.tickets.append(Ticket(name, owner, answer.fence, lease, window, True, happened))
+
     @precondition(lambda self: self.tickets)
     @rule(
         number=tickets, slip=slips, lease=leases, step=st.sampled_from([None, "s1", "s2", "s3"]), value=values
@@ -226,11 +259,12 @@ class StoreAgainstModel(RuleBasedStateMachine):
         fence = ticket.fence + slip
         owner = OWNERS[0] if stranger else ticket.owner
         item = Settle(
-            ticket.name, owner, fence, to, value, ticket.window, ticket.lease, ticket.sliding
+            ticket.name, owner, fence, to, value, ticket.window, ticket.lease, ticket.sliding,
+            event_time_us=ticket.moment,
         )  # fmt: skip
         self.agree(
             item, "complete", ticket.name, owner, fence, to, value,
-            lease=ticket.lease, window=ticket.window, sliding=ticket.sliding,
+            lease=ticket.lease, window=ticket.window, sliding=ticket.sliding, moment=ticket.moment,
         )  # fmt: skip
 
     @precondition(lambda self: self.tickets)

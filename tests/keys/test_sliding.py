@@ -1,6 +1,6 @@
 """Content keys in a window that slides from acceptance."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -31,10 +31,16 @@ def test_window_out_of_bounds_is_refused(window: Any) -> None:
         keys.sliding(window)
 
 
-@pytest.mark.parametrize("lateness", ["1m", "4m59s", "100000h"])
-def test_history_shorter_than_the_window_cannot_decide_and_is_refused(lateness: str) -> None:
-    with pytest.raises(PolicyInvalid, match="history"):
+@pytest.mark.parametrize("lateness", ["91d", "-1s", "soon"])
+def test_lateness_out_of_bounds_is_refused(lateness: str) -> None:
+    with pytest.raises(PolicyInvalid):
         keys.sliding("5m", event_time="at", lateness=lateness)
+
+
+def test_lateness_is_a_day_unless_said_otherwise() -> None:
+    assert keys.sliding("5m", event_time="at").lateness_us == 24 * 3600 * 10**6
+    assert keys.sliding("5m", event_time="at", lateness="0s").lateness_us == 0
+    assert keys.sliding("5m").lateness_us is None
 
 
 def test_lateness_without_event_time_is_a_mistake() -> None:
@@ -72,19 +78,19 @@ def test_event_without_its_time_is_missing() -> None:
         keys.sliding("5m", event_time="at").event_time_us({})
 
 
-@pytest.mark.parametrize("start_s", [0, 1, 59.5, 298, 299, 299.9, 300, 599.9])
-def test_copy_one_second_later_across_a_bucket_boundary_is_a_duplicate(start_s: float) -> None:
-    by_time = keys.sliding("5m", "user", event_time="at")
-    history = by_time.history()
-
-    def see(at_s: float) -> str:
-        at = datetime(2026, 11, 15, 12, tzinfo=UTC) + timedelta(seconds=at_s)
-        event = {"user": "u", "at": at.isoformat()}
-        at_us = by_time.event_time_us(event)
-        assert at_us is not None
-        return history.see(by_time(event), at_us)
-
-    assert see(start_s) == "new"
-    assert see(start_s + 1) == "duplicate"
-    assert see(start_s + 299.999) == "duplicate"
-    assert see(start_s + 300) == "new", "a genuine repeat after the window"
+def test_a_delivery_carries_all_that_the_store_needs() -> None:
+    by_time = keys.sliding("5m", "user", event_time="at", lateness="1h")
+    event = {"user": "u", "at": "1970-01-01T00:00:01Z"}
+    delivery = by_time.delivery(event)
+    assert (delivery.key, delivery.body) == (by_time(event), event)
+    assert (delivery.event_time_us, delivery.sliding_us, delivery.lateness_us) == (
+        10**6,
+        300 * 10**6,
+        3600 * 10**6,
+    )
+    by_arrival = keys.sliding("5m", "user").delivery(event)
+    assert (by_arrival.event_time_us, by_arrival.sliding_us, by_arrival.lateness_us) == (
+        None,
+        300 * 10**6,
+        None,
+    )

@@ -16,7 +16,7 @@ import typer
 from semel.cli.exits import BAD_CONFIGURATION, FAILED, USAGE, Stop
 from semel.cli.lines import Block, Lines, Output
 from semel.cli.options import ConsumerOption, StoreOption, TenantOption, WindowOption, settings_for
-from semel.cli.sizes import parse_bytes, size_text
+from semel.cli.sizes import parse_bytes, plural, size_text
 from semel.keys.limits import KEY_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Counts(msgspec.Struct):
 def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILES]...", help="JSON lines, plain or gzipped; - or none: stdin."),
+        typer.Argument(metavar="FILES", help="JSON lines, plain or gzipped; - or none: stdin."),
     ] = None,
     key: Annotated[
         str | None,
@@ -97,7 +97,7 @@ def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     if (key is None) is not content:
         raise Stop("give one of --key PATH and --content", USAGE)
-    line_bytes_max = parse_bytes(line_max)
+    line_bytes_max = parse_bytes(line_max, "--line-max")
     settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window)
     names = files or ["-"]
     with _client(settings, remembered=settings.given("store")) as client:
@@ -179,6 +179,9 @@ class Keys:
         except UnicodeDecodeError as error:
             return ValueError(f"the line is not UTF-8: {error.reason} at byte {error.start + 1}")
         except (KeyInvalid, KeyMissing, ValueError, TypeError, RecursionError) as error:
+            if isinstance(error.__cause__, msgspec.DecodeError):
+                trouble = str(error.__cause__).removeprefix("JSON is malformed: ")
+                return ValueError(f"the line is not JSON: {trouble}")
             return error
 
 
@@ -386,13 +389,13 @@ def _sum_up(
         stats_json.write_bytes(msgspec.json.encode(counts) + b"\n")
     if say is None:
         return
-    words = [f"{counts.passed:,} passed on", f"{counts.duplicates:,} duplicates dropped"]
+    words = [f"{counts.passed:,} passed on", f"{plural(counts.duplicates, 'duplicate')} dropped"]
     if counts.malformed:
         fate = {Malformed.KEEP: "kept", Malformed.DROP: "dropped", Malformed.FAIL: "refused"}[malformed]
         words.append(f"{counts.malformed:,} malformed {fate}")
     if counts.blank:
         words.append(f"{counts.blank:,} blank dropped")
-    say(f"{counts.lines:,} lines: {', '.join(words)}")
+    say(f"{plural(counts.lines, 'line')}: {', '.join(words)}")
 
 
 def _forget_stdout() -> None:

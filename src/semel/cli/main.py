@@ -85,6 +85,7 @@ def _misused(error: object) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         print(message, file=sys.stderr)
         return USAGE
+    message = message.replace("Value error, ", "").replace("Input should", "it should")
     say(f"semel: {message[:1].lower()}{message[1:].rstrip('.')}")
     say(f"Try: {context.command_path if context else 'semel'} --help")
     return USAGE

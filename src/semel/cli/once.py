@@ -46,7 +46,13 @@ class Stopped(BaseException):
 
 
 def once(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGS]...", help="What to run.")],
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND",
+            help="What to run. All from its first word on is its own; -- may precede it.",
+        ),
+    ],
     key: Annotated[str, typer.Option("--key", "-k", metavar="KEY", help="What makes two runs the same.")],
     store: StoreOption = None,
     consumer: ConsumerOption = None,
@@ -81,13 +87,13 @@ def once(  # noqa: PLR0913, PLR0917 - one parameter for each option
     import semel
     from semel.cli.output import say
 
-    output_bytes_max = parse_bytes(output_max)
+    output_bytes_max = parse_bytes(output_max, "--output-max")
     if output_bytes_max > OUTPUT_BYTES_MAX:
         raise Stop(f"--output-max is at most {size_text(OUTPUT_BYTES_MAX)}", USAGE)
     settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window, lease=lease)
     policy = semel.Policy(
-        wait_s=parse_duration_us(wait) / 1e6,
-        run_max_s=parse_duration_us(run_max) / 1e6,
+        wait_s=parse_duration_us(wait, "--wait") / 1e6,
+        run_max_s=parse_duration_us(run_max, "--run-max") / 1e6,
         max_attempts=ATTEMPTS_MAX,
         value_bytes_max=1024 * 1024,
     )

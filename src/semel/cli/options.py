@@ -48,12 +48,12 @@ def text(value: str | None) -> str | None:
     return value
 
 
-def parse_duration_us(value: str) -> int:
+def parse_duration_us(value: str, option: str | None = None) -> int:
     """The microseconds of a duration option such as `24h`."""
     try:
         return duration_us(value)
     except PolicyInvalid as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(str(error), param_hint=None if option is None else repr(option)) from None
 
 
 StoreOption = Annotated[

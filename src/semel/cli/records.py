@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
+from semel import audit
 from semel.cli import shown
 from semel.cli.exits import FAILED, TRY_LATER, USAGE, Stop
 from semel.cli.options import (
@@ -102,12 +103,16 @@ def list_records(
         if as_json:
             _print_documents(pages)
             return
+        empty = True
         for page in pages:
             now = shown.now_us()
             if page.records:
+                empty = False
                 print_rows(shown.ROW_HEADERS, [shown.row(record, now) for record in page.records])
             if page.cursor is not None:
                 say(f"There are more than {limit}: raise --limit, or --limit 0 for all.")
+        if empty and sys.stderr.isatty():
+            say("No records.")
         if settings.consumer is not None:
             _tell_of_marks(reach, settings.consumer)
 
@@ -162,7 +167,8 @@ def forget(
 ) -> None:
     """Make a key new again: its next delivery runs.
 
-    A running attempt is left alone (exit code 75) unless --force; its late completion is then refused.
+    A running attempt is left alone (exit code 75) unless --force; its late completion is then refused, and who
+    forced it is kept for 90 days: semel list --consumer semel.audit
     """
     with opened(settings_for(store=store, consumer=consumer, tenant=tenant)) as reach:
         record = reach.record_of(key)
@@ -176,6 +182,10 @@ def forget(
         fence = (
             record.fence if record.owner or record.state != "done" else None
         )  # a mark has no fence of its own
+        if force and audit.is_forced(record):
+            for item in audit.trail(record, None):
+                reachable(reach.store.send((item,))[0])
+            audit.warn(record, None)
         answer: Oblivion = reachable(reach.store.send((Forget(record.id, force, fence),))[0])
     match answer:
         case Forgotten():

@@ -91,6 +91,7 @@ def document(record: Record, now: int) -> dict[str, Any]:
         "fingerprint": record.fingerprint.hex() if record.fingerprint else None,
         "quarantine": record.quarantine,
         "sliding": record.sliding,
+        "event_time": None if record.anchor is None else _instant(record.anchor),
         "steps": [
             {"name": name, "value": readable(kept)[0], "value_form": readable(kept)[1]}
             for name, kept in record.steps
@@ -126,6 +127,7 @@ def lines(record: Record, now: int) -> list[tuple[str, str]]:
         ("attempt", str(record.attempt)),
         ("fence", str(record.fence)),
         ("first seen", _moment(record.first_seen, now)),
+        ("event time", "" if record.anchor is None else _moment(record.anchor, now)),
         ("settled", _moment(record.settled_at, now)),
         ("lease until", _moment(record.lease_until, now) if record.state == "claimed" else ""),
         (

@@ -33,6 +33,7 @@ from semel.cli.output import (
     table,
 )
 from semel.cli.reach import Reach, exists, found, opened
+from semel.cli.sizes import plural, size_text
 from semel.core.commands import Count, Purge, Purged
 from semel.errors import StoreUnavailable
 from semel.types import Stats
@@ -47,9 +48,9 @@ SCHEMAS = {"sqlite": "semel.stores.sqlite:schema_sql", "postgresql": "semel.stor
 
 
 def _every(value: str) -> int:
-    every_us = parse_duration_us(value)
+    every_us = parse_duration_us(value, "--every")
     if every_us < EVERY_MIN_US:
-        raise typer.BadParameter(f"{value} is too often; 100ms is the least")
+        raise typer.BadParameter(f"{value} is too often; 100ms is the least", param_hint="'--every'")
     return every_us
 
 
@@ -83,13 +84,14 @@ def purge(
         lag_s = round(waiting.lag_s, 3)
         print_json({"expired": waiting.count, "removed": removed, "lag_s": lag_s, "dry_run": dry_run})
     elif dry_run:
-        say(f"Would remove {_records(waiting.count)}; the oldest is over since {_lag(waiting)}.")
+        since = f"; the oldest is over since {_lag(waiting)}" if waiting.count else ""
+        say(f"Would remove {_records(waiting.count)}{since}.")
     else:
         say(f"Removed {_records(removed)}.")
 
 
 def _records(count: int) -> str:
-    return f"{count:,} expired record{'' if count == 1 else 's'}"
+    return plural(count, "expired record")
 
 
 def _lag(purged: Purged) -> str:
@@ -192,7 +194,7 @@ def _drawn(counted: Stats, name: str) -> Table:
         waiting += f" (the oldest since {duration_text(round(counted.purge_lag_s) * 10**6)}; semel purge)"
     rows.append(("expired, not yet purged", waiting))
     if counted.bytes_used is not None:
-        rows.append(("room taken", f"{counted.bytes_used / 1e6:,.1f} MB"))
+        rows.append(("room taken", size_text(counted.bytes_used)))
     rows += [(f"consumer {who}", f"{number:,}") for who, number in sorted(counted.consumers.items())]
     return table((name, local_time(counted.now)), rows)
 

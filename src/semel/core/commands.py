@@ -117,6 +117,9 @@ class Claim(Command[ClaimAnswer], frozen=True, gc=False, tag="claim"):
     meta: bytes | None = None
     quarantine: bool = False
     sliding: bool = False
+    apart_us: int = 0
+    """Not 0: equal keys whose event times lie this far apart are different events. The record is then remembered
+    for `window_us` from the event's own time, and what is older than `window_us - apart_us` is late."""
 
 
 class Renew(Command[RenewAnswer], frozen=True, gc=False, tag="renew"):
@@ -143,6 +146,8 @@ class Settle(Command[SettleAnswer], frozen=True, gc=False, tag="settle"):
     sliding: bool = False
     delay_us: int = 0
     count_attempt: bool = True
+    event_time_us: int | None = None
+    """What the window counts from, where events are told apart by their own times."""
 
 
 class Mark(Command[Marked | Unavailable], frozen=True, gc=False, tag="mark"):

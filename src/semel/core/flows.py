@@ -97,6 +97,7 @@ def settle(claim: Claim, granted: Granted, verdict: Verdict) -> Flow[SettleAnswe
         claim.sliding,
         round(verdict.delay_s * 1e6),
         verdict.count_attempt,
+        claim.event_time_us if claim.apart_us else None,
     )
     answer = yield from item
     tries = 0

@@ -32,12 +32,41 @@ def leaders(keys: Iterable[K]) -> tuple[list[int], list[int]]:
     return first_at, place_of
 
 
+def leaders_in_time(claims: Sequence[Claim]) -> tuple[list[int], list[int]]:
+    """The same for claims that run: those further apart in time than `apart_us` are different events.
+
+    In the order of their own times, because a record that has seen the later event calls the earlier one late.
+    """
+    if not any(claim.apart_us for claim in claims):
+        return leaders(claim.id for claim in claims)
+    first_at: list[int] = []
+    place_of = [0] * len(claims)
+    open_: dict[Id, int] = {}
+    for at in sorted(range(len(claims)), key=lambda at: claims[at].event_time_us or 0):
+        claim = claims[at]
+        place = open_.get(claim.id)
+        if place is None or not _folds(claims[first_at[place]], claim):
+            place = open_[claim.id] = len(first_at)
+            first_at.append(at)
+        place_of[at] = place
+    return first_at, place_of
+
+
+def _folds(leader: Claim, claim: Claim) -> bool:
+    if not claim.apart_us or leader.event_time_us is None or claim.event_time_us is None:
+        return True
+    return claim.event_time_us - leader.event_time_us < claim.apart_us
+
+
 def copy_of_claim(leader: Claim, copy: Claim, answer: ClaimAnswer) -> ClaimAnswer:
     """What a claim gets whose key was already in the batch."""
     if copy.fingerprint and leader.fingerprint and copy.fingerprint != leader.fingerprint:
         return Mismatch()
+    apart = bool(copy.apart_us) and copy.event_time_us != leader.event_time_us
     if isinstance(answer, Granted) and copy.owner != leader.owner:
-        return Busy(leader.lease_us / 1e6, answer.journal is not None)
+        return Busy(leader.lease_us / 1e6, answer.journal is not None and not apart)
+    if apart:
+        return Busy(0.0)  # what holds at one time need not at another: it is to be asked by itself
     return answer
 
 
@@ -142,6 +171,7 @@ def _weighs_the_same(one: Claim, other: Claim) -> bool:
         one.fingerprint == other.fingerprint
         and one.journal == other.journal
         and one.event_time_us == other.event_time_us
+        and one.apart_us == other.apart_us
         and one.refuse_late == other.refuse_late
     )
 

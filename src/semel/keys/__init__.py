@@ -10,7 +10,6 @@ Limits: `check`, `check_consumer`.
 
 from semel.keys.canonical import dumps as canonical_json
 from semel.keys.cloudevents import CloudEvent, cloudevent
-from semel.keys.event_time import EventTimeWindow, Sighting
 from semel.keys.extract import (
     Body,
     Content,
@@ -46,7 +45,6 @@ __all__ = [
     "Content",
     "Envelope",
     "EventTime",
-    "EventTimeWindow",
     "Extractor",
     "Found",
     "Header",
@@ -56,7 +54,6 @@ __all__ = [
     "KeySpec",
     "Origin",
     "Path",
-    "Sighting",
     "Sliding",
     "body",
     "canonical_json",

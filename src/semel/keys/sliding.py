@@ -2,28 +2,34 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.errors import KeyInvalid, PolicyInvalid
-from semel.keys.event_time import FINGERPRINTS_MAX, EventTimeWindow
 from semel.keys.extract import Content
 from semel.keys.message import json_body, payload_of
 from semel.keys.paths import parse, walk
-from semel.windows import OFF, duration_us, window_us
+from semel.types import Delivery
+from semel.windows import OFF, WINDOW_MAX_S, duration_us, window_us
 
 __all__ = ["EventTime", "Sliding", "sliding"]
 
 EventTime: TypeAlias = str | Callable[[Any], datetime | str]
 """Where an event's own time is: a path in its body, or a callable; an aware datetime or RFC 3339 text."""
 
+T = TypeVar("T")
+
+LATENESS: Final = "24h"
+"""How far behind the store's clock an event may come unless said otherwise: as long as a window lasts."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Sliding(Content):
-    """A content key that is remembered for `window_us` from its claim.
+    """A content key that is remembered for `window_us` from its claim, or by the events' own times.
 
     Two equal events one second apart are duplicates wherever the clock stands; after the window, an equal event is a
-    new one. The key holds no bucket: the store's clock decides, by the expiry of the record.
+    new one. The key holds no bucket: the store decides, by the expiry of the record, or by the time of the event that
+    it accepted. With `event_time` an event that is too old to tell is `Late`.
     """
 
     __slots__ = ("_event_time", "lateness_us", "window_us")
@@ -46,13 +52,15 @@ class Sliding(Content):
         if self.window_us == OFF:
             raise PolicyInvalid("a sliding window that is off forgets at once; give a duration like 5m")
         self._event_time = parse(event_time) if isinstance(event_time, str) else event_time
-        self.lateness_us: int | None = None if lateness is None else duration_us(lateness)
-        if self.lateness_us is not None and event_time is None:
+        self.lateness_us: int | None = None
+        if event_time is not None:
+            self.lateness_us = duration_us(LATENESS if lateness is None else lateness)
+            if self.lateness_us > WINDOW_MAX_S * 10**6:
+                raise PolicyInvalid(f"a lateness of {lateness!r} keeps records too long; use 90d at most")
+        elif lateness is not None:
             raise PolicyInvalid(
                 "lateness is about the events' own times; say where they are with event_time="
             )
-        if event_time is not None:
-            self.history()  # refuses a bad pair of window and lateness on birth
 
     @property
     def by_event_time(self) -> bool:
@@ -70,9 +78,15 @@ class Sliding(Content):
             return _instant_us(walk(json_body(payload_of(event)), self._event_time))
         return _instant_us(self._event_time(event))
 
-    def history(self, *, fingerprints_max: int = FINGERPRINTS_MAX) -> EventTimeWindow:
-        """Return a new, empty memory of accepted event times for this window, for one process."""
-        return EventTimeWindow(self.window_us, self.lateness_us, fingerprints_max=fingerprints_max)
+    def delivery(self, event: T) -> Delivery[T]:
+        """The event as a delivery: its key, its time and this window, for `run_many` and `claim_many`."""
+        return Delivery(
+            key=self(event),
+            body=event,
+            event_time_us=self.event_time_us(event),
+            sliding_us=self.window_us,
+            lateness_us=self.lateness_us,
+        )
 
 
 def sliding(
@@ -86,9 +100,9 @@ def sliding(
 ) -> Sliding:
     """Make the key from the content of the fields named, or of the whole body, remembered for `window` from the claim.
 
-    With `event_time` the events' own times decide; `lateness` is how much history is kept (two windows unless said
-    otherwise), and an event further behind than lateness - window is late. Raises `PolicyInvalid` for windows out of
-    bounds.
+    With `event_time` the events' own times decide: equal events less than `window` apart are one. `lateness` is how far
+    behind the store's clock an event may come (24h unless said otherwise); what is older is late. Raises
+    `PolicyInvalid` for windows out of bounds.
     """
     return Sliding(
         window,

@@ -273,6 +273,8 @@ class MemoryStore:
             own = (*name[:2], stored.event_type)
             if stored.id[:2] != name[:2] or name != (own if own in self._windows else (*name[:2], "")):
                 continue  # another window is in force for it
+            if stored.anchor is not None:
+                continue  # its key says how long
             if stored.state in ("done", "failed") and standing(stored, now) is not None:
                 start = stored.first_seen if stored.sliding else stored.settled_at
                 self._write(stored, replace(stored, expires_at=start + item.window_us))

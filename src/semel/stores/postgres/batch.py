@@ -127,7 +127,8 @@ def kind_of(item: Item) -> str:
     """How an item is said: by one statement for many, or under locks, decided here."""
     match item:
         case Claim():
-            plain = item.journal is None and item.meta is None and item.lease_us + item.window_us < FAR_US
+            bare = item.journal is None and item.meta is None and not item.apart_us
+            plain = bare and item.lease_us + item.window_us < FAR_US
             return "claim" if plain else "making"
         case Settle():
             plain = item.window_us + item.delay_us < FAR_US and item.fence in BIGINT

@@ -17,10 +17,10 @@
 
 -- fragment: columns
 r.digest, r.state, r.owner, r.fence, coalesce(r.first_seen, r.fence), r.attempt, r.lease_until, r.settled_at,
-r.expires_at, r.value, r.fingerprint, r.event_type, e.steps, e.meta, j.payload
+r.expires_at, r.value, r.fingerprint, r.event_type, e.steps, e.meta, e.anchor, e.horizon, j.payload
 
 -- fragment: beside
-LEFT JOIN LATERAL (SELECT steps, meta FROM {schema}.extras AS x
+LEFT JOIN LATERAL (SELECT steps, meta, anchor, horizon FROM {schema}.extras AS x
     WHERE r.state & 32 <> 0 AND x.digest = r.digest LIMIT 1) AS e ON true
 LEFT JOIN LATERAL (SELECT payload FROM {schema}.journal AS x
     WHERE r.state & 64 <> 0 AND x.digest = r.digest LIMIT 1) AS j ON true
@@ -110,9 +110,10 @@ cur AS MATERIALIZED (
             WHEN r.state IS NULL OR NOT {live} THEN CASE WHEN i.goal < 3 THEN 8 ELSE 0 END
             WHEN r.fence <> i.fence OR r.owner <> i.owner OR i.owner = ''::bytea THEN 0
             WHEN {orphaned} THEN
-                CASE i.goal WHEN 3 THEN 2 WHEN 5 THEN 0 ELSE CASE WHEN r.state & 64 <> 0 THEN 8 ELSE 1 END END
+                CASE i.goal WHEN 3 THEN 2 WHEN 5 THEN 0 ELSE CASE WHEN r.state & 64 <> 0 OR r.state & 48 = 48 THEN 8 ELSE 1 END END
             WHEN r.state & 7 = i.goal THEN 2
             WHEN r.state & 7 > 4 OR (i.goal < 3 AND r.state & 64 <> 0) THEN 8
+            WHEN i.goal < 3 AND r.state & 48 = 48 AND r.expires_at IS NULL THEN 8  -- perhaps it has a horizon
             WHEN i.goal < 3 THEN CASE WHEN r.state & 7 IN (0, 3) THEN 1 ELSE 0 END
             WHEN r.state & 7 = 0 THEN 1
             ELSE 0
@@ -217,9 +218,10 @@ WHERE r.digest = i.digest
 DELETE FROM {schema}.records WHERE digest = ANY (%(digests)b) AND state = 4 AND fence = 1
 
 -- query: write_extras
-INSERT INTO {schema}.extras (digest, steps, meta)
-SELECT * FROM unnest(%(digests)b, %(steps)b, %(metas)b)
-ON CONFLICT (digest) DO UPDATE SET steps = excluded.steps, meta = excluded.meta
+INSERT INTO {schema}.extras (digest, steps, meta, anchor, horizon)
+SELECT * FROM unnest(%(digests)b, %(steps)b, %(metas)b, %(anchors)b, %(horizons)b)
+ON CONFLICT (digest) DO UPDATE SET steps = excluded.steps, meta = excluded.meta, anchor = excluded.anchor,
+    horizon = excluded.horizon
 
 -- query: write_journal
 INSERT INTO {schema}.journal (digest, payload)
@@ -386,6 +388,8 @@ chosen AS MATERIALIZED (
         AND r.state & 7 IN (1, 2) AND {live}
         AND %(event_type)s::text = coalesce((SELECT w.event_type FROM {schema}.windows AS w  -- which governs it
             WHERE w.tenant = %(tenant)s AND w.consumer = %(consumer)s AND w.event_type = r.event_type), '')
+        AND NOT EXISTS (SELECT FROM {schema}.extras AS x  -- its key says how long
+            WHERE r.state & 32 <> 0 AND x.digest = r.digest AND x.anchor IS NOT NULL)
     ORDER BY r.digest FOR UPDATE OF r
 )
 UPDATE {schema}.records AS r SET

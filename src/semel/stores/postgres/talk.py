@@ -284,7 +284,7 @@ def _write(batch: Batch, changes: list[tuple[int, Record | None, Record]]) -> Ta
         for position, _, record in changes
     ]
     yield Ask("write", wire.to_columns(rows, keys))
-    extras = [(key, each) for key, each in rows if each.steps or each.meta is not None]
+    extras = [(key, each) for key, each in rows if wire.has_extras(each)]
     if extras:
         yield Ask(
             "write_extras",
@@ -292,6 +292,10 @@ def _write(batch: Batch, changes: list[tuple[int, Record | None, Record]]) -> Ta
                 "digests": wire.uuids([key for key, _ in extras]),
                 "steps": wire.byteas([wire.pack_steps(each.steps) for _, each in extras]),
                 "metas": wire.byteas([each.meta for _, each in extras]),
+                "anchors": wire.bigints([each.anchor for _, each in extras]),
+                "horizons": wire.bigints(
+                    [None if each.anchor is None else each.horizon for _, each in extras]
+                ),
             },
         )
     journals = [(key, each.journal) for key, each in rows if each.journal is not None]
@@ -304,16 +308,12 @@ def _write(batch: Batch, changes: list[tuple[int, Record | None, Record]]) -> Ta
             },
         )
     had = [(batch.digests[at], before, after) for at, before, after in changes if before is not None]
-    bare = [key for key, before, after in had if _has_extras(before) and not _has_extras(after)]
+    bare = [key for key, before, after in had if wire.has_extras(before) and not wire.has_extras(after)]
     if bare:
         yield Ask("drop_extras", {"digests": wire.uuids(bare)})
     over = [key for key, before, after in had if before.journal is not None and after.journal is None]
     if over:
         yield Ask("drop_journal", {"digests": wire.uuids(over)})
-
-
-def _has_extras(record: Record) -> bool:
-    return bool(record.steps) or record.meta is not None
 
 
 # --- marks and consumers ------------------------------------------------------------------------

@@ -184,13 +184,18 @@ def check_name(text: str) -> None:
 # --- records ------------------------------------------------------------------------------------
 
 
+def has_extras(record: Record) -> bool:
+    """Whether it has a row in `extras`."""
+    return bool(record.steps) or record.meta is not None or record.anchor is not None
+
+
 def flags_of(record: Record) -> int:
     """The state with its flags, as the column holds them."""
     return (
         CODES[record.state]
         | (QUARANTINE if record.quarantine else 0)
         | (SLIDING if record.sliding else 0)
-        | (EXTRAS if record.steps or record.meta is not None else 0)
+        | (EXTRAS if has_extras(record) else 0)
         | (JOURNAL if record.journal is not None else 0)
     )
 
@@ -238,7 +243,7 @@ def from_row(row: Row, record_id: Id) -> Record:
     """The record of the fragment `columns`. Raises `RecordCorrupt` where the row is none that semel writes."""
     (
         _, state, owner, fence, first_seen, attempt, lease_until, settled_at, expires_at, value, fingerprint,
-        event_type, steps, meta, journal,
+        event_type, steps, meta, anchor, horizon, journal,
     ) = row  # fmt: skip
     try:
         code = state & STATE_MASK
@@ -267,6 +272,8 @@ def from_row(row: Row, record_id: Id) -> Record:
                     meta=meta,
                     quarantine=bool(state & QUARANTINE),
                     sliding=bool(state & SLIDING),
+                    anchor=anchor,
+                    horizon=horizon or 0,
                 )
             )
     except (TypeError, IndexError, ValueError, msgspec.MsgspecError) as error:
@@ -290,7 +297,7 @@ def marked_record(record_id: Id, expires_at: int) -> Record:
 
 def fit(record: Record) -> Record:
     """Refuse what a row cannot hold, before it spoils the statement for the others."""
-    if record.fence > FOREVER or record.expires_at > FOREVER or record.lease_until > FOREVER:
+    if max(record.fence, record.expires_at, record.lease_until, record.horizon) > FOREVER:
         raise RecordCorrupt(f"record {record.id!r} has a time that no store can hold")
     for name, _ in record.steps:
         check_name(name)

@@ -14,7 +14,7 @@ CODES: dict[State | str, int] = {state: code for code, state in enumerate(STATES
 
 STATE_MASK = 7
 QUARANTINE, SLIDING, SEEN, VALUE, JOURNAL = 8, 16, 32, 64, 128
-NAME, TYPE, PRINT, META, STEPS = 1, 2, 4, 8, 16
+NAME, TYPE, PRINT, META, STEPS, ANCHOR = 1, 2, 4, 8, 16, 32
 
 _SCOPE = Struct(">HH")
 _U7 = 7
@@ -62,12 +62,14 @@ class Head:
     """The header of a record and its name: all that is read of one while looking for others."""
 
     __slots__ = (
+        "anchor",
         "at",
         "attempt",
         "expires_at",
         "fence",
         "first_seen",
         "flags",
+        "horizon",
         "more",
         "name",
         "owner",
@@ -87,6 +89,8 @@ class Head:
         self.fence: int = reader.number(_U7)
         self.owner: bytes = reader.part(1)
         self.first_seen: int = reader.number(_U7) if self.flags & SEEN else self.fence
+        self.anchor: int | None = reader.number(_U7) if self.more & ANCHOR else None
+        self.horizon: int = reader.number(_U7) if self.more & ANCHOR else 0
         self.name: bytes | None = reader.part(2) if self.more & NAME else None
         self.type: str = reader.part(2).decode() if self.more & TYPE else ""
         self.rest: Reader = reader
@@ -137,6 +141,8 @@ def _record(
         meta=meta,
         quarantine=bool(head.flags & QUARANTINE),
         sliding=bool(head.flags & SLIDING),
+        anchor=head.anchor,
+        horizon=head.horizon,
     )
 
 
@@ -155,6 +161,8 @@ def known(raw: bytes, record_id: Id) -> Known:
         if flags & SEEN:
             first_seen = int.from_bytes(raw[at : at + _U7])
             at += _U7
+        if more & ANCHOR:
+            at += 2 * _U7
         for flag in _SHORT_PARTS:
             if more & flag:
                 at += 2 + (raw[at] << 8) + raw[at + 1]

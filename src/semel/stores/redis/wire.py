@@ -11,6 +11,7 @@ from semel.core.machine import standing
 from semel.digests import DIGEST_BYTES, scope
 from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
 from semel.stores.redis.records import (
+    ANCHOR,
     CODES,
     JOURNAL,
     META,
@@ -24,6 +25,7 @@ from semel.stores.redis.records import (
     unpack,
 )
 from semel.types import (
+    FOREVER,
     Absent,
     Busy,
     Completed,
@@ -42,7 +44,9 @@ BUCKETS = 64
 RELEASED = 5
 ENDS: dict[str, int] = {"done": 1, "failed": 2, "unknown": 3, "released": RELEASED}
 
-WITH_VALUE, SLIDES, COUNTED, NAMED = 1, 2, 4, 8
+WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED = 1, 2, 4, 8, 16
+BY_EVENT_TIME, BY_ANCHOR = 1, 2
+"""How a claim may be late."""
 ANY_STATE = 255
 TEXT_BYTES_MAX = 65_535
 """The longest name or event type, or fingerprint, that a record holds."""
@@ -52,6 +56,7 @@ _CLAIM = Struct(">BBBddd")
 _SETTLE = Struct(">BBBdddd")
 _RENEW = Struct(">BBdd")
 _FORGET = Struct(">BBdB")
+_TIME = Struct(">d")
 _U2, _U4, _U7 = Struct(">H"), Struct(">I"), 7
 _SCOPE = Struct(">HH")
 
@@ -109,7 +114,8 @@ def claims(items: Sequence[Claim], *, readable: bool) -> list[Encoded]:
         if item.quarantine or not readable or _has_more(item):
             named = readable or item.quarantine or item.journal is not None
             whose = name + key if named else name
-            shape, own = _whole_claim(item, b"%c%b%b%b" % (len(owner), owner, _U2.pack(len(whose)), whose))
+            tail = b"%c%b%b%b%b" % (len(owner), owner, _anchor(item), _U2.pack(len(whose)), whose)
+            shape, own = _whole_claim(item, tail)
         else:
             shape = (item.lease_us, item.window_us, item.sliding)
             own = b"%c%b%b%b%b" % (len(owner), owner, (len(name) + len(key)).to_bytes(2), name, key)
@@ -133,8 +139,16 @@ def _has_more(item: Claim) -> bool:
     )
 
 
+def _anchor(item: Claim) -> bytes:
+    """The event's own time and its horizon. One that no record holds is as late as the nearest that one does."""
+    if not item.apart_us or item.event_time_us is None:
+        return b""
+    happened = min(max(item.event_time_us, 0), FOREVER)
+    return happened.to_bytes(_U7) + min(happened + item.window_us, FOREVER).to_bytes(_U7)
+
+
 def _whole_claim(item: Claim, tail: bytes) -> tuple[Any, bytes]:
-    flags, more = 0, NAME
+    flags, more = 0, NAME | (ANCHOR if item.apart_us and item.event_time_us is not None else 0)
     if item.event_type:
         more |= TYPE
         tail += _short(item.event_type.encode(), "an event type")
@@ -155,8 +169,13 @@ def _head(item: Claim, flags: int, more: int) -> bytes:
         flags |= QUARANTINE
     if item.sliding:
         flags |= SLIDING
-    late = item.refuse_late and item.event_time_us is not None
-    return _CLAIM.pack(flags, more, late, item.lease_us, item.window_us, item.event_time_us or 0)
+    late, time = 0, 0
+    if item.event_time_us is not None:
+        if item.apart_us:
+            late, time = BY_ANCHOR, item.apart_us
+        elif item.refuse_late:
+            late, time = BY_EVENT_TIME, item.event_time_us
+    return _CLAIM.pack(flags, more, late, item.lease_us, item.window_us, time)
 
 
 def _short(text: bytes, what: str) -> bytes:
@@ -171,7 +190,7 @@ def ends(items: Sequence[RecordItem]) -> list[Encoded]:
         sha256(scope(tenant, consumer) + key.encode()).digest()[:DIGEST_BYTES]
         for tenant, consumer, key in [item.id for item in items]
     ]
-    if any(type(item) is not Settle for item in items):
+    if any(type(item) is not Settle or item.event_time_us is not None for item in items):
         args = [settle(item) if isinstance(item, Settle) else _ENDS[type(item)](item) for item in items]
         return [(b"", list(range(len(items))), digests, args)]
     alike: dict[Any, Encoded] = {}
@@ -205,8 +224,12 @@ def settle(item: Settle, name: bytes = b"") -> bytes:
     if item.value is not None and item.to in _KEEPING:
         options |= WITH_VALUE
         value = len(item.value).to_bytes(4) + item.value
+    anchor = b""
+    if item.event_time_us is not None:
+        options |= ANCHORED
+        anchor = _TIME.pack(item.event_time_us)
     head = _settle_head(item, item.fence, options)
-    return b"%b%c%b%b%b" % (head, len(item.owner), item.owner, name, value)
+    return b"%b%b%c%b%b%b" % (head, anchor, len(item.owner), item.owner, name, value)
 
 
 def _renew(item: Renew) -> bytes:

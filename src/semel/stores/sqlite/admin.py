@@ -64,20 +64,18 @@ def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
     return Page(records, str(rows[-1][0]) if more else None)
 
 
-def extras_of(
-    connection: sqlite3.Connection | sqlite3.Cursor, rows: list[wire.Row]
-) -> list[tuple[bytes | None, bytes | None, bytes | None]]:
-    """Steps, meta and journal of each row; rows without them cost nothing."""
-    nothing = (None, None, None)
+def extras_of(connection: sqlite3.Connection | sqlite3.Cursor, rows: list[wire.Row]) -> list[tuple[Any, ...]]:
+    """Steps, meta, anchor, horizon and journal of each row; rows without them cost nothing."""
+    nothing = (None,) * 5
     wanted = [row[0] for row in rows if type(row[2]) is int and row[2] & (wire.EXTRAS | wire.JOURNAL)]
     if not wanted:
         return [nothing] * len(rows)
-    found: dict[int, tuple[bytes | None, bytes | None, bytes | None]] = {}
+    found: dict[int, tuple[Any, ...]] = {}
     for ids in wire.chunks(wanted):
         found |= {
-            rowid: (steps, meta, journal)
-            for rowid, steps, meta, journal in connection.execute(
-                "SELECT +r.id, +e.steps, +e.meta, +j.payload FROM semel_records AS r"
+            rowid: tuple(beside)
+            for rowid, *beside in connection.execute(
+                "SELECT +r.id, +e.steps, +e.meta, +e.anchor, +e.horizon, +j.payload FROM semel_records AS r"
                 " LEFT JOIN semel_extras AS e ON e.id = r.id LEFT JOIN semel_journal AS j ON j.id = r.id"
                 f" WHERE r.id IN ({wire.places(len(ids))})",
                 ids,
@@ -206,7 +204,9 @@ def set_window(connection: sqlite3.Connection, item: SetWindow, now: int) -> Non
             " WHERE consumer_id = (SELECT id FROM semel_consumers WHERE tenant = ?3 AND consumer = ?4)"
             " AND ?5 = coalesce((SELECT w.event_type FROM semel_windows AS w"  # the window that is in force for it
             " WHERE w.tenant = ?3 AND w.consumer = ?4 AND w.event_type = semel_records.event_type), '')"
-            f" AND state & 7 IN (1, 2) AND {LIVE}",
+            f" AND state & 7 IN (1, 2) AND {LIVE}"
+            f" AND NOT (state & {wire.EXTRAS} AND EXISTS (SELECT 1 FROM semel_extras AS e"  # its key says how long
+            " WHERE e.id = semel_records.id AND e.anchor IS NOT NULL))",
             (now - EPOCH_US, item.window_us, *name),
         )
 

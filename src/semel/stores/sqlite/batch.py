@@ -284,12 +284,13 @@ class Batch:
         return rowid
 
     def _write_beside(self, rowid: int, record: Record, before: Record | None) -> None:
-        """Steps, meta and journal have tables of their own, written only when they change."""
-        if before is None or (record.steps, record.meta) != (before.steps, before.meta):
-            if record.steps or record.meta is not None:
+        """Steps, meta, anchor and journal have tables of their own, written only when they change."""
+        if before is None or wire.to_extras(record) != wire.to_extras(before):
+            if wire.has_extras(record):
                 self._connection.execute(
-                    "INSERT OR REPLACE INTO semel_extras (id, steps, meta) VALUES (?, ?, ?)",
-                    (rowid, wire.pack_steps(record.steps), record.meta),
+                    "INSERT OR REPLACE INTO semel_extras (id, steps, meta, anchor, horizon)"
+                    " VALUES (?, ?, ?, ?, ?)",
+                    (rowid, *wire.to_extras(record)),
                 )
             else:
                 self._connection.execute("DELETE FROM semel_extras WHERE id = ?", (rowid,))
@@ -380,12 +381,12 @@ class Batch:
 
 
 def _has_beside(record: Record) -> bool:
-    return bool(record.steps) or record.meta is not None or record.journal is not None
+    return wire.has_extras(record) or record.journal is not None
 
 
 def _fit(record: Record) -> Record:
     """Refuse what a row cannot hold, before it spoils the statement for the others."""
-    if record.fence > FOREVER or record.expires_at > FOREVER or record.lease_until > FOREVER:
+    if max(record.fence, record.expires_at, record.lease_until, record.horizon) > FOREVER:
         raise RecordCorrupt(f"record {record.id!r} has a time that no store can hold")
     if record.event_type and not record.event_type.isascii():
         _encodable(record.event_type)

@@ -247,7 +247,10 @@ class SqliteStore:
         schema.check_library()
         kind = probe.inspect(self.path, adopt=self._adopt, version_known=schema.VERSION)
         created = not Path(self.path).exists()
-        writer, reader = self._raw_connection(), self._raw_connection()
+        try:
+            writer, reader = self._raw_connection(), self._raw_connection()
+        except sqlite3.Error as error:
+            raise translated(error, self.path) from error
         try:
             self._prepare(writer, reader, kind)
         except BaseException:

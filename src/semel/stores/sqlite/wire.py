@@ -147,11 +147,23 @@ def state_of(record: Record) -> int:
         state |= QUARANTINE
     if record.sliding:
         state |= SLIDING
-    if record.steps or record.meta is not None:
+    if has_extras(record):
         state |= EXTRAS
     if record.journal is not None:
         state |= JOURNAL
     return state
+
+
+def has_extras(record: Record) -> bool:
+    """Whether it has a row in `semel_extras`."""
+    return bool(record.steps) or record.meta is not None or record.anchor is not None
+
+
+def to_extras(record: Record) -> Row:
+    """The columns of `semel_extras`, without the first."""
+    if record.anchor is None:
+        return pack_steps(record.steps), record.meta, None, None
+    return pack_steps(record.steps), record.meta, record.anchor - EPOCH_US, record.horizon - EPOCH_US
 
 
 def to_row(record: Record, state: int) -> Row:
@@ -233,6 +245,8 @@ def from_row(
     record_id: Id,
     steps: bytes | None = None,
     meta: bytes | None = None,
+    anchor: int | None = None,
+    horizon: int | None = None,
     journal: bytes | None = None,
 ) -> Record:
     """The record of a row. Raises `RecordCorrupt` where the row is none that semel writes."""
@@ -269,6 +283,8 @@ def from_row(
                     meta=meta,
                     quarantine=bool(state & QUARANTINE),
                     sliding=bool(state & SLIDING),
+                    anchor=None if anchor is None else anchor + EPOCH_US,
+                    horizon=0 if anchor is None or horizon is None else horizon + EPOCH_US,
                 )
             )
     except (TypeError, IndexError, ValueError, msgspec.MsgspecError) as error:

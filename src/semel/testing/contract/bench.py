@@ -159,6 +159,7 @@ class Held(NamedTuple):
             "lease_us": self.claim.lease_us,
             "sliding": self.claim.sliding,
             "delay_us": round(delay * self.unit_us),
+            "event_time_us": self.claim.event_time_us if self.claim.apart_us else None,
         }
         return Settle(to=to, value=value, **(fields | more))
 

@@ -47,7 +47,9 @@ CREATE INDEX records_purge ON {schema}.records (purge_at) WHERE purge_at IS NOT 
 CREATE TABLE {schema}.extras (
     digest uuid PRIMARY KEY,    -- of the record, which says whether this row counts
     steps bytea,
-    meta bytea
+    meta bytea,
+    anchor bigint,              -- the event's own time, where equal keys are told apart by it
+    horizon bigint              -- when the anchor may be forgotten
 );
 
 CREATE TABLE {schema}.journal (

@@ -1,10 +1,13 @@
 -- Claim each record, or say what a duplicate needs to know.
 --
 -- In common: B state flags, B more flags, B late, d lease, d window, d event time. Item: what follows the header.
+-- Late: 0 never, 1 by the event time, 2 by the anchor of each item; then how far apart events are stands for the time.
 -- F granted, all new  G granted (record)  K known (record)  B busy (rest)  J busy, journaled (rest)
 -- M mismatch  L late (age)  U unknown (since)  O no memory  X corrupt  T try again
 
 local st, fl, late, lease, window, event_time = sunpack('>BBBddd', ARGV[7])
+local AHEAD_US = 300000000
+local anchored, apart = late == 2, event_time
 local is_late = late == 1 and now - event_time > window
 local journaled = has(st, JOURNAL)
 local expires = now + lease + window
@@ -41,13 +44,56 @@ local function grant(i, key, arg, fence, orphan)
     if not r.print or r.print == '' then r.print = orphan.print end
     if not r.meta or r.meta == '' then r.meta = orphan.meta end
     r.type = r.type or orphan.type
-    if r.quarantine or r.journal then
-      r.expires = FOREVER
-    elseif r.sliding then
-      r.expires = orphan.expires
+    if orphan.anchor then
+      r.anchor, r.horizon, r.sliding = orphan.anchor, orphan.horizon, true
     end
   end
+  if r.quarantine or r.journal then
+    r.expires = FOREVER
+  elseif r.anchor then
+    r.expires = r.horizon
+  elseif orphan and r.sliding then
+    r.expires = orphan.expires
+  end
   give(i, key, r, orphan and orphan.journal)
+end
+
+-- The event's own time and its horizon, of an item.
+local function anchor_of(arg)
+  return sunpack('>I7I7', arg, 2 + byte(arg))
+end
+
+-- The first of its key as far as is known, unless what is known does not reach back to it.
+local function begin(i, key, arg, fence)
+  local happened = event_time
+  local is_over = is_late
+  if anchored then
+    local horizon
+    happened, horizon = anchor_of(arg)
+    is_over = now + apart > horizon or happened - now > AHEAD_US
+  end
+  if is_over then
+    return say(i, 'L', number(now - happened))
+  end
+  return grant(i, key, arg, fence, nil)
+end
+
+-- Equal content at another time: it follows when the former is settled, or nobody takes that up again.
+local function again(i, key, arg, r)
+  local happened = anchor_of(arg)
+  if happened < r.anchor then
+    say(i, 'L', number(now - happened))
+  elseif r.state == UNKNOWN then
+    say(i, 'U', number(r.at))
+  elseif r.state == CLAIMED and r.at > now then
+    say(i, 'B', number(r.at - now))
+  elseif r.state == CLAIMED and r.expires >= FOREVER then
+    say(i, 'B', number(lease))
+  elseif r.state == CLAIMED and r.at + apart > now then
+    say(i, 'B', number(r.at + apart - now))
+  else
+    begin(i, key, arg, next_fence(r.fence))
+  end
 end
 
 local function differs(mine, stored)
@@ -60,7 +106,7 @@ local function known(i, raw)
   local version, rst, rfl, _, over = sunpack(HEADER, raw)
   local state = rst % 8
   if version ~= VERSION or (state ~= DONE and state ~= FAILED) or over <= now then return false end
-  if has(fl, PRINT) and has(rfl, PRINT) then return false end
+  if has(fl, PRINT) and has(rfl, PRINT) or anchored and has(rfl, ANCHOR) then return false end
   say(i, 'K', raw)
   return true
 end
@@ -70,10 +116,10 @@ local function claim(i, key, arg, raw)
   local fence = stored.fence
   local r = standing(stored)
   if not r or r.state == FORGOTTEN then
-    if is_late then
-      return say(i, 'L', number(now - event_time))
-    end
-    return grant(i, key, arg, next_fence(fence), nil)
+    return begin(i, key, arg, next_fence(fence))
+  end
+  if anchored and r.anchor and math.abs(anchor_of(arg) - r.anchor) >= apart then
+    return again(i, key, arg, r)
   end
   local mine = has(fl, PRINT) and open(head .. arg).print
   if differs(mine, r.print) then
@@ -105,7 +151,7 @@ for i = 2, #KEYS do
   else
     local raw
     local written = false
-    if is_late or (bare and journaled) then
+    if is_late or anchored or (bare and journaled) then
       raw = pcall_('GET', key)
     else
       written = set_new(key, head .. arg)
@@ -123,10 +169,10 @@ for i = 2, #KEYS do
       end
     elseif out[i - 1] == nil then
       if raw == false then
-        if is_late then
-          say(i, 'L', number(now - event_time))
-        else
+        if not is_late and not anchored then
           out[i - 1] = 'T'
+        elseif not pcall(begin, i, key, arg, now) then
+          out[i - 1] = 'X'
         end
       elseif type(raw) == 'table' then
         out[i - 1] = 'X'

@@ -13,7 +13,7 @@
 --
 -- A record is a header of 26 bytes, then its owner and what else it has, in this order:
 --   B version, B state + flags, B more flags, H attempt, I7 expires_at, I7 lease_until or settled_at, I7 fence
---   B+ owner | I7 first_seen | H+ name | H+ event type | H+ fingerprint | I4+ meta | I4+ steps | I4+ journal | I4+ value
+--   B+ owner | I7 first_seen | I7 anchor, I7 horizon | H+ name | H+ event type | H+ fingerprint | I4+ meta | I4+ steps | I4+ journal | I4+ value
 -- The answer is {now, epoch, one letter per item, what some letters stand for...}; '+': not carried out, ask again.
 
 local call, pcall_, byte, sub, format = redis.call, redis.pcall, string.byte, string.sub, string.format
@@ -26,7 +26,7 @@ local ATTEMPT_MAX = 65535
 local SPARE_MS = 1000 -- records outlive their expiry a little, so that a fence goes on where a window is short
 local CLAIMED, DONE, FAILED, UNKNOWN, FORGOTTEN = 0, 1, 2, 3, 4
 local QUARANTINE, SLIDING, SEEN, VALUE, JOURNAL = 8, 16, 32, 64, 128
-local NAME, TYPE, PRINT, META, STEPS = 1, 2, 4, 8, 16
+local NAME, TYPE, PRINT, META, STEPS, ANCHOR = 1, 2, 4, 8, 16, 32
 
 local now
 if ARGV[1] == '' then
@@ -113,6 +113,10 @@ local function open(raw)
     r.seen = sunpack('>I7', raw, at)
     at = at + 7
   end
+  if has(fl, ANCHOR) then
+    r.anchor, r.horizon = sunpack('>I7I7', raw, at)
+    at = at + 14
+  end
   if has(fl, NAME) then r.name = take('>H', 2) end
   if has(fl, TYPE) then r.type = take('>H', 2) end
   if has(fl, PRINT) then r.print = take('>H', 2) end
@@ -136,6 +140,10 @@ local function close(r)
   if r.seen ~= r.fence then
     st = st + SEEN
     parts[3] = spack('>I7', r.seen)
+  end
+  if r.anchor then
+    fl = fl + ANCHOR
+    parts[#parts + 1] = spack('>I7I7', r.anchor, r.horizon)
   end
   if r.name then fl = fl + NAME; add('>H', r.name) end
   if r.type then fl = fl + TYPE; add('>H', r.type) end

@@ -1,7 +1,8 @@
 -- What is done to a record after its claim, each item on a record of its own.
 --
 -- In common: empty, and each item says all; or the beginning of a settle, and each item only I7 fence, B+ owner, I4+ value.
--- S settle   B kind, B to, B options, d fence, d window, d lease, d delay; B+ owner, H+ name (option 8), I4+ value
+-- S settle   B kind, B to, B options, d fence, d window, d lease, d delay; d event time (option 16), B+ owner,
+--            H+ name (option 8), I4+ value
 -- R renew    B kind, B options, d fence, d lease; B+ owner, then a step (option 1): H+ name, I4+ value + 1 or 0
 -- L lookup   B kind; the consumer's tag
 -- F forget   B kind, B force, d fence or -1, B state or 255; the consumer's tag
@@ -15,7 +16,7 @@
 local TOMBSTONE_US = 43200000000
 local SETTLE, SETTLE_BYTES = '>BBBdddd', 35
 local RELEASED = 5 -- beside DONE, FAILED and UNKNOWN: what a settle is to
-local WITH_VALUE, SLIDES, COUNTED, NAMED = 1, 2, 4, 8
+local WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED = 1, 2, 4, 8, 16
 
 local function changed(i, key, r, had, letter)
   if bare and (r.journal or had) then
@@ -31,6 +32,11 @@ end
 local function owner_of(arg, at)
   local n = byte(arg, at)
   return sub(arg, at + 1, at + n), at + 1 + n
+end
+
+-- Where the owner stands in a settle.
+local function owner_at(options)
+  return SETTLE_BYTES + (has(options, ANCHORED) and 9 or 1)
 end
 
 local function bury(i, key, r)
@@ -49,8 +55,13 @@ local function recreate(i, key, arg)
     out[i - 1] = 'L'
     return
   end
-  local expires = fence + window
-  if not has(options, SLIDES) then expires = expires + lease end
+  local expires, anchor = fence + window, nil
+  if has(options, ANCHORED) then
+    anchor = sunpack('>d', arg, SETTLE_BYTES + 1)
+    expires = anchor + window
+  elseif not has(options, SLIDES) then
+    expires = expires + lease
+  end
   if expires <= now then
     out[i - 1] = 'R'
     return
@@ -60,8 +71,9 @@ local function recreate(i, key, arg)
     return
   end
   local r = {state = to, fence = fence, seen = fence, attempt = 1, expires = expires, at = now}
+  r.anchor, r.horizon = anchor, expires
   local at
-  r.owner, at = owner_of(arg, SETTLE_BYTES + 1)
+  r.owner, at = owner_of(arg, owner_at(options))
   r.sliding = has(options, SLIDES)
   local length = sunpack('>H', arg, at)
   if length > 0 then r.name = sub(arg, at + 2, at + 1 + length) end
@@ -71,7 +83,7 @@ end
 
 local function settle(i, key, arg, r)
   local _, to, options, fence, window, _, delay = sunpack(SETTLE, arg)
-  local owner, at = owner_of(arg, SETTLE_BYTES + 1)
+  local owner, at = owner_of(arg, owner_at(options))
   if r.fence ~= fence or r.owner ~= owner or owner == '' then
     out[i - 1] = 'L'
   elseif r.state == to then
@@ -82,7 +94,9 @@ local function settle(i, key, arg, r)
       return
     end
     local had = r.journal
-    if not r.sliding then
+    if r.anchor then
+      r.expires = r.horizon
+    elseif not r.sliding then
       r.expires = now + window
     elseif r.expires >= FOREVER then
       r.expires = r.seen + window
@@ -155,7 +169,7 @@ local function resolve(i, key, arg, r)
     bury(i, key, r)
   else
     local had = r.journal
-    r.state, r.at, r.expires, r.journal, r.value = DONE, now, now + window, nil, nil
+    r.state, r.at, r.expires, r.journal, r.value = DONE, now, r.horizon or now + window, nil, nil
     if has(options, 1) then r.value = sub(arg, 23) end
     changed(i, key, r, had, 'C')
   end
@@ -165,6 +179,10 @@ local function rewindow(i, key, arg, r)
   local _, window = sunpack('>Bd', arg)
   if not r or (r.state ~= DONE and r.state ~= FAILED) then
     out[i - 1] = 'L'
+    return
+  end
+  if r.anchor then
+    out[i - 1] = 'C' -- its key says how long
     return
   end
   r.expires = (r.sliding and r.seen or r.at) + window

@@ -56,7 +56,9 @@ CREATE INDEX semel_records_purge ON semel_records (purge_at) WHERE purge_at IS N
 CREATE TABLE semel_extras (
     id INTEGER PRIMARY KEY,     -- of the record
     steps BLOB,
-    meta BLOB
+    meta BLOB,
+    anchor INTEGER,             -- the event's own time, where equal keys are told apart by it; since 2029
+    horizon INTEGER             -- when the anchor may be forgotten; since 2029
 );
 
 CREATE TABLE semel_journal (
