@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 import semel
-from benchmarks import memory, postgres, redis, sqlite
+from benchmarks import inbox, memory, postgres, redis, sqlite
 from benchmarks.measure import Row
 from benchmarks.plot import svg
 
@@ -18,7 +18,11 @@ from benchmarks.plot import svg
 def main() -> int:
     """Run the chosen benchmarks. Exit code 1 if an aim is missed and `--strict` was given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", choices=["memory", "sqlite", "postgres", "redis"], help="measure one store")
+    parser.add_argument(
+        "--only",
+        choices=["memory", "sqlite", "postgres", "redis", "inbox"],
+        help="measure one store, or the inbox",
+    )
     parser.add_argument("--out", type=Path, help="folder for embedded.json and embedded.svg")
     parser.add_argument("--disk", type=Path, help="folder for the database files (default: temporary)")
     parser.add_argument("--strict", action="store_true", help="fail when an aim is missed")
@@ -33,6 +37,8 @@ def main() -> int:
             rows += postgres.rows(Path(folder))
         if options.only == "redis":
             rows += redis.rows(Path(folder))
+        if options.only == "inbox":
+            rows += inbox.rows(Path(folder))
     show(rows)
     if options.out is not None:
         write(rows, options.out)

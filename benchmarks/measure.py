@@ -7,7 +7,7 @@ from statistics import median
 
 from msgspec import Struct
 
-REPEATS = 3
+REPEATS = 5
 
 
 class Row(Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ GRACE_S = 5.0
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        os.environ[MARKER] = uuid.uuid4().hex
+        os.environ[MARKER] = f"{uuid.uuid4().hex}-{os.getpid()}"  # servers end with this process
 
 
 @pytest.hookimpl(wrapper=True)

@@ -21,6 +21,7 @@ LAYERS: list[set[str]] = [
         "context",
         "drive",
         "gathering",
+        "handles",
         "keeper",
         "lazily",
         "observe",

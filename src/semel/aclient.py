@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from semel.base import ClaimOutcome, Client, raised
 from semel.batches import adrive_many, copies
@@ -25,6 +25,9 @@ from semel.records import AsyncRecords, AsyncWindows
 from semel.runtime import Runtime
 from semel.types import Completed, Delivery, Lost, Outcome, Renewed, Unavailable, Verdict
 
+if TYPE_CHECKING:
+    from semel.inbox import AsyncInbox
+
 __all__ = ["AsyncSemel"]
 
 P = ParamSpec("P")
@@ -39,6 +42,7 @@ class AsyncSemel(Client):
 
     def __init__(self, plan: Plan, runtime: Runtime) -> None:
         super().__init__(plan, runtime)
+        self._last_hands: AsyncHands | None = None
         self.records: AsyncRecords = AsyncRecords(plan, self._ask)
         self.windows: AsyncWindows = AsyncWindows(plan, self._ask, runtime.expire_settings)
 
@@ -73,8 +77,14 @@ class AsyncSemel(Client):
         return (await self._runtime.channel.asend((item,)))[0]
 
     def _hands(self) -> AsyncHands:
+        """The hands of the running loop: made once for each, as its keeper is."""
         runtime = self._runtime
-        return AsyncHands(runtime, runtime.loop_keeper(), self._plan.policy, self._window_known)
+        keeper = runtime.loop_keeper()
+        hands = self._last_hands
+        if hands is None or hands.keeper is not keeper:
+            hands = AsyncHands(runtime, keeper, self._plan.policy, self._window_known)
+            self._last_hands = hands
+        return hands
 
     # --- run ---
 
@@ -184,7 +194,7 @@ class AsyncSemel(Client):
     async def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
         """Claims for all, in one round trip per 500; a later copy of a key gets `Busy`."""
         claims = self._claim_items(await self._connect(), deliveries)
-        first_at, place_of = leaders(claim.id for claim in claims)
+        first_at, place_of = leaders([claim.id[2] for claim in claims])
         sent_at = monotonic()
         answers = await self._runtime.channel.asend([claims[at] for at in first_at])
         return self._outcomes(claims, answers, sent_at, (first_at, place_of))
@@ -243,6 +253,22 @@ class AsyncSemel(Client):
         """Note many keys in one round trip; a later copy of a key is `False`."""
         item, unfold = self._marks(await self._connect(), keys)
         return unfold((await self._runtime.channel.asend((item,)))[0])
+
+    def inbox(self, handle: Any) -> "AsyncInbox":
+        """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does.
+
+        An `AsyncInbox`; the handle's own verbs have to be awaited too.
+        """
+        from semel.handles import Handle, handle_for
+        from semel.inbox import ainbox_for
+
+        self._plan.require("inbox")
+        found = handle_for(handle)
+        if isinstance(found, Handle):
+            raise TypeError(
+                f"a {type(handle).__name__} that blocks would block the event loop; open the client with semel.open()"
+            )
+        return ainbox_for(found, self._runtime.store, self._plan, self._connect)
 
     # --- claims in the caller's hands ---
 

@@ -19,6 +19,7 @@ from semel.keys.sliding import Sliding
 from semel.plans import Observed, Plan, marks_of, time_us
 from semel.policy import Policy
 from semel.runtime import Runtime
+from semel.stores.memory import MemoryStore
 from semel.types import (
     Busy,
     Delivery,
@@ -53,6 +54,8 @@ class Client:
         self._plan = plan
         self._runtime = runtime
         self._admitted = False
+        self._tells_copies = isinstance(runtime.store, MemoryStore)
+        """Whether the store itself tells the first of equal keys in one mark from the others."""
 
     def __repr__(self) -> str:
         plan = self._plan
@@ -129,10 +132,14 @@ class Client:
 
     def _claim_items(self, stored: Any, deliveries: Sequence[str | Delivery[Any]]) -> list[Claim]:
         self._plan.require("lease", "quarantine", "observe")
-        items = [Delivery(key=each, body=None) if isinstance(each, str) else each for each in deliveries]
-        for delivery in items:
-            self._check_journal(delivery.journal)
-        return [self._plan.delivered(stored, delivery) for delivery in items]
+        claim, claims = self._plan.claim, list[Claim]()
+        for each in deliveries:
+            if isinstance(each, str):
+                claims.append(claim(stored, each))
+            else:
+                self._check_journal(each.journal)
+                claims.append(self._plan.delivered(stored, each))
+        return claims
 
     def _outcome(self, claim: Claim, answer: Any, sent_at: float) -> Any:
         if isinstance(answer, Granted):
@@ -160,16 +167,18 @@ class Client:
         deliveries: Sequence[Delivery[Any]],
         handler: Callable[[Any], Any],
         last_words: Callable[[Delivery[Any], BaseException, Granted], Any] | None = None,
-    ) -> tuple[list[Any], list[int], list[int]]:
+    ) -> tuple[list[Any], Sequence[int], Sequence[int]]:
         """The flows of `run_many`, one for each distinct key, and how the copies relate to them."""
         for delivery in deliveries:
             self._check_journal(delivery.journal)
+        first_at: Sequence[int]
+        place_of: Sequence[int]
         if self._plan.mode == "observe":
-            first_at = place_of = list(range(len(deliveries)))
+            first_at = place_of = range(len(deliveries))
         elif any(delivery.lateness_us is not None for delivery in deliveries):
             first_at, place_of = leaders_in_time([self._plan.delivered(stored, each) for each in deliveries])
         else:
-            first_at, place_of = leaders(each.key for each in deliveries)
+            first_at, place_of = leaders([each.key for each in deliveries])
         made = []
         for at in first_at:
             delivery = deliveries[at]
@@ -194,8 +203,10 @@ class Client:
 
     def _drop_settled(self, claims: Sequence[Claimed], verdicts: Sequence[Any], keeper: Any) -> None:
         """A claim is kept until its settle is answered."""
+        if not keeper.kept:
+            return
         for claim, verdict in zip(claims, verdicts, strict=True):
-            if not isinstance(verdict, Unavailable):
+            if type(verdict) is not Unavailable:
                 keeper.drop(claim.claim.owner)
 
     def _left(self, claim: Claimed, error: BaseException | None, answer: Any) -> None:
@@ -214,7 +225,8 @@ class Client:
     def _as_of_now(self, claim: Claimed) -> Claim:
         """The claim with the window that is in force now: a change applies to completions from then on."""
         item = claim.claim
-        return item if item.sliding else replace(item, window_us=self._window_known(item.event_type))
+        window_us = self._window_known(item.event_type)
+        return item if item.sliding or item.window_us == window_us else replace(item, window_us=window_us)
 
     def _completions(self, claims: Sequence[Claimed], values: Sequence[Any] | None) -> list[Settle]:
         values = [None] * len(claims) if values is None else values
@@ -242,7 +254,7 @@ class Client:
         """The mark of keys that differ, and how its answer reads for the keys as they were given."""
         self._plan.require("mark")
         check_all(keys)
-        if len(set(keys)) == len(keys):
+        if self._tells_copies or len(set(keys)) == len(keys):
             return self._plan.mark(stored, keys), marks_of
         first_at, place_of = leaders(keys)
 
@@ -255,6 +267,6 @@ class Client:
 
 def raised(outcome: Outcome[T]) -> Outcome[T]:
     """The outcome, unless it was an interrupt: that goes on its way once the claim is released."""
-    if isinstance(outcome, Errored) and not isinstance(outcome.error, Exception):
+    if type(outcome) is Errored and not isinstance(outcome.error, Exception):
         raise outcome.error
     return outcome

@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
+from threading import Lock
 from typing import Any
 
 from msgspec.structs import replace
@@ -77,9 +79,13 @@ class Rounds:
         """Those that found the store out of reach: they back off together, and ask together again."""
         self.alone: list[tuple[Command[Any], int]] = []
         """What is carried out one by one at the end: waits, and events that may have killed a worker before."""
-        self.landed: SimpleQueue[tuple[int, Answer]] = SimpleQueue()
+        self.landed: SimpleQueue[list[tuple[int, Answer]]] = SimpleQueue()
         self.flying: int = 0
-        """Settles posted and not yet answered."""
+        """Settles that are not yet answered."""
+        self._gate = Lock()
+        self._gathered: list[tuple[Settle, int]] = []
+        """Settles that leave as soon as those under way have landed: a round trip for each would cost more."""
+        self._under_way = False
         self.interrupt: BaseException | None = None
         self.on_landed: Callable[[], object] | None = None
         for at in range(len(flows)):
@@ -95,14 +101,15 @@ class Rounds:
         except RecordCorrupt as error:  # what is stored under this key does not read: the others go on
             self.ended(at, Unavailable(error))
             return
-        if isinstance(command, Claim | Mark):
-            self.asking.append((command, at))
-        elif isinstance(command, Invoke):
-            self.handlers.append((command, at))
-        elif isinstance(command, Settle):
-            self._post(command, at)
-        elif isinstance(command, Pause):
-            self.pausing.append((command, at))
+        kind = type(command)
+        if kind is Claim or kind is Mark:
+            self.asking.append((command, at))  # type: ignore[arg-type]
+        elif kind is Invoke:
+            self.handlers.append((command, at))  # type: ignore[arg-type]
+        elif kind is Settle:
+            self._post(command, at)  # type: ignore[arg-type]
+        elif kind is Pause:
+            self.pausing.append((command, at))  # type: ignore[arg-type]
         else:
             self.alone.append((command, at))
 
@@ -113,29 +120,46 @@ class Rounds:
         self.advance(at, ran)
 
     def _post(self, settle: Settle, at: int) -> None:
+        """Have a settle sent at once, or together with its like when those under way have landed."""
         self.flying += 1
         if self._bench.is_long(settle):
             settle = self._bench.as_of_now(settle)
+        with self._gate:
+            self._gathered.append((settle, at))
+            if self._under_way:
+                return
+            self._under_way = True
+        self._send_gathered()
 
-        def landed(answers: list[Answer]) -> None:
-            if not isinstance(answers[0], Unavailable):
-                self._bench.keeper.drop(settle.owner)
-            self.landed.put((at, answers[0]))
-            if self.on_landed is not None:
-                self.on_landed()
-
+    def _send_gathered(self) -> None:
+        with self._gate:
+            batch, self._gathered = self._gathered[:BATCH_MAX], self._gathered[BATCH_MAX:]
+            self._under_way = bool(batch)
+        if not batch:
+            return
         try:
-            self._bench.channel.post((settle,), landed)
+            self._bench.channel.post([settle for settle, _ in batch], partial(self._land_batch, batch))
         except StoreClosed as error:
-            self._bench.drop(settle.owner)  # nothing is left to repeat it on
-            landed([Unavailable(error)])
+            for settle, _ in batch:
+                self._bench.drop(settle.owner)  # nothing is left to repeat it on
+            self._land_batch(batch, [Unavailable(error)] * len(batch))
+
+    def _land_batch(self, batch: list[tuple[Settle, int]], answers: list[Answer]) -> None:
+        """In whichever thread has the answers: hand them over, and send what has gathered meanwhile."""
+        for (settle, _), answer in zip(batch, answers, strict=True):
+            if type(answer) is not Unavailable:
+                self._bench.drop(settle.owner)
+        self.landed.put([(at, answer) for (_, at), answer in zip(batch, answers, strict=True)])
+        if self.on_landed is not None:
+            self.on_landed()
+        self._send_gathered()
 
     def land(self, *, wait: bool = False) -> None:
         """Advance the flows whose settles were answered; with `wait`, until all are."""
         while self.flying and (wait or not self.landed.empty()):
-            at, answer = self.landed.get()
-            self.flying -= 1
-            self.advance(at, answer)
+            for at, answer in self.landed.get():
+                self.flying -= 1
+                self.advance(at, answer)
 
     def questions(self) -> list[Fold[int]]:
         """The claims and marks to ask now, folded, a batch each."""

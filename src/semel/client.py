@@ -93,10 +93,9 @@ class Semel(Client):
     def __init__(self, plan: Plan, runtime: Runtime) -> None:
         super().__init__(plan, runtime)
         self._hands = Hands(runtime, runtime.keeper, plan.policy, self._window_known)
+        self._perform = self._hands.__call__  # a bound method is called faster than an object
         self.records: Records = Records(plan, self._ask)
         self.windows: Windows = Windows(plan, self._ask, runtime.expire_settings)
-
-        self._mark: Callable[[str], bool] = self._first_mark
         self._twin_runtime: Runtime | None = None
 
     def using(self, policy: Policy) -> "Semel":
@@ -162,7 +161,7 @@ class Semel(Client):
         stored = self._connect()
         claim = self._plan.called(stored, key, fingerprint, sliding, event_time_us)
         try:
-            outcome = drive(self._plan.flow(claim, call, fn), self._hands)
+            outcome = drive(self._plan.flow(claim, call, fn), self._perform)
         except BaseException:
             self._hands.forsake((claim.owner,))
             raise
@@ -226,7 +225,7 @@ class Semel(Client):
     def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
         """Claims for all, in one round trip per 500; a later copy of a key gets `Busy`."""
         claims = self._claim_items(self._connect(), deliveries)
-        first_at, place_of = leaders(claim.id for claim in claims)
+        first_at, place_of = leaders([claim.id[2] for claim in claims])
         sent_at = self._hands.steady_s()
         answers = self._runtime.channel.send([claims[at] for at in first_at])
         return self._outcomes(claims, answers, sent_at, (first_at, place_of))
@@ -275,7 +274,13 @@ class Semel(Client):
 
     def mark(self, key: str) -> bool:
         """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event."""
-        return self._mark(key)
+        first = self.mark_many((key,))[0]
+        store, plan = self._runtime.store, self._plan
+        if isinstance(store, MemoryStore):
+            # No round trip to wait for: from now on this object's `mark` is the store's own, without us in between.
+            window = partial(self._window_us, plan.policy.event_type)
+            vars(self)["mark"] = store.marker(plan.tenant, plan.consumer, window)
+        return first
 
     def mark_many(self, keys: Sequence[str]) -> list[bool]:
         """Note many keys in one round trip; a later copy of a key is `False`."""
@@ -283,24 +288,18 @@ class Semel(Client):
         return unfold((self._runtime.channel.send((item,)))[0])
 
     def inbox(self, handle: Any) -> Any:
-        """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does."""
+        """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does.
+
+        An `Inbox`; an `AsyncInbox`, whose verbs are awaited, where those of the handle are.
+        """
+        from semel.handles import AsyncHandle, handle_for
         from semel.inbox import inbox_for
 
         self._plan.require("inbox")
-        stored = self._connect()
-        store = self._runtime.store
-        assert isinstance(store, Store)
-        plan = self._plan
-        return inbox_for(handle, store, plan.tenant, plan.consumer, partial(plan.window_us, stored))
-
-    def _first_mark(self, key: str) -> bool:
-        """A mark like any other; after it, a store that needs no round trip is asked directly."""
-        first = self.mark_many((key,))[0]
-        store, plan = self._runtime.store, self._plan
-        if isinstance(store, MemoryStore):
-            window = partial(self._window_us, plan.policy.event_type)
-            self._mark = store.marker(plan.tenant, plan.consumer, window)
-        return first
+        found = handle_for(handle)
+        if isinstance(found, AsyncHandle):
+            return self.twin.inbox(handle)
+        return inbox_for(found, self._runtime.store, self._plan, self._connect)
 
     def _window_us(self, event_type: str) -> int:
         return self._plan.window_us(self._connect(), event_type)

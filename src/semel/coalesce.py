@@ -107,6 +107,8 @@ class Coalescer:
         self._wake = Condition(self._lock)
         self._queue = Queue()
         self._flusher: Thread | None = None
+        self._idle = False
+        """Whether the flusher waits for work."""
         self._closed = False
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
@@ -199,8 +201,9 @@ class Coalescer:
             self._queue.add(call)
             if self._flusher is None:
                 self._start()
-            else:
+            elif self._idle:
                 self._wake.notify()
+                self._idle = False  # once is enough, and every further one would cost more than the queue
 
     def _start(self) -> None:
         flusher = Thread(target=self._flush, name="semel-flusher", daemon=True)
@@ -224,6 +227,7 @@ class Coalescer:
         """Wait until something is queued; `False` when the flusher is to end."""
         with self._lock:
             while not self._queue:
+                self._idle = True
                 if (self._closed or not self._wake.wait(IDLE_S)) and not self._queue:
                     if self._flusher is current_thread():
                         self._flusher = None

@@ -43,9 +43,9 @@ class Context(Struct, eq=False):
     _granted: Granted
     _perform: Any
     _value_bytes_max: int
-    _steps: dict[str, bytes | None] = field(default_factory=dict[str, bytes | None])
+    _steps: dict[str, bytes | None] = field(default_factory=dict)
     """Noted, by earlier attempts and by this one."""
-    _named: set[str] = field(default_factory=set[str])
+    _named: set[str] = field(default_factory=set)
     """Used in this attempt."""
     _loose: bool = False
     """No claim is held: marks, observed duplicates, windows that are off. Steps run and are not noted."""

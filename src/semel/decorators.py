@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial, update_wrapper
+from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, assert_never, cast, overload
 
 from semel.errors import (
@@ -24,6 +25,9 @@ __all__ = ["AsyncGuard", "AsyncGuarded", "Guard", "Guarded", "KeySource", "await
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+CO_COROUTINE = 0x80
+"""The flag of an `async def`, as `inspect` has it, which is slow to load and to ask."""
 
 KeySource: TypeAlias = str | Callable[..., str]
 """An attribute path that starts with a parameter's name, or a callable given the function's arguments."""
@@ -196,6 +200,8 @@ class AsyncGuard:
 
 def awaitable(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
     """The handler, if it can be awaited. Raises `TypeError`: one that blocks would stop the loop."""
+    if type(fn) is FunctionType and fn.__code__.co_flags & CO_COROUTINE:
+        return fn  # the usual case, asked with every run
     handler = fn
     while isinstance(handler, partial):
         handler = handler.func

@@ -3,12 +3,13 @@
 The parts are length-prefixed, so that no two different (tenant, consumer, key) read the same.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import sha256
 
 from semel.types import Id
 
-__all__ = ["DIGEST_BYTES", "digest", "fingerprint", "idempotency_key", "scope"]
+__all__ = ["DIGEST_BYTES", "digest", "digests_of", "fingerprint", "idempotency_key", "scope"]
 
 DIGEST_BYTES = 16
 FINGERPRINT_VERSION = b"\x01"
@@ -24,6 +25,12 @@ def scope(tenant: str, consumer: str) -> bytes:
 def digest(record_id: Id) -> bytes:
     """The 16 bytes that stand for (tenant, consumer, key) in a store."""
     return sha256(scope(record_id[0], record_id[1]) + record_id[2].encode()).digest()[:DIGEST_BYTES]
+
+
+def digests_of(tenant: str, consumer: str, keys: Iterable[str]) -> list[bytes]:
+    """The digests of many keys of one consumer."""
+    prefix = scope(tenant, consumer)
+    return [sha256(prefix + key.encode()).digest()[:DIGEST_BYTES] for key in keys]
 
 
 def idempotency_key(record_id: Id, step: str = "") -> str:

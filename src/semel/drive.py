@@ -1,6 +1,5 @@
 """Run flows: one loop that blocks, one that awaits. They carry out commands and decide nothing."""
 
-import random
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -130,7 +129,9 @@ class Bench:
 
     def pause_s(self, command: Pause) -> float | None:
         """How long to back off; `None` when there is no time left for another try."""
-        delay = backoff_s(command.tries) * (0.5 + random.random() / 2)  # noqa: S311 - jitter, not a secret
+        from random import random  # seldom needed, and it loads half a dozen modules
+
+        delay = backoff_s(command.tries) * (0.5 + random() / 2)  # noqa: S311 - jitter, not a secret
         if command.owner:
             kept = self.keeper.kept.get(command.owner)
             left = kept.deadline - self.steady_s() if kept is not None else 0.0
@@ -215,6 +216,8 @@ class Hands(Bench):
 
     def refresh(self) -> None:
         """Know the windows that are in force, if the store can be reached."""
+        if self.steady_s() < self.runtime.fresh_until:
+            return  # as after nearly every handler
         with suppress(StoreError):
             self.runtime.refresh()
 
@@ -263,30 +266,32 @@ class AsyncHands(Bench):
 
     async def __call__(self, command: Command[Any]) -> Any:
         """One command, one answer."""
-        match command:
-            case Claim():
-                sent_at = self.steady_s()
-                answer = (await self.channel.asend((command,)))[0]
-                if type(answer) is Granted:
-                    self.keep(command, answer, sent_at)
-                return answer
-            case Invoke():
-                return await self.invoke(command)
-            case Settle():
-                if self.is_long(command):
-                    await self.refresh()
-                    command = self.as_of_now(command)
-                # Cancelled or not, what a handler came to must reach the store: the item is queued by then.
-                try:
-                    answer = (await self.channel.asend((command,)))[0]
-                except StoreClosed as error:
-                    answer = Unavailable(error)
-                    self.keeper.drop(command.owner)  # nothing is left to repeat it on
-                if type(answer) is not Unavailable:
-                    self.keeper.drop(command.owner)
-                return answer
-            case _:
-                return await self._rarely(command)
+        kind = type(command)
+        if kind is Claim:
+            sent_at = self.steady_s()
+            answer = (await self.channel.asend((command,)))[0]  # type: ignore[arg-type]
+            if type(answer) is Granted:
+                self.keep(command, answer, sent_at)  # type: ignore[arg-type]
+            return answer
+        if kind is Invoke:
+            return await self.invoke(command)  # type: ignore[arg-type]
+        if kind is Settle:
+            return await self._settle(command)  # type: ignore[arg-type]
+        return await self._rarely(command)
+
+    async def _settle(self, settle: Settle) -> Any:
+        if self.is_long(settle):
+            await self.refresh()
+            settle = self.as_of_now(settle)
+        # Cancelled or not, what a handler came to must reach the store: the item is queued by then.
+        try:
+            answer = (await self.channel.asend((settle,)))[0]
+        except StoreClosed as error:
+            answer = Unavailable(error)
+            self.keeper.drop(settle.owner)  # nothing is left to repeat it on
+        if type(answer) is not Unavailable:
+            self.keeper.drop(settle.owner)
+        return answer
 
     async def _rarely(self, command: Command[Any]) -> Any:
         match command:
@@ -326,6 +331,8 @@ class AsyncHands(Bench):
 
     async def refresh(self) -> None:
         """Know the windows that are in force, if the store can be reached."""
+        if self.steady_s() < self.runtime.fresh_until:
+            return  # as after nearly every handler
         with suppress(StoreError):
             await self.runtime.arefresh()
 

@@ -29,6 +29,9 @@ __all__ = [
 BATCH_MAX = 500
 """The knee of the curve on every store we measured: larger batches gain nothing and wait longer."""
 
+URGENT = frozenset((Settle, Renew))
+"""What ends or keeps a claim."""
+
 Callback: TypeAlias = Callable[[list[Answer]], None]
 
 
@@ -122,7 +125,7 @@ class Queue:
     def add(self, call: Call) -> None:
         """Queue a caller's items."""
         for at, item in enumerate(call.items):
-            queue = self._urgent if isinstance(item, Settle | Renew) else self._others
+            queue = self._urgent if type(item) in URGENT else self._others
             queue.append((item, (call, at)))
 
     def take(self) -> Fold[Taker]:
@@ -132,7 +135,7 @@ class Queue:
             entries += [queue.popleft() for _ in range(min(len(queue), BATCH_MAX - len(entries)))]
         fold = Fold(entries)
         for item, taker in reversed(fold.later):
-            (self._urgent if isinstance(item, Settle | Renew) else self._others).appendleft((item, taker))
+            (self._urgent if type(item) in URGENT else self._others).appendleft((item, taker))
         return fold
 
 

@@ -92,6 +92,9 @@ class Plan:
                 f"lease {self.lease_us / 1e6:g}s is longer than Policy.run_max_s {policy.run_max_s:g}; raise run_max_s"
             )
         self._base = (window, lease)
+        self._refuse_late: bool = policy.late != "run"
+        self._quarantine: bool = mode == "quarantine"
+        self._leases: bool = mode in ("lease", "quarantine")
 
     def using(self, policy: Policy) -> "Plan":
         """The same consumer by another policy."""
@@ -154,10 +157,10 @@ class Plan:
             None if fingerprint is None else fingerprint_of(fingerprint),
             event_type,
             event_time_us,
-            self.policy.late != "run",
+            self._refuse_late,
             None if journal is None else encode(journal, None, self.policy.value_bytes_max),
             None if meta is None else _encode_meta(meta),
-            self.mode == "quarantine",
+            self._quarantine,
             sliding_us is not None,
             apart_us,
         )
@@ -261,7 +264,7 @@ class Plan:
         task = Task(claim, call, self.policy, return_type(fn), last_words)
         if claim.window_us == OFF:
             return flows.unguarded(task)
-        if self.mode in ("lease", "quarantine"):
+        if self._leases:
             return flows.once(task)
         if self.mode == "mark":
             return flows.marked(Mark(self.tenant, self.consumer, [claim.id[2]], claim.window_us), task)

@@ -27,6 +27,8 @@ class Policy(Struct, frozen=True, kw_only=True):
     """How long a finished key is remembered; `None`: the client's. A window stored for the event type wins."""
     wait_s: float = 10.0
     """How long a concurrent duplicate waits for the first one; 0: `Busy` at once."""
+    lock_wait_s: float = 2.0
+    """How long the inbox waits for a transaction that has marked the same key, or holds SQLite's lock."""
     run_max_s: float = 900.0
     """After this a handler's lease is not renewed any more, so that a hung one frees its key."""
     max_attempts: int = 10
@@ -49,6 +51,7 @@ class Policy(Struct, frozen=True, kw_only=True):
             ("lease_s", self.lease_s, LEASE_MIN_S, LEASE_MAX_S),
             ("window_s", self.window_s, 0, 90 * 86400.0),
             ("wait_s", self.wait_s, 0, WAIT_MAX_S),
+            ("lock_wait_s", self.lock_wait_s, 0, WAIT_MAX_S),
             ("run_max_s", self.run_max_s, LEASE_MIN_S, LEASE_MAX_S),
             ("max_attempts", self.max_attempts, 1, ATTEMPTS_LIMIT),
             ("retry_delay_s", self.retry_delay_s, 0, LEASE_MAX_S),

@@ -70,16 +70,17 @@ class Runtime:
             if not self._opened:
                 self.store.open()
                 self._opened = True
-        if mode == "inbox":
+        if self._only_reads(mode):
             self._expect(self.channel.send((ReadSettings(),))[0], tenant, consumer)
         else:
             self._hold(self.channel.send((Admit(tenant, consumer, mode),))[0], tenant, consumer, mode)
 
-    def _expect(self, settings: Settings | Unavailable, tenant: str, consumer: str) -> None:
-        """An inbox records its mode with its first mark, in the caller's transaction: here it is only read.
+    def _only_reads(self, mode: Mode) -> bool:
+        """Whether to write the mode now would wait for the caller's transaction, which may hold the store's lock."""
+        return mode == "inbox" and self.store.capabilities.single_writer
 
-        To write it now would wait for that transaction, which may hold the store's lock already.
-        """
+    def _expect(self, settings: Settings | Unavailable, tenant: str, consumer: str) -> None:
+        """There the mode is recorded with the first mark, in the caller's transaction: here it is only read."""
         if isinstance(settings, Unavailable):
             self._hold(settings, tenant, consumer, "inbox")
         elif (tenant, consumer) in settings.modes:
@@ -97,6 +98,7 @@ class Runtime:
             desk.opening = opening = asyncio.get_running_loop().create_future()
             try:
                 await self._aopen(tenant, consumer, mode)
+                return
             except Exception as error:
                 opening.set_exception(error)
                 opening.exception()  # there may be nobody to whom it matters
@@ -108,13 +110,19 @@ class Runtime:
 
     async def _aopen(self, tenant: str, consumer: str, mode: Mode) -> None:
         if not self._opened:
-            if isinstance(self.store, Store):
-                self.store.open()
-            else:
+            if not isinstance(self.store, Store):
                 await self.store.aopen()
+            elif self.store.capabilities.instant:
+                self.store.open()
+            else:  # it may wait for a lock or a disk, and the loop must not
+                await _in_thread(self.store.open, "semel-opener")
             self._opened = True
-        answer = (await self.channel.asend((Admit(tenant, consumer, mode),)))[0]
-        self._hold(answer, tenant, consumer, mode)
+        if self._only_reads(mode):
+            self._expect((await self.channel.asend((ReadSettings(),)))[0], tenant, consumer)
+        else:
+            self._hold(
+                (await self.channel.asend((Admit(tenant, consumer, mode),)))[0], tenant, consumer, mode
+            )
         await self.arefresh()
 
     def _hold(self, recorded: Any, tenant: str, consumer: str, mode: Mode) -> None:
@@ -174,7 +182,7 @@ class Runtime:
         if not self._start_closing():
             return
         if not isinstance(self.channel, LoopCoalescer):
-            await _in_thread(self._finish_closing)
+            await _in_thread(self._finish_closing, "semel-closer")
             return
         try:
             await self.channel.aclose()
@@ -204,7 +212,7 @@ class Desk:
         """Ends when the one who opens the store is done with it."""
 
 
-async def _in_thread(function: Callable[[], None]) -> None:
+async def _in_thread(function: Callable[[], None], name: str) -> None:
     """Await a function that blocks, in a thread of its own: the loop's executor may be full, or gone.
 
     It goes on to its end when the caller is cancelled.
@@ -225,7 +233,7 @@ async def _in_thread(function: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop is closed, and its waiter with it
             loop.call_soon_threadsafe(settle, error)
 
-    thread = Thread(target=run, name="semel-closer", daemon=True)
+    thread = Thread(target=run, name=name, daemon=True)
     thread.start()
     await ended
     thread.join()  # it has nothing left to do

@@ -11,7 +11,8 @@ import pytest
 import semel
 from semel import Done
 from semel.core.commands import Claim
-from tests.client.clients import Either, Gate, Place, happens, in_thread, only_async, until
+from semel.stores.sqlite import SqliteStore
+from tests.client.clients import GUARD_S, Either, Gate, Place, happens, in_thread, only_async, until
 from tests.client.conftest import semel_threads
 
 pytestmark = pytest.mark.anyio
@@ -180,3 +181,26 @@ def test_opening_does_no_io(tmp_path: Path) -> None:
     semel.aopen(f"sqlite:///{tmp_path / 'semel.db'}", consumer="c")
     assert list(tmp_path.iterdir()) == []
     assert semel_threads() == []
+
+
+async def test_opening_does_not_stop_the_loop(tmp_path: Path) -> None:
+    gate = Event()
+
+    class Slow(SqliteStore):
+        opened_in_time = False
+
+        def open(self) -> None:
+            self.opened_in_time = gate.wait(GUARD_S)
+            super().open()
+
+    store = Slow(tmp_path / "semel.db")
+    opening = asyncio.create_task(semel.aopen(store, consumer="c").run("k", _nothing))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_later(0.05, gate.set)
+    assert await opening == Done(None)
+    assert store.opened_in_time
+    store.close()
+
+
+async def _nothing() -> None:
+    """A handler."""

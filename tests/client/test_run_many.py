@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from pathlib import Path
 from threading import Event, Lock
 from typing import Any
 
@@ -10,7 +11,19 @@ import pytest
 import semel
 from semel import Busy, Delivery, Done, Errored, Failed, Mismatch, Unavailable
 from semel.core.commands import Claim, Settle
-from tests.client.clients import GUARD_S, Either, Gate, Place, down, happens, only_async, only_sync, until
+from semel.stores.sqlite import SqliteStore
+from tests.client.clients import (
+    GUARD_S,
+    Either,
+    Gate,
+    Place,
+    Spy,
+    down,
+    happens,
+    only_async,
+    only_sync,
+    until,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -155,6 +168,39 @@ async def test_completions_leave_while_later_handlers_run(client: Either, place:
 
     outcomes = await client.run_many(deliveries("a", "b"), handler if client.sync else ahandler)
     assert outcomes == [Done(True), Done(True)]
+
+
+async def test_completions_that_gather_behind_one_under_way_leave_together(tmp_path: Path) -> None:
+    """Also while the next handler runs: whoever brings the answer sends what has gathered meanwhile."""
+    spy = Spy(SqliteStore(tmp_path / "semel.db", synchronous="NORMAL"))
+    under_way, others_done, all_sent = Event(), Event(), Event()
+
+    def settled(items: list[Any]) -> list[str]:
+        return [item.id[2] for item in items if isinstance(item, Settle)]
+
+    def before(items: list[Any]) -> None:
+        if "first" in settled(items):
+            under_way.set()
+            assert others_done.wait(GUARD_S)
+
+    def after(items: list[Any]) -> None:
+        if "b" in settled(items):
+            all_sent.set()
+
+    spy.before, spy.after = before, after
+
+    def handler(body: str) -> bool:
+        if body == "a1":
+            return under_way.wait(GUARD_S)
+        if body == "last3":
+            others_done.set()
+            return all_sent.wait(GUARD_S)
+        return True
+
+    with semel.open(spy, consumer="c") as once:
+        outcomes = await asyncio.to_thread(once.run_many, deliveries("first", "a", "b", "last"), handler)
+    assert outcomes == [Done(True)] * 4
+    assert [settled(batch) for batch in spy.batches if settled(batch)] == [["first"], ["a", "b"], ["last"]]
 
 
 async def test_an_event_tried_before_is_run_alone_after_the_others(client: Either, place: Place) -> None:

@@ -45,6 +45,7 @@ def sqlite(folder: Path, clock: Clock) -> Store:
 
 KINDS = [
     Kind("memory", MemoryStore.capabilities, lambda _folder, clock: MemoryStore(clock=clock)),
+    Kind("compact", MemoryStore.capabilities, lambda _folder, clock: MemoryStore(compact=True, clock=clock)),
     Kind("sqlite", SqliteStore.capabilities, sqlite, lasts=True),
     Kind("dict", DictStore.capabilities, lambda _folder, clock: DictStore(clock)),
     Kind("postgres", places.CAPABILITIES, places.make, lasts=True),

@@ -2,7 +2,7 @@
 
 import os
 
-from semel.core.commands import Claim, Count, Granted, Item, Known, Lookup, Mark, Marked, Settle
+from semel.core.commands import Claim, Count, Granted, Item, Known, Lookup, Mark, Marked, Renew, Settle
 from semel.errors import StoreFull
 from semel.stores.memory import MemoryStore
 from semel.testing import ManualClock
@@ -93,3 +93,17 @@ def test_a_changed_window_loses_no_mark() -> None:
     assert [mark("early"), old("late"), old("early")] == [False, False, False]
     clock.advance(s=5)
     assert [mark("early"), mark("late"), old("early")] == [True, False, False]
+
+
+def test_watchers_are_told_of_ends_and_not_of_renewals() -> None:
+    store = MemoryStore(clock=ManualClock())
+    told: list[object] = []
+    stop = store.watch(told.append)
+    item = claim("a")
+    granted = ask(store, item)
+    assert isinstance(granted, Granted)
+    ask(store, Renew(item.id, item.owner, granted.fence, S, ("step", b"jnull")))
+    assert told == []
+    ask(store, Settle(item.id, item.owner, granted.fence, "done", window_us=S))
+    assert told == [item.id]
+    stop()

@@ -7,9 +7,13 @@ import threading
 from types import TracebackType
 from typing import Literal, Self, TypeAlias
 
-Mode: TypeAlias = Literal["pass", "refuse", "blackhole", "swallow", "cut_reply"]
+Mode: TypeAlias = Literal[
+    "pass", "refuse", "blackhole", "swallow", "hold", "cut_request", "cut_reply", "half_reply"
+]
 """`refuse`: new connections are closed at once. `blackhole`: nothing passes. `swallow`: requests arrive, replies do
-not. `cut_reply`: requests arrive, and when the server answers, the connection is cut instead."""
+not. `hold`: replies are kept, and handed on when all passes again. `cut_request`: cut instead of handing a request on;
+`cut_reply`: requests arrive, and when the server answers, the connection is cut instead; `half_reply`: in the midst
+of the answer."""
 
 CHUNK_BYTES = 65536
 LOOK_S = 0.02
@@ -24,11 +28,15 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self.mode: Mode = "pass"
         self.cuts_left: int | None = None
-        """So many replies are cut, then all pass again; `None`: for as long as the mode stands."""
+        """So many are cut, then all pass again; `None`: for as long as the mode stands."""
         self.cuts = 0
         self.connections = 0
         self.turns = 0
         """How often the direction changed from request to reply: round trips."""
+        self.asked_bytes = 0
+        """What clients have sent."""
+        self.kept_back = threading.Event()
+        """Set whenever a request was not handed on."""
         self.arrived = threading.Event()
         """Set whenever a request has been handed to the server."""
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
@@ -62,8 +70,16 @@ class Proxy:
 
     def cut_replies(self, times: int) -> None:
         """Cut the next replies instead of handing them on."""
+        self.cut_next("cut_reply", times)
+
+    def cut_next(self, mode: Mode, times: int) -> None:
+        """Cut so many connections in this way, then let all pass again."""
         self.cuts_left = times
-        self.mode = "cut_reply"
+        self.mode = mode
+
+    def lead_to(self, port: int) -> None:
+        """From now on, new connections go to another server."""
+        self._target = (self._target[0], port)
 
     def _accept(self) -> None:
         while not self._closed:
@@ -90,6 +106,7 @@ class Proxy:
         with self._lock:
             self._pairs.add(pair)
         asked = False
+        held = b""
         try:
             while not self._closed:
                 for end in select.select(pair, [], [], LOOK_S)[0]:
@@ -98,14 +115,26 @@ class Proxy:
                         return
                     if end is client:
                         asked = True
-                        if self.mode != "blackhole":
+                        self.asked_bytes += len(data)
+                        if self.mode == "cut_request":
+                            self._count_cut()
+                            return
+                        if self.mode == "blackhole":
+                            self.kept_back.set()
+                        else:
                             server.sendall(data)
                             self.arrived.set()
+                    elif self.mode == "hold":
+                        held += data
                     else:
                         self.turns += asked
                         asked = False
-                        if not self._hand_on(client, data):
+                        if not self._hand_on(client, held + data):
                             return
+                        held = b""
+                if held and self.mode != "hold":
+                    client.sendall(held)
+                    held = b""
         except OSError:
             pass
         finally:
@@ -118,12 +147,17 @@ class Proxy:
         """Give a reply to the client, or do not; `False`: the connection ends here."""
         if self.mode == "pass":
             client.sendall(data)
-        elif self.mode == "cut_reply":
-            with self._lock:
-                if self.cuts_left is not None:
-                    self.cuts_left -= 1
-                    if self.cuts_left <= 0:
-                        self.mode = "pass"
-                self.cuts += 1
+        elif self.mode in ("cut_reply", "half_reply"):
+            if self.mode == "half_reply":
+                client.sendall(data[: len(data) // 2])
+            self._count_cut()
             return False
         return True
+
+    def _count_cut(self) -> None:
+        with self._lock:
+            if self.cuts_left is not None:
+                self.cuts_left -= 1
+                if self.cuts_left <= 0:
+                    self.mode = "pass"
+            self.cuts += 1

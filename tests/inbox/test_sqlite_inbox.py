@@ -14,21 +14,22 @@ from semel.errors import (
     NoTransaction,
     OutcomeUnknown,
     StillRunning,
-    StoreClosed,
     UsageError,
     ValueNotEncodable,
     ValueTooLarge,
     WrongDatabase,
 )
-from semel.inbox import inbox_for
-from semel.inbox.sqlite import SqliteInbox
+from semel.handles import Handle, handle_for
+from semel.inbox import Inbox, inbox_for
+from semel.plans import Plan
+from semel.policy import Policy
 from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.testing import ManualClock
 from semel.types import Done
 from tests.stores.sqlite.tools import HOUR, LEASE, SECOND, claim, hold, line, lookup, process, settle
 
-WINDOWS = {"": HOUR, "short": SECOND, "off": 0}
+WINDOWS = {("", "billing", "short"): SECOND, ("", "billing", "off"): 0}
 
 
 @pytest.fixture
@@ -54,8 +55,18 @@ def connection(store: SqliteStore) -> Iterator[sqlite3.Connection]:
     connection.close()
 
 
-def inbox(connection: sqlite3.Connection, store: SqliteStore, lock_wait_s: float = 2.0) -> SqliteInbox:
-    return SqliteInbox(connection, store, "", "billing", WINDOWS.__getitem__, lock_wait_s)
+def inbox(connection: Any, store: Any, lock_wait_s: float = 2.0) -> Inbox:
+    plan = Plan(
+        consumer="billing",
+        tenant="",
+        window=3600,
+        lease=30,
+        mode="inbox",
+        policy=Policy(lock_wait_s=lock_wait_s),
+    )
+    handle = handle_for(connection)
+    assert isinstance(handle, Handle)
+    return inbox_for(handle, store, plan, lambda: WINDOWS)
 
 
 def credit(connection: sqlite3.Connection, amount: int = 1) -> None:
@@ -74,7 +85,7 @@ def test_mark_and_effect_commit_together(connection: sqlite3.Connection, store: 
                 credit(connection)
     assert balance(connection) == 1
     record = lookup(store, "evt_1")
-    assert (record.state, record.attempt, record.owner) == ("done", 1, b"")
+    assert (record.state, record.attempt, len(record.owner)) == ("done", 1, 16)
     assert record.expires_at == record.settled_at + HOUR
     assert [each.key for each in store.send([Scan()])[0].records] == ["evt_1"]
 
@@ -172,7 +183,7 @@ def test_another_database_is_refused(store: SqliteStore, tmp_path: Path) -> None
     for name in (":memory:", str(tmp_path / "b.db")):
         other = sqlite3.connect(name)
         with pytest.raises(WrongDatabase, match="use one file for both"):
-            inbox(other, store)
+            inbox(other, store).first("evt_1")
         other.close()
 
 
@@ -356,29 +367,20 @@ def test_claims_that_the_store_remembers_do_not_hide_a_mark(
     assert not isinstance(store.send([claim("evt_1")])[0], Granted)
 
 
-def test_a_closed_store_is_not_opened_again(store: SqliteStore, connection: sqlite3.Connection) -> None:
-    store.close()
-    with pytest.raises(StoreClosed):
-        inbox(connection, store)
-
-
 def test_the_handle_picks_the_inbox(store: SqliteStore, connection: sqlite3.Connection) -> None:
-    held = inbox_for(connection, store, "", "billing", WINDOWS.__getitem__)
-    assert held.first("evt_1")
+    assert inbox(connection, store).first("evt_1")
     connection.rollback()
-    with pytest.raises(TypeError, match=r"builtins\.str cannot hold an inbox.*sqlite3\.Connection"):
-        inbox_for("conn", store, "", "billing", WINDOWS.__getitem__)
+    with pytest.raises(TypeError, match=r"builtins\.str is no handle.*sqlite3"):
+        inbox("conn", store)
     with pytest.raises(TypeError, match="needs a sqlite: store, and this one is memory:"):
-        inbox_for(connection, MemoryStore(), "", "billing", WINDOWS.__getitem__)
+        inbox(connection, MemoryStore())
 
 
 CREDITING = """
 import sqlite3, sys
-from semel.inbox import inbox_for
-from semel.stores.sqlite import SqliteStore
-store = SqliteStore(sys.argv[1])
+import semel
 connection = sqlite3.connect(sys.argv[1])
-inbox = inbox_for(connection, store, "", "billing", lambda event_type: 10**12)
+inbox = semel.open("sqlite:///" + sys.argv[1], consumer="billing", mode="inbox").inbox(connection)
 for number in range(100_000):
     with connection:
         if inbox.first(f"evt_{number}"):

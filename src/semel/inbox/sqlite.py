@@ -1,108 +1,93 @@
-"""Marks inside the transaction of a `sqlite3` connection."""
+"""What an inbox says on a connection to SQLite."""
 
-import contextlib
+import asyncio
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from semel import codec
+from semel.core.commands import Lookup, Renew
 from semel.core.machine import check, standing
 from semel.digests import digest
-from semel.errors import ModeMismatch, NoTransaction, OutcomeUnknown, StillRunning, UsageError, WrongDatabase
-from semel.keys.limits import check_all
-from semel.stores.sqlite import wire
-from semel.stores.sqlite.admin import extras_of
-from semel.stores.sqlite.store import RETRY_MAX_S, RETRY_MIN_S, SqliteStore
+from semel.errors import ModeMismatch, OutcomeUnknown, StillRunning, StoreUnavailable, WrongDatabase
+from semel.handles import Pause, Row, Statement, Talk
+from semel.inbox.words import Value, Words
+from semel.plans import Plan
+from semel.stores.sqlite import SqliteStore, wire
+from semel.stores.sqlite.store import RETRY_MAX_S, RETRY_MIN_S
 from semel.stores.sqlite.trouble import is_busy, translated
-from semel.types import Done, Id, Record
+from semel.types import Id, Record
 
-__all__ = ["SqliteInbox"]
+__all__ = ["BUSY_SNAPSHOT", "SqliteWords"]
 
-LOCK_WAIT_S = 2.0
-VALUE_BYTES_MAX = 256 * 1024
-_BUSY_SNAPSHOT = 517
+BUSY_SNAPSHOT = 517
 """The transaction has read an older state, from which SQLite lets nobody begin to write."""
-_COLUMNS = ", ".join(f"+{name}" for name in wire.COLUMNS.split(", "))
-"""The plus takes the columns' declared types away, so that no converter of the caller gets at them."""
+_BARE = wire.STATE_MASK | wire.QUARANTINE | wire.SLIDING
+COLUMNS = ", ".join(
+    f"+state & {_BARE}" if name == "state" else f"+{name}" for name in wire.COLUMNS.split(", ")
+)
+"""The plus takes the columns' declared types away, so that no converter of the caller gets at them. A mark
+needs neither the steps nor the journal of a claim, so the state does not say that there are some."""
 
 
-class SqliteInbox:
-    """An inbox on the caller's `sqlite3.Connection`: it joins its transaction and never ends it.
+class SqliteWords(Words):
+    """The mark is decided here, under the database's write lock, which the transaction then holds."""
 
-    A mark is a `done` record of the store. `first` takes the database's write lock, which the
-    transaction then holds, and waits for it at most `lock_wait_s`. Nothing is kept in this object: after
-    a rollback, also to a savepoint, the same key is first again.
-    """
-
-    def __init__(
-        self,
-        connection: sqlite3.Connection,
-        store: SqliteStore,
-        tenant: str,
-        consumer: str,
-        window_us: Callable[[str], int],
-        lock_wait_s: float = LOCK_WAIT_S,
-        value_bytes_max: int = VALUE_BYTES_MAX,
-    ) -> None:
-        self._connection = connection
+    def __init__(self, store: SqliteStore, plan: Plan) -> None:
+        super().__init__(plan)
         self._store = store
-        self._scope = (tenant, consumer)
-        self._window_us = window_us
-        self._lock_wait_s = lock_wait_s
-        self._value_bytes_max = value_bytes_max
-        store.send([])  # the start checks, and the tables
-        self._check_database()
 
-    def first(self, key: str, *, event_type: str = "") -> bool:
-        """Mark the event in the caller's transaction; `False`: it was marked before.
+    def first_many(self, keys: Sequence[str], event_type: str, window_us: int) -> Talk[list[bool]]:
+        """Mark keys that differ from one another, by one statement for all that are new to the database."""
+        yield from self._check_database()
+        now = yield from self._lock()
+        rows = yield from self._read(keys)
+        new: dict[str, Record] = {}
+        for key, (_, stored) in rows.items():
+            mark = self._decide((self.tenant, self.consumer, key), stored, now, window_us, event_type)
+            if mark is not None:
+                new[key] = mark
+        if new:
+            yield from self._write([(rows[key][0], record) for key, record in new.items()])
+        return [key in new for key in keys]
 
-        Raises `StillRunning` when another writer keeps the lock or a claim is running on the key,
-        `NoTransaction` where nothing would hold the mark. The transaction stays usable.
-        """
-        return self.first_many([key], event_type=event_type)[0]
-
-    def first_many(self, keys: Sequence[str], *, event_type: str = "") -> list[bool]:
-        """Mark many events with one statement, all or none; a later copy of a key is `False`."""
-        check_all(keys)
-        window_us = self._window_us(event_type)
-        with self._cursor(writes=True) as cursor:
-            if not window_us:
-                return [True] * len(keys)  # no deduplication for this type
-            now = self._lock(cursor)
-            rows = self._read(cursor, list(dict.fromkeys(keys)))
-            new: dict[str, Record] = {}
-            for key, (_, stored) in rows.items():
-                mark = self._decide((*self._scope, key), stored, now, window_us, event_type)
-                if mark is not None:
-                    new[key] = mark
-            self._write(cursor, [(rows[key][0], record) for key, record in new.items()])
-            return [new.pop(key, None) is not None for key in keys]
-
-    def store(self, key: str, value: Any) -> None:
-        """Keep a value with the mark, for `replay`. Raises `UsageError` if the key is not marked."""
-        encoded = codec.encode(value, bytes_max=self._value_bytes_max)
-        with self._cursor(writes=True) as cursor:
-            now = self._lock(cursor)
-            rowid, stored = self._read(cursor, [key])[key]
-            record = standing(stored, now)
-            if record is None or record.state != "done":
-                raise UsageError(f"{key!r} is not marked; call first({key!r}) before store()")
-            cursor.execute("UPDATE semel_records SET value = ? WHERE id = ?", (encoded, rowid))
-
-    def replay(self, key: str) -> Done[Any] | None:
-        """What was kept with the mark; `None`: the event is not done. Changes nothing."""
-        with self._cursor(writes=False) as cursor:
-            last_us, offset_us = cursor.execute("SELECT +last_us, +offset_us FROM semel_clock").fetchone()
-            now, _ = self._store.clock.tick(last_us, offset_us)
-            record = standing(self._read(cursor, [key])[key][1], now)
+    def store(self, key: str, encoded: bytes) -> Talk[None]:
+        """Keep a value with the mark."""
+        yield from self._check_database()
+        now = yield from self._lock()
+        rowid, stored = (yield from self._read([key]))[key]
+        record = standing(stored, now)
         if record is None or record.state != "done":
-            return None
-        if record.value is None:
-            return Done(None, replayed=True, kept=False)
-        return Done(codec.decode(record.value), replayed=True)
+            raise self.not_marked(key)
+        yield from self._say("UPDATE semel_records SET value = ? WHERE id = ?", encoded, rowid)
+
+    def replay(self, key: str) -> Talk[Value | None]:
+        """What was kept with the mark. Takes no lock."""
+        yield from self._check_database()
+        ((last_us, offset_us),) = yield from self._say("SELECT +last_us, +offset_us FROM semel_clock")
+        now, _ = self._store.clock.tick(last_us, offset_us)
+        record = standing((yield from self._read([key]))[key][1], now)
+        return None if record is None or record.state != "done" else Value(record.value)
+
+    # --- on the store's own connection ---
+
+    def committed(self, key: str) -> bool:
+        """Whether the mark of this attempt is there."""
+        record_id: Id = (self.tenant, self.consumer, key)
+        try:
+            # A renewal of nothing takes the write lock, and so waits until whoever holds it is through.
+            record = self._store.send([Renew(record_id, self.attempt, 0, 0), Lookup(record_id)])[1]
+        except StoreUnavailable as error:
+            raise StillRunning(
+                f"a transaction that may have marked {key!r} is still open: {error}"
+            ) from error
+        return isinstance(record, Record) and record.state == "done" and record.owner == self.attempt
+
+    async def acommitted(self, key: str) -> bool:
+        """The same in a thread, as it may wait for the lock."""
+        return await asyncio.to_thread(self.committed, key)
 
     # --- what a key comes to ---
 
@@ -123,7 +108,7 @@ class SqliteInbox:
             Record(
                 id=record_id,
                 state="done",
-                owner=b"",
+                owner=self.attempt,
                 fence=now if stored is None or stored.fence < now else stored.fence + 1,
                 lease_until=0,
                 attempt=1 if orphan is None else orphan.attempt + 1,
@@ -134,22 +119,18 @@ class SqliteInbox:
             )
         )
 
-    def _read(self, cursor: sqlite3.Cursor, keys: list[str]) -> dict[str, tuple[int | None, Record | None]]:
+    def _read(self, keys: Sequence[str]) -> Talk[dict[str, tuple[int | None, Record | None]]]:
         """The row number and record of each key."""
-        digests = {digest((*self._scope, key)): key for key in keys}
+        digests = {digest((self.tenant, self.consumer, key)): key for key in keys}
         found: dict[str, tuple[int | None, Record | None]] = dict.fromkeys(keys, (None, None))
         for some in wire.chunks(list(digests)):
-            cursor.execute(wire.select_records(len(some), _COLUMNS), some)
-            rows = cursor.fetchall()
-            for row, beside in zip(rows, extras_of(cursor, rows), strict=True):
+            for row in (yield from self._say(wire.select_records(len(some), COLUMNS), *some)):
                 key = digests[row[1]]
-                found[key] = (row[0], wire.from_row(row, (*self._scope, key), *beside))
+                found[key] = (row[0], wire.from_row(row, (self.tenant, self.consumer, key)))
         return found
 
-    def _write(self, cursor: sqlite3.Cursor, marks: list[tuple[int | None, Record]]) -> None:
-        if not marks:
-            return
-        consumer_id = self._consumer_id(cursor)
+    def _write(self, marks: list[tuple[int | None, Record]]) -> Talk[None]:
+        consumer_id = yield from self._consumer_id()
         inserts: list[wire.Row] = []
         for rowid, record in marks:
             row = wire.to_row(record, wire.DONE)
@@ -158,64 +139,45 @@ class SqliteInbox:
                 key = record.key if self._store.readable_keys else None
                 inserts.append((None, digest(record.id), consumer_id, key, at, *row))
             else:
-                cursor.execute(wire.UPDATE_RECORD, (*row, rowid))
-                cursor.execute(wire.MOVE_RECORD, (at, rowid))
-                cursor.execute("DELETE FROM semel_extras WHERE id = ?", (rowid,))
-                cursor.execute("DELETE FROM semel_journal WHERE id = ?", (rowid,))
+                yield from self._say(wire.UPDATE_RECORD, *row, rowid)
+                yield from self._say(wire.MOVE_RECORD, at, rowid)
+                yield from self._say("DELETE FROM semel_extras WHERE id = ?", rowid)
+                yield from self._say("DELETE FROM semel_journal WHERE id = ?", rowid)
         for some in wire.chunks(inserts):
             statement, _, places = wire.INSERT_RECORD.partition(" VALUES ")
-            cursor.execute(
-                f"{statement} VALUES {','.join([places] * len(some))}", [part for row in some for part in row]
+            yield from self._say(
+                f"{statement} VALUES {','.join([places] * len(some))}",
+                *[part for row in some for part in row],
             )
 
-    def _consumer_id(self, cursor: sqlite3.Cursor) -> int:
+    def _consumer_id(self) -> Talk[int]:
         """The consumer's number; its mode is recorded with its first mark. Raises `ModeMismatch`."""
+        scope = (self.tenant, self.consumer)
         query = "SELECT +id, +mode FROM semel_consumers WHERE tenant = ? AND consumer = ?"
-        row = cursor.execute(query, self._scope).fetchone()
-        if row is None:
-            cursor.execute("INSERT INTO semel_consumers (tenant, consumer) VALUES (?, ?)", self._scope)
-            row = cursor.execute(query, self._scope).fetchone()
-        number, mode = row
+        rows = yield from self._say(query, *scope)
+        if not rows:
+            yield from self._say("INSERT INTO semel_consumers (tenant, consumer) VALUES (?, ?)", *scope)
+            rows = yield from self._say(query, *scope)
+        ((number, mode),) = rows
         if mode is None:
-            cursor.execute("UPDATE semel_consumers SET mode = 'inbox' WHERE id = ?", (number,))
+            yield from self._say("UPDATE semel_consumers SET mode = 'inbox' WHERE id = ?", number)
         elif mode != "inbox":
-            raise ModeMismatch(f"consumer {self._scope[1]!r} works in mode {mode!r}, not 'inbox'")
+            raise ModeMismatch(f"consumer {self.consumer!r} works in mode {mode!r}, not 'inbox'")
         return int(number)
 
     # --- the caller's connection ---
 
-    @contextlib.contextmanager
-    def _cursor(self, *, writes: bool) -> Iterator[sqlite3.Cursor]:
-        """A cursor that the caller's factories do not touch, closed again."""
-        connection = self._connection
-        if writes:
-            self._check_transaction()
-        text_factory = connection.text_factory
-        cursor = sqlite3.Connection.cursor(connection)
-        cursor.row_factory = None
-        connection.text_factory = str
+    def _say(self, text: str, *parameters: Any) -> Talk[list[Row]]:
         try:
-            yield cursor
-        except sqlite3.Error as error:
-            raise translated(error, self._store.path) from error
-        finally:
-            connection.text_factory = text_factory
-            cursor.close()
+            return (yield Statement(text, parameters))
+        except Exception as error:
+            raw = driver_error(error)
+            if raw is None:
+                raise
+            raise translated(raw, self._store.path) from error
 
-    def _check_transaction(self) -> None:
-        connection = self._connection
-        if connection.in_transaction:
-            return
-        autocommit = getattr(connection, "autocommit", -1)  # since Python 3.12
-        if autocommit is True or (autocommit == -1 and connection.isolation_level is None):
-            raise NoTransaction(
-                "the connection is in autocommit mode and no transaction is open, so nothing would hold mark and"
-                " effect together; execute BEGIN first"
-            )
-
-    def _check_database(self) -> None:
-        with self._cursor(writes=False) as cursor:
-            files = {name: file for _, name, file in cursor.execute("PRAGMA database_list").fetchall()}
+    def _check_database(self) -> Talk[None]:
+        files = {name: file for _, name, file in (yield from self._say("PRAGMA database_list"))}
         main = files.get("main", "")
         if not main or not Path(main).samefile(self._store.path):
             where = main or "a database in memory"
@@ -223,36 +185,56 @@ class SqliteInbox:
                 f"the connection is to {where}, the store is {self._store.path}; use one file for both"
             )
 
-    def _lock(self, cursor: sqlite3.Cursor) -> int:
+    def _lock(self) -> Talk[int]:
         """Take the write lock in the caller's transaction; the time by the store's clock."""
-        (busy_ms,) = cursor.execute("PRAGMA busy_timeout").fetchone()
-        cursor.execute("PRAGMA busy_timeout = 0")
+        ((busy_ms,),) = yield from self._say("PRAGMA busy_timeout")
+        yield from self._say("PRAGMA busy_timeout = 0")
         try:
-            last_us, offset_us = self._wait_for_lock(cursor)
+            yield from self._wait_for_lock()
         finally:
-            cursor.execute(f"PRAGMA busy_timeout = {busy_ms}")
+            yield from self._say(f"PRAGMA busy_timeout = {int(busy_ms)}")
+        ((last_us, offset_us),) = yield from self._say("SELECT +last_us, +offset_us FROM semel_clock")
         now, offset_us = self._store.clock.tick(last_us, offset_us)
-        cursor.execute("UPDATE semel_clock SET last_us = ?, offset_us = ?", (now, offset_us))
+        yield from self._say("UPDATE semel_clock SET last_us = ?, offset_us = ?", now, offset_us)
         return now
 
-    def _wait_for_lock(self, cursor: sqlite3.Cursor) -> tuple[int, int]:
-        deadline = time.monotonic() + self._lock_wait_s
+    def _wait_for_lock(self) -> Talk[None]:
+        deadline = time.monotonic() + self.lock_wait_s
         while True:
             try:
                 # Writing first makes the driver open its transaction, and SQLite take the lock before we read.
-                cursor.execute("UPDATE semel_clock SET last_us = last_us")
-                last_us, offset_us = cursor.execute("SELECT +last_us, +offset_us FROM semel_clock").fetchone()
-                return last_us, offset_us
-            except sqlite3.OperationalError as error:
-                if not is_busy(error):
-                    raise
-                if error.sqlite_errorcode == _BUSY_SNAPSHOT:
-                    raise StillRunning(
-                        "the transaction has read before others wrote, so it cannot write any more: roll it back"
-                        " and try again; call first() before anything else, or use BEGIN IMMEDIATE"
-                    ) from error
-                if time.monotonic() >= deadline:
-                    raise StillRunning(
-                        f"another writer has held the lock of {self._store.path} for {self._lock_wait_s:g} s"
-                    ) from error
-            time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))  # noqa: S311 - no secret hangs on it
+                yield Statement("UPDATE semel_clock SET last_us = last_us")
+                return
+            except Exception as error:  # noqa: BLE001 - drivers wrap it in errors of their own
+                self._wait_or_give_up(error, deadline)
+            yield Pause(random.uniform(RETRY_MIN_S, RETRY_MAX_S))  # noqa: S311 - no secret hangs on it
+
+    def _wait_or_give_up(self, error: Exception, deadline: float) -> None:
+        raw = driver_error(error)
+        if raw is None:
+            raise error
+        if not isinstance(raw, sqlite3.OperationalError) or not is_busy(raw):
+            raise translated(raw, self._store.path) from error
+        if raw.sqlite_errorcode == BUSY_SNAPSHOT:
+            raise StillRunning(
+                "the transaction has read before others wrote, so it cannot write any more: roll it back and try"
+                " again; call first() before anything else, or use BEGIN IMMEDIATE"
+            ) from error
+        if time.monotonic() >= deadline:
+            raise StillRunning(
+                f"another writer has held the lock of {self._store.path} for {self.lock_wait_s:g} s"
+            ) from error
+
+
+def driver_error(error: BaseException) -> sqlite3.Error | None:
+    """The driver's own error, whoever wrapped it."""
+    for each in _wrapped(error):
+        if isinstance(each, sqlite3.Error):
+            return each
+    return None
+
+
+def _wrapped(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = getattr(error, "orig", None) or error.__cause__

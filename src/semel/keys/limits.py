@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
 
 from semel.errors import KeyInvalid
 
@@ -17,9 +20,14 @@ __all__ = [
 
 KEY_BYTES_MAX = 512
 """Longer ids than this are payloads; every store keeps the readable key of this size beside its digest."""
+SHORT_CHARS = KEY_BYTES_MAX // 4
+"""Whatever they are, so many characters fit: printable text of this length needs no second look."""
 CONSUMER_BYTES_MAX = 128
 NAMESPACE_BYTES_MAX = 64
 """Leaves room in a key for a digest or a UUID and a version."""
+
+_KEYS = list[Annotated[str, msgspec.Meta(min_length=1, max_length=KEY_BYTES_MAX)]]
+_json = msgspec.json.Encoder()
 
 # C0 and DEL: they split log lines and header values, and no producer means them.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -31,9 +39,9 @@ def check(key: str) -> str:
     """Return the key as it came if it keeps the limits: 1 to 512 bytes of UTF-8, no control characters.
 
     Raises `KeyInvalid` otherwise. Nothing is trimmed, folded or normalised: two spellings are two keys.
-    About a tenth of a microsecond for ASCII, because every call passes here.
+    About a tenth of a microsecond, because every call passes here.
     """
-    if type(key) is str and 0 < len(key) <= KEY_BYTES_MAX and key.isascii() and key.isprintable():
+    if type(key) is str and 0 < len(key) <= SHORT_CHARS and key.isprintable():
         return key
     return _check(key, "key", KEY_BYTES_MAX, "use the producer's id, or hash a long one with semel.keys.of()")
 
@@ -41,16 +49,13 @@ def check(key: str) -> str:
 def check_all(keys: Sequence[str]) -> None:
     """Check many keys at once, at a fraction of the price. Raises `KeyInvalid` for the first bad one."""
     try:
+        msgspec.convert(keys, _KEYS)
         text = "".join(keys)
-        lengths = set(map(len, keys))
-    except TypeError:
-        text, lengths = "", {0}
-    if not (
-        text.isascii()
-        and text.isprintable()
-        and 0 not in lengths
-        and max(lengths, default=0) <= KEY_BYTES_MAX
-    ):
+        # JSON escapes what is not ASCII or not printable, except DEL: the fastest look at every character there is.
+        fine = len(_json.encode(text)) == len(text) + 2 and "\x7f" not in text
+    except (msgspec.ValidationError, UnicodeEncodeError):
+        fine = False
+    if not fine:
         for key in keys:
             check(key)
 

@@ -59,7 +59,7 @@ def explain(
         raise PolicyInvalid(f"mode {mode!r} has no tested guarantees here; choose one of {', '.join(_HOW)}")
     if mode == "inbox" and not store.capabilities.transactional:
         raise PolicyInvalid(
-            f"{store.name} cannot hold an inbox: no transaction of yours reaches it; use sqlite:"
+            f"{store.name} cannot hold an inbox: no transaction of yours reaches it; use sqlite: or postgresql:"
         )
     return Explanation(
         mode=mode,
@@ -100,12 +100,13 @@ def _weaknesses(store: Store | AsyncStore, mode: Mode, window_us: int, lease_us:
         found.append(
             Weakness(f"{store.name} guesses: a new event may be taken for a duplicate.", breaks=True)
         )
-    if getattr(store, "_synchronous", "FULL") == "NORMAL":
+    if getattr(store, "synchronous", "FULL") == "NORMAL":
         found.append(
             Weakness(
                 "synchronous=NORMAL: when the power fails, the last commits may be lost, as if never made."
             )
         )
+    found += [Weakness(f"{each}.") for each in getattr(store, "weaknesses", ())]
     if 0 < window_us < _DAY_US:
         found.append(
             Weakness(

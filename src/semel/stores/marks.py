@@ -1,187 +1,266 @@
-"""Marks in memory: the smallest thing that can be remembered, as fast as a dict."""
+"""Marks in memory: the smallest thing that can be remembered, as fast as a dict or a set.
 
+Single marks are a dict from key to expiry, and are made without a lock: `dict.setdefault` is atomic, and the
+expiry that comes back is the caller's own object or somebody else's. Batches of marks are a set, with a log of
+what to take out of it and when. While there are batches, single marks go through the lock too.
+"""
+
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Lock
 
+from semel.clock import Clock, SystemClock
 from semel.core.commands import Forget, Lookup
-from semel.keys.limits import KEY_BYTES_MAX, check
-from semel.types import Absent, Forgotten, Record
+from semel.errors import StoreFull
+from semel.keys.limits import SHORT_CHARS, check
+from semel.types import Absent, Forgotten, Id, Record
 
-REFRESH_US = 5_000_000
+__all__ = ["Marker", "Marks", "Steady", "mark_record"]
+
+REFRESH_NS = 5_000_000_000
 """How long a window is used before it is asked for again."""
+SCAN_EVERY_NS = 1_000_000_000
+"""How often a full store looks at all single marks, where several windows have mixed their order."""
+MARK_NS = 20
+"""No mark takes less: so long the room for one mark lasts, without counting them."""
+BATCH_MIN = 16
+"""Fewer keys than this are single marks: a batch costs a list and an entry in the log."""
+
+Marker = Callable[[str], bool]
+
+
+class Steady:
+    """Nanoseconds of a clock that never goes back, whatever becomes of the date."""
+
+    def __init__(self, clock: Clock, last_us: Callable[[], int] = lambda: 0) -> None:
+        """`last_us`: what the store has already taken for now, where its clock is not the computer's own."""
+        self.real = type(clock) is SystemClock
+        """Whether it is the computer's own, so that time passes while marks are made."""
+        self._epoch_ns = time.time_ns() - time.monotonic_ns() if self.real else 0
+        self._clock = clock
+        self._last_us = last_us
+        self._last = 0
+        self.now: Callable[[], int] = time.monotonic_ns if self.real else self._forward
+
+    def date_us(self, moment: int) -> int:
+        """The date of a moment, in microseconds."""
+        return (moment + self._epoch_ns) // 1000
+
+    def _forward(self) -> int:
+        self._last = max(self._last, self._clock.now_us() * 1000, self._last_us() * 1000)
+        return self._last
 
 
 class Marks:
-    """The marks of one consumer: key -> expiry.
+    """The marks of one consumer. Times in here are nanoseconds of a clock that never goes back."""
 
-    Time only goes forward, so marks made with one window expire in the order of their making: what is over
-    is taken from the front of a dict, and then everything left in it is still running. Each window has a
-    dict of its own; the former ones are asked too, until they are empty.
-    """
+    def __init__(self, steady: Steady) -> None:
+        self._steady = steady
+        self._clock = steady.now
+        self._singles: dict[str, int] = {}
+        """Key to expiry; what is over stays until there is a reason to clear it away."""
+        self._batched: set[str] = set()
+        self._log: dict[int, deque[tuple[int, list[str]]]] = {}
+        """By window, because with one window what comes first expires first: (expiry, keys) of each batch."""
+        self._batching = False
+        """Whether single marks must go through the lock."""
+        self._windows: set[int] = set()
+        """The windows of single marks: with one of them, the dict is in the order of expiry."""
+        self._scanned_at = 0
+        self.after_fork()
 
-    def __init__(self) -> None:
+    def after_fork(self) -> None:
+        """Another thread of the parent may have held the lock."""
         self._lock = Lock()
-        self._window_us = 0
-        self._expiry: dict[str, int] = {}
-        self._oldest = 0
-        """Nothing in `_expiry` expires before this."""
-        self._former: dict[int, dict[str, int]] = {}
-        """By window: a window that comes back goes on with its own."""
-        self._last = 0
 
     def __len__(self) -> int:
-        return len(self._expiry) + sum(map(len, self._former.values()))
+        return len(self._singles) + len(self._batched)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._expiry or any(key in marks for marks in self._former.values())
-
-    def add(self, keys: Sequence[str], now: int, window_us: int) -> list[bool]:
+    def add(self, keys: Sequence[str], window_us: int) -> list[bool]:
         """Mark the keys; says for each whether it was the first, a later copy is not."""
         with self._lock:
-            now = self._ready(now, window_us)
-            expires_at = now + window_us
-            expiry = self._expiry
-            if self._former:
-                return [self._add_slowly(key, expires_at) for key in keys]
-            before, setdefault = len(expiry), expiry.setdefault
-            # An int of our own marks our entries: what comes back is ours, or was there before.
-            firsts = [setdefault(key, expires_at) is expires_at for key in keys]
-            if len(expiry) - before != sum(firsts):
-                seen: set[str] = set()
-                for at, key in enumerate(keys):
-                    firsts[at] = firsts[at] and key not in seen
-                    seen.add(key)
-        return firsts
+            now, window = self._clock(), window_us * 1000
+            if len(keys) < BATCH_MIN:
+                self._windows.add(window)
+                return [self._add_one(key, now, now + window) for key in keys]
+            self._drop_batches(now)
+            self._batching = True  # before the singles are looked at: whoever is not seen there, sees this
+            batched, singles, before = self._batched, self._singles, len(self._batched)
+            if batched.isdisjoint(keys):
+                batched.update(keys)
+                few = len(singles) < len(keys)
+                if len(batched) - before == len(keys) and (
+                    batched.isdisjoint(singles) if few else singles.keys().isdisjoint(keys)
+                ):
+                    self._note(now + window, window, list(keys))
+                    return [True] * len(keys)
+                batched.difference_update(keys)  # copies of each other, or of single marks: one by one
+            add, held = batched.add, singles.get
+            firsts = [not (key in batched or held(key, 0) > now or add(key)) for key in keys]
+            self._note(now + window, window, [key for key, new in zip(keys, firsts, strict=True) if new])
+            return firsts
 
-    def adder(
-        self, clock: Callable[[], int], window: Callable[[], int], room: Callable[[], int]
-    ) -> Callable[[str], bool]:
+    def marker(
+        self, window_us: Callable[[], int], room: Callable[[], int], full: Callable[[], StoreFull]
+    ) -> Marker:
         """A function that marks one key. A closure: attribute look-ups would cost as much as the mark.
 
-        It asks for the window every few seconds, and for room whenever what it was given is used up.
+        It asks for the window every few seconds, and for room before what there was can be used up.
         """
-        acquire, release = self._lock.acquire, self._lock.release
-        due = last = window_us = left = 0
-        marks = self._expiry
-        setdefault = marks.setdefault
+        clock, setdefault, real = self._clock, self._singles.setdefault, self._steady.real
+        due = window = 0
 
-        def refresh(now: int) -> None:
-            nonlocal due, last, window_us, left, marks, setdefault
-            asked_us, left = window(), room()
-            with self._lock:
-                window_us = asked_us
-                last = self._ready(now, window_us)
-                marks = self._expiry
-                setdefault = marks.setdefault
-                due = 0 if self._former else min(self._oldest, last + REFRESH_US)
-
-        def one(key: str) -> bool:
-            nonlocal last, left
+        def mark(key: str) -> bool:
+            """As `Semel.mark`."""
             now = clock()
-            if now >= due or now < last or not left:
-                refresh(now)
-                if not due:
-                    return self.add((check(key),), now, window_us)[0]
-                now = last  # not before what others have seen, also when the clock was set back
-            acquire()
-            if self._expiry is not marks:  # somebody marks with another window: our dict is not all there is
-                release()
-                refresh(now)
-                return self.add((check(key),), now, window_us)[0]
-            last = now
-            expires_at = now + window_us
-            try:
-                if setdefault(key, expires_at) is not expires_at:
+            if now < due and type(key) is str:
+                mine = now + window
+                held = setdefault(key, mine)
+                if held is mine:
+                    # Looked at after the mark is there: a batch that began before this line has seen it.
+                    if not self._batching and 0 < len(key) <= SHORT_CHARS and key.isprintable():
+                        return True
+                    self._take_back(key, mine)
+                elif held > now:
                     return False
-            finally:
-                release()
-            left -= 1
-            if type(key) is str and 0 < len(key) <= KEY_BYTES_MAX and key.isascii() and key.isprintable():
-                return True
-            return self._checked(key)
+            return slowly(check(key), now)
 
-        return one
+        def slowly(key: str, now: int) -> bool:
+            nonlocal due, window
+            if now >= due:
+                window = window_us() * 1000
+                with self._lock:
+                    self._windows.add(window)
+                    self._clear_front(now)
+                free = room()
+                due = now + min(REFRESH_NS, free * MARK_NS) if real else 0
+                if free <= 0 and not self.knows(key):
+                    raise full()
+            with self._lock:
+                return self._add_one(key, now, now + window)
 
-    def purge(self, now: int) -> int:
-        """Remove what is over."""
+        return mark
+
+    def knows(self, key: str) -> bool:
+        """Whether the key is marked and its window runs."""
         with self._lock:
-            before = len(self)
-            self._clear(now)
+            return self._knows(key, self._clock())
+
+    def make_room(self) -> None:
+        """Clear away what is over, as far as that is cheap."""
+        with self._lock:
+            now = self._clock()
+            self._drop_batches(now)
+            self._clear_front(now)
+            if len(self._windows) > 1 and now >= self._scanned_at + SCAN_EVERY_NS:
+                self._clear_all(now)
+
+    def purge(self) -> int:
+        """Clear away all that is over; returns how many that were."""
+        with self._lock:
+            before, now = len(self), self._clock()
+            self._drop_batches(now)
+            self._clear_all(now)
             return before - len(self)
 
-    def expired(self, now: int) -> int:
+    def expired(self) -> int:
         """How many are over and still held."""
         with self._lock:
-            return sum(
-                expiry <= now for marks in (self._expiry, *self._former.values()) for expiry in marks.values()
+            now = self._clock()
+            singles = sum(expiry <= now for expiry in list(self._singles.values()))
+            return singles + sum(
+                len(keys) for log in self._log.values() for expiry, keys in log if expiry <= now
             )
 
-    def apply(self, item: Lookup | Forget, now: int) -> Record | Absent | Forgotten:
+    def apply(self, item: Lookup | Forget, now_us: int) -> Record | Absent | Forgotten:
         """Answer for a single mark: it is a done record without owner or value."""
         key = item.id[2]
         with self._lock:
-            for marks in (self._expiry, *self._former.values()):
-                expiry = marks.get(key, 0)
-                if expiry <= now:
-                    continue
-                if isinstance(item, Forget):
-                    del marks[key]
-                    return Forgotten(now)
-                return Record(
-                    id=item.id,
-                    state="done",
-                    owner=b"",
-                    fence=1,
-                    lease_until=0,
-                    attempt=1,
-                    expires_at=expiry,
-                    first_seen=0,
-                )
-        return Absent()
+            now = self._clock()
+            if not self._knows(key, now):
+                return Absent()
+            batch = next(
+                ((expiry, keys) for log in self._log.values() for expiry, keys in log if key in keys), None
+            )  # a walk through the log, which only people ask for
+            if isinstance(item, Forget):
+                self._singles.pop(key, None)
+                if batch is not None:
+                    self._batched.discard(key)
+                    batch[1].remove(key)
+                return Forgotten(now_us)
+            expiry = self._singles[key] if batch is None else batch[0]
+            return mark_record(item.id, self._steady.date_us(expiry))
 
-    def _ready(self, now: int, window_us: int) -> int:
-        """Make everything in `_expiry` a running mark of this window; returns a time that never goes back."""
-        self._last = now = max(now, self._last)
-        if window_us != self._window_us:
-            if self._expiry:
-                self._former[self._window_us] = self._expiry
-            self._window_us, self._expiry, self._oldest = window_us, self._former.pop(window_us, {}), 0
-        if self._oldest <= now or self._former:
-            self._clear(now)
-        return now
+    # --- under the lock ---
 
-    def _clear(self, now: int) -> None:
-        self._oldest = _clear_front(self._expiry, now) or now + self._window_us
-        for marks in self._former.values():
-            _clear_front(marks, now)
-        self._former = {window_us: marks for window_us, marks in self._former.items() if marks}
-
-    def _add_slowly(self, key: str, expires_at: int) -> bool:
-        if any(key in marks for marks in self._former.values()) or key in self._expiry:
+    def _add_one(self, key: str, now: int, mine: int) -> bool:
+        """Mark one key until `mine`, an int that nobody else holds."""
+        if self._batching:
+            self._drop_batches(now)
+            if key in self._batched:
+                return False
+        held = self._singles.setdefault(key, mine)
+        if held is mine:
+            return True
+        if held > now:
             return False
-        self._expiry[key] = expires_at
-        return True
+        del self._singles[key]  # over: it goes to the end, in the order of expiry
+        return self._singles.setdefault(key, mine) is mine
 
-    def _checked(self, key: str) -> bool:
-        """Take back a mark whose key turns out to be no key. Raises `KeyInvalid`."""
+    def _knows(self, key: str, now: int) -> bool:
+        self._drop_batches(now)
+        return key in self._batched or self._singles.get(key, 0) > now
+
+    def _note(self, expiry: int, window: int, keys: list[str]) -> None:
+        if keys:
+            self._log.setdefault(window, deque()).append((expiry, keys))
+
+    def _drop_batches(self, now: int) -> None:
+        for window, log in list(self._log.items()):
+            while log and log[0][0] <= now:
+                self._batched.difference_update(log.popleft()[1])
+            if not log:
+                del self._log[window]
+        if not self._log:
+            self._batching = False
+
+    def _clear_front(self, now: int) -> None:
+        """Take away the single marks that are over, up to the first that is not."""
+        over: list[str] = []
         try:
-            check(key)
-        except BaseException:
-            with self._lock:
-                self._expiry.pop(key, None)
-            raise
-        return True
+            for key, expiry in self._singles.items():
+                if expiry > now:
+                    break
+                over.append(key)
+        except RuntimeError:
+            pass  # somebody marked meanwhile, without the lock; what was found so far is over all the same
+        for key in over:
+            del self._singles[key]
+
+    def _clear_all(self, now: int) -> None:
+        """Take away every single mark that is over."""
+        self._scanned_at = now
+        for key, expiry in list(self._singles.items()):
+            if expiry <= now:
+                del self._singles[key]
+
+    def _take_back(self, key: str, mine: int) -> None:
+        """The mark was not ours to make: a batch is under way, or the key is none."""
+        with self._lock:
+            if self._singles.get(key) is mine:
+                del self._singles[key]
 
 
-def _clear_front(marks: dict[str, int], now: int) -> int:
-    """Drop what is over; returns the expiry of the first that is not, 0 if none is left."""
-    over: list[str] = []
-    first = 0
-    for key, expiry in marks.items():
-        if expiry > now:
-            first = expiry
-            break
-        over.append(key)
-    for key in over:
-        del marks[key]
-    return first
+def mark_record(record_id: Id, expires_at: int) -> Record:
+    """What a mark looks like to somebody who looks it up."""
+    return Record(
+        id=record_id,
+        state="done",
+        owner=b"",
+        fence=1,
+        lease_until=0,
+        attempt=1,
+        expires_at=expires_at,
+        first_seen=0,
+    )

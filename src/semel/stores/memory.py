@@ -26,10 +26,8 @@ from semel.core.commands import (
     Purged,
     ReadSettings,
     Renew,
-    Resolve,
     Scan,
     Settings,
-    Settle,
     SetWindow,
     SwitchMode,
 )
@@ -37,7 +35,8 @@ from semel.core.machine import decide, standing
 from semel.core.ports import Capabilities, Listener
 from semel.errors import StoreFull
 from semel.forks import restart_after_fork
-from semel.stores.marks import Marks
+from semel.stores.compact import CompactMarks
+from semel.stores.marks import Marker, Marks, Steady
 from semel.stores.wheel import GRANULE_US, Wheel
 from semel.types import FOREVER, Id, Mode, Record, Stats, Unavailable
 
@@ -46,27 +45,28 @@ PURGE_STEP = 32
 """How many expired records one claim clears away, so that no claim pays for a backlog."""
 
 
-ROOM_STEP = 1024
-"""How many marks are made before it is looked again whether there is room."""
-
-
 class MemoryStore:
     """A bounded store in memory. Its name: `memory:`.
 
     When `records_max` live records are held, new keys are answered with `StoreFull`; keys it knows
-    go on. A fork copies it: the child's changes are its own.
+    go on. `compact=True` packs marks into a sixth of the room and takes several times as long for each.
+    A fork copies it: the child's changes are its own.
     """
 
     name: str = "memory:"
     capabilities: Capabilities = Capabilities(durable=False, notifies=True, instant=True)
 
-    def __init__(self, *, records_max: int = RECORDS_MAX, clock: Clock | None = None) -> None:
+    def __init__(
+        self, *, records_max: int = RECORDS_MAX, compact: bool = False, clock: Clock | None = None
+    ) -> None:
         self._clock = clock or SystemClock()
         self._records_max = records_max
+        self._compact = compact
         self._lock = Lock()
         restart_after_fork(self)
         self._records: dict[Id, Record] = {}
-        self._marks: dict[tuple[str, str], Marks] = {}
+        self._marks: dict[tuple[str, str], Marks | CompactMarks] = {}
+        self._steady = Steady(self._clock, lambda: self._last_us)
         self._journaled: dict[Id, None] = {}
         self._wheel = Wheel()
         self._windows: dict[tuple[str, str, str], int] = {}
@@ -105,20 +105,23 @@ class MemoryStore:
         return answers
 
     def _apply(self, item: Item, now: int, changed: list[Id]) -> Answer:
-        if isinstance(item, (Claim, Settle, Renew, Lookup, Forget, Resolve)):
-            stored = self._records.get(item.id)
-            if stored is None:
-                if type(item) is Claim and not self._has_room(now):
+        kind = type(item)
+        if kind in _ADMIN:
+            return _ADMIN[kind](self, item, now)
+        record_id: Id = item.id  # type: ignore[union-attr]  # all others are about one record
+        stored = self._records.get(record_id)
+        if stored is None:
+            if kind is Claim:
+                if not self._has_room(now):
                     return Unavailable(self._full())
-                if item.id[:2] in self._marks and isinstance(item, (Lookup, Forget)):
-                    return self._marks[item.id[:2]].apply(item, now)
-            answer, record = decide(stored, item, now)
-            if record is not None:
-                self._write(stored, record)
-                if type(item) is not Claim:
-                    changed.append(item.id)
-            return answer
-        return _ADMIN[type(item)](self, item, now)
+            elif self._marks and isinstance(item, (Lookup, Forget)) and record_id[:2] in self._marks:
+                return self._marks[record_id[:2]].apply(item, now)
+        answer, record = decide(stored, item, now)  # type: ignore[arg-type]
+        if record is not None:
+            self._write(stored, record)
+            if kind is not Claim and kind is not Renew:  # neither ends what others wait for
+                changed.append(record_id)
+        return answer
 
     def _write(self, stored: Record | None, record: Record) -> None:
         self._records[record.id] = record
@@ -145,7 +148,7 @@ class MemoryStore:
     def _has_room(self, now: int) -> bool:
         if self._wheel.due(now):
             self._clear(now, PURGE_STEP)
-        if len(self._records) + self._marks_held() < self._records_max:
+        if self._room() > 0:
             return True
         return self._clear(now, PURGE_STEP).count > 0
 
@@ -175,33 +178,37 @@ class MemoryStore:
 
     # --- items that are not about one record ---
 
-    def _mark(self, item: Mark, now: int) -> Marked | Unavailable:
-        scope = (item.tenant, item.consumer)
-        marks = self._marks.get(scope)
-        if marks is None:
-            marks = self._marks[scope] = Marks()
-        if len(self._records) + self._marks_held() + len(item.keys) > self._records_max:
-            marks.purge(now)
-            new = sum(key not in marks for key in item.keys)  # what is known goes on
-            if new and len(self._records) + self._marks_held() + new > self._records_max:
+    def _mark(self, item: Mark, _now: int) -> Marked | Unavailable:
+        marks = self._marks_of(item.tenant, item.consumer)
+        keys = item.keys
+        if self._room() < len(keys):
+            marks.make_room()
+            new = sum(not marks.knows(key) for key in keys)  # what is known goes on
+            if new and self._room() < new:
                 return Unavailable(self._full())
-        return Marked(marks.add(item.keys, now, item.window_us))
+        return Marked(marks.add(keys, item.window_us))
 
-    def marker(self, tenant: str, consumer: str, window: Callable[[], int]) -> Callable[[str], bool]:
+    def marker(self, tenant: str, consumer: str, window_us: Callable[[], int]) -> Marker:
         """A function that marks one key of a consumer, without the ceremony of an item."""
         with self._lock:
-            marks = self._marks.setdefault((tenant, consumer), Marks())
+            marks = self._marks_of(tenant, consumer)
 
         def room() -> int:
-            free = self._records_max - len(self._records) - self._marks_held()
-            if free <= 0:
-                marks.purge(self._clock.now_us())
-                free = self._records_max - len(self._records) - self._marks_held()
-            if free <= 0:
-                raise self._full()
-            return min(free, ROOM_STEP)
+            if self._room() <= 0:
+                marks.make_room()
+            return self._room()
 
-        return marks.adder(self._clock.now_us, window, room)
+        return marks.marker(window_us, room, self._full)
+
+    def _marks_of(self, tenant: str, consumer: str) -> Marks | CompactMarks:
+        marks = self._marks.get((tenant, consumer))
+        if marks is None:
+            marks = CompactMarks(self._steady, tenant, consumer) if self._compact else Marks(self._steady)
+            self._marks[tenant, consumer] = marks
+        return marks
+
+    def _room(self) -> int:
+        return self._records_max - len(self._records) - self._marks_held()
 
     def _scan(self, item: Scan, now: int) -> Page:
         after = tuple(msgspec.json.decode(item.cursor)) if item.cursor else ("", "", "")
@@ -224,10 +231,10 @@ class MemoryStore:
     def _purge(self, item: Purge, now: int) -> Purged:
         if item.dry_run:
             gone = [record for record in self._records.values() if standing(record, now) is None]
-            marks = sum(marks.expired(now) for marks in self._marks.values())
+            marks = sum(marks.expired() for marks in self._marks.values())
             oldest = min((record.expires_at for record in gone), default=now)
             return Purged(len(gone) + marks, (now - oldest) / 1e6)
-        marks = sum(marks.purge(now) for marks in self._marks.values())
+        marks = sum(marks.purge() for marks in self._marks.values())
         purged = self._clear(now, item.limit)
         return Purged(purged.count + marks, purged.lag_s, purged.more)
 
@@ -246,7 +253,7 @@ class MemoryStore:
                 consumers[record.id[1]] = consumers.get(record.id[1], 0) + 1
         marks = 0
         for (tenant, consumer), held in self._marks.items():
-            if item.tenant in (None, tenant) and (live := len(held) - held.expired(now)):
+            if item.tenant in (None, tenant) and (live := len(held) - held.expired()):
                 consumers[consumer] = consumers.get(consumer, 0) + live
                 marks += live
         return Stats(
@@ -295,6 +302,8 @@ class MemoryStore:
     def after_fork(self) -> None:
         """The records are the child's own from here on."""
         self._lock = Lock()  # another thread of the parent may have held it, and is not here to let go
+        for marks in self._marks.values():
+            marks.after_fork()
 
 
 def _fits(record: Record, item: Scan, now: int) -> bool:

@@ -50,12 +50,16 @@ def memory(url: str) -> MemoryStore:
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query))
     records_max = int(options.pop("records_max", RECORDS_MAX))
+    compact = options.pop("compact", "false")
     if options:
-        raise StoreUnknown(f"memory: has no option {', '.join(options)}; it has records_max")
+        raise StoreUnknown(f"memory: has no option {', '.join(options)}; it has records_max and compact")
+    if compact not in ("true", "false"):
+        raise StoreUnknown(f"compact is {compact!r}; write memory:?compact=true")
+    store = MemoryStore(records_max=records_max, compact=compact == "true")
     if not parts.path:
-        return MemoryStore(records_max=records_max)
+        return store
     with _named_lock:
-        return _named.setdefault(parts.path, MemoryStore(records_max=records_max))
+        return _named.setdefault(parts.path, store)
 
 
 def _maker(scheme: str) -> Callable[[str], AnyStore]:

@@ -8,7 +8,7 @@ from semel.core.ports import Capabilities
 from semel.stores.redis import RedisStore
 from semel.testing import ManualClock
 from tests.services import redis
-from tests.stores.postgres.places import InLoop, Ticking, _ticking
+from tests.stores.shells import InLoop, ticking
 
 CAPABILITIES = Capabilities(durable=True, shared=True, notifies=True)
 
@@ -16,7 +16,7 @@ CAPABILITIES = Capabilities(durable=True, shared=True, notifies=True)
 def clocked(url: str, clock: Clock | None, **options: Any) -> RedisStore:
     """A store at this URL. A manual clock is used; any other leaves the time to the server."""
     if isinstance(clock, ManualClock):
-        return RedisStore(url, clock=_ticking.setdefault(clock, Ticking(clock)), **options)
+        return RedisStore(url, clock=ticking(clock), **options)
     return RedisStore(url, **options)
 
 

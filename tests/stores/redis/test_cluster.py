@@ -1,22 +1,34 @@
 """On a cluster of six processes: the contract, few calls for many keys, and keys that move."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis as driver
 
-from semel.core.commands import Granted, Known, Mark
+from semel.core.commands import (
+    Admit,
+    Count,
+    Granted,
+    Known,
+    Mark,
+    Purge,
+    ReadSettings,
+    Scan,
+    SetWindow,
+    SwitchMode,
+)
 from semel.stores.redis import RedisStore, checks
 from semel.testing import ManualClock, store_contract
 from semel.testing.contract.bench import Scenario
 from semel.testing.store_contract import Colour, Harness
 from semel.types import Completed
-from tests.services import redis
-from tests.services.server import _states
-from tests.stores.postgres.places import InLoop
+from tests.services import redis, server
 from tests.stores.redis import places
 from tests.stores.redis.tools import MINUTE_US, claim, done, finish, kinds, opened, spied
+from tests.stores.shells import InLoop
 
 SCENARIOS = store_contract.scenarios(places.CAPABILITIES)
 SMALL = {
@@ -91,22 +103,21 @@ def test_slots_are_what_the_server_says(store: RedisStore) -> None:
 class Move:
     """A slot on its way from one master to another."""
 
-    def __init__(self, store: RedisStore, bucket: int) -> None:
-        ports, names = _states["redis-cluster"]["ports"], _states["redis-cluster"]["names"]
+    def __init__(self, cluster: redis.OwnCluster, bucket: int) -> None:
         self.slot = checks.slot_of(bucket)
-        assert store._core.map is not None
-        self.source = store._core.map.buckets[bucket][1]
-        self.target = next(port for port in ports[:3] if port != self.source)
-        self.names = dict(zip(ports, names, strict=True))
-        self.masters = ports[:3]
+        self.names = cluster.names
+        slots = redis.ask(cluster.ports[0], "CLUSTER", "SLOTS")
+        self.source: int = next(
+            master[1] for first, last, master, *_ in _ranges(slots) if first <= self.slot <= last
+        )
+        self.target = next(port for port in cluster.ports if port != self.source)
+        self.others = [port for port in cluster.ports if port not in (self.source, self.target)]
 
     def begin(self) -> None:
         redis.ask(self.target, "CLUSTER", "SETSLOT", self.slot, "IMPORTING", self.names[self.source])
         redis.ask(self.source, "CLUSTER", "SETSLOT", self.slot, "MIGRATING", self.names[self.target])
 
     def carry(self, count: int) -> int:
-        import redis as driver
-
         with driver.Redis(port=self.source) as client:
             keys: Any = client.execute_command("CLUSTER", "GETKEYSINSLOT", self.slot, count)
             if keys:
@@ -118,44 +129,96 @@ class Move:
     def end(self) -> None:
         while self.carry(100):
             pass
-        for port in (self.target, self.source, *self.masters):
+        for port in (self.target, self.source, *self.others):
             redis.ask(port, "CLUSTER", "SETSLOT", self.slot, "NODE", self.names[self.target])
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_a_batch_survives_that_its_keys_move(tmp_path: Path, colour: Colour) -> None:
-    with opened(redis.cluster(tmp_path)) as scout:
-        bucket = 7 if colour == "sync" else 11
-        move = Move(scout, bucket)
-        mine = [key for key in _keys() if _bucket(key) == bucket][:40]
-        finish(scout, *mine[:20])
-    store: Any = RedisStore(redis.cluster(tmp_path))
-    if colour == "async":
+def _ranges(slots: Any) -> list[Any]:
+    """The driver makes a dict of them: (first, last) -> who has them."""
+    if isinstance(slots, dict):
+        return [(*span, told["primary"]) for span, told in slots.items()]
+    return list(slots)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[redis.OwnCluster]:
+    with redis.own_cluster(tmp_path) as mine:
+        yield mine
+
+
+@pytest.fixture(params=["sync", "async"])
+def movable(request: pytest.FixtureRequest, cluster: redis.OwnCluster) -> Iterator[Any]:
+    """A store of either colour on that cluster."""
+    store: Any = RedisStore(cluster.url)
+    if request.param == "async":
         store = InLoop(store.twin())
     store.open()
-    try:
-        running = [claim(key) for key in mine[20:30]]
-        granted = store.send(running)
-        move.begin()
-        try:
-            assert kinds(store.send([claim(key) for key in mine[:20]])) == ["Known"] * 20
-            move.carry(12)
-            seen = store.send([claim(key) for key in mine[:20]])
-            assert all(isinstance(answer, Known) for answer in seen)
-            ends = store.send([done(held, one) for held, one in zip(running, granted, strict=True)])
-            assert all(isinstance(answer, Completed) and not answer.recreated for answer in ends)
-            fresh = store.send([claim(key) for key in mine[30:]])
-            assert kinds(fresh) == ["Granted"] * 10
-            (marked,) = store.send([Mark("", "consumer", mine, MINUTE_US)])
-            assert marked.firsts == [True] * len(mine)
-        finally:
-            move.end()
-        assert kinds(store.send([claim(key) for key in mine[:30]])) == ["Known"] * 30
-        assert kinds(store.send([claim(key) for key in mine[30:]])) == ["Busy"] * 10
-        (marked,) = store.send([Mark("", "consumer", mine, MINUTE_US)])
-        assert marked.firsts == [False] * len(mine)
-    finally:
-        store.close()
+    yield store
+    store.close()
+
+
+def test_a_batch_survives_that_its_keys_move(cluster: redis.OwnCluster, movable: Any) -> None:
+    store = movable
+    move = Move(cluster, 7)
+    mine = [key for key in _keys() if _bucket(key) == 7][:40]
+    finish(store, *mine[:20])
+    running = [claim(key) for key in mine[20:30]]
+    granted = store.send(running)
+    move.begin()
+    assert kinds(store.send([claim(key) for key in mine[:20]])) == ["Known"] * 20
+    move.carry(12)
+    seen = store.send([claim(key) for key in mine[:20]])
+    assert all(isinstance(answer, Known) for answer in seen)
+    ends = store.send([done(held, one) for held, one in zip(running, granted, strict=True)])
+    assert all(isinstance(answer, Completed) and not answer.recreated for answer in ends)
+    fresh = store.send([claim(key) for key in mine[30:]])
+    assert kinds(fresh) == ["Granted"] * 10
+    (marked,) = store.send([Mark("", "consumer", mine, MINUTE_US)])
+    assert marked.firsts == [True] * len(mine)
+    move.end()
+    assert kinds(store.send([claim(key) for key in mine[:30]])) == ["Known"] * 30
+    assert kinds(store.send([claim(key) for key in mine[30:]])) == ["Busy"] * 10
+    (marked,) = store.send([Mark("", "consumer", mine, MINUTE_US)])
+    assert marked.firsts == [False] * len(mine)
+
+
+def test_settings_and_listings_survive_that_their_keys_move(cluster: redis.OwnCluster, movable: Any) -> None:
+    """Windows, modes and the names of marks' consumers lie in bucket 0."""
+    keys = [key for key in _keys() if _bucket(key) == 0][:20]
+    finish(movable, *keys)
+    movable.send([Mark("", "marks", keys, MINUTE_US), SetWindow("", "billing", "", MINUTE_US)])
+
+    def look() -> None:
+        settings, mode, page, stats = movable.send(
+            [ReadSettings(), Admit("", "billing", "lease"), Scan(consumer="consumer"), Count()]
+        )
+        assert settings.windows == {("", "billing", ""): MINUTE_US}
+        assert mode == "lease"
+        assert {record.key for record in page.records} == set(keys)
+        assert (stats.states, stats.marks) == ({"done": 20}, 20)
+
+    move = Move(cluster, 0)
+    look()
+    move.begin()
+    look()
+    move.carry(15)
+    look()
+    move.end()
+    look()
+    assert kinds(movable.send([SwitchMode("", "billing", "quarantine"), Purge()])) == ["int", "Purged"]
+
+
+def test_a_master_that_does_not_answer_hides_no_record(cluster: redis.OwnCluster, movable: Any) -> None:
+    """A listing that skipped what it could not read would let a mode be changed under running claims."""
+    running = [claim(f"key {number}") for number in range(60)]
+    assert set(kinds(movable.send(running))) == {"Granted"}
+    (number,) = movable.send([SwitchMode("", "consumer", "quarantine")])
+    assert number == 60
+    server.end(cluster.pids.pop(), signal.SIGKILL)
+    assert (
+        kinds(movable.send([SwitchMode("", "consumer", "quarantine"), Scan(), Count()]))
+        == ["Unavailable"] * 3
+    )
 
 
 def nothing() -> Iterator[None]:

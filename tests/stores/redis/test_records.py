@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis as driver
 
+from semel.codec import encode
 from semel.core.commands import (
     Admit,
     Count,
@@ -23,8 +24,11 @@ from semel.core.commands import (
     Scan,
     Settle,
     SetWindow,
+    SwitchMode,
 )
+from semel.errors import StoreRefused
 from semel.stores.redis import RedisStore, admin, parts
+from semel.stores.redis.records import NULL
 from semel.testing.contract.values import KEYS
 from semel.types import Completed, Record, Unavailable
 from tests.services import redis
@@ -107,6 +111,52 @@ def test_the_server_cleans_up_only_what_is_over(store: RedisStore, raw: driver.R
     (granted,) = store.send([held])
     store.send([Settle(held.id, held.owner, granted.fence, "unknown")])
     assert left_ms("unknown") == -1
+
+
+@pytest.mark.parametrize("value", [None, NULL, b"rvalue"])
+@pytest.mark.parametrize(("lease_s", "exact"), [(30, False), (600, True)])
+def test_a_settled_record_is_removed_after_its_window(
+    store: RedisStore, raw: driver.Redis, at: str, value: bytes | None, lease_s: int, exact: bool
+) -> None:
+    """Never before; and little later, even where the server is not told anew when to remove it."""
+    held = claim("key", lease_us=lease_s * S, window_us=100 * S)
+    (granted,) = store.send([held])
+    store.send([done(held, granted, value)])
+    (record,) = store.send([Lookup(held.id)])
+    assert isinstance(record, Record)
+    assert (record.state, record.value) == ("done", value)
+    assert record.expires_at == record.settled_at + 100 * S
+    left: Any = raw.pttl(key_of(raw, at, "key"))
+    assert 100_000 - 5_000 < left <= 100_000 + 1_001 + (0 if exact else 60_000)
+    if not exact and value != b"rvalue":
+        assert left > 100_000 + 1_001  # it was left as the claim had set it, which costs nothing
+    (known,) = store.send([claim("key")])
+    assert isinstance(known, Known)
+    assert known.value == value
+
+
+def test_nothing_is_a_value_of_its_own(store: RedisStore, raw: driver.Redis, at: str) -> None:
+    assert encode(None) == NULL
+    claims = {value: claim(str(value)) for value in (None, NULL, b"j0", b"r")}
+    granted = store.send(list(claims.values()))
+    settles = [done(held, one, value) for (value, held), one in zip(claims.items(), granted, strict=True)]
+    mixed: list[Any] = [*settles[:2], Lookup(("", "consumer", "absent")), *settles[2:]]
+    store.send(mixed)
+    looked = store.send([Lookup(held.id) for held in claims.values()])
+    assert [record.value for record in looked if isinstance(record, Record)] == list(claims)
+    assert [answer.value for answer in store.send([claim(str(value)) for value in claims])] == list(claims)
+    sizes = [raw.strlen(key_of(raw, at, held.id[2])) for held in claims.values()]
+    assert sizes[1] == sizes[0] + len(str(NULL)) - len(str(None))  # but for their keys they are equally long
+    page = store.send([Scan()])[0]
+    assert sorted(str(record.value) for record in page.records) == sorted(map(str, claims))
+
+
+def test_a_lost_completion_of_nothing_is_written_again(store: RedisStore) -> None:
+    held = claim("lost")
+    settle = Settle(held.id, held.owner, _now(store), "done", NULL, DAY_US, DAY_US)
+    assert store.send([settle]) == [Completed(recreated=True, at=store.send([settle])[0].at)]
+    (known,) = store.send([claim("lost")])
+    assert known.value == NULL
 
 
 def test_a_record_is_small(store: RedisStore, raw: driver.Redis, at: str) -> None:
@@ -235,8 +285,8 @@ def test_an_older_server_is_told_without_flags(store: RedisStore) -> None:
 
 
 RIGHTS = (
-    "eval evalsha get set del getrange time info role wait ping select publish subscribe scan dbsize hset hget hsetnx"
-    " hdel hgetall zadd zrem zrangebyscore sadd srem scard sismember pexpire cluster|slots"
+    "eval evalsha get set setrange del getrange pttl time info role wait ping select publish subscribe pubsub|numsub"
+    " scan dbsize hset hget hsetnx hdel hgetall zadd zrem zrangebyscore sadd srem scard sismember pexpire cluster|slots"
 )
 
 
@@ -256,6 +306,27 @@ def test_few_rights_are_enough(tmp_path: Path) -> None:
                 assert [answer for answer in store.send(items) if isinstance(answer, Unavailable)] == []
                 assert store._subscribed.is_set()
                 stop()
+
+
+def test_what_may_not_be_read_is_not_taken_for_absent(tmp_path: Path) -> None:
+    """A listing that skipped it would let a mode be changed under running claims."""
+    with redis.own(tmp_path) as own:
+        own.ask("ACL", "SETUSER", "blind", "on", ">pass", "~*", "&*", "+@all", "-getrange")
+        with opened(f"redis://blind:pass@127.0.0.1:{own.port}/0") as store:
+            assert kinds(store.send([claim("running")])) == ["Granted"]
+            items: list[Any] = [SwitchMode("", "consumer", "quarantine"), Scan(), Count()]
+            for item in items:
+                with pytest.raises(StoreRefused, match="getrange"):
+                    store.send([item])
+
+
+def test_a_strangers_key_is_left_out_of_listings(store: RedisStore, raw: driver.Redis, at: str) -> None:
+    finish(store, "mine", "gone")
+    raw.delete(key_of(raw, at, "gone"))
+    raw.lpush(key_of(raw, at, "gone"), "a list")
+    page, stats = store.send([Scan(), Count()])
+    assert [record.key for record in page.records] == ["mine"]
+    assert stats.states == {"done": 1}
 
 
 def test_the_page_says_which_rights() -> None:

@@ -11,8 +11,8 @@ from semel.core.commands import Granted
 from semel.stores.redis import RedisStore
 from semel.types import Completed
 from tests.services import redis, server
-from tests.stores.postgres.places import InLoop
 from tests.stores.redis.tools import claim, done, kinds, opened
+from tests.stores.shells import InLoop
 
 
 @pytest.mark.slow

@@ -301,7 +301,7 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert from_url("sqlite:///events.db").name == "sqlite:events.db"
     assert from_url(f"sqlite:///{tmp_path}/my%20events.db").path == f"{tmp_path}/my events.db"
     store = from_url("sqlite:///x.db?synchronous=normal&readable_keys=false&adopt=true&busy_wait_s=0.5")
-    settings = (store._synchronous, store.readable_keys, store._adopt, store._busy_wait_s)
+    settings = (store.synchronous, store.readable_keys, store._adopt, store._busy_wait_s)
     assert settings == ("NORMAL", False, True, 0.5)
 
 

@@ -457,3 +457,17 @@ ON CONFLICT (pid) DO UPDATE SET since = excluded.since
 
 -- query: unlisten
 DELETE FROM {schema}.listeners WHERE pid = pg_backend_pid()
+
+-- query: identity
+SELECT {schema}.identity()
+
+-- query: patience
+SELECT set_config('lock_timeout', %(wait_ms)s, true)
+
+-- query: await_key
+INSERT INTO {schema}.records AS r (digest, state, owner, fence, attempt, expires_at, purge_at, consumer_id)
+VALUES (%(digest)s::uuid, 4, ''::bytea, 1, 0, 0, 0, 0)
+ON CONFLICT (digest) DO UPDATE SET fence = r.fence WHERE false
+
+-- query: marked_by
+SELECT owner FROM {schema}.records WHERE digest = %(digest)s::uuid AND state & 7 = 1

@@ -4,6 +4,7 @@ import re
 from importlib.resources import files
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from semel.errors import PolicyInvalid, StoreRefused
 from semel.stores.postgres.batch import Ask, Talk
@@ -11,7 +12,7 @@ from semel.stores.postgres.batch import Ask, Talk
 __all__ = ["SCHEMA", "VERSION", "check_schema_name", "migrations", "schema_sql"]
 
 SCHEMA = "semel"
-VERSION = 1
+VERSION = 4
 """The last migration that this semel knows."""
 OLDEST = 130000
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -23,6 +24,8 @@ class Found(Struct, frozen=True):
     durable: bool
     weaknesses: tuple[str, ...] = ()
     """What weakens the guarantee, in words for people."""
+    identity: str = ""
+    """By which the inbox tells whether the caller's connection leads to the same table."""
 
 
 def check_schema_name(name: str) -> str:
@@ -67,7 +70,8 @@ def prepare(name: str, schema: str) -> Talk[Found]:
         ((version,),) = yield Ask("version")
     if version != VERSION:
         yield from _migrate(name, schema)
-    return found
+    ((identity,),) = yield Ask("identity")
+    return replace(found, identity=identity)
 
 
 def _check(name: str) -> Talk[Found]:

@@ -43,6 +43,8 @@ class _Shared:
         self.name: str = place.name
         self.weaknesses: tuple[str, ...] = ()
         """What weakens the guarantee, as found by the start checks."""
+        self.identity: str = ""
+        """Which table of which database this is, once it is open."""
         self.clock = clock
         self.ears: Ears = Ears()
         self.consumers: dict[Scope, int] = {}
@@ -60,6 +62,7 @@ class _Shared:
         for weakness in found.weaknesses:
             _log.warning("%s: %s", self.name, weakness)
         self.weaknesses = found.weaknesses
+        self.identity = found.identity
         self.capabilities = self._powers(durable=found.durable)
 
     def batch(self, items: Sequence[Item]) -> Batch:
@@ -163,6 +166,14 @@ class PostgresStore(_Shared):
                 if not self.failed(batch, stage, plan[number + 1 :], error):
                     break
         return self.done(batch)
+
+    def converse(self, talk: Talk[T]) -> T:
+        """Carry out a talk on a connection of the store's own; a transaction that it leaves open is rolled back."""
+        try:
+            with self._opened().line() as line:
+                return self._converse(line, talk)
+        except psycopg.Error as error:
+            raise translated(error, self.name) from error
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
         """Tell `listener` of changes made through this object, and of others' where somebody here met `Busy`."""
@@ -315,6 +326,14 @@ class AsyncPostgresStore(_Shared):
                 if not self.failed(batch, stage, plan[number + 1 :], error):
                     break
         return self.done(batch)
+
+    async def aconverse(self, talk: Talk[T]) -> T:
+        """Carry out a talk on a connection of the store's own; a transaction that it leaves open is rolled back."""
+        try:
+            async with (await self._opened()).line() as line:
+                return await self._converse(line, talk)
+        except psycopg.Error as error:
+            raise translated(error, self.name) from error
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
         """Tell `listener` of changes made through this object, and of others' where somebody here met `Busy`."""

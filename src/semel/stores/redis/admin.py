@@ -21,9 +21,9 @@ from semel.digests import DIGEST_BYTES
 from semel.errors import KeyInvalid, PolicyInvalid, RecordCorrupt
 from semel.stores.redis import records as layout
 from semel.stores.redis import wire
-from semel.stores.redis.exchange import Exchange
-from semel.stores.redis.parts import Ask, Call, Nodes, Part, Steps
-from semel.stores.redis.trouble import translated
+from semel.stores.redis.exchange import PAUSE_FIRST_S, PAUSE_MAX_S, Exchange
+from semel.stores.redis.parts import Ask, Call, Nodes, Part, Pause, Refresh, Steps
+from semel.stores.redis.trouble import kind_of, other_node, translated
 from semel.types import Mode, Record, Stats, Unavailable
 
 SCAN_COUNT = 1000
@@ -71,31 +71,44 @@ def carry_out(x: Exchange, item: Item, now: bytes) -> Steps:
 
 
 def ask(x: Exchange, *calls: Call) -> Steps:
-    """The replies; the first error among them is raised, after one more try where that can do no harm."""
-    for last in (False, True):
-        replies = yield Ask(list(calls))
-        errors = [reply for reply in replies if isinstance(reply, Exception)]
-        if not errors:
-            return replies
-        if last or not all(bytes(call.command[0]) in _HARMLESS for call in calls):
-            raise translated(errors[0], x.name) from errors[0]
-    raise AssertionError("the last try answers or raises")
+    """The replies; raises the first error among them that asking again does not mend."""
+    replies = yield from answered(x, *calls)
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise translated(reply, x.name) from reply
+    return replies
 
 
-_HARMLESS = frozenset(
-    (
-        b"TIME",
-        b"SCAN",
-        b"GETRANGE",
-        b"GET",
-        b"HGETALL",
-        b"HGET",
-        b"HSETNX",
-        b"ZRANGEBYSCORE",
-        b"DBSIZE",
-        b"INFO",
-    )
-)
+def answered(x: Exchange, *calls: Call) -> Generator[Any, Any, list[Any]]:
+    """A reply or an error for each: sent on where keys are moved, and again where the server could not be asked.
+
+    Nothing asked here does harm when it is carried out twice.
+    """
+    replies: list[Any] = [None] * len(calls)
+    left = list(enumerate(calls))
+    waited_s, pause_s, cuts = 0.0, PAUSE_FIRST_S, 0
+    while left:
+        for (at, _), reply in zip(left, (yield Ask([call for _, call in left])), strict=True):
+            replies[at] = reply
+        again: list[tuple[int, Call]] = []
+        found: set[str] = set()
+        for at, call in left:
+            kind = kind_of(replies[at]) if isinstance(replies[at], Exception) else "other"
+            if kind in ("moved", "ask", "split", "wait", "unsent", "cut"):
+                found.add(kind)
+                fixed = calls[at].node
+                node = other_node(replies[at]) if kind in ("moved", "ask") else fixed
+                again.append((at, Call(call.command, call.bucket, node, kind == "ask")))
+        if not again or waited_s >= x.retry_s or (found & {"unsent", "cut"} and cuts):
+            break
+        cuts += bool(found & {"unsent", "cut"})
+        left = again
+        if found - {"ask"}:
+            yield Refresh()
+        if found & {"split", "wait", "moved"}:
+            yield Pause(pause_s)
+            waited_s, pause_s = waited_s + pause_s, min(PAUSE_MAX_S, 2 * pause_s)
+    return replies
 
 
 def time_of(x: Exchange, now: bytes) -> Steps:
@@ -133,16 +146,16 @@ def is_record(x: Exchange, key: bytes) -> bool:
     return len(key) > DIGEST_BYTES and head.endswith(b"}:") and head in x.layout.records
 
 
-def outlines(keys: list[bytes], now: int) -> Generator[Any, Any, list[tuple[bytes, Record]]]:
+def outlines(x: Exchange, keys: list[bytes], now: int) -> Generator[Any, Any, list[tuple[bytes, Record]]]:
     """The records of these keys as they stand, without their payloads; what does not read is left out."""
     found: list[tuple[bytes, Record]] = []
     for some in _slices(keys):
         calls = [
             Call([b"GETRANGE", key, 0, OUTLINE_BYTES - 1], bucket=key[-DIGEST_BYTES] & 63) for key in some
         ]
-        replies = yield Ask(calls)
+        replies = yield from readable(x, *calls)
         for key, raw in zip(some, replies, strict=True):
-            if isinstance(raw, Exception) or not raw:
+            if not raw:
                 continue
             try:
                 outline = layout.outline(raw, key[-DIGEST_BYTES:])
@@ -152,6 +165,20 @@ def outlines(keys: list[bytes], now: int) -> Generator[Any, Any, list[tuple[byte
             if record is not None and record.state != "forgotten":
                 found.append((key, record))
     return found
+
+
+def readable(x: Exchange, *calls: Call) -> Steps:
+    """The replies, `None` where the key holds something else than text. Raises where a server did not answer.
+
+    What a listing leaves out must not pass for what is not there.
+    """
+    replies = yield from answered(x, *calls)
+    for at, reply in enumerate(replies):
+        if isinstance(reply, Exception):
+            if not str(reply).startswith("WRONGTYPE"):
+                raise translated(reply, x.name) from reply
+            replies[at] = None
+    return replies
 
 
 def whole(x: Exchange, some: Iterable[tuple[bytes, Record]], now: int) -> Generator[Any, Any, list[Record]]:
@@ -212,7 +239,7 @@ def _ordered_page(x: Exchange, item: Scan, at: int) -> Steps:
     )
     looked_for, found = fits(item, at), []
     for some in _slices(keys):
-        outlined = yield from outlines(some, at)
+        outlined = yield from outlines(x, some, at)
         found += [pair for pair in outlined if looked_for(pair[1])]
         if len(found) > item.limit:
             break
@@ -235,7 +262,7 @@ def _scanned_page(x: Exchange, item: Scan, at: int) -> Steps:
             cursor, keys = yield from step_through(x, nodes[which], cursor)
             which += not cursor
         keys = [key for key in keys if is_record(x, key)]
-        found = [pair for pair in (yield from outlines(keys, at)) if looked_for(pair[1])]
+        found = [pair for pair in (yield from outlines(x, keys, at)) if looked_for(pair[1])]
         room = item.limit - len(records)
         records += yield from whole(x, found[:room], at)
         keys = [key for key, _ in found[room:]]
@@ -267,7 +294,7 @@ def orphans(x: Exchange, item: Scan, now: bytes) -> Steps:
     looked_for = fits(item, at)
     found = [
         pair
-        for pair in (yield from outlines(keys, at))
+        for pair in (yield from outlines(x, keys, at))
         if looked_for(pair[1]) and pair[1].journal is not None
     ]
     page, more = found[: item.limit], len(found) > item.limit
@@ -287,7 +314,7 @@ def count(x: Exchange, item: Count, now: bytes) -> Steps:
     states: dict[str, int] = {}
     consumers: dict[str, int] = {}
     records = [key for key in keys if is_record(x, key)]
-    for _, record in (yield from outlines(records, at)):
+    for _, record in (yield from outlines(x, records, at)):
         if item.tenant in (None, record.id[0]):
             states[record.state] = states.get(record.state, 0) + 1
             consumers[record.id[1]] = consumers.get(record.id[1], 0) + 1
@@ -310,13 +337,15 @@ def count_marks(x: Exchange, keys: list[bytes], at: int) -> Steps:
     (reply,) = yield from ask(x, Call([b"HGETALL", x.layout.scopes]))
     names = {tag: layout.id_of(name, b"")[:2] for tag, name in _pairs(reply)}
     for some in _slices(marks):
-        replies = yield Ask([Call([b"GET", key], bucket=_bucket_of(key)) for key in some])
+        replies = yield from readable(x, *(Call([b"GET", key], bucket=_bucket_of(key)) for key in some))
         for key, expires_at in zip(some, replies, strict=True):
-            if isinstance(expires_at, bytes) and expires_at.isdigit() and int(expires_at) > at:
+            if expires_at == b"" or (
+                expires_at is not None and expires_at.isdigit() and int(expires_at) > at
+            ):
                 scope = names.get(key[head : head + wire.TAG_BYTES], ("", ""))
                 found[scope] = found.get(scope, 0) + 1
     for some in _slices(sets):
-        replies = yield Ask([Call([b"SCARD", key]) for key in some])
+        replies = yield from readable(x, *(Call([b"SCARD", key]) for key in some))
         for key, number in zip(some, replies, strict=True):
             start = len(x.layout.compact)
             length, _, generation = key.rpartition(b":")[2].partition(b".")
@@ -400,7 +429,7 @@ def _move_existing(x: Exchange, item: SetWindow, window_us: int, now: bytes) -> 
     keys = [key for key in (yield from all_keys(x)) if is_record(x, key)]
     for some in _slices(keys):
         moved: dict[int, Part] = {}
-        for key, record in (yield from outlines(some, at)):
+        for key, record in (yield from outlines(x, some, at)):
             own = (*name[:2], record.event_type)
             in_force = own if own in windows else (*name[:2], "")
             if record.id[:2] == name[:2] and name == in_force and record.state in ("done", "failed"):
@@ -435,7 +464,7 @@ def switch_mode(x: Exchange, item: SwitchMode, now: bytes) -> Steps:
     scope = (item.tenant, item.consumer)
     keys = [key for key in (yield from all_keys(x)) if is_record(x, key)]
     unfinished = 0
-    for _, record in (yield from outlines(keys, at)):
+    for _, record in (yield from outlines(x, keys, at)):
         unfinished += record.id[:2] == scope and record.state in ("claimed", "unknown")
     if not unfinished:
         field = wire.scope_name(*scope)

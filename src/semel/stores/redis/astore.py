@@ -15,6 +15,7 @@ from semel.core.commands import Answer, Item
 from semel.core.ports import Capabilities, Listener
 from semel.errors import StoreUnavailable
 from semel.forks import restart_after_fork
+from semel.stores.redis import plain
 from semel.stores.redis.checks import Facts
 from semel.stores.redis.core import Core, link_options, pack
 from semel.stores.redis.parts import Address, Ahead, Ask, Call, Nodes, Pause, Refresh, Steps
@@ -24,6 +25,8 @@ IDLE_MAX = 8
 """Connections kept for one node while nobody uses them."""
 STALE_S = 0.2
 """A connection that was idle for so long is looked at before it is used: the other side may have left."""
+LINES_BYTES = 64 * 1024
+"""How much is read at once of answers that come in lines."""
 RELISTEN_S = 0.5
 SUBSCRIBE_S = 1.0
 """How long a call waits for the listener to be heard: what it answers must not be older than what is listened to."""
@@ -54,6 +57,16 @@ class AsyncLink:
             if message is None:
                 raise
             return message
+
+    async def read_lines(self, calls: list[Call]) -> list[list[bytes]]:
+        """The answers of commands that answer with a line each; nothing else may be under way."""
+        data = b""
+        while plain.missing_lines(data, calls) > 0:
+            more = await self.connection._reader.read(LINES_BYTES)
+            if not more:
+                raise ConnectionError("the server has hung up")
+            data += more
+        return plain.in_lines(data, calls)
 
     async def is_stale(self) -> bool:
         """Whether there is something to read where nothing should be: the end of the connection."""
@@ -111,10 +124,13 @@ class Conversation:
         if link is not None and self._error is None:
             try:
                 async with asyncio.timeout_at(self._until):
-                    for call in calls:
-                        if call.asking:
-                            await link.read()
-                        replies.append(await link.read())
+                    if calls[0].lines:
+                        replies += await link.read_lines(calls)
+                    else:
+                        for call in calls:
+                            if call.asking:
+                                await link.read()
+                            replies.append(await link.read())
             except Exception as error:  # noqa: BLE001 - sorted by `_note`
                 await self._note(error)
             except BaseException:
@@ -159,6 +175,11 @@ class AsyncRedisStore:
         return self._core.capabilities
 
     @property
+    def weaknesses(self) -> tuple[str, ...]:
+        """What weakens the promise, a sentence each without its full stop; more is known once it was open."""
+        return self._core.weaknesses
+
+    @property
     def stores_lost(self) -> int:
         """How often the server had lost its records under this object."""
         return self._core.exchange.stores_lost
@@ -167,6 +188,11 @@ class AsyncRedisStore:
     def unreplicated(self) -> int:
         """How many settled records did not reach `wait_replicas` replicas in time."""
         return self._core.exchange.unreplicated
+
+    @property
+    def unsynced(self) -> int:
+        """How many settled records were not on the disks asked for (`wait_disk`, `wait_replica_disks`) in time."""
+        return self._core.exchange.unsynced
 
     async def facts(self) -> Facts:
         """What was found out about the servers when the store was opened, and what each of it costs."""

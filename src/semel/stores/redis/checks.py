@@ -1,6 +1,6 @@
 """What is asked of a server before it is used: where its masters are, and what they would lose."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -8,14 +8,16 @@ from msgspec.structs import replace
 
 from semel.errors import StoreRefused, StoreUnavailable
 from semel.stores.redis import wire
-from semel.stores.redis.options import Place
+from semel.stores.redis.options import Options, Place
 from semel.stores.redis.parts import Address, Ask, Call, Steps
 from semel.stores.redis.trouble import kind_of, translated
 
 SLOTS = 16_384
 VERSION_OLDEST = (5, 0)
 """The first server whose scripts may write after asking for the time."""
-SHEBANG_OLDEST = 7
+SHEBANG_OLDEST = (7, 0)
+"""The first whose scripts may say that they run at the memory limit too."""
+WAITAOF_OLDEST = (7, 2)
 
 
 class Map(Struct, frozen=True):
@@ -35,15 +37,19 @@ class Facts(Struct, frozen=True, kw_only=True):
     maxmemory_bytes: int
     persistence: str
     """`aof`, `rdb` or `none`: what is still there after the server was killed."""
+    fsync: str = ""
+    """`always`, `everysec` or `no`: when the append-only file reaches the disk; empty: this user may not know."""
     replicas: int
     """Of the master that has fewest."""
+    cluster: str = ""
+    """`ok` or `fail`, as its masters see their cluster; empty: there is none."""
     costs: tuple[str, ...] = ()
     """What this means for the promise, a sentence each; empty: nothing is lost but by the disk."""
 
     @property
     def durable(self) -> bool:
-        """An answered write survives the death of the server's process."""
-        return self.persistence == "aof"
+        """An answered write survives the death of the server's process, and a full memory."""
+        return self.persistence == "aof" and self.eviction == "noeviction"
 
 
 def locate(place: Place, known: Map | None) -> Steps:
@@ -107,17 +113,30 @@ def _by_sentinels(place: Place) -> Steps:
     raise StoreUnavailable(f"{place.name}: no sentinel names a master that is one") from trouble
 
 
-def look(place: Place, masters: Iterable[Address], *, allow_eviction: bool) -> Steps:
+def look(place: Place, masters: Sequence[Address], options: Options) -> Steps:
     """Read what the masters say of themselves. Raises `StoreRefused` where they must not be used."""
-    replies = yield Ask([Call([b"INFO"], node=node) for node in masters])
+    asked: list[list[bytes | int]] = [
+        [b"INFO"],
+        [b"CONFIG", b"GET", b"appendfsync"],
+        [b"CONFIG", b"GET", b"save"],
+    ]
+    if place.topology == "cluster":
+        asked.append([b"CLUSTER", b"INFO"])
+    replies = iter((yield Ask([Call(command, node=node) for node in masters for command in asked])))
     told: list[dict[str, str]] = []
-    for reply in replies:
-        if isinstance(reply, Exception):
-            if kind_of(reply) == "wait":
-                raise StoreUnavailable(f"{place.name} is not ready: {reply}") from reply
-            raise translated(reply, place.name) from reply
-        told.append(parse_info(reply))
-    return judge(place.name, told, allow_eviction=allow_eviction)
+    for _ in masters:
+        info, *settings = (next(replies) for _ in asked)
+        if isinstance(info, Exception):
+            if kind_of(info) == "wait":
+                raise StoreUnavailable(f"{place.name} is not ready: {info}") from info
+            raise translated(info, place.name) from info
+        told.append(parse_info(info))
+        for reply in settings:  # these only make it more precise, and many users may not ask for them
+            if isinstance(reply, list) and len(reply) == 2:  # noqa: PLR2004 - a name and its value
+                told[-1][reply[0].decode()] = reply[1].decode()
+            elif isinstance(reply, bytes):
+                told[-1].update(parse_info(reply))
+    return judge(place, told, options)
 
 
 def parse_info(reply: bytes) -> dict[str, str]:
@@ -126,38 +145,60 @@ def parse_info(reply: bytes) -> dict[str, str]:
     return {name: value for name, colon, value in lines if colon}
 
 
-def judge(name: str, told: list[dict[str, str]], *, allow_eviction: bool) -> Facts:
+def judge(place: Place, told: list[dict[str, str]], options: Options) -> Facts:
     """What follows from it; the worst of all masters counts."""
-    version = min((each.get("redis_version", "0") for each in told), key=_numbers)
-    if _numbers(version) < VERSION_OLDEST:
+    name = place.name
+    version = min((each.get("redis_version", "0") for each in told), key=numbers)
+    if numbers(version) < VERSION_OLDEST:
         raise StoreRefused(
             f"{name} is version {version}; {'.'.join(map(str, VERSION_OLDEST))} or newer is needed"
         )
+    _refuse_wrong_kind(place, told)
     evicting = [
         each["maxmemory_policy"]
         for each in told
         if each.get("maxmemory_policy", "noeviction") != "noeviction"
     ]
-    if evicting and not allow_eviction:
+    if evicting and not options.allow_eviction:
         raise StoreRefused(
             f"{name} evicts keys when its memory is full (maxmemory-policy {evicting[0]}): events would be done twice"
             " without a word. Set it to noeviction, or open the store with allow_eviction=true and a weaker promise"
         )
     aof = all(each.get("aof_enabled") == "1" for each in told)
-    rdb = all(each.get("rdb_last_save_time", "0") != "0" and _saves(each) for each in told)
+    rdb = all(map(_saves, told))
+    if options.waits_for_disks and (numbers(version) < WAITAOF_OLDEST or not aof):
+        raise StoreRefused(
+            f"{name} cannot wait for a disk (wait_disk, wait_replica_disks): that needs an append-only file and"
+            f" version {'.'.join(map(str, WAITAOF_OLDEST))}, and it is {version} with{'' if aof else 'out'} one"
+        )
+    syncs = {each.get("appendfsync", "") for each in told}
+    states = {each.get("cluster_state", "") for each in told}
     facts = Facts(
         version=version,
         masters=len(told),
         eviction=evicting[0] if evicting else "noeviction",
         maxmemory_bytes=min(int(each.get("maxmemory", "0")) for each in told),
         persistence="aof" if aof else "rdb" if rdb else "none",
+        fsync=next((sync for sync in ("no", "", "everysec", "always") if sync in syncs), "") if aof else "",
         replicas=min(int(each.get("connected_slaves", "0")) for each in told),
+        cluster=next((state for state in ("fail", "ok") if state in states), ""),
     )
     return replace(facts, costs=tuple(_costs(facts)))
 
 
+def _refuse_wrong_kind(place: Place, told: list[dict[str, str]]) -> None:
+    if place.topology == "cluster":
+        return
+    if any(each.get("cluster_enabled") == "1" for each in told):
+        raise StoreRefused(f"{place.name} is a node of a cluster; open it with redis+cluster://")
+    if any(each.get("role") == "slave" for each in told):
+        raise StoreRefused(f"{place.name} is a replica, which takes no writes; open its master")
+
+
 def _saves(told: dict[str, str]) -> bool:
-    """Whether a snapshot was made since the server began, as far as INFO tells."""
+    """Whether it makes snapshots; where it does not say, whether one was made since it began."""
+    if "save" in told:
+        return bool(told["save"])
     return told.get("rdb_saves", told.get("rdb_last_bgsave_time_sec", "-1")) not in ("0", "-1")
 
 
@@ -169,10 +210,23 @@ def _costs(facts: Facts) -> Iterable[str]:
     elif facts.persistence == "rdb":
         yield "snapshots only: a server that is killed forgets all since the last one, and it is done again"
     else:
-        yield "append-only file: a killed server forgets nothing; a power failure what was not yet on the disk"
+        yield f"append-only file: a killed server forgets nothing; a power failure {_POWER_FAILURE[facts.fsync]}"
     if facts.replicas:
         yield "replicas follow behind: a failover forgets what had not reached the new master"
+    elif facts.cluster:
+        yield "a master without a replica: while it is down, its part of the keys cannot be claimed"
+    if facts.cluster == "fail":
+        yield "the cluster is down: its nodes refuse to serve until all slots have a master again"
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+_POWER_FAILURE = {
+    "always": "nothing either, as far as the disk keeps its word",
+    "everysec": "the last second or two",
+    "no": "whatever the system had not yet written to the disk, up to half a minute",
+    "": "what was not yet on the disk",
+}
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """As versions are compared."""
     return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())

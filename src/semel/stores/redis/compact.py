@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 PER_SET = 256
 """Marks of one set: the server keeps up to 512 in eight bytes each, and an uneven spread needs room."""
 BINS_MAX = 1 << 24
+COLLISIONS = (
+    "compact marks: a new key is taken for a known one with a chance of about 1 in 10^16 (512 marks of 63 bits in two"
+    " sets), and its event is lost; a mark is remembered for up to twice the window"
+)
 
 
 def bins_for(expected: int) -> int:

@@ -10,7 +10,7 @@ from semel.core.commands import Answer, Item
 from semel.core.ports import Capabilities, Listener
 from semel.digests import DIGEST_BYTES, digest
 from semel.errors import StoreClosed
-from semel.stores.redis import checks
+from semel.stores.redis import checks, compact
 from semel.stores.redis.checks import Facts, Map
 from semel.stores.redis.exchange import Exchange, busy_ids, ended_ids
 from semel.stores.redis.options import Options, Place, parse
@@ -43,7 +43,8 @@ else:
 def pack(calls: Iterable[Call]) -> bytes:
     """The calls as they go over the wire."""
     return b"".join(
-        _ASKING + _pack(tuple(call.command)) if call.asking else _pack(tuple(call.command)) for call in calls
+        _ASKING + _pack(tuple(call.command)) if call.asking else call.packed or _pack(tuple(call.command))
+        for call in calls
     )
 
 
@@ -63,6 +64,9 @@ class Core:
         self.clock = clock
         self.map: Map | None = None
         self.facts: Facts | None = None
+        """What the start checks have found; `None`: they are to be run."""
+        self.found: Facts | None = None
+        """The same, also after `close`."""
         self.closed = False
         self.exchange: Exchange = Exchange(
             name=self.name,
@@ -70,6 +74,7 @@ class Core:
             cluster=self.place.topology == "cluster",
             options=self.options,
             new_token=lambda: os.urandom(8).hex().encode(),
+            where=self.address,
         )
         self.after_fork()
 
@@ -85,17 +90,23 @@ class Core:
     @property
     def capabilities(self) -> Capabilities:
         """What it can promise; whether it is durable is known once it is open, and hoped for until then."""
-        durable = self.facts is None or self.facts.durable
+        durable = self.found is None or self.found.durable
         return Capabilities(durable=durable, shared=True, notifies=True)
+
+    @property
+    def weaknesses(self) -> tuple[str, ...]:
+        """What weakens the promise, as far as it is known, a sentence each without its full stop."""
+        found = () if self.found is None else self.found.costs
+        if self.options.marks == "compact":
+            found = (*found, compact.COLLISIONS)
+        return found
 
     def opening(self) -> Steps:
         """Find the masters and look at them."""
         self.map = yield from checks.locate(self.place, self.map)
-        self.facts = yield from checks.look(
-            self.place, self.map.masters, allow_eviction=self.options.allow_eviction
-        )
+        self.facts = self.found = yield from checks.look(self.place, self.map.masters, self.options)
         self.exchange.scripts = scripts_for(
-            shebang=int(self.facts.version.split(".")[0]) >= checks.SHEBANG_OLDEST
+            shebang=checks.numbers(self.facts.version) >= checks.SHEBANG_OLDEST
         )
 
     def locating(self) -> Steps:
@@ -197,4 +208,6 @@ def link_options(core: Core, address: Address) -> dict[str, Any]:
         found["ssl_check_hostname"] = options.verify
         if options.ca_file:
             found["ssl_ca_certs"] = options.ca_file
+        if options.cert_file:
+            found["ssl_certfile"], found["ssl_keyfile"] = options.cert_file, options.key_file
     return found

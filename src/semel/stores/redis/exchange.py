@@ -10,11 +10,12 @@ from typing import Any
 
 from semel.core.commands import Answer, Claim, Granted, Item, Mark, Marked
 from semel.errors import KeyInvalid, RecordCorrupt, SemelError, StoreRefused, StoreUnavailable
-from semel.stores.redis import compact, trouble, wire
+from semel.stores.redis import compact, plain, trouble, wire
 from semel.stores.redis.options import Options
 from semel.stores.redis.parts import (
     AHEAD_ITEMS,
     REPLY_BYTES_MAX,
+    Address,
     Ahead,
     Ask,
     Call,
@@ -28,6 +29,7 @@ from semel.stores.redis.parts import (
     cut,
     leave,
     one_by_one,
+    pieces,
     refuse,
     repeatable,
     runs,
@@ -36,10 +38,15 @@ from semel.stores.redis.parts import (
 )
 from semel.stores.redis.scripting import Script, Scripts
 from semel.stores.redis.trouble import translated
+from semel.stores.redis.waits import Waits
 from semel.types import Busy, Completed, Forgotten, Id, Unavailable
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.25
-SPLIT_AFTER = 1
+HOPS_MAX = 3
+"""Redirections that are followed at once; nodes that do not agree with each other are given time."""
+
+_FAULTS = (SemelError, UnicodeEncodeError, OverflowError, ValueError, IndexError)
+"""What an item raises that cannot be told to a server."""
 
 _log = logging.getLogger("semel")
 
@@ -48,8 +55,9 @@ class Exchange:
     """What one store object knows of its server, and how it speaks to it. Not the connections."""
 
     def __init__(
-        self, *, name: str, layout: Layout, cluster: bool, options: Options, new_token: Callable[[], bytes]
-    ) -> None:
+        self, *, name: str, layout: Layout, cluster: bool, options: Options, new_token: Callable[[], bytes],
+        where: Callable[[Call], Address],
+    ) -> None:  # fmt: skip
         self.name = name
         self.layout = layout
         self.cluster = cluster
@@ -57,12 +65,15 @@ class Exchange:
         self.retry_s: float = options.retry_s
         self.scripts: Scripts
         self._on_lost = b"s" if options.on_store_lost == "fail" else b""
-        self._wait_replicas = options.wait_replicas
-        self._wait_replicas_ms = round(options.wait_replicas_s * 1000)
+        self._waits: Waits | None = Waits.of(options)
+        self._where = where
+        self._channel: bytes = layout.channel if cluster else b"?" + layout.channel
         self._new_token = new_token
-        self._token = new_token()
+        self.token = new_token()
         self.bins_wanted: int = compact.bins_for(options.marks_expected) if options.marks == "compact" else 0
         """How many sets a consumer's compact marks shall have; 0: marks are plain keys."""
+        self._plainly: bool = not (cluster or self.bins_wanted or self._on_lost)
+        """Marks need no script."""
         self.epochs: dict[int, bytes] = {}
         self.scopes: set[tuple[str, str]] = set()
         """Those whose marks are known by name in the store."""
@@ -70,6 +81,7 @@ class Exchange:
         """How many they have, where that is another number."""
         self.stores_lost: int = 0
         self.unreplicated: int = 0
+        self.unsynced: int = 0
         self.recreated: int = 0
 
     # --- records and marks ---
@@ -82,6 +94,9 @@ class Exchange:
         parts: list[Part] = []
         sent = 0
         yield from self._introduce(items)
+        if not now and self._plainly and plain.serves(items):
+            yield from plain.carry_out(self, items, answers)  # type: ignore[arg-type]  # it serves only marks
+            return answers
         for start, kind, run in runs(items):
             if kind == "admin":
                 yield from self.ask_all(parts, answers, now, sent)
@@ -112,8 +127,8 @@ class Exchange:
         elif self.cluster:
             yield list(self._parts(kind, start, run, answers))
         else:
-            for at in range(0, len(run), AHEAD_ITEMS):
-                yield list(self._parts(kind, start + at, run[at : at + AHEAD_ITEMS], answers))
+            for piece in pieces(len(run)):
+                yield list(self._parts(kind, start + piece.start, run[piece], answers))
 
     def _apart(self, steps: Steps) -> Steps:
         try:
@@ -126,13 +141,13 @@ class Exchange:
     def _parts(self, kind: PartKind, start: int, run: Sequence[Any], answers: list[Answer]) -> Iterable[Part]:
         try:
             encoded = self._encode(kind, run)
-        except (SemelError, UnicodeEncodeError, OverflowError, ValueError):
+        except _FAULTS:
             good: list[tuple[int, Any]] = []
             for at, item in enumerate(run, start):  # one of them is at fault, and its fault is its own
                 try:
                     self._encode(kind, [item])
                     good.append((at, item))
-                except (SemelError, UnicodeEncodeError, OverflowError, ValueError) as error:
+                except _FAULTS as error:
                     fault = error if isinstance(error, SemelError) else RecordCorrupt(f"{item.id!r}: {error}")
                     answers[at] = Unavailable(fault)
             for at, item in good:
@@ -165,17 +180,14 @@ class Exchange:
 
     def _mark_parts(self, at: int, item: Mark) -> Iterable[Part]:
         if self.bins_wanted:
-            for start in range(0, len(item.keys), AHEAD_ITEMS):
-                piece = item.keys[start : start + AHEAD_ITEMS]
-                yield compact.part_of(self, at, item, list(range(start, start + len(piece))), piece)
+            for piece in pieces(len(item.keys)):
+                places = list(range(piece.start, piece.stop))
+                yield compact.part_of(self, at, item, places, item.keys[piece])
             return
         tag = wire.tag_of(item.tenant, item.consumer)
         marks, args = [head + tag for head in self.layout.marks], [b"%d" % item.window_us]
         if not self.cluster:
-            for start in range(0, len(item.keys), AHEAD_ITEMS):
-                digests = wire.digests_of(item.tenant, item.consumer, item.keys[start : start + AHEAD_ITEMS])
-                keys = [marks[each[0] & 63] + each[:12] for each in digests]
-                yield Part("mark", list(range(start, start + len(keys))), [item], keys, args, mark=at)
+            yield from self.plain_marks(at, item)
             return
         digests = wire.digests_of(item.tenant, item.consumer, item.keys)
         keys = [marks[each[0] & 63] + each[:12] for each in digests]
@@ -186,6 +198,15 @@ class Exchange:
             part.places.append(place)
             part.keys.append(key)
         yield from buckets.values()
+
+    def plain_marks(self, at: int, item: Mark) -> Iterable[Part]:
+        """The parts of a mark on one server, the first of them small."""
+        tag = wire.tag_of(item.tenant, item.consumer)
+        marks, args = [head + tag for head in self.layout.marks], [b"%d" % item.window_us]
+        for piece in pieces(len(item.keys)):
+            digests = wire.digests_of(item.tenant, item.consumer, item.keys[piece])
+            keys = [marks[each[0] & 63] + each[:12] for each in digests]
+            yield Part("mark", list(range(piece.start, piece.stop)), [item], keys, args, mark=at)
 
     def _introduce(self, items: Sequence[Item]) -> Steps:
         """Write down once which consumer the tag in its marks' keys stands for."""
@@ -205,10 +226,12 @@ class Exchange:
         """Send the parts, and what must be sent again, until each has its answers. `sent`: so many are under way."""
         waited_s, pause_s = 0.0, PAUSE_FIRST_S
         while parts:
-            replies = yield Ask(self._calls(parts[sent:], now))
+            calls = self._calls(parts[sent:], now)
             sent = 0
-            if self._wait_replicas:
-                replies = self._replicated(parts, replies)
+            if self._waits is None:
+                replies = yield Ask(calls)
+            else:
+                replies = yield from self._ask_and_wait(self._waits, calls, parts)
             again: list[Part] = []
             later: list[Part] = []
             refresh = False
@@ -232,18 +255,35 @@ class Exchange:
             parts = again
 
     def _calls(self, parts: list[Part], now: bytes) -> list[Call]:
-        calls: list[Call] = []
+        return [Call(self._command(part, now), part.bucket, part.node, part.asking) for part in parts]
+
+    def _ask_and_wait(self, waits: Waits, calls: list[Call], parts: list[Part]) -> Steps:
+        """Ask, and have each node say at the end how far what was settled has come. One wait per node, not per part."""
+        ends: dict[Address, list[Part]] = {}
         for part in parts:
-            calls.append(Call(self._command(part, now), part.bucket, part.node, part.node is not None))
-            if self._wait_replicas and part.kind == "end":
-                calls.append(
-                    Call([b"WAIT", self._wait_replicas, self._wait_replicas_ms], part.bucket, part.node)
-                )
-        return calls
+            if part.kind == "end":
+                ends.setdefault(self._where(Call((), part.bucket, part.node)), []).append(part)
+        more = [Call(command, node=node) for node in ends for command in waits.commands]
+        replies = yield Ask(calls + more)
+        kept, told = replies[: len(parts)], iter(replies[len(parts) :])
+        answered = {
+            id(part) for part, reply in zip(parts, kept, strict=True) if not isinstance(reply, Exception)
+        }
+        for theirs in ends.values():
+            settled = sum(len(part.items) for part in theirs if id(part) in answered)
+            copied, synced = waits.reached(told)
+            self.unreplicated += 0 if copied else settled
+            self.unsynced += 0 if synced else settled
+            if settled and not (copied and synced):
+                _log.warning(
+                    "%s: %d settled records did not reach %s in time",
+                    self.name, settled, waits.missed(copied=copied, synced=synced),
+                )  # fmt: skip
+        return kept
 
     def _command(self, part: Part, now: bytes) -> list[bytes | int]:
         script = self._script(part)
-        bucket = part.bucket
+        bucket = part.bucket if self.cluster else 0
         return [
             *((b"EVAL", script.text) if part.as_text else (b"EVALSHA", script.sha)),
             len(part.keys) + 1,
@@ -251,9 +291,9 @@ class Exchange:
             *part.keys,
             now,
             self.epochs.get(bucket, b""),
-            self._token,
+            self.token,
             b"b" if part.bare else self._on_lost,
-            self.layout.channel if part.kind == "end" else b"",
+            self._channel if part.kind == "end" else b"",
             REPLY_BYTES_MAX,
             *((part.common, *part.args) if part.kind in ("claim", "end") else part.args),
         ]
@@ -265,40 +305,25 @@ class Exchange:
             return self.scripts.settle
         return self.scripts.mark if part.kind == "mark" else self.scripts.compact
 
-    def _replicated(self, parts: list[Part], replies: list[Any]) -> list[Any]:
-        """Take the answers of WAIT out of the replies, and count what did not reach enough replicas."""
-        kept: list[Any] = []
-        each = iter(replies)
-        for part in parts:
-            kept.append(next(each))
-            if part.kind == "end":
-                reached = next(each)
-                if not isinstance(kept[-1], Exception) and (
-                    not isinstance(reached, int) or reached < self._wait_replicas
-                ):
-                    self.unreplicated += len(part.items)
-                    _log.warning(
-                        "%s: %d settled records did not reach %d replicas in time",
-                        self.name, len(part.items), self._wait_replicas,
-                    )  # fmt: skip
-        return kept
-
     def _redirect(
         self, part: Part, error: Exception, again: list[Part], later: list[Part], answers: list[Answer]
     ) -> bool:
         """Find the way on for a part that was not carried out; whether to look for the masters again."""
         kind = trouble.kind_of(error)
-        part.node = None
+        part.node, part.asking = None, False
         match kind:
             case "text" if not part.as_text:
                 part.as_text = True
                 again.append(part)
-            case "moved":
+            case "moved" | "ask" if part.hops < HOPS_MAX:
+                part.hops += 1
+                part.node, part.asking = trouble.other_node(error), kind == "ask"
+                again.append(part)
+                return kind == "moved"
+            case "moved" | "ask":
+                part.hops = 0
                 later.append(part)
                 return True
-            case "ask":
-                part.node = trouble.ask_address(error)
-                again.append(part)
             case "split" if part.bare or len(part.keys) == 0:
                 later.append(part)
             case "split":
@@ -322,7 +347,7 @@ class Exchange:
     def _take(
         self, part: Part, reply: Any, answers: list[Answer], again: list[Part], later: list[Part]
     ) -> None:
-        self._note_epoch(part.bucket, reply[1])
+        self.note_epoch(part.bucket if self.cluster else 0, reply[1])
         if len(reply) < 3:  # noqa: PLR2004 - the script stopped: nothing was carried out
             raise StoreRefused(
                 f"{self.name} has lost its records since this client opened it (a flush, or a failover to an empty"
@@ -343,14 +368,12 @@ class Exchange:
         self, part: Part, now: int, letters: bytes, details: Any, answers: list[Answer],
         again: list[Part], later: list[Part],
     ) -> None:  # fmt: skip
-        granted: dict[int, Granted] = {}
+        first = part.items[0]  # they have their lease in common
+        granted = Granted(now, 1, now + first.lease_us, now) if first.journal is None else None
         left: list[int] = []
         for at, (place, item, letter) in enumerate(zip(part.places, part.items, letters, strict=True)):
-            if letter == 70 and item.journal is None:  # noqa: PLR2004 - F
-                answer = granted.get(item.lease_us)
-                if answer is None:
-                    answer = granted[item.lease_us] = Granted(now, 1, now + item.lease_us, now)
-                answers[place] = answer
+            if letter == 70 and granted is not None:  # noqa: PLR2004 - F
+                answers[place] = granted
             elif letter in wire.AGAIN:
                 left.append(at)
             else:
@@ -392,13 +415,14 @@ class Exchange:
             again.append(named)
         leave(part, left, letters, again, later)
 
-    def _note_epoch(self, bucket: int, epoch: bytes) -> None:
+    def note_epoch(self, bucket: int, epoch: bytes) -> None:
+        """Compare the epoch that was found with the one that is known."""
         known = self.epochs.get(bucket)
         if known == epoch or not epoch:
             return
         self.epochs[bucket] = epoch
-        if epoch == self._token:  # ours; were it lost, another must take its place, or nobody would notice
-            self._token = self._new_token()
+        if epoch == self.token:  # ours; were it lost, another must take its place, or nobody would notice
+            self.token = self._new_token()
             _log.info("%s: a new store, or one that was emptied; bucket %d begins here", self.name, bucket)
         if known is None:
             return

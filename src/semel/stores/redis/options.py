@@ -47,6 +47,12 @@ class Options(Struct, frozen=True, kw_only=True):
     wait_replicas: int = 0
     """Wait after each settle until so many replicas have it; fewer are counted and logged, not an error."""
     wait_replicas_s: float = 0.1
+    wait_disk: bool = False
+    """Wait after each settle until the master has it on its disk, and not only in its append-only file's buffer."""
+    wait_replica_disks: int = 0
+    """Wait after each settle until so many replicas have it on their disks."""
+    wait_disk_s: float = 2.0
+    """How long for the disks: they are written once a second, unless the server is told otherwise."""
     marks: Literal["plain", "compact"] = "plain"
     """How marks are kept: a key each, or in compact sets of few bytes per mark that last up to twice the window."""
     marks_expected: int = 1_000_000
@@ -58,6 +64,9 @@ class Options(Struct, frozen=True, kw_only=True):
     """How long to go on asking a server that is loading, has no master, or is moving its keys."""
     ca_file: str = ""
     verify: bool = True
+    cert_file: str = ""
+    key_file: str = ""
+    """For TLS: the authority, whether to check the server, and our own certificate where the server wants one."""
     sentinel_username: str = ""
     sentinel_password: str = ""
 
@@ -71,15 +80,30 @@ class Options(Struct, frozen=True, kw_only=True):
                 raise PolicyInvalid(f"{name} is {getattr(self, name)!r}; it must be {' or '.join(among)}")
         if self.marks_expected < 1:
             raise PolicyInvalid(f"marks_expected is {self.marks_expected}; it must be 1 or more")
-        if not 0 <= self.wait_replicas <= REPLICAS_MAX:
-            raise PolicyInvalid(
-                f"wait_replicas is {self.wait_replicas}; it must lie between 0 and {REPLICAS_MAX}"
-            )
-        for name in ("connect_s", "answer_s", "wait_replicas_s", "retry_s"):
+        for name in ("wait_replicas", "wait_replica_disks"):
+            if not 0 <= getattr(self, name) <= REPLICAS_MAX:
+                raise PolicyInvalid(
+                    f"{name} is {getattr(self, name)}; it must lie between 0 and {REPLICAS_MAX}"
+                )
+        for name in ("connect_s", "answer_s", "wait_replicas_s", "wait_disk_s", "retry_s"):
             if not 0 <= getattr(self, name) <= WAIT_MAX_S or (name != "retry_s" and not getattr(self, name)):
                 raise PolicyInvalid(
                     f"{name} is {getattr(self, name)}; it must lie between 0 and {WAIT_MAX_S:g}"
                 )
+        waits_s = (self.wait_replicas_s if self.wait_replicas else 0) + (
+            self.wait_disk_s if self.waits_for_disks else 0
+        )
+        if waits_s >= self.answer_s:
+            raise PolicyInvalid(
+                f"answer_s is {self.answer_s:g}; more than the {waits_s:g} s that replicas and disks may take"
+            )
+        if bool(self.cert_file) != bool(self.key_file):
+            raise PolicyInvalid("cert_file and key_file go together")
+
+    @property
+    def waits_for_disks(self) -> bool:
+        """Whether an answer is held back for a disk."""
+        return self.wait_disk or self.wait_replica_disks > 0
 
 
 class Place(Struct, frozen=True, kw_only=True):

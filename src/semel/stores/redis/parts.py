@@ -12,8 +12,10 @@ from semel.types import Unavailable
 
 ITEMS_MAX = 1000
 """Items of one call: the server serves nobody else meanwhile."""
-AHEAD_ITEMS = 128
+AHEAD_ITEMS = 32
 """Items that are sent while the next are made ready, so that the server and its client work at the same time."""
+AHEAD_GROWTH = 2.5
+"""How many times faster a client makes items ready than its server carries them out, roughly."""
 CALL_BYTES_MAX = 4 * 1024 * 1024
 """Bytes that one call takes."""
 REPLY_BYTES_MAX = 4 * 1024 * 1024
@@ -30,6 +32,9 @@ class Call(Struct):
     node: Address | None = None
     """That node, whoever has the bucket."""
     asking: bool = False
+    packed: bytes = b""
+    """Several commands as they go over the wire, whose answers are read as so many lines."""
+    lines: int = 0
 
 
 class Ask(Struct):
@@ -78,6 +83,9 @@ class Part(Struct):
     as_text: bool = False
     bare: bool = False
     node: Address | None = None
+    """Where it was sent on to, by a node that has it no more."""
+    asking: bool = False
+    hops: int = 0
     cuts: int = 0
     common: bytes = b""
     """What all its items have in common, sent once."""
@@ -125,6 +133,17 @@ def runs(items: Sequence[Item]) -> Iterable[tuple[int, Any, Sequence[Any]]]:
         else:
             yield start, "mark" if kind is Mark else "admin", items[start:end]
         start = end
+
+
+def pieces(total: int) -> Iterable[slice]:
+    """How a batch for one server is cut: the first piece small, so that the server soon has work; then fewer calls."""
+    start, size = 0, AHEAD_ITEMS
+    while start < total:
+        end = start + size
+        if total - end < size // 2:
+            end = total
+        yield slice(start, end)
+        start, size = end, min(int(size * AHEAD_GROWTH), ITEMS_MAX // 2)
 
 
 def cut(part: Part) -> Iterable[Part]:

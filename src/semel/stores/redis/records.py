@@ -14,7 +14,9 @@ CODES: dict[State | str, int] = {state: code for code, state in enumerate(STATES
 
 STATE_MASK = 7
 QUARANTINE, SLIDING, SEEN, VALUE, JOURNAL = 8, 16, 32, 64, 128
-NAME, TYPE, PRINT, META, STEPS, ANCHOR = 1, 2, 4, 8, 16, 32
+NAME, TYPE, PRINT, META, STEPS, ANCHOR, NOTHING = 1, 2, 4, 8, 16, 32, 64
+NULL = b"jnull"
+"""The value of a handler that returns nothing, which most do: a flag instead of bytes."""
 
 _SCOPE = Struct(">HH")
 _U7 = 7
@@ -105,7 +107,7 @@ def unpack(raw: bytes, record_id: Id) -> Record:
         meta = rest.part(4) if head.more & META else None
         steps = _steps(rest.part(4)) if head.more & STEPS else ()
         journal = rest.part(4) if head.flags & JOURNAL else None
-        value = rest.part(4) if head.flags & VALUE else None
+        value = rest.part(4) if head.flags & VALUE else NULL if head.more & NOTHING else None
         rest.end()
     except (ValueError, IndexError, error) as trouble:
         raise RecordCorrupt(f"record {record_id!r} does not read: {trouble}") from trouble
@@ -169,7 +171,7 @@ def known(raw: bytes, record_id: Id) -> Known:
         for flag in _LONG_PARTS:
             if more & flag:
                 at += 4 + int.from_bytes(raw[at : at + 4])
-        value = None
+        value = NULL if more & NOTHING else None
         if flags & VALUE:
             value = raw[at + 4 :]
             at += 4 + int.from_bytes(raw[at : at + 4])

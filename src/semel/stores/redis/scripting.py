@@ -8,8 +8,6 @@ from msgspec import Struct
 
 __all__ = ["ALLOW_OOM", "Script", "Scripts", "scripts_for"]
 
-SHEBANG_OLDEST = 7
-"""The first Redis whose scripts may say that they run at the memory limit too."""
 ALLOW_OOM = b"#!lua flags=allow-oom\n"
 """A completion only makes the record of an effect that exists: refusing it for want of memory would lose the effect."""
 

@@ -15,6 +15,7 @@ from semel.core.commands import Answer, Item
 from semel.core.ports import AsyncStore, Capabilities, Listener
 from semel.errors import StoreUnavailable
 from semel.forks import restart_after_fork
+from semel.stores.redis import plain
 from semel.stores.redis.checks import Facts
 from semel.stores.redis.core import Core, link_options, pack
 from semel.stores.redis.parts import Address, Ahead, Ask, Call, Nodes, Pause, Refresh, Steps
@@ -24,6 +25,8 @@ IDLE_MAX = 8
 """Connections kept for one node while nobody uses them."""
 STALE_S = 0.2
 """A connection that was idle for so long is looked at before it is used: the other side may have left."""
+LINES_BYTES = 64 * 1024
+"""How much is read at once of answers that come in lines."""
 LISTEN_S = 0.2
 """How often a listener looks whether it is to end."""
 RELISTEN_S = 0.5
@@ -53,6 +56,16 @@ class Link:
             if message is None:
                 raise
             return message
+
+    def read_lines(self, calls: list[Call]) -> list[list[bytes]]:
+        """The answers of commands that answer with a line each; nothing else may be under way."""
+        data = b""
+        while plain.missing_lines(data, calls) > 0:
+            more = self.connection._sock.recv(LINES_BYTES)
+            if not more:
+                raise ConnectionError("the server has hung up")
+            data += more
+        return plain.in_lines(data, calls)
 
     def is_stale(self) -> bool:
         """Whether there is something to read where nothing should be: the end of the connection."""
@@ -91,6 +104,11 @@ class RedisStore:
         return self._core.capabilities
 
     @property
+    def weaknesses(self) -> tuple[str, ...]:
+        """What weakens the promise, a sentence each without its full stop; more is known once it was open."""
+        return self._core.weaknesses
+
+    @property
     def stores_lost(self) -> int:
         """How often the server had lost its records under this object."""
         return self._core.exchange.stores_lost
@@ -99,6 +117,11 @@ class RedisStore:
     def unreplicated(self) -> int:
         """How many settled records did not reach `wait_replicas` replicas in time."""
         return self._core.exchange.unreplicated
+
+    @property
+    def unsynced(self) -> int:
+        """How many settled records were not on the disks asked for (`wait_disk`, `wait_replica_disks`) in time."""
+        return self._core.exchange.unsynced
 
     def facts(self) -> Facts:
         """What was found out about the servers when the store was opened, and what each of it costs."""
@@ -276,10 +299,13 @@ class RedisStore:
             return [link] * len(calls)
         replies: list[Any] = []
         try:
-            for call in calls:
-                if call.asking:
-                    link.read()
-                replies.append(link.read())
+            if calls[0].lines:
+                replies += link.read_lines(calls)
+            else:
+                for call in calls:
+                    if call.asking:
+                        link.read()
+                    replies.append(link.read())
         except BROKEN as error:
             self._drop(link)
             if self._core.closed:

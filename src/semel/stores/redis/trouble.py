@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
 
-__all__ = ["Kind", "Unsent", "ask_address", "kind_of", "translated"]
+__all__ = ["Kind", "Unsent", "kind_of", "other_node", "translated"]
 
 Kind: TypeAlias = Literal[
     "text", "moved", "ask", "split", "wait", "full", "refused", "unsent", "cut", "other"
@@ -56,10 +56,10 @@ def kind_of(error: Exception) -> Kind:
     return "other"
 
 
-def ask_address(error: Exception) -> tuple[str, int]:
-    """The node that a redirection names: `ASK 1234 127.0.0.1:7001`."""
+def other_node(error: Exception) -> tuple[str, int] | None:
+    """The node that a redirection names: `ASK 1234 127.0.0.1:7001`; `None`: it does not say which host."""
     host, _, port = str(error).split(" ")[2].rpartition(":")
-    return host, int(port)
+    return (host, int(port)) if host not in ("", "?") else None
 
 
 def translated(error: Exception, name: str) -> StoreError:

@@ -16,6 +16,7 @@ from semel.stores.redis.records import (
     JOURNAL,
     META,
     NAME,
+    NULL,
     PRINT,
     QUARANTINE,
     SLIDING,
@@ -44,7 +45,7 @@ BUCKETS = 64
 RELEASED = 5
 ENDS: dict[str, int] = {"done": 1, "failed": 2, "unknown": 3, "released": RELEASED}
 
-WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED = 1, 2, 4, 8, 16
+WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED, VOID = 1, 2, 4, 8, 16, 32
 BY_EVENT_TIME, BY_ANCHOR = 1, 2
 """How a claim may be late."""
 ANY_STATE = 255
@@ -103,30 +104,43 @@ Encoded: TypeAlias = tuple[bytes, list[int], list[bytes], list[bytes]]
 def claims(items: Sequence[Claim], *, readable: bool) -> list[Encoded]:
     """What the claim script takes, a call for each kind of claim; mostly there is one kind."""
     groups: dict[Any, Encoded] = {}
+    shape_before: Any = None
+    group: Encoded = (b"", [], [], [])
     prefix = name = b""
-    scoped: tuple[str, str] | None = None
+    whose_before: tuple[str, str] | None = None
+    named: dict[int, bytes] = {}
     for at, item in enumerate(items):
         tenant, consumer, text = item.id
-        if (tenant, consumer) != scoped:
-            scoped = (tenant, consumer)
-            prefix, name = scope(tenant, consumer), scope_name(tenant, consumer)
+        if whose_before != (tenant, consumer):
+            whose_before = (tenant, consumer)
+            prefix, name, named = scope(tenant, consumer), scope_name(tenant, consumer), {}
         key, owner = text.encode(), item.owner
+        shape: Any
         if item.quarantine or not readable or _has_more(item):
-            named = readable or item.quarantine or item.journal is not None
-            whose = name + key if named else name
+            kept = readable or item.quarantine or item.journal is not None
+            whose = name + key if kept else name
             tail = b"%c%b%b%b%b" % (len(owner), owner, _anchor(item), _U2.pack(len(whose)), whose)
             shape, own = _whole_claim(item, tail)
         else:
             shape = (item.lease_us, item.window_us, item.sliding)
-            own = b"%c%b%b%b%b" % (len(owner), owner, (len(name) + len(key)).to_bytes(2), name, key)
-        group = groups.get(shape)
-        if group is None:
-            common = shape if isinstance(shape, bytes) else _head(item, 0, NAME)
-            group = groups[shape] = (common, [], [], [])
+            sized_name = named.get(len(key))  # keys of one consumer are often equally long
+            if sized_name is None:
+                sized_name = named[len(key)] = (len(name) + len(key)).to_bytes(2) + name
+            own = _BYTE[len(owner)] + owner + sized_name + key
+        if shape != shape_before:
+            shape_before = shape
+            found = groups.get(shape)
+            if found is None:
+                common = shape if isinstance(shape, bytes) else _head(item, 0, NAME)
+                found = groups[shape] = (common, [], [], [])
+            group = found
         group[1].append(at)
         group[2].append(sha256(prefix + key).digest()[:DIGEST_BYTES])
         group[3].append(own)
     return list(groups.values())
+
+
+_BYTE = [bytes((number,)) for number in range(256)]
 
 
 def _has_more(item: Claim) -> bool:
@@ -194,18 +208,32 @@ def ends(items: Sequence[RecordItem]) -> list[Encoded]:
         args = [settle(item) if isinstance(item, Settle) else _ENDS[type(item)](item) for item in items]
         return [(b"", list(range(len(items))), digests, args)]
     alike: dict[Any, Encoded] = {}
-    for at, (item, digest) in enumerate(zip(items, digests, strict=True)):
+    shape_before: Any = None
+    group: Encoded = (b"", [], [], [])
+    for at, item in enumerate(items):
         assert type(item) is Settle
-        shape = (item.to, item.window_us, item.lease_us, item.sliding, item.delay_us, item.count_attempt)
-        group = alike.get(shape)
-        if group is None:
-            group = alike[shape] = (_settle_head(item, 0, 0), [], [], [])
-        group[1].append(at)
-        group[2].append(digest)
         owner, value = item.owner, item.value
-        own = b"%b%c%b" % (item.fence.to_bytes(_U7), len(owner), owner)
-        if value is not None and item.to in _KEEPING:
+        void = value == NULL
+        shape = (
+            item.to,
+            item.window_us,
+            item.lease_us,
+            item.sliding,
+            item.delay_us,
+            item.count_attempt,
+            void,
+        )
+        if shape != shape_before:
+            shape_before = shape
+            found = alike.get(shape)
+            if found is None:
+                found = alike[shape] = (_settle_head(item, 0, VOID if void else 0), [], [], [])
+            group = found
+        own = item.fence.to_bytes(_U7) + _BYTE[len(owner)] + owner
+        if value is not None and not void and item.to in _KEEPING:
             own += len(value).to_bytes(4) + value
+        group[1].append(at)
+        group[2].append(digests[at])
         group[3].append(own)
     return list(alike.values())
 
@@ -221,7 +249,9 @@ def _settle_head(item: Settle, fence: int, options: int) -> bytes:
 def settle(item: Settle, name: bytes = b"") -> bytes:
     """What the settle script takes for a settle on its own; with a `name`, for one that brings its record's along."""
     options, value = NAMED if name else 0, b""
-    if item.value is not None and item.to in _KEEPING:
+    if item.value == NULL:
+        options |= VOID
+    elif item.value is not None and item.to in _KEEPING:
         options |= WITH_VALUE
         value = len(item.value).to_bytes(4) + item.value
     anchor = b""

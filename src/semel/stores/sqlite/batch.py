@@ -25,7 +25,7 @@ from semel.core.commands import (
     SwitchMode,
 )
 from semel.core.machine import check, decide
-from semel.digests import digest
+from semel.digests import digest, digests_of
 from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
 from semel.stores.sqlite import admin, wire
 from semel.stores.sqlite.wire import EPOCH_US, EXTRAS, JOURNAL, Stored
@@ -146,9 +146,9 @@ class Batch:
                     if full is not None and kind not in self._permitted:
                         answers[position] = Unavailable(full)
                         continue
-                    current[key] = _fit(check(record))
+                    current[key] = record if _is_plain(record) else _fit(check(record))
                     dirty[key] = None
-                    if kind is not Claim:
+                    if kind is not Claim and kind is not Renew:  # neither ends what others wait for
                         self.changed.append(item.id)
                 answers[position] = answer
             except (RecordCorrupt, KeyInvalid) as error:
@@ -234,14 +234,19 @@ class Batch:
         settled: list[wire.Row] = []
         updated: list[wire.Row] = []
         moved: list[wire.Row] = []
+        scope: Scope | None = None
+        consumer_id, rowid = 0, self._next_rowid()
         for key in self._dirty:
             record = self._current[key]
             state = wire.state_of(record)
             before = self._stored.get(key)
             if before is None:
-                stored = Stored(key, self._next_rowid(), wire.purge_at(record, None), record)
                 tenant, consumer, name = record.id
-                consumer_id = self._consumer_id((tenant, consumer))
+                if (tenant, consumer) != scope:
+                    scope = (tenant, consumer)
+                    consumer_id = self._consumer_id(scope)
+                stored = Stored(key, rowid, wire.purge_at(record, None), record)
+                rowid += 1
                 readable = self._readable_keys or record.journal is not None or record.quarantine
                 text = name if readable else None
                 if wire.is_plain_claim(record, state):
@@ -263,6 +268,7 @@ class Batch:
                 self.claims[record.id] = None
             else:
                 self.claims[record.id] = stored if record.state == "claimed" else None
+        self._seen.next_rowid = rowid
         for statement, rows in (
             (wire.INSERT_CLAIM, claims),
             (wire.INSERT_RECORD, others),
@@ -279,9 +285,7 @@ class Batch:
         if not seen.next_rowid:
             (last,) = self._connection.execute("SELECT max(id) FROM semel_records").fetchone()
             seen.next_rowid = (last or 0) + 1
-        rowid = seen.next_rowid
-        seen.next_rowid = rowid + 1
-        return rowid
+        return seen.next_rowid
 
     def _write_beside(self, rowid: int, record: Record, before: Record | None) -> None:
         """Steps, meta, anchor and journal have tables of their own, written only when they change."""
@@ -362,26 +366,40 @@ class Batch:
                 raise TypeError(f"{type(item).__name__} is no item that a store knows")
 
     def _mark(self, item: Mark) -> Marked:
-        digests = wire.digests_of(item.tenant, item.consumer, item.keys)
+        digests = digests_of(item.tenant, item.consumer, item.keys)
         consumer_id = self._consumer_id((item.tenant, item.consumer))
         now = self._now - EPOCH_US
         expires_at = now + item.window_us
-        new: set[bytes] = set()
+        firsts: list[bool] = []
         for some in wire.chunks(digests):
             sent = wire.padded(some)
             rows = self._connection.execute(
                 wire.insert_marks(len(sent)), (consumer_id, expires_at, now, *sent)
             ).fetchall()
-            new.update([row[0] for row in rows])
-        if new:
-            self.wrote = True
-        if len(new) == len(digests):
-            return Marked([True] * len(digests))
-        return Marked([key in new for key in digests])
+            if len(rows) == len(some):
+                firsts += [True] * len(some)
+            else:
+                new = {row[0] for row in rows}
+                firsts += [key in new for key in some]
+            self.wrote |= bool(rows)
+        return Marked(firsts)
 
 
 def _has_beside(record: Record) -> bool:
     return wire.has_extras(record) or record.journal is not None
+
+
+def _is_plain(record: Record) -> bool:
+    """Whether a record is so ordinary that neither `check` nor `_fit` can find anything: as nearly all are."""
+    return (
+        record.owner != b""
+        and 0 < record.fence <= FOREVER
+        and record.expires_at < FOREVER
+        and record.lease_until <= FOREVER
+        and record.attempt > 0
+        and not record.event_type
+        and not record.steps
+    )
 
 
 def _fit(record: Record) -> Record:

@@ -44,7 +44,9 @@ class SqliteStore:
     beside those of another application. No call waits longer than `busy_wait_s` for other writers.
     """
 
-    capabilities: Capabilities = Capabilities(durable=True, transactional=True, shared=True, notifies=True)
+    capabilities: Capabilities = Capabilities(
+        durable=True, transactional=True, single_writer=True, shared=True, notifies=True
+    )
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class SqliteStore:
         self.path: str = str(Path(given).absolute())
         self.name: str = f"sqlite:{given}"
         self.clock: StoreClock = StoreClock(clock or SystemClock())
-        self._synchronous = synchronous
+        self.synchronous: Literal["FULL", "NORMAL"] = synchronous
         self.readable_keys = readable_keys
         self._adopt = adopt
         self._busy_wait_s = busy_wait_s
@@ -287,7 +289,7 @@ class SqliteStore:
         )
 
     def _set_up(self, writer: sqlite3.Connection, kind: probe.Kind) -> None:
-        writer.execute(f"PRAGMA synchronous = {self._synchronous}")
+        writer.execute(f"PRAGMA synchronous = {self.synchronous}")
         writer.execute("PRAGMA fullfsync = 1")  # only macOS knows the difference
         writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         writer.execute(f"PRAGMA cache_size = -{CACHE_KIB}")

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from semel.core.commands import Mark
-from semel.stores.sqlite import wire
+from semel.digests import digests_of
 from semel.stores.sqlite.batch import Batch, Seen
 from semel.stores.sqlite.store import SqliteStore, _roll_back
 from semel.stores.sqlite.trouble import translated
@@ -56,5 +56,5 @@ def marking(store: SqliteStore, tenant: str, consumer: str, window_us: int) -> I
 
 def _by_digest(tenant: str, consumer: str, keys: Sequence[str]) -> list[int]:
     """The positions of the keys, sorted by where they lie in the table."""
-    digests = wire.digests_of(tenant, consumer, keys)
+    digests = digests_of(tenant, consumer, keys)
     return sorted(range(len(keys)), key=digests.__getitem__)

@@ -3,13 +3,11 @@
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from hashlib import sha256
 from typing import Any, TypeAlias
 
 import msgspec
 
 from semel.core.machine import check
-from semel.digests import DIGEST_BYTES, scope
 from semel.errors import RecordCorrupt
 from semel.types import FOREVER, Id, Record, State
 
@@ -95,12 +93,6 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     rowid: int
     purge_at: int | None
     record: Record
-
-
-def digests_of(tenant: str, consumer: str, keys: Iterable[str]) -> list[bytes]:
-    """The digests of many keys of one consumer."""
-    prefix = scope(tenant, consumer)
-    return [sha256(prefix + key.encode()).digest()[:DIGEST_BYTES] for key in keys]
 
 
 @lru_cache(maxsize=BATCH_ROWS_MAX)

@@ -1,4 +1,5 @@
 -- Mark each key; 1: it was the first time, 0: it was not. ARGV[7]: the window.
+-- A mark says when it expires; one that says nothing, made by a plain command, is there until the server removes it.
 
 local expires = number(now + ARGV[7])
 local till = milliseconds(now + ARGV[7])
@@ -11,7 +12,7 @@ for i = 2, #KEYS do
   else
     local known = pcall_('GET', key)
     if type(known) == 'string' then
-      known = tonumber(known)
+      known = known == '' and FOREVER or tonumber(known)
       if not known then
         out[i - 1] = 'X'
       elseif known > now then

@@ -6,7 +6,7 @@
 -- ARGV[2]  the epoch that the client knows, empty: none yet
 -- ARGV[3]  the epoch to write where there is none
 -- ARGV[4]  's': stop if the epoch is another; 'b': bare, the record's key alone may be touched
--- ARGV[5]  where to tell of what has ended, empty: nowhere
+-- ARGV[5]  where to tell of what has ended, empty: nowhere; after a '?': only if somebody listens at this very server
 -- ARGV[6]  how many bytes of stored records one answer may carry
 -- ARGV[7]  what all items have in common
 -- ARGV[i+6] the item for KEYS[i]
@@ -14,6 +14,7 @@
 -- A record is a header of 26 bytes, then its owner and what else it has, in this order:
 --   B version, B state + flags, B more flags, H attempt, I7 expires_at, I7 lease_until or settled_at, I7 fence
 --   B+ owner | I7 first_seen | I7 anchor, I7 horizon | H+ name | H+ event type | H+ fingerprint | I4+ meta | I4+ steps | I4+ journal | I4+ value
+-- A value that is nothing at all, the usual one, is a flag.
 -- The answer is {now, epoch, one letter per item, what some letters stand for...}; '+': not carried out, ask again.
 
 local call, pcall_, byte, sub, format = redis.call, redis.pcall, string.byte, string.sub, string.format
@@ -26,7 +27,7 @@ local ATTEMPT_MAX = 65535
 local SPARE_MS = 1000 -- records outlive their expiry a little, so that a fence goes on where a window is short
 local CLAIMED, DONE, FAILED, UNKNOWN, FORGOTTEN = 0, 1, 2, 3, 4
 local QUARANTINE, SLIDING, SEEN, VALUE, JOURNAL = 8, 16, 32, 64, 128
-local NAME, TYPE, PRINT, META, STEPS, ANCHOR = 1, 2, 4, 8, 16, 32
+local NAME, TYPE, PRINT, META, STEPS, ANCHOR, NOTHING = 1, 2, 4, 8, 16, 32, 64
 
 local now
 if ARGV[1] == '' then
@@ -50,6 +51,14 @@ if not bare then
   if ARGV[2] ~= '' and epoch ~= ARGV[2] and ARGV[4] == 's' then
     return {now, epoch}
   end
+end
+
+-- Whom to tell of what has ended.
+local channel = ARGV[5] ~= '' and ARGV[5]
+if channel and byte(channel) == 63 then
+  channel = sub(channel, 2)
+  local listening = pcall_('PUBSUB', 'NUMSUB', channel)
+  if listening[2] == 0 then channel = false end
 end
 
 local out, details, spent, room = {}, {now, epoch, ''}, 0, tonumber(ARGV[6])
@@ -124,6 +133,7 @@ local function open(raw)
   if has(fl, STEPS) then r.steps = take('>I4', 4) end
   if has(st, JOURNAL) then r.journal = take('>I4', 4) end
   if has(st, VALUE) then r.value = take('>I4', 4) end
+  r.nothing = has(fl, NOTHING)
   if at ~= #raw + 1 then error('too long') end
   return r
 end
@@ -152,6 +162,7 @@ local function close(r)
   if r.steps then fl = fl + STEPS; add('>I4', r.steps) end
   if r.journal then st = st + JOURNAL; add('>I4', r.journal) end
   if r.value then st = st + VALUE; add('>I4', r.value) end
+  if r.nothing then fl = fl + NOTHING end
   parts[1] = spack(HEADER, VERSION, st, fl, math.min(r.attempt, ATTEMPT_MAX), r.expires, r.at, r.fence)
   return table.concat(parts)
 end
@@ -180,6 +191,11 @@ local function denied(i, reply)
   if not string.find(reply.err, 'OOM', 1, true) then
     failure = reply.err
   end
+end
+
+-- Whoever waits for this record may try again.
+local function has_ended(key)
+  if channel then ended[#ended + 1] = sub(key, -16) end
 end
 
 -- Write a record, and keep the list of journaled claims with it. `had`: it was on that list.
@@ -214,8 +230,8 @@ local function finish()
   if failure then
     return redis.error_reply(failure)
   end
-  if #ended > 0 and ARGV[5] ~= '' then
-    call('PUBLISH', ARGV[5], table.concat(ended))
+  if #ended > 0 then
+    call('PUBLISH', channel, table.concat(ended))
   end
   details[3] = table.concat(out)
   return details

@@ -13,10 +13,12 @@
 -- C completed  A already (when)  R recreated  L lost  N renewed  a absent  r the record as stored  m a mark (expiry)
 -- f forgotten (fence)  B busy (rest)  J busy, journaled (rest)  n needs the name  O no memory  X corrupt  T try again
 
+local find = string.find
 local TOMBSTONE_US = 43200000000
 local SETTLE, SETTLE_BYTES = '>BBBdddd', 35
 local RELEASED = 5 -- beside DONE, FAILED and UNKNOWN: what a settle is to
-local WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED = 1, 2, 4, 8, 16
+local WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED, VOID = 1, 2, 4, 8, 16, 32 -- void: the value is nothing
+local SLACK_US = 60000000 -- so much later than need be may the server remove a record, where that saves work
 
 local function changed(i, key, r, had, letter)
   if bare and (r.journal or had) then
@@ -24,7 +26,7 @@ local function changed(i, key, r, had, letter)
     return false
   end
   if not store(i, key, r, had) then return false end
-  ended[#ended + 1] = sub(key, -16)
+  has_ended(key)
   if letter then out[i - 1] = letter end
   return true
 end
@@ -78,6 +80,7 @@ local function recreate(i, key, arg)
   local length = sunpack('>H', arg, at)
   if length > 0 then r.name = sub(arg, at + 2, at + 1 + length) end
   if has(options, WITH_VALUE) then r.value = sub(arg, at + 6 + length) end
+  r.nothing = has(options, VOID)
   changed(i, key, r, true, 'R')
 end
 
@@ -104,6 +107,7 @@ local function settle(i, key, arg, r)
     r.state, r.at, r.journal, r.value = to, now, nil, nil
     if has(options, NAMED) then at = at + 2 + sunpack('>H', arg, at) end
     if has(options, WITH_VALUE) then r.value = sub(arg, at + 4) end
+    r.nothing = has(options, VOID)
     changed(i, key, r, had, 'C')
   elseif r.state ~= CLAIMED then
     out[i - 1] = 'L'
@@ -170,6 +174,7 @@ local function resolve(i, key, arg, r)
   else
     local had = r.journal
     r.state, r.at, r.expires, r.journal, r.value = DONE, now, r.horizon or now + window, nil, nil
+    r.nothing = nil
     if has(options, 1) then r.value = sub(arg, 23) end
     changed(i, key, r, had, 'C')
   end
@@ -192,12 +197,14 @@ end
 -- A key without a record may be a mark, where marks are plain keys.
 local function no_record(i, key, arg, forgets)
   local mark = sub(key, 1, -18) .. 'm' .. sub(arg, -4) .. sub(key, -16, -5)
-  local expires = not bare and tonumber(pcall_('GET', mark) or nil)
+  local stored = not bare and pcall_('GET', mark)
+  local expires = tonumber(stored or nil)
+  if stored == '' then expires = now + 1000 * call('PTTL', mark) end -- made by a plain command
   if not expires or expires <= now then
     out[i - 1] = 'a'
   elseif forgets then
     call('DEL', mark)
-    ended[#ended + 1] = sub(key, -16)
+    has_ended(key)
     say(i, 'f', number(now))
   else
     say(i, 'm', number(expires))
@@ -233,46 +240,57 @@ end
 -- stand together, so that what comes before them is worked out once.
 local common = ARGV[7]
 local ALIKE_BYTES = 19
-local _, common_to, common_window, to_complete
+local _, common_to, common_options, common_window, to_complete
 if common ~= '' then
-  _, common_to, _, _, common_window = sunpack(SETTLE, common)
+  _, common_to, common_options, _, common_window = sunpack(SETTLE, common)
   to_complete = common_to == DONE or common_to == FAILED
 end
-local seen, with_value, without
-local till = to_complete and now + common_window < FOREVER and milliseconds(now + common_window)
+local seen, with_value, without, stays
+local over = to_complete and now + common_window
+local till = over and over < FOREVER and milliseconds(over)
 
 local function successor(head)
   seen, with_value, without = head, nil, nil
   local version, st, fl, attempt, expires, lease_until = sunpack('>BBBHI7I7', head)
-  if version ~= VERSION or st % 8 ~= CLAIMED or has(st, SLIDING) or has(st, JOURNAL) or has(st, VALUE) then return end
+  if version ~= VERSION or st % 8 ~= CLAIMED or has(st, SLIDING) or has(st, JOURNAL) or has(st, VALUE) or has(fl, ANCHOR) then
+    return
+  end
   if lease_until <= now and expires <= now and not has(st, QUARANTINE) then return end
-  without = spack('>BBBHI7I7', VERSION, st + common_to, fl, attempt, now + common_window, now)
-  with_value = spack('>BBBHI7I7', VERSION, st + common_to + VALUE, fl, attempt, now + common_window, now)
+  stays = expires < FOREVER and expires >= over and expires - over <= SLACK_US
+  with_value = spack('>BBBHI7I7', VERSION, st + common_to + VALUE, fl, attempt, over, now)
+  if has(common_options, VOID) then fl = fl + NOTHING end
+  without = spack('>BBBHI7I7', VERSION, st + common_to, fl, attempt, over, now)
+end
+
+local function write(key, new)
+  if till then return pcall_('SET', key, new, 'PX', till) end
+  return pcall_('SET', key, new)
 end
 
 local function quickly(i, key, arg, raw)
-  local head = sub(raw, 1, ALIKE_BYTES)
   if #raw <= HEADER_BYTES then return false end
+  local head = sub(raw, 1, ALIKE_BYTES)
   if head ~= seen then successor(head) end
   if not without then return false end
   local n = byte(arg, 8)
   if n == 0 then return false end
-  local new
+  local done
   if #arg == 8 + n then
-    local rest = sub(raw, ALIKE_BYTES + 1)
-    if string.find(rest, arg, 1, true) ~= 1 then return false end
-    new = without .. rest
+    if find(raw, arg, ALIKE_BYTES + 1, true) ~= ALIKE_BYTES + 1 then return false end
+    if stays then -- the server removes it late enough as it is
+      done = pcall_('SETRANGE', key, 0, without)
+    else
+      done = write(key, without .. sub(raw, ALIKE_BYTES + 1))
+    end
   else
     if sub(raw, ALIKE_BYTES + 1, ALIKE_BYTES + 8 + n) ~= sub(arg, 1, 8 + n) then return false end
-    new = with_value .. sub(raw, ALIKE_BYTES + 1) .. sub(arg, 9 + n)
+    done = write(key, with_value .. sub(raw, ALIKE_BYTES + 1) .. sub(arg, 9 + n))
   end
-  local done
-  if till then done = pcall_('SET', key, new, 'PX', till) else done = pcall_('SET', key, new) end
-  if done.err then
+  if type(done) == 'table' and done.err then
     denied(i, done)
   else
     out[i - 1] = 'C'
-    ended[#ended + 1] = sub(key, -16)
+    if channel then ended[#ended + 1] = sub(key, -16) end
   end
   return true
 end

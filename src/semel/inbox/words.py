@@ -1,0 +1,60 @@
+"""What an inbox has to say to a database, whichever it is."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from semel.errors import UsageError
+from semel.handles import Talk
+from semel.plans import Plan
+
+__all__ = ["Value", "Words"]
+
+ATTEMPT_BYTES = 16
+
+
+class Value(NamedTuple):
+    """What is kept with a mark; `None`: nothing."""
+
+    encoded: bytes | None
+
+
+class Words(ABC):
+    """The talks of one inbox. It knows its consumer and its attempt, and nothing of what was marked."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.tenant = plan.tenant
+        self.consumer = plan.consumer
+        self.lock_wait_s = plan.policy.lock_wait_s
+        self.attempt = os.urandom(ATTEMPT_BYTES)
+        """Written into the marks as their owner, so that they can be told from those of other attempts."""
+
+    @property
+    def wait_ms(self) -> int:
+        """How long to wait for others; 0 would mean for ever."""
+        return max(1, round(self.lock_wait_s * 1000))
+
+    @abstractmethod
+    def first_many(self, keys: Sequence[str], event_type: str, window_us: int) -> Talk[list[bool]]:
+        """Mark keys that differ from one another, all or none: which of them were new."""
+
+    @abstractmethod
+    def store(self, key: str, encoded: bytes) -> Talk[None]:
+        """Keep a value with the mark. Raises `UsageError` where there is no mark."""
+
+    @abstractmethod
+    def replay(self, key: str) -> Talk[Value | None]:
+        """What was kept with the mark; `None`: there is no mark."""
+
+    @abstractmethod
+    def committed(self, key: str) -> bool:
+        """Whether the mark of this attempt is in the database, as seen from outside the transaction."""
+
+    @abstractmethod
+    async def acommitted(self, key: str) -> bool:
+        """The same, awaited."""
+
+    def not_marked(self, key: str) -> UsageError:
+        """The error for a value without a mark."""
+        return UsageError(f"{key!r} is not marked; call first({key!r}) before store()")

@@ -1,0 +1,127 @@
+-- What the inbox says inside the caller's transaction, as one statement whatever the driver.
+
+-- Which table this is: a copy of the database, and a table of the same name elsewhere, are others.
+CREATE FUNCTION {schema}.identity() RETURNS text LANGUAGE plpgsql STABLE AS $$  -- its plan is kept, unlike one in SQL
+BEGIN
+    RETURN (SELECT concat_ws('/', c.system_identifier, d.oid, '{schema}.records'::regclass::oid)
+        FROM pg_control_system() AS c, pg_database AS d WHERE d.datname = current_database());
+END $$;
+
+-- Marks the keys as done, all or none, waiting at most wait_ms for each transaction that holds one of them.
+--   digests, names: literals of arrays, in the order of the digests; names is NULL where only digests are kept
+--   verdict: 'marked', or why nothing was: 'elsewhere', 'mode', 'waited', 'claimed', 'unknown'
+--   detail: the mode found, or what is left of the lease in microseconds;  place: which key it is about, from 1
+--   firsts: for each key 1 if it was new, 0 if it was done
+-- The settings below hold inside, and what they were before is back when it ends, however it ends. The planner
+-- is to probe the index for each key: on a table without statistics it would think of another plan, and keep it.
+CREATE FUNCTION {schema}.inbox_first(
+    known_identity text, known_tenant text, known_consumer text, digests text, names text, type_name text,
+    span bigint, attempt_owner bytea, wait_ms integer,
+    OUT verdict text, OUT detail text, OUT place integer, OUT firsts text
+) LANGUAGE plpgsql
+    SET lock_timeout = '2s'
+    SET enable_seqscan = off
+    SET jit = off
+    SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    number integer;
+    mode_found text;
+    wanted uuid[] := digests::uuid[];
+    named text[] := names::text[];
+    new_ones text;
+    raced integer;
+BEGIN
+    IF known_identity <> {schema}.identity() THEN
+        verdict := 'elsewhere';
+        RETURN;
+    END IF;
+    SELECT c.id, c.mode INTO number, mode_found FROM {schema}.consumers AS c
+        WHERE c.tenant = known_tenant AND c.consumer = known_consumer;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'consumer % was entered after this transaction took its snapshot', known_consumer
+            USING ERRCODE = 'serialization_failure', HINT = 'Begin the transaction again.';
+    END IF;
+    IF mode_found IS DISTINCT FROM 'inbox' THEN
+        verdict := 'mode';
+        detail := mode_found;
+        RETURN;
+    END IF;
+    PERFORM set_config('lock_timeout', wait_ms::text, true);
+    BEGIN  -- a savepoint: what goes wrong inside leaves the caller's transaction as it was
+        FOR round IN 1..8 LOOP
+            WITH t AS MATERIALIZED (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now),
+            inp AS MATERIALIZED (
+                SELECT * FROM unnest(wanted, named) WITH ORDINALITY AS i (digest, key, n)
+            ),
+            cur AS MATERIALIZED (
+                SELECT i.*, t.now, r.lease_until,
+                    CASE
+                        WHEN r.state IS NULL OR r.state & 7 = 4 THEN 0
+                        WHEN r.state & 7 = 0 AND r.lease_until > t.now THEN 3
+                        WHEN r.state & 7 = 3 OR (r.state & 15 = 8 AND r.owner <> ''::bytea) THEN 7
+                        WHEN r.state & 7 = 0 OR r.expires_at <= t.now THEN 0
+                        ELSE 1
+                    END AS standing
+                FROM t CROSS JOIN inp AS i
+                LEFT JOIN LATERAL (SELECT * FROM {schema}.records AS x WHERE x.digest = i.digest LIMIT 1) AS r ON true
+            ),
+            won AS (
+                INSERT INTO {schema}.records AS r (digest, state, owner, fence, settled_at, attempt, expires_at,
+                    purge_at, consumer_id, event_type, key)
+                SELECT c.digest, 1, attempt_owner, c.now, c.now, 1, c.now + span,
+                    (c.now + span + 59999999) / 60000000, number, type_name, c.key
+                FROM cur AS c WHERE c.standing = 0
+                ORDER BY c.digest
+                ON CONFLICT (digest) DO UPDATE SET
+                    state = 1,
+                    owner = excluded.owner,
+                    fence = greatest(r.fence + 1, excluded.fence),
+                    lease_until = NULL,
+                    settled_at = excluded.settled_at,
+                    value = NULL,
+                    fingerprint = NULL,
+                    attempt = CASE WHEN r.state & 7 = 0 AND (r.expires_at IS NULL OR r.expires_at > excluded.fence)
+                        THEN r.attempt + 1 ELSE 1 END,
+                    first_seen = CASE WHEN r.state & 7 = 0 AND (r.expires_at IS NULL OR r.expires_at > excluded.fence)
+                        THEN coalesce(r.first_seen, r.fence)
+                        ELSE nullif(excluded.fence, greatest(r.fence + 1, excluded.fence)) END,
+                    expires_at = excluded.expires_at,
+                    purge_at = excluded.purge_at,
+                    consumer_id = excluded.consumer_id,
+                    event_type = excluded.event_type,
+                    key = coalesce(excluded.key, r.key)
+                WHERE CASE
+                    WHEN r.state & 7 = 0 AND r.lease_until > excluded.fence THEN false
+                    WHEN r.state & 7 = 3 OR (r.state & 15 = 8 AND r.owner <> ''::bytea) THEN false
+                    ELSE r.state & 7 IN (0, 4) OR r.expires_at <= excluded.fence
+                END
+                RETURNING r.digest
+            )
+            SELECT string_agg(CASE WHEN w.digest IS NULL THEN '0' ELSE '1' END, '' ORDER BY c.n),
+                count(*) FILTER (WHERE c.standing = 0 AND w.digest IS NULL),
+                (array_agg(c.n ORDER BY c.standing, c.n) FILTER (WHERE c.standing > 1))[1],
+                min(CASE c.standing WHEN 3 THEN 'claimed' WHEN 7 THEN 'unknown' END),
+                max(c.lease_until - c.now) FILTER (WHERE c.standing = 3)
+            INTO new_ones, raced, place, verdict, detail
+            FROM cur AS c LEFT JOIN won AS w ON w.digest = c.digest;
+            EXIT WHEN place IS NOT NULL;
+            firsts := CASE WHEN firsts IS NULL THEN new_ones ELSE (firsts::varbit | new_ones::varbit)::text END;
+            EXIT WHEN raced = 0;  -- otherwise others came first meanwhile: look again
+            verdict := 'claimed';
+            detail := '5000';
+        END LOOP;
+        IF place IS NOT NULL OR raced > 0 THEN
+            RAISE EXCEPTION USING ERRCODE = 'SEML0';  -- none, where not all
+        END IF;
+        verdict := 'marked';
+        detail := NULL;
+    EXCEPTION
+        WHEN lock_not_available THEN
+            verdict := 'waited';
+        WHEN SQLSTATE 'SEML0' THEN
+            NULL;
+    END;
+END $$;
+
+UPDATE {schema}.meta SET value = '4' WHERE name = 'schema_version';

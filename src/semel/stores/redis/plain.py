@@ -1,0 +1,121 @@
+"""Marks as plain commands: what the server carries out fastest, packed and read without the driver's help.
+
+A mark is a key that the server itself lets expire, so no script is needed to make one: `SET key "" PX window NX`, one
+after the other, answered with a line each. Scripts make the marks of a cluster and of a store with another clock, and
+those that may not go on when the store has lost its records; and they repeat what the server refused here.
+"""
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from semel.core.commands import Answer, Item, Mark, Marked
+from semel.errors import KeyInvalid
+from semel.stores.redis.parts import Ahead, Ask, Call, Part
+from semel.stores.redis.trouble import Unsent, translated
+from semel.types import Unavailable
+
+if TYPE_CHECKING:
+    from semel.stores.redis.exchange import Exchange
+
+_FIRST, _REFUSED = b"+OK", b"-"
+
+
+def serves(items: Sequence[Item]) -> bool:
+    """Whether these are marks and nothing else: answers that come in lines are not mixed with others."""
+    return all(type(item) is Mark and item.window_us > 0 for item in items)
+
+
+def carry_out(x: "Exchange", items: Sequence[Mark], answers: list[Answer]) -> Generator[Any, Any, None]:
+    """Answer the marks in one round trip."""
+    parts: list[Part] = []
+    for at, item in enumerate(items):
+        answers[at] = Marked([False] * len(item.keys))
+        try:
+            for part in x.plain_marks(at, item):
+                yield Ahead([_call(x, part, first=not parts)])
+                parts.append(part)
+        except UnicodeEncodeError as error:
+            answers[at] = Unavailable(KeyInvalid(f"a key is not valid text: {error}"))
+    if not parts:
+        return
+    replies = yield Ask([])
+    refused = [part for part, reply in zip(parts, replies, strict=True) if isinstance(reply, Unsent)]
+    for part, reply in zip(parts, replies, strict=True):
+        if not isinstance(reply, Exception):
+            refused += _take(part, reply[-len(part.keys) :], answers)
+        elif not isinstance(
+            reply, Unsent
+        ):  # nobody knows which were made: repeating them would lose their events
+            answers[part.mark] = Unavailable(translated(reply, x.name))
+    yield from x.ask_all(refused, answers, b"")
+    if not isinstance(replies[0], Exception):
+        yield from _compare_epoch(x, replies[0][: -len(parts[0].keys)])
+
+
+def _call(x: "Exchange", part: Part, *, first: bool) -> Call:
+    """The commands of a part; the first also asks for the epoch."""
+    item: Mark = part.items[0]
+    tail = b"\r\n$0\r\n\r\n$2\r\nPX\r\n%b\r\n$2\r\nNX\r\n" % _sized(b"%d" % -(-item.window_us // 1000))
+    heads = {len(key): b"*6\r\n$3\r\nSET\r\n$%d\r\n" % len(key) for key in part.keys}
+    packed = b"".join([heads[len(key)] + key + tail for key in part.keys])
+    if not first:
+        return Call((), packed=packed, lines=len(part.keys))
+    epoch = b"*2\r\n$3\r\nGET\r\n%b\r\n" % _sized(x.layout.epochs[0])
+    return Call((), packed=epoch + packed, lines=len(part.keys) + 1)
+
+
+def _sized(text: bytes) -> bytes:
+    return b"$%d\r\n%b" % (len(text), text)
+
+
+def _take(part: Part, lines: list[bytes], answers: list[Answer]) -> list[Part]:
+    """Write down which keys were the first; a part of those that the server refused to look at."""
+    marked = answers[part.mark]
+    if isinstance(marked, Marked):
+        firsts = [line == _FIRST for line in lines]
+        marked.firsts[part.places[0] : part.places[0] + len(firsts)] = firsts
+    left = [at for at, line in enumerate(lines) if line[:1] == _REFUSED]
+    if not left:
+        return []
+    return [
+        Part(
+            "mark",
+            [part.places[at] for at in left],
+            part.items,
+            [part.keys[at] for at in left],
+            part.args,
+            mark=part.mark,
+        )
+    ]
+
+
+def _compare_epoch(x: "Exchange", lines: list[bytes]) -> Generator[Any, Any, None]:
+    """See whether the store is the one that is known: the lines hold its epoch after its size, or say there is none."""
+    if len(lines) == 2:  # noqa: PLR2004
+        x.note_epoch(0, lines[1])
+        return
+    key = x.layout.epochs[0]
+    _, epoch = yield Ask([Call([b"SET", key, x.token, b"NX"]), Call([b"GET", key])])
+    if isinstance(epoch, bytes):
+        x.note_epoch(0, epoch)
+
+
+def missing_lines(data: bytes, calls: Sequence[Call]) -> int:
+    """How many lines of the answers are still to come. The first may be the size of an epoch, which has a line more."""
+    epoch = data[:1] == b"$" and not data.startswith(b"$-1")
+    return sum(call.lines for call in calls) + epoch - data.count(b"\r\n")
+
+
+def in_lines(data: bytes, calls: Sequence[Call]) -> list[list[bytes]]:
+    """The lines of each call."""
+    lines = data.split(b"\r\n")
+    more = len(lines) - 1 - sum(call.lines for call in calls)
+    if more and (more != 1 or lines[0] != b"$%d" % len(lines[1])):
+        raise ConnectionError("the server's answers cannot be told apart")
+    found: list[list[bytes]] = []
+    start = 0
+    for call in calls:
+        end = start + call.lines + more
+        found.append(lines[start:end])
+        start, more = end, 0
+    return found
