@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 import semel
-from benchmarks.measure import Job, Row, compare
+from semel.cli.gauge.measure import Job, Row, compare
 
 EVENTS = 200
 """Events of one transaction."""

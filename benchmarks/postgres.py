@@ -1,8 +1,6 @@
 """PostgreSQL: against a loop inside the server, single rows and bare batches, on the same server and disk."""
 
-import asyncio
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,202 +8,134 @@ from typing import Any
 import psycopg
 
 import semel
-from benchmarks.measure import Job, Row, compare
-from benchmarks.memory import COUNT, Fresh, nothing
+from benchmarks.sqlite import THREADS, threads
+from semel.cli.gauge import subjects
+from semel.cli.gauge.measure import Row, compare
+from semel.cli.gauge.postgres import Raw
+from semel.cli.gauge.subjects import nothing
 
+COUNT = 20_000
 BATCH = 500
 SINGLES = 400
-THREADS = 50
-TASKS = 500
-ROUNDS = 40
+ROUNDS = COUNT // BATCH
 """Batches of one timed run."""
-
-LOOP = """
-DO $$
-BEGIN
-    FOR round IN 1..{rounds} LOOP
-        INSERT INTO seen (digest, expires_at) SELECT gen_random_uuid(), 1 FROM generate_series(1, {batch})
-        ON CONFLICT (digest) DO NOTHING;
-        COMMIT;
-    END LOOP;
-END $$
-"""
+GROWN = 1_000_000
+MARK_BYTES_AIM, RECORD_BYTES_AIM = 100, 250
+KIB = 1024
 
 
 def rows(folder: Path) -> list[Row]:
     """All comparisons on PostgreSQL; a server is started in `folder`."""
     from tests.services import postgres
 
-    with postgres.own(folder) as server:
-        return [*Bench(server.url).rows()]
+    with postgres.own(folder) as server, psycopg.connect(server.url, autocommit=True) as db:
+        return [*Bench(server.url, db).rows()]
 
 
 class Bench:
     """The comparisons on one server."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, db: "psycopg.Connection[Any]") -> None:
         self.url = url
-        self.db = psycopg.connect(url, autocommit=True)
-        self.db.execute(
-            "CREATE TABLE IF NOT EXISTS seen (digest uuid PRIMARY KEY, expires_at bigint NOT NULL)"
-        )
+        self.db = db
+        self.raw = Raw(db, "public")
 
     def rows(self) -> Iterator[Row]:
         """Each with the limit measured beside it."""
-        yield self.mark_many()
-        yield self.marks_against_rows()
+        loop, row = self.raw.loop(ROUNDS, BATCH), self.raw.autocommit(SINGLES)
+        with self.client("marks", mode="mark") as marks:
+            job = subjects.marking(marks, COUNT, BATCH)
+            yield compare("postgres", "mark_many of 500", job, "server-side loop", loop, 0.65)
+            yield compare("postgres", "mark_many of 500", job, "autocommit row", row, 30)
+            yield compare(
+                "postgres", "mark, one by one", subjects.marking_singly(marks, SINGLES), "autocommit row", row
+            )
         for size in (1, 10, 100, 500, 1000):
             yield self.claim_complete(size)
-        yield self.replay()
-        yield self.run_many()
-        yield self.threads()
-        yield self.tasks(50)
-        yield self.tasks(TASKS)
-
-    # --- limits ---
-
-    def loop(self, rounds: int = ROUNDS, batch: int = BATCH) -> Job:
-        """New digests inserted by the server itself, one commit per batch."""
-        text = LOOP.format(rounds=rounds, batch=batch)
-        return Job(lambda: self.db.execute(text), rounds * batch)
-
-    def autocommit(self) -> Job:
-        """One row, one round trip, one commit."""
-
-        def run() -> None:
-            for _ in range(SINGLES):
-                self.db.execute("INSERT INTO seen VALUES (gen_random_uuid(), 1) ON CONFLICT DO NOTHING")
-
-        return Job(run, SINGLES)
-
-    # --- subjects ---
+        with self.client("runs") as leases:
+            many = subjects.running_many(leases, COUNT, BATCH)
+            replays = subjects.replaying(leases, COUNT, BATCH)
+            yield compare("postgres", "replay of 500", replays, "run_many of 500", many, 1.0)
+            yield compare("postgres", "run_many of 500", many, "server-side loop", loop)
+            yield compare(
+                "postgres", "run, one by one", subjects.running(leases, SINGLES), "autocommit row", row
+            )
+            yield compare("postgres", f"run, {THREADS} threads", threads(leases), "autocommit row", row)
+        with subjects.Crowd(semel.aopen(f"{self.url}?schema=tasks", consumer="tasks")) as crowd:
+            for tasks in (50, 500):
+                yield compare(
+                    "postgres", f"run, {tasks} tasks", crowd.running(tasks, tasks * 10), "autocommit row", row
+                )
+        yield from self.sizes()
+        yield from self.growth()
 
     @contextmanager
-    def client(self, name: str, **options: Any) -> Iterator[semel.Semel]:
-        """A client with a schema of its own."""
-        self.db.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
-        with semel.open(f"{self.url}?schema={name}", consumer=name, **options) as opened:
+    def client(self, name: str, more: str = "", **options: Any) -> Iterator[semel.Semel]:
+        """A client with a schema of its own, ready."""
+        with semel.open(f"{self.url}?schema={name}{more}", consumer=name, **options) as opened:
+            opened.mark("warm") if options.get("mode") == "mark" else opened.run("warm", nothing)
             yield opened
-
-    def mark_many(self) -> Row:
-        """Marks of 500, against the loop inside the server."""
-        mine = Fresh()
-        with self.client("marks", mode="mark") as marks:
-            return compare(
-                "postgres", "mark_many of 500", Job(_marking(marks, mine), COUNT, mine),
-                "server-side loop", self.loop(), 0.65,
-            )  # fmt: skip
-
-    def marks_against_rows(self) -> Row:
-        """Marks of 500, against a row each."""
-        mine = Fresh()
-        with self.client("marks2", mode="mark") as marks:
-            return compare(
-                "postgres", "mark_many of 500", Job(_marking(marks, mine), COUNT, mine),
-                "autocommit row", self.autocommit(), 30,
-            )  # fmt: skip
 
     def claim_complete(self, size: int) -> Row:
         """Claims and completions in batches, against the loop inside the server."""
         count = COUNT if size >= 100 else SINGLES
-        mine = Fresh()
-
-        def fresh() -> None:
-            mine()
-            del mine.keys[count:]
-
+        rounds = max(1, min(SINGLES, COUNT // size))
         with self.client(f"claims{size}") as leases:
-
-            def subject() -> None:
-                for batch in mine.batches(size):
-                    leases.complete_many(leases.claim_many(batch))  # type: ignore[arg-type]
-
-            rounds = max(1, min(SINGLES, ROUNDS * BATCH // size))
             return compare(
-                "postgres", f"claim + complete of {size}", Job(subject, count, fresh),
-                "server-side loop", self.loop(rounds, size), 0.12 if size == BATCH else None,
+                "postgres", f"claim + complete of {size}", subjects.claiming(leases, count, size),
+                "server-side loop", self.raw.loop(rounds, size), 0.12 if size == BATCH else None,
             )  # fmt: skip
 
-    def replay(self) -> Row:
-        """Duplicates in batches of 500, against new events in batches of 500."""
-        mine, theirs = Fresh(), Fresh()
-        with self.client("replays") as leases:
-
-            def fresh() -> None:
-                mine()
-                _run_all(leases, mine)()
-
-            return compare(
-                "postgres", "replay of 500", Job(_run_all(leases, mine), COUNT, fresh),
-                "run_many of 500", Job(_run_all(leases, theirs), COUNT, theirs), 1.0,
+    def sizes(self) -> Iterator[Row]:
+        """How many ids a KiB of table and indexes holds, against the number aimed at."""
+        for what, table, mode, bytes_aim in (
+            ("marks per KiB", "marks", "mark", MARK_BYTES_AIM),
+            ("records per KiB", "records", "lease", RECORD_BYTES_AIM),
+        ):
+            with self.client(f"size_{table}", "&readable_keys=false", mode=mode) as client:
+                job = (
+                    subjects.marking(client, COUNT, BATCH)
+                    if mode == "mark"
+                    else subjects.claiming(client, COUNT, BATCH)
+                )
+                for _ in range(2):
+                    job.fresh()
+                    job.run()
+            row = self.db.execute(f"SELECT pg_total_relation_size('size_{table}.{table}')").fetchone()
+            assert row is not None
+            each = row[0] / (2 * COUNT)
+            yield Row(
+                store="postgres", what=what, rate=KIB / each,
+                limit=f"{bytes_aim} B each", limit_rate=KIB / bytes_aim, aim=1.0,
             )  # fmt: skip
 
-    def run_many(self) -> Row:
-        """Whole events through handlers in batches of 500, against the loop inside the server."""
-        mine = Fresh()
-        with self.client("runs") as leases:
-            return compare(
-                "postgres", "run_many of 500", Job(_run_all(leases, mine), COUNT, mine),
-                "server-side loop", self.loop(),
-            )  # fmt: skip
+    def growth(self) -> Iterator[Row]:
+        """The same work on tables of a million rows, against nearly empty ones."""
+        for what, mode in (("mark_many of 500", "mark"), ("claim + complete of 500", "lease")):
+            with (
+                self.client(f"small_{mode}", mode=mode) as small,
+                self.client(f"grown_{mode}", mode=mode) as grown,
+            ):
+                self.fill(f"grown_{mode}")
+                make = subjects.marking if mode == "mark" else subjects.claiming
+                for client in (grown, small):  # the first touch of a page after a checkpoint costs extra log
+                    warm = make(client, COUNT, BATCH)
+                    warm.fresh()
+                    warm.run()
+                mine, theirs = (make(client, COUNT // 4, BATCH) for client in (grown, small))
+                yield compare("postgres", f"{what}, a million held", mine, "with few held", theirs, 0.8)
 
-    def threads(self) -> Row:
-        """Fifty threads calling `run`, against single rows. Each run is two durable writes."""
-        mine = Fresh()
-        each = 40
-        with self.client("threads") as leases:
-
-            def work(at: int) -> None:
-                for key in mine.keys[at * each : (at + 1) * each]:
-                    leases.run(key, nothing)
-
-            def subject() -> None:
-                workers = [threading.Thread(target=work, args=(at,)) for at in range(THREADS)]
-                for worker in workers:
-                    worker.start()
-                for worker in workers:
-                    worker.join()
-
-            return compare(
-                "postgres", f"run, {THREADS} threads", Job(subject, THREADS * each, mine),
-                "autocommit row", self.autocommit(),
-            )  # fmt: skip
-
-    def tasks(self, count: int) -> Row:
-        """Many tasks calling `run`, against single rows."""
-        mine = Fresh()
-        each = 10
-        with self.client(f"tasks{count}"):
-            pass
-
-        async def pour() -> None:
-            async def handler() -> None:
-                pass
-
-            async def work(at: int) -> None:
-                for key in mine.keys[at * each : (at + 1) * each]:
-                    await leases.run(key, handler)
-
-            async with semel.aopen(f"{self.url}?schema=tasks{count}", consumer="tasks") as leases:
-                await asyncio.gather(*(work(at) for at in range(count)))
-
-        return compare(
-            "postgres", f"run, {count} tasks", Job(lambda: asyncio.run(pour()), count * each, mine),
-            "autocommit row", self.autocommit(),
-        )  # fmt: skip
-
-
-def _marking(marks: semel.Semel, fresh: Fresh) -> Callable[[], None]:
-    def run() -> None:
-        for batch in fresh.batches(BATCH):
-            marks.mark_many(batch)
-
-    return run
-
-
-def _run_all(leases: semel.Semel, fresh: Fresh) -> Callable[[], None]:
-    def run() -> None:
-        for batch in fresh.batches(BATCH):
-            leases.run_many([semel.Delivery(key=key, body=None) for key in batch], nothing)
-
-    return run
+    def fill(self, schema: str) -> None:
+        """Rows that nobody asks for, without waiting for them one by one."""
+        self.db.execute(
+            f"INSERT INTO {schema}.records (digest, state, owner, fence, attempt, settled_at, expires_at, purge_at,"
+            " consumer_id) SELECT gen_random_uuid(), 1, uuid_send(gen_random_uuid()), 1, 1, 1, 4000000000000000,"
+            f" 66666667, 1 FROM generate_series(1, {GROWN})"
+        )
+        self.db.execute(
+            f"INSERT INTO {schema}.marks (digest, expires_at, consumer_id)"
+            f" SELECT gen_random_uuid(), 4000000000000000, 1 FROM generate_series(1, {GROWN})"
+        )
+        for table in ("records", "marks"):
+            self.db.execute(f"VACUUM ANALYZE {schema}.{table}")
+        self.db.execute("CHECKPOINT")

@@ -6,7 +6,7 @@ import io
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,9 +15,11 @@ import redis
 import redis.asyncio
 
 import semel
-from benchmarks.measure import REPEATS, Job, Row, compare, rate
-from benchmarks.memory import COUNT, Fresh, nothing
+from semel.cli.gauge import subjects
+from semel.cli.gauge.measure import REPEATS, Fresh, Job, Row, compare, rate
+from semel.cli.gauge.subjects import nothing, spread
 
+COUNT = 20_000
 BATCH = 500
 REQUESTS = 200_000
 SINGLES = 5_000
@@ -69,29 +71,11 @@ class Bench:
 
     def marking(self, marks: semel.Semel) -> Job:
         """Marks of 500."""
-        fresh = Fresh()
-
-        def run() -> None:
-            for batch in fresh.batches(BATCH):
-                marks.mark_many(batch)
-
-        return Job(run, COUNT, fresh)
+        return subjects.marking(marks, COUNT, BATCH)
 
     def claiming(self, size: int) -> Job:
         """Claims and completions in batches."""
-        fresh = Fresh()
-        count = COUNT if size >= 100 else 2_000
-        leases = self.client(f"claims{size}")
-
-        def make() -> None:
-            fresh()
-            del fresh.keys[count:]
-
-        def run() -> None:
-            for batch in fresh.batches(size):
-                leases.complete_many(leases.claim_many(batch))  # type: ignore[arg-type]
-
-        return Job(run, count, make)
+        return subjects.claiming(self.client(f"claims{size}"), COUNT if size >= 100 else 2_000, size)
 
     # --- limits ---
 
@@ -122,7 +106,7 @@ class Bench:
 
     def against_pipeline(self, subject: Job) -> Row:
         """Marks of 500, against redis-py's own pipeline of 500."""
-        fresh = Fresh()
+        fresh = Fresh(COUNT)
 
         def run() -> None:
             for batch in fresh.batches(BATCH):
@@ -139,33 +123,15 @@ class Bench:
 
     def replay(self) -> Row:
         """Duplicates in batches of 500, against new events in batches of 500."""
-        mine, theirs = Fresh(), Fresh()
         leases = self.client("replays")
-
-        def pour(fresh: Fresh) -> None:
-            for batch in fresh.batches(BATCH):
-                leases.run_many([semel.Delivery(key=key, body=None) for key in batch], nothing)
-
-        def fresh() -> None:
-            mine()
-            pour(mine)
-
         return compare(
-            "redis",
-            "replay of 500",
-            Job(lambda: pour(mine), COUNT, fresh),
-            "run_many of 500",
-            Job(lambda: pour(theirs), COUNT, theirs),
-            1.0,
-        )
+            "redis", "replay of 500", subjects.replaying(leases, COUNT, BATCH),
+            "run_many of 500", subjects.running_many(leases, COUNT, BATCH), 1.0,
+        )  # fmt: skip
 
     def tasks(self, tasks: int) -> Row:
         """Single callers at once in an event loop, against redis.asyncio with fifty tasks."""
-        mine, theirs = Fresh(), Fresh()
-
-        async def pour() -> None:
-            async with semel.aopen(self.url, consumer="tasks", mode="mark") as marks:
-                await _spread(tasks, mine.keys, marks.mark)
+        theirs = Fresh(SINGLES)
 
         async def peer() -> None:
             async with redis.asyncio.Redis(port=self.port) as client:
@@ -173,16 +139,13 @@ class Bench:
                 async def one(key: str) -> Any:
                     return await client.set(f"dedup:task:{key}", 1, nx=True, ex=DAY_S)
 
-                await _spread(PEERS, theirs.keys[:SINGLES], one)
+                await spread(PEERS, theirs.keys, one)
 
-        return compare(
-            "redis",
-            f"mark, {tasks} tasks",
-            Job(lambda: asyncio.run(pour()), COUNT, mine),
-            f"redis.asyncio, {PEERS} tasks",
-            Job(lambda: asyncio.run(peer()), SINGLES, theirs),
-            10,
-        )
+        with subjects.Crowd(semel.aopen(self.url, consumer="tasks", mode="mark")) as crowd:
+            return compare(
+                "redis", f"mark, {tasks} tasks", crowd.marking(tasks, COUNT),
+                f"redis.asyncio, {PEERS} tasks", Job(lambda: asyncio.run(peer()), SINGLES, theirs), 10,
+            )  # fmt: skip
 
     def sizes(self) -> Iterator[Row]:
         """How many ids a KiB of the server's memory holds, against the number aimed at."""
@@ -197,7 +160,7 @@ class Bench:
             for batch in fresh.batches(BATCH):
                 leases.complete_many(leases.claim_many(batch))  # type: ignore[arg-type]
 
-        fresh = Fresh()
+        fresh = Fresh(COUNT)
         for what, work, bytes_aim in (
             ("compact marks per KiB", mark, MARK_BYTES_AIM),
             ("records per KiB", settle, RECORD_BYTES_AIM),
@@ -216,11 +179,3 @@ class Bench:
         """The server's own count of its memory."""
         told: Any = self.raw.info("memory")
         return int(told["used_memory"])
-
-
-async def _spread(tasks: int, keys: list[str], call: Callable[[str], Any]) -> None:
-    async def work(at: int) -> None:
-        for key in keys[at::tasks]:
-            await call(key)
-
-    await asyncio.gather(*(work(at) for at in range(tasks)))

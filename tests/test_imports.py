@@ -62,7 +62,7 @@ WORLD = {
 
 HEAVY = [
     "aiobotocore", "aio_pika", "asyncpg", "boto3", "confluent_kafka", "django", "fastapi", "httpx2", "nats",
-    "opentelemetry", "orjson", "prometheus_client", "psycopg", "pydantic", "redis", "rich", "sqlalchemy",
+    "opentelemetry", "orjson", "prometheus_client", "psycopg", "pydantic", "rbloom", "redis", "rich", "sqlalchemy",
     "sqlite3", "starlette", "structlog", "typer", "uvicorn", "websockets",
 ]  # fmt: skip
 """Drivers, frameworks and whatever else costs start-up time; `import semel` loads none of them."""

@@ -39,6 +39,8 @@ from semel.errors import (
     PolicyInvalid,
     RecordCorrupt,
     SemelError,
+    SinkUnavailable,
+    SinkUnknown,
     SourceUnavailable,
     StepRepeated,
     StillRunning,
@@ -56,9 +58,11 @@ from semel.errors import (
     ValueTooLarge,
     WrongDatabase,
 )
+from semel.outbox.message import Message
 from semel.plans import Observed
 from semel.policy import Policy
 from semel.stores.memory import MemoryStore
+from semel.stores.tiered import tiered
 from semel.types import (
     Absent,
     Busy,
@@ -109,6 +113,7 @@ __all__ = [
     "LateEvent",
     "Lost",
     "MemoryStore",
+    "Message",
     "MessageInvalid",
     "Mismatch",
     "Mode",
@@ -131,6 +136,8 @@ __all__ = [
     "Semel",
     "SemelError",
     "Settings",
+    "SinkUnavailable",
+    "SinkUnknown",
     "SourceUnavailable",
     "State",
     "Stats",
@@ -159,6 +166,7 @@ __all__ = [
     "keys",
     "open",
     "step",
+    "tiered",
     "unwrap",
 ]
 

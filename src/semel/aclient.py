@@ -270,6 +270,16 @@ class AsyncSemel(Client):
             )
         return ainbox_for(found, self._runtime.store, self._plan, self._connect)
 
+    def outbox(self, handle: Any) -> Any:
+        """Write messages in your own transaction on `handle`: effect and message commit together, or neither does.
+
+        A relay publishes them afterwards. What `publish` of the outbox returns is awaited if the handle's calls are.
+        """
+        from semel.outbox.publishing import outbox_for
+
+        store, bytes_max = self._runtime.store, self.policy.value_bytes_max
+        return outbox_for(handle, store, self.consumer, bytes_max, self._connect)
+
     # --- claims in the caller's hands ---
 
     async def _end(self, claims: Sequence[Claimed], items: Sequence[Item]) -> list[Verdict]:

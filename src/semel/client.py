@@ -70,7 +70,7 @@ def aopen(
     )
     runtime = _runtime(store, mode)
     if isinstance(runtime.store, Twofold):
-        runtime = Runtime(runtime.store.twin(), owned=isinstance(store, str))
+        runtime = Runtime(runtime.store.twin(), owned=True)  # made here, so closed here
     return AsyncSemel(plan, runtime)
 
 
@@ -96,7 +96,6 @@ class Semel(Client):
         self._perform = self._hands.__call__  # a bound method is called faster than an object
         self.records: Records = Records(plan, self._ask)
         self.windows: Windows = Windows(plan, self._ask, runtime.expire_settings)
-        self._twin_runtime: Runtime | None = None
 
     def using(self, policy: Policy) -> "Semel":
         """The same client by another policy; both share one connection."""
@@ -104,13 +103,12 @@ class Semel(Client):
 
     @property
     def twin(self) -> AsyncSemel:
-        """The async client of the same store; what `guard` uses for an `async def`."""
-        if self._twin_runtime is None:
-            store = self._runtime.store
-            self._twin_runtime = (
-                Runtime(store.twin(), owned=True) if isinstance(store, Twofold) else self._runtime
-            )
-        return AsyncSemel(self._plan, self._twin_runtime)
+        """The async client of the same store; what `guard` uses for an `async def`.
+
+        Closing this client closes it too: at once, or soon where an event loop is using it. Whoever wants to
+        wait for that awaits `twin.close()` in the loop.
+        """
+        return AsyncSemel(self._plan, self._runtime.twin())
 
     def __enter__(self) -> Self:
         self._connect()
@@ -300,6 +298,16 @@ class Semel(Client):
         if isinstance(found, AsyncHandle):
             return self.twin.inbox(handle)
         return inbox_for(found, self._runtime.store, self._plan, self._connect)
+
+    def outbox(self, handle: Any) -> Any:
+        """Write messages in your own transaction on `handle`: effect and message commit together, or neither does.
+
+        A relay publishes them afterwards. What `publish` of the outbox returns is awaited if the handle's calls are.
+        """
+        from semel.outbox.publishing import outbox_for
+
+        self._connect()
+        return outbox_for(handle, self._runtime.store, self.consumer, self.policy.value_bytes_max)
 
     def _window_us(self, event_type: str) -> int:
         return self._plan.window_us(self._connect(), event_type)

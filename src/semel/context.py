@@ -47,6 +47,8 @@ class Context(Struct, eq=False):
     """Noted, by earlier attempts and by this one."""
     _named: set[str] = field(default_factory=set)
     """Used in this attempt."""
+    _published: set[str] = field(default_factory=set[str])
+    """Names of messages written into an outbox in this attempt."""
     _loose: bool = False
     """No claim is held: marks, observed duplicates, windows that are off. Steps run and are not noted."""
 

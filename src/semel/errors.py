@@ -12,7 +12,8 @@
     │   ├── NotInHandler           current() or step() outside a handler
     │   ├── NoTransaction          inbox() without an open transaction
     │   ├── WrongDatabase          inbox() on a connection to another database
-    │   └── StoreUnknown           no store for that URL, or its extra is not installed
+    │   ├── StoreUnknown           no store for that URL, or its extra is not installed
+    │   └── SinkUnknown            no sink for that URL, or its extra is not installed
     ├── StoreError
     │   ├── StoreUnavailable       no answer; nothing is known, try again
     │   │   ├── StoreUncertain     a mark without an answer: it may or may not be written
@@ -23,6 +24,7 @@
     ├── SourceUnavailable          the broker gave no answer; it will deliver again
     ├── GiveUp                     raised BY a runner's handler: "to the dead letters, now"
     │   └── MessageInvalid         a message is not what its handler's annotation says
+    ├── SinkUnavailable            a relay's broker gave no answer; its messages stay in the outbox
     ├── ValueInvalid               a value cannot be stored as it is
     │   ├── ValueNotEncodable
     │   └── ValueTooLarge
@@ -62,6 +64,8 @@ __all__ = [
     "PolicyInvalid",
     "RecordCorrupt",
     "SemelError",
+    "SinkUnavailable",
+    "SinkUnknown",
     "SourceUnavailable",
     "StepRepeated",
     "StillRunning",
@@ -123,6 +127,14 @@ class WrongDatabase(UsageError):
 
 class StoreUnknown(UsageError):
     """No store answers to this URL, or the package it needs is not installed."""
+
+
+class SinkUnknown(UsageError):
+    """No sink answers to this URL, or the package it needs is not installed."""
+
+
+class SinkUnavailable(SemelError):
+    """The broker that a relay publishes to gave no answer; what it was given stays in the outbox."""
 
 
 class StoreError(SemelError):

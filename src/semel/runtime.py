@@ -8,7 +8,7 @@ from typing import Any
 
 from semel.coalesce import Channel, LoopCoalescer, channel_for
 from semel.core.commands import Admit, ReadSettings, Settings
-from semel.core.ports import AsyncStore, Store
+from semel.core.ports import AsyncStore, Store, Twofold
 from semel.errors import ModeMismatch, StoreClosed, StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.keeper import Keeper, LoopKeeper
@@ -35,6 +35,7 @@ class Runtime:
         self.fresh_until: float = 0.0
         """Until when `windows` may be used without asking, and the client is known to be open."""
         self._admitted: set[tuple[str, str, str]] = set()
+        self._twin: Runtime | None = None
         self._opened = False
         self._closed = False
         self._read = False
@@ -45,6 +46,15 @@ class Runtime:
         """Another thread of the parent may have held the lock."""
         self._lock = Lock()
         self._desks: dict[asyncio.AbstractEventLoop, Desk] = {}
+
+    def twin(self) -> "Runtime":
+        """The machinery behind the async clients of the same store: this one, where it serves both colours."""
+        with self._lock:
+            if self._twin is None:
+                self._twin = (
+                    Runtime(self.store.twin(), owned=True) if isinstance(self.store, Twofold) else self
+                )
+            return self._twin
 
     def loop_keeper(self) -> LoopKeeper:
         """The keeper of the running event loop."""
@@ -170,6 +180,20 @@ class Runtime:
         """Stop renewing, send what is queued, close the store if it is ours. Idempotent."""
         if self._start_closing():
             self._finish_closing()
+            if self._twin not in (None, self):
+                self._twin.close_from_outside()
+
+    def close_from_outside(self) -> None:
+        """Close what belongs to an event loop: soon and in that loop where one runs it, else here and now."""
+        running = [loop for loop in self._desks if loop.is_running()]
+        if running:
+            asyncio.run_coroutine_threadsafe(self.aclose(), running[-1])
+        elif self._opened:
+            closer = Thread(target=lambda: asyncio.run(self.aclose()), name="semel-closer")
+            closer.start()  # in a thread, because this one may be running another loop
+            closer.join()
+        else:
+            self._start_closing()
 
     def _finish_closing(self) -> None:
         self.keeper.close()

@@ -215,3 +215,5 @@ class Stats(Struct, frozen=True, kw_only=True):
     purge_lag_s: float = 0.0
     """How long the oldest of those has been waiting."""
     bytes_used: int | None = None
+    tiers: dict[str, float] = field(default_factory=dict[str, float])
+    """Of a tiered store: how often which tier answered, by name; empty for any other."""

@@ -28,7 +28,7 @@ def test_stats_counts_by_state_and_consumer(place: Path) -> None:
     assert counted["consumers"] == {"billing": 6, "mails": 2, "metrics": 1}
     assert (counted["marks"], counted["expired"], counted["store"]) == (1, 25, "sqlite:events.db")
     assert set(counted) == {
-        "store", "states", "consumers", "marks", "expired", "purge_lag_s", "bytes_used",
+        "store", "states", "consumers", "marks", "expired", "purge_lag_s", "bytes_used", "tiers",
     }  # fmt: skip
     lines = dict(line.split("\t") for line in semel("stats", cwd=place).out.splitlines())
     assert (lines["done"], lines["consumer billing"]) == ("4", "6")

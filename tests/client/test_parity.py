@@ -19,7 +19,7 @@ PAIRS = [
 ]
 ONLY_SYNC = {"twin"}
 """The twin is the async client."""
-PLAIN = {"using", "guard", "inbox", "consumer", "mode", "policy", "store", "observed"}
+PLAIN = {"using", "guard", "inbox", "outbox", "consumer", "mode", "policy", "store", "observed"}
 """Verbs that do no I/O are the same plain functions in both."""
 
 

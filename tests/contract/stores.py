@@ -14,6 +14,7 @@ from semel.testing.store_contract import Colour, Harness
 from tests.contract.dict_store import DictStore
 from tests.stores.postgres import places
 from tests.stores.redis import places as redis_places
+from tests.stores.tiered import places as tiers
 
 
 class Kind(NamedTuple):
@@ -24,6 +25,8 @@ class Kind(NamedTuple):
     make: Callable[[Path, Clock], Store]
     lasts: bool = False
     """Another object on the same folder has the same records, in this process or another."""
+    in_loop: bool = False
+    """The native twin of another kind, for callers that block: where both colours are tested it adds nothing."""
 
     def harness(self, folder: Path, colour: Colour = "sync") -> Harness:
         """A place with a manual clock; in an event loop it is the store's native twin, where it has one."""
@@ -49,8 +52,11 @@ KINDS = [
     Kind("sqlite", SqliteStore.capabilities, sqlite, lasts=True),
     Kind("dict", DictStore.capabilities, lambda _folder, clock: DictStore(clock)),
     Kind("postgres", places.CAPABILITIES, places.make, lasts=True),
-    Kind("postgres-async", places.CAPABILITIES, places.make_in_loop, lasts=True),
+    Kind("postgres-async", places.CAPABILITIES, places.make_in_loop, lasts=True, in_loop=True),
     Kind("redis", redis_places.CAPABILITIES, redis_places.make, lasts=True),
-    Kind("redis-async", redis_places.CAPABILITIES, redis_places.make_in_loop, lasts=True),
+    Kind("redis-async", redis_places.CAPABILITIES, redis_places.make_in_loop, lasts=True, in_loop=True),
+    Kind("redis-over-postgres", tiers.CAPABILITIES, tiers.redis_over_postgres, lasts=True),
+    Kind("redis-over-sqlite", tiers.CAPABILITIES, tiers.redis_over_sqlite, lasts=True),
+    Kind("memory-over-sqlite", tiers.CAPABILITIES, tiers.memory_over_sqlite, lasts=True),
 ]
 """Add a store here, and everything in this folder is run on it."""

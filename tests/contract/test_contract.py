@@ -21,6 +21,7 @@ from tests.contract.stores import KINDS, Kind
 CASES = [
     pytest.param(kind, scenario, id=f"{kind.name}-{scenario.name}")
     for kind in KINDS
+    if not kind.in_loop
     for scenario in store_contract.scenarios(kind.capabilities)
 ]
 

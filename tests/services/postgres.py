@@ -45,17 +45,15 @@ def place(name: object) -> str:
 class Own:
     """A server of one test's own, to be killed, restarted and ruined."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, copied_from: "Own | None" = None) -> None:
         self.folder = folder
-        folder.chmod(0o755)
-        for parent in folder.parents:  # pytest keeps its folders to itself; the server is another user
-            with contextlib.suppress(PermissionError):
-                if parent.stat().st_uid == os.getuid() and parent != Path(parent.anchor):
-                    parent.chmod(parent.stat().st_mode | 0o011)
         self.binaries = _binaries()
         self.port = server.free_port()
         self.state: State = {}
-        _initdb(self.binaries, folder)
+        if copied_from is None:
+            _initdb(self.binaries, folder)
+        else:
+            _copy(self.binaries, folder, copied_from.port)
         self.start()
 
     @property
@@ -72,25 +70,43 @@ class Own:
         self.state = {}
 
     def restart(self, how: signal.Signals = signal.SIGINT) -> None:
-        self.stop(how)
+        self.kill() if how == signal.SIGKILL else self.stop(how)
         self.start()
+
+    def kill(self) -> None:
+        """End it and all its processes with -9: nobody has time to write anything."""
+        (pid,) = self.state["pids"]
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        family = [pid, *map(int, children)]
+        for each in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        for each in family:
+            assert server.await_true(lambda each=each: not server.is_alive(each), server.STOP_S)  # type: ignore[misc]
+        self.state = {}
+
+    def standby(self, folder: Path) -> "Own":
+        """A copy of it that follows it by streaming; to be stopped by the caller."""
+        folder.mkdir()
+        return Own(folder, copied_from=self)
 
 
 @contextlib.contextmanager
-def own(folder: Path) -> Iterator[Own]:
-    """A server in this folder, stopped at the end."""
-    place = folder / "server"
-    place.mkdir()
-    try:
-        mine = Own(place)
-    except Missing as missing:
-        import pytest
+def own(folder: Path | None = None) -> Iterator[Own]:
+    """A server of one's own in this folder (default: one of this run's), stopped at the end."""
+    with contextlib.ExitStack() as stack:
+        place = (folder or stack.enter_context(server.folder())) / "server"
+        place.mkdir()
+        try:
+            mine = Own(place)
+        except Missing as missing:
+            import pytest
 
-        pytest.skip(f"no postgres: {missing}")
-    try:
-        yield mine
-    finally:
-        mine.stop(signal.SIGQUIT)
+            pytest.skip(f"no postgres: {missing}")
+        try:
+            yield mine
+        finally:
+            mine.stop(signal.SIGQUIT)
 
 
 def execute(at: str, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
@@ -144,14 +160,14 @@ def _binaries() -> Path:
 
 def _installed() -> Path | None:
     on_path = shutil.which("postgres")
-    if on_path and shutil.which("initdb"):
-        return Path(on_path).parent
+    if on_path and (Path(on_path).resolve().parent / "initdb").exists():
+        return Path(on_path).resolve().parent
     folders = Path("/usr/lib/postgresql").glob("*/bin/postgres")
     versions = sorted(folders, key=lambda path: float(path.parts[-3]))
     return versions[-1].parent if versions else None
 
 
-def _user() -> str | None:
+def user() -> str | None:
     """Whom the server runs as: it refuses root."""
     if os.geteuid() != 0:
         return None
@@ -162,21 +178,42 @@ def _user() -> str | None:
     raise Missing("PostgreSQL refuses to run as root, and there is no other user")
 
 
+def give(folder: Path) -> None:
+    """Let the server have a folder."""
+    who = user()
+    if who is not None:
+        shutil.chown(folder, who)
+
+
 def _initdb(binaries: Path, folder: Path) -> None:
-    user = _user()
+    _make(
+        [str(binaries / "initdb"), "-U", "semel", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"],
+        folder,
+    )
+
+
+def _copy(binaries: Path, folder: Path, port: int) -> None:
+    _make(
+        [str(binaries / "pg_basebackup"), "-h", "127.0.0.1", "-p", str(port), "-U", "semel", "-R", "-N",
+         "-c", "fast"],
+        folder,
+    )  # fmt: skip
+
+
+def _make(command: list[str], folder: Path) -> None:
+    """Have a program of the server make its data in the folder."""
+    who = user()
     data = folder / "data"
     data.mkdir(mode=0o700)
-    if user is not None:
-        shutil.chown(folder, user)
-        shutil.chown(data, user)
+    give(folder)
+    give(data)
     made = subprocess.run(
-        [str(binaries / "initdb"), "-D", str(data), "-U", "semel", "-A", "trust", "-E", "UTF8",
-         "--locale=C", "--no-sync"],
-        user=user, group=user, extra_groups=[] if user else None, cwd=folder, capture_output=True, text=True,
+        [*command, "-D", str(data)],
+        user=who, group=who, extra_groups=[] if who else None, cwd=folder, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
     if made.returncode:
-        raise Missing(f"initdb failed: {made.stderr}")
+        raise Missing(f"{command[0]} failed: {made.stderr}")
 
 
 def _run(binaries: Path, folder: Path, port: int, settings: dict[str, str]) -> State:
@@ -184,7 +221,7 @@ def _run(binaries: Path, folder: Path, port: int, settings: dict[str, str]) -> S
     command = [str(binaries / "postgres"), "-D", str(folder / "data"), "-p", str(port), "-k", ""]
     for name, value in (_SETTINGS | settings).items():
         command += ["-c", f"{name}={value}"]
-    pid = server.spawn(command, log, user=_user())
+    pid = server.spawn(command, log, user=user())
     at = f"postgresql://semel@127.0.0.1:{port}/postgres"
 
     def answers() -> bool:

@@ -119,6 +119,18 @@ def _run_pid() -> int:
     return int((os.environ.get(MARKER) or str(os.getpid())).rpartition("-")[2])
 
 
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A folder that servers of other users can reach, for one test; pytest keeps its own folders to itself."""
+    run_folder().mkdir(mode=0o755, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=run_folder()))
+    made.chmod(0o755)
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
 # --- what every kind of server needs ------------------------------------------------------------
 
 

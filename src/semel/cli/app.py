@@ -7,13 +7,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from semel.cli.bench import bench
 from semel.cli.config import config as config_group
 from semel.cli.consume import consume
 from semel.cli.consumers import consumer
 from semel.cli.dlq import dlq
 from semel.cli.explain import explain
 from semel.cli.options import Globals
+from semel.cli.outbox import outbox
 from semel.cli.records import forget, list_records, resolve, show
+from semel.cli.relay import relay
 from semel.cli.upkeep import migrate, purge, stats
 from semel.cli.windows import window
 
@@ -108,5 +111,8 @@ app.add_typer(window, name="window", help="How long finished keys are remembered
 app.add_typer(consumer, name="consumer", help="Who processes, and in which mode.")
 app.add_typer(config_group, name="config")
 app.add_typer(dlq, name="dlq", help="Dead letters: what was given up, and how to let it run again.")
+app.command("relay")(relay)
+app.add_typer(outbox, name="outbox", help="Messages that wait to be published, or were given up.")
 app.command("migrate")(migrate)
 app.command("explain")(explain)
+app.command("bench")(bench)

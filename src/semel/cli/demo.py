@@ -53,11 +53,12 @@ def demo(
     from pathlib import Path
 
     from semel.cli.output import print_json, say
+    from semel.cli.signals import ending_on_signals
     from semel.cli.storm.report import document, print_results
 
     drawn = secrets.randbelow(SEED_MAX) if seed is None else seed
     modes: tuple[Mode, ...] = ("control",) if control else ("inbox", "lease")
-    with _ending_on_signals(), tempfile.TemporaryDirectory(prefix="semel-demo-") as folder:
+    with ending_on_signals(), tempfile.TemporaryDirectory(prefix="semel-demo-") as folder:
         if not json:
             say(f"semel demo --seed {drawn} --events {events} --workers {workers} --kills {kills}")
         shown = sys.stderr.isatty()
@@ -98,24 +99,3 @@ def _storms(
     finally:
         nursery.close()
     return results
-
-
-class _ending_on_signals:  # noqa: N801 - reads as what it does: with _ending_on_signals()
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does: nothing is left behind."""
-
-    def __enter__(self) -> None:
-        import signal
-
-        def end(number: int, _frame: object) -> None:
-            raise SystemExit(128 + number)
-
-        heeded = [
-            number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
-        ]
-        self._before = {number: signal.signal(number, end) for number in heeded}
-
-    def __exit__(self, *error: object) -> None:
-        import signal
-
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

@@ -6,6 +6,8 @@ from semel.errors import (
     ModeMismatch,
     PolicyInvalid,
     SemelError,
+    SinkUnavailable,
+    SinkUnknown,
     StillRunning,
     StoreError,
     StoreUnknown,
@@ -50,10 +52,12 @@ _CODES: tuple[tuple[type[SemelError], int], ...] = (
     (KeyMissing, USAGE),
     (ValueInvalid, USAGE),
     (StoreUnknown, BAD_CONFIGURATION),
+    (SinkUnknown, BAD_CONFIGURATION),
     (PolicyInvalid, BAD_CONFIGURATION),
     (ModeMismatch, BAD_CONFIGURATION),
     (StillRunning, TRY_LATER),
     (StoreError, UNAVAILABLE),
+    (SinkUnavailable, UNAVAILABLE),
 )
 
 

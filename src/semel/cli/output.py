@@ -31,7 +31,10 @@ __all__ = [
 ]
 
 _PASSWORD = re.compile(r"(://[^\s/@:?#]*:)[^\s@/]+@")
-_SECRET_OPTION = re.compile(r"([?&](?:password|passwd|secret|token|api_key)=)[^\s&#'\"]+", re.IGNORECASE)
+_SECRET_OPTION = re.compile(
+    r"((?:[?&]|%26)\w*(?:password|passwd|secret|token|api_key)=)[^\s&#'\"]+", re.IGNORECASE
+)
+"""`%26`: in a URL within a URL."""
 _BETWEEN = re.compile(r"[\t\n]")
 _BOLD = "" if os.environ.get("NO_COLOR") else "bold"
 _UNITS = (("d", 86400 * 10**6), ("h", 3600 * 10**6), ("m", 60 * 10**6), ("s", 10**6), ("ms", 1000), ("us", 1))

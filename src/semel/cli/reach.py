@@ -134,7 +134,7 @@ def found(settings: "Settings") -> Store:
 
 def exists(store: Store) -> bool:
     """Whether the store is there to be looked at; an empty file is none yet."""
-    path = getattr(store, "path", None)
+    path = getattr(getattr(store, "truth", store), "path", None)
     if path is None:
         return True
     file = Path(path)

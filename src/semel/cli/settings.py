@@ -14,6 +14,7 @@ from semel.cli.exits import BAD_CONFIGURATION, USAGE, Stop
 from semel.errors import PolicyInvalid
 from semel.keys.limits import check_consumer
 from semel.policy import LEASE_MAX_S, LEASE_MIN_S
+from semel.stores.tiered import url_of
 from semel.types import Mode
 from semel.windows import duration_us, window_us
 
@@ -80,6 +81,12 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only what `load` has gathered: it keeps the origins, which pydantic would drop."""
         return (init_settings,)
+
+    @field_validator("store", mode="before")
+    @classmethod
+    def _as_url(cls, store: Any) -> Any:
+        """A table of tiers as the URL that says the same."""
+        return url_of(store) if isinstance(store, dict) else store
 
     @field_validator("store")
     @classmethod

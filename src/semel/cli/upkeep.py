@@ -138,9 +138,10 @@ def stats(
     watch: WatchOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Count the records by state and consumer.
+    """Count the records by state and consumer, and of tiers how much each has answered.
 
-    Every record is looked at, so on a large store this takes a while.
+    Every record is looked at, so on a large store this takes a while. The tiers' shares are those of all clients of a
+    Redis cache since it was emptied; a cache in memory knows its own process alone.
     """
     every_us = _every(every)
     if watch and as_json:
@@ -183,7 +184,8 @@ def _rows(counted: Stats) -> list[tuple[str, str]]:
     rows += [("purge_lag_s", f"{counted.purge_lag_s:.3f}")]
     if counted.bytes_used is not None:
         rows.append(("bytes_used", str(counted.bytes_used)))
-    return rows + [(f"consumer {name}", str(number)) for name, number in sorted(counted.consumers.items())]
+    rows += [(f"consumer {name}", str(number)) for name, number in sorted(counted.consumers.items())]
+    return rows + [(f"tier {name}", str(number)) for name, number in counted.tiers.items()]
 
 
 def _drawn(counted: Stats, name: str) -> Table:
@@ -196,7 +198,26 @@ def _drawn(counted: Stats, name: str) -> Table:
     if counted.bytes_used is not None:
         rows.append(("room taken", size_text(counted.bytes_used)))
     rows += [(f"consumer {who}", f"{number:,}") for who, number in sorted(counted.consumers.items())]
-    return table((name, local_time(counted.now)), rows)
+    return table((name, local_time(counted.now)), rows + _shares(counted.tiers))
+
+
+def _shares(tiers: dict[str, float]) -> list[tuple[str, str]]:
+    """Which tier has answered how much, for people; what never happened is left out."""
+    hits, asked = tiers.get("cache_hits", 0), tiers.get("truth_asked", 0)
+    rows = [
+        (f"answered by the {who}", f"{number:,} ({number / (hits + asked):.1%})")
+        for who, number in (("cache", hits), ("truth", asked))
+        if hits + asked
+    ]
+    known = tiers.get("truth_known", 0)
+    if hits + known:
+        rows.append(("duplicates that the cache knew", f"{hits / (hits + known):.1%}"))
+    shown = ("cache_hits", "truth_asked", "truth_known")
+    return rows + [
+        (name.replace("_", " "), f"{number:,}")
+        for name, number in tiers.items()
+        if number and name not in shown
+    ]
 
 
 def _document(counted: Stats, name: str) -> dict[str, Any]:
@@ -208,6 +229,7 @@ def _document(counted: Stats, name: str) -> dict[str, Any]:
         "expired": counted.expired,
         "purge_lag_s": round(counted.purge_lag_s, 3),
         "bytes_used": counted.bytes_used,
+        "tiers": counted.tiers,
     }
 
 
@@ -224,7 +246,7 @@ def migrate(
     settings = settings_for(store=store)
     target = found(settings)
     if sql:
-        scheme = settings.store.partition(":")[0]
+        scheme = getattr(target, "truth", target).name.partition(":")[0]
         if scheme not in SCHEMAS:
             raise Stop(f"{target.name} has no schema", USAGE)
         module, _, function = SCHEMAS[scheme].partition(":")

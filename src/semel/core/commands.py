@@ -63,6 +63,8 @@ class Known(Struct, frozen=True, gc=False):
     fence: int
     settled_at: int
     first_seen: int
+    rest_us: int = 0
+    """How much longer it is remembered, from this answer on; 0: the store does not say."""
 
 
 class Marked(Struct, frozen=True, gc=False):

@@ -87,7 +87,14 @@ def _claim(record: Record | None, item: Claim, now: int, stored: Record | None) 
         return Busy((record.lease_until - now) / 1e6, record.journal is not None), None
     if record.state == "unknown":
         return Unknown(record.settled_at), None if record is stored else record
-    return Known(record.state, record.value, record.fence, record.settled_at, record.first_seen), None
+    return Known(
+        record.state,
+        record.value,
+        record.fence,
+        record.settled_at,
+        record.first_seen,
+        record.expires_at - now,
+    ), None
 
 
 def _begin(item: Claim, now: int, stored: Record | None) -> Decision:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from semel.digests import digest
+from semel.digests import digest, digests_of
 from semel.errors import ModeMismatch, OutcomeUnknown, StillRunning, StoreUnavailable, WrongDatabase
 from semel.handles import Statement, Talk, code_of
 from semel.inbox.words import Value, Words
@@ -44,7 +44,7 @@ class PostgresWords(Words):
 
     def first_many(self, keys: Sequence[str], event_type: str, window_us: int) -> Talk[list[bool]]:
         """Mark keys that differ from one another, in the order of their digests, so that nobody waits in a circle."""
-        digests = wire.digests_of(self.tenant, self.consumer, keys)
+        digests = digests_of(self.tenant, self.consumer, keys)
         places = sorted(range(len(keys)), key=digests.__getitem__)
         names = None
         if self._store.place.readable_keys:

@@ -15,6 +15,7 @@ from semel.errors import ModeMismatch, OutcomeUnknown, StillRunning, StoreUnavai
 from semel.handles import Pause, Row, Statement, Talk
 from semel.inbox.words import Value, Words
 from semel.plans import Plan
+from semel.stores.rows import QUARANTINE, SLIDING, STATE_MASK
 from semel.stores.sqlite import SqliteStore, wire
 from semel.stores.sqlite.store import RETRY_MAX_S, RETRY_MIN_S
 from semel.stores.sqlite.trouble import is_busy, translated
@@ -24,7 +25,7 @@ __all__ = ["BUSY_SNAPSHOT", "SqliteWords"]
 
 BUSY_SNAPSHOT = 517
 """The transaction has read an older state, from which SQLite lets nobody begin to write."""
-_BARE = wire.STATE_MASK | wire.QUARANTINE | wire.SLIDING
+_BARE = STATE_MASK | QUARANTINE | SLIDING
 COLUMNS = ", ".join(
     f"+state & {_BARE}" if name == "state" else f"+{name}" for name in wire.COLUMNS.split(", ")
 )

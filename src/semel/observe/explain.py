@@ -5,6 +5,7 @@ from msgspec import Struct
 from semel.core.ports import AsyncStore, Store
 from semel.errors import PolicyInvalid
 from semel.observe.guarantees import Cell, Sink, cells, holds_at_least
+from semel.stores.tiered import AsyncTieredStore, TieredStore
 from semel.types import Mode
 
 __all__ = ["Explanation", "Weakness", "explain"]
@@ -71,6 +72,24 @@ def explain(
     )
 
 
+def _of_tiers(store: TieredStore | AsyncTieredStore) -> list[Weakness]:
+    """What a cache in front changes: nothing in a crash, something in forgetting."""
+    lasting_s = store.cache_window_us / 1e6
+    if not store.cache.shared:
+        return [
+            Weakness(
+                f"The cache is in each process's own memory: what another process forgets, this one may call done for"
+                f" up to {lasting_s:g} s."
+            )
+        ]
+    return [
+        Weakness(
+            f"What is forgotten by a client that does not know the cache {store.cache.name} may be called done for up"
+            f" to {lasting_s:g} s: use the same tiers everywhere."
+        )
+    ]
+
+
 def _weaknesses(store: Store | AsyncStore, mode: Mode, window_us: int, lease_us: int) -> list[Weakness]:
     powers = store.capabilities
     found: list[Weakness] = []
@@ -100,6 +119,9 @@ def _weaknesses(store: Store | AsyncStore, mode: Mode, window_us: int, lease_us:
         found.append(
             Weakness(f"{store.name} guesses: a new event may be taken for a duplicate.", breaks=True)
         )
+    if isinstance(store, TieredStore | AsyncTieredStore):
+        found += _of_tiers(store)
+        store = store.truth
     if getattr(store, "synchronous", "FULL") == "NORMAL":
         found.append(
             Weakness(

@@ -103,9 +103,9 @@ def test_a_role_that_cannot_create_is_told_what_to_do(servant: str) -> None:
 def test_operators_read_a_view(store: PostgresStore, place: str) -> None:
     claims = [
         Claim(("acme", "billing", key), b"o" * 16, MINUTE_US, MINUTE_US, event_type="order")
-        for key in ("evt_1", "evt_2", "evt_3")
+        for key in ("evt_1", "evt_2", "evt_3", "evt_4")
     ]
-    values = [b'j{"amount": 1}', b"r\xff", b"j\xff"]
+    values = [b'j{"amount": 1}', b"r\xff", b"j\xff", b'o{"total": 2}']
     for claim, granted, value in zip(claims, store.send(claims), values, strict=True):
         store.send([Settle(claim.id, claim.owner, granted.fence, "done", value, MINUTE_US)])
     rows = postgres.execute(
@@ -116,7 +116,12 @@ def test_operators_read_a_view(store: PostgresStore, place: str) -> None:
     )
     assert rows == [
         (key, "order", "acme", "billing", "done", 1, value, True, True)
-        for key, value in (("evt_1", '{"amount": 1}'), ("evt_2", None), ("evt_3", None))
+        for key, value in (
+            ("evt_1", '{"amount": 1}'),
+            ("evt_2", None),
+            ("evt_3", None),
+            ("evt_4", '{"total": 2}'),
+        )
     ]
 
 
@@ -169,6 +174,8 @@ def test_what_a_url_may_say() -> None:
     assert store.name == "postgresql://h:6432/db?schema=x_1"
     assert "s3cret" not in repr(store)
     assert "force_generic_plan" in from_url("postgres://h/db").place.parameters()["options"]
+    mine = from_url("postgres://h/db?options=-c%20work_mem%3D8MB").place.parameters()["options"]
+    assert mine.endswith(" -c work_mem=8MB")  # the driver's URLs know no + for a blank
 
 
 def test_every_statement_names_its_schema_and_leaves_nothing_open() -> None:

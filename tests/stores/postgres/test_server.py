@@ -17,13 +17,14 @@ from semel.stores.postgres.trouble import translated
 from semel.types import Completed, Unavailable
 from tests.services import postgres
 from tests.services.postgres import Own
+from tests.services.server import await_true
 
 MINUTE_US = 60 * 1_000_000
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with postgres.own(tmp_path_factory.mktemp("own")) as mine:
+def own() -> Any:
+    with postgres.own() as mine:
         yield mine
 
 
@@ -45,7 +46,7 @@ def persist(store: PostgresStore, items: list[Any], until: float) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT, signal.SIGKILL])
 def test_a_restart_in_mid_batch_loses_and_doubles_nothing(own: Own, how: signal.Signals) -> None:
     store = PostgresStore(own.url, schema=f"restart_{how.name.lower()}", wait_s=20)
     store.open()
@@ -82,8 +83,6 @@ def test_a_restart_in_mid_batch_loses_and_doubles_nothing(own: Own, how: signal.
 
 
 def await_rounds(rounds: list[Any], count: int) -> bool:
-    from tests.services.server import await_true
-
     return await_true(lambda: len(rounds) >= count, 60)
 
 
@@ -91,10 +90,9 @@ def test_an_idle_connection_that_was_cut_is_not_used_again(own: Own) -> None:
     store = PostgresStore(own.url, schema="idle")
     store.open()
     store.send([claim("a")])
-    postgres.execute(
-        own.url,
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'semel'",
-    )
+    ours = "FROM pg_stat_activity WHERE application_name = 'semel'"
+    postgres.execute(own.url, f"SELECT pg_terminate_backend(pid) {ours}")
+    assert await_true(lambda: not postgres.execute(own.url, f"SELECT pid {ours}"), 10)
     (marked,) = store.send([Mark("", "m", ["a"], MINUTE_US)])  # marks are never said twice
     assert marked.firsts == [True]
     store.close()
@@ -199,6 +197,36 @@ def test_a_full_disk_is_each_items_own_trouble(own: Own, monkeypatch: pytest.Mon
     assert isinstance(refused, Unavailable)
     assert isinstance(refused.error, StoreFull)
     assert isinstance(done, Completed)
+    store.close()
+
+
+def test_a_clock_that_differs_is_logged(
+    own: Own, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="semel")
+    store = PostgresStore(own.url, schema="clocks")
+    store.open()
+    store.close()
+    assert "clock" not in caplog.text
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 3600)
+    store.open()
+    store.close()
+    assert "its clock is +36" in caplog.text
+
+
+def test_a_roles_own_isolation_is_not_ours(own: Own) -> None:
+    """Under SERIALIZABLE every race would be an error that has to be repeated."""
+    postgres.execute(
+        own.url,
+        "CREATE ROLE strict SUPERUSER LOGIN; ALTER ROLE strict SET default_transaction_isolation = serializable",
+    )
+    at = own.url.replace("//semel@", "//strict@")
+    assert postgres.execute(at, "SHOW transaction_isolation") == [("serializable",)]
+    store = PostgresStore(at, schema="isolation")
+    store.open()
+    with store._opened().line() as line:
+        assert line.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
     store.close()
 
 

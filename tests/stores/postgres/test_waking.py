@@ -15,6 +15,7 @@ from semel.types import Done
 from tests.services import postgres
 from tests.services.server import await_true
 from tests.stores.postgres import places
+from tests.stores.shells import InLoop
 
 CALLERS = 500
 PATIENT = semel.Policy(lease_s=60, wait_s=30)
@@ -133,6 +134,69 @@ def test_a_listening_task_comes_and_goes_with_its_store(tmp_path: Path, place: s
         return listeners(place, schema)
 
     assert asyncio.run(scene()) == 0
+
+
+def test_a_listener_of_another_role_is_left_alone(tmp_path: Path, place: str) -> None:
+    """A role sees of the sessions of others hardly more than that they exist."""
+    first = places.make(tmp_path)
+    first.open()
+    schema = first.place.schema
+    role = f"l_{schema}"[:40]
+    postgres.execute(
+        place,
+        f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {schema} TO {role};"
+        f" GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}",
+    )
+    second = from_url(place.replace("//semel@", f"//{role}@"))
+    second.open()
+    try:
+        stops = [first.watch(lambda _: None)]
+        assert await_true(lambda: listeners(place, schema) == 1, 10)
+        stops.append(second.watch(lambda _: None))
+        assert await_true(lambda: listeners(place, schema) == 2, 10)
+        for stop in stops:
+            stop()
+    finally:
+        second.close()
+        first.close()
+        postgres.execute(place, f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_listener_that_was_killed_is_struck_off_by_the_next(tmp_path: Path, place: str) -> None:
+    store = places.make(tmp_path)
+    store.open()
+    schema = store.place.schema
+    postgres.execute(place, f"INSERT INTO {schema}.listeners VALUES (2147483647, now())")
+    store.watch(lambda _: None)()
+    assert await_true(
+        lambda: (
+            postgres.execute(place, f"SELECT count(*)::int FROM {schema}.listeners WHERE pid = 2147483647")
+            == [(0,)]
+        ),
+        10,
+    )
+    store.close()
+
+
+def test_a_store_that_moves_to_another_loop_leaves_nothing_in_the_first(tmp_path: Path, place: str) -> None:
+    """The first loop goes on meanwhile, in another thread."""
+    store = places.make(tmp_path).twin()
+    first = InLoop(store)
+    first.open()
+    stop = first.watch(lambda _: None)
+    schema = store.place.schema
+    assert await_true(lambda: listeners(place, schema) == 1, 10)
+
+    async def elsewhere() -> Any:
+        (answer,) = await store.asend([Claim(("", "c", "k"), b"o" * 16, 1_000_000, 1_000_000)])
+        await store.aclose()
+        return answer
+
+    answer = asyncio.run(elsewhere())
+    assert answer.attempt == 1
+    assert await_true(lambda: listeners(place, schema) == 0, 10)
+    stop()
+    first.close()
 
 
 def test_whoever_waits_while_the_listener_starts_is_woken_too(place: str) -> None:

@@ -28,6 +28,7 @@ from semel.core.commands import (
 from semel.core.machine import standing
 from semel.errors import KeyInvalid, RecordCorrupt
 from semel.stores.memory import MemoryStore
+from semel.stores.rows import flags_of
 from semel.stores.sqlite import SqliteStore, wire
 from semel.testing import ManualClock
 from semel.types import FOREVER, Absent, Busy, Completed, Record, Unavailable
@@ -58,7 +59,7 @@ def test_a_row_brings_back_its_record(record: Record, settled_at: int) -> None:
         record = Record(
             **{name: getattr(record, name) for name in Record.__struct_fields__} | {"settled_at": settled_at}
         )
-    row = wire.to_row(record, wire.state_of(record))
+    row = wire.to_row(record, flags_of(record))
     stored = (7, b"d", *row[:8], 5, *row[8:])
     assert wire.from_row(stored, record.id) == record
 

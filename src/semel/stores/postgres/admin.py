@@ -20,6 +20,7 @@ from semel.core.machine import standing
 from semel.errors import RecordCorrupt
 from semel.stores.postgres import wire
 from semel.stores.postgres.batch import Ask, Batch, Talk
+from semel.stores.rows import CODES, STATES
 from semel.types import Mode, Record, Stats
 
 MARKS_PER_BLOCK = 128
@@ -57,7 +58,7 @@ def _scan(batch: Batch, item: Scan) -> Talk[Page]:
             "after": item.cursor,
             "tenant": None if item.tenant is None else _text(item.tenant),
             "consumer": None if item.consumer is None else _text(item.consumer),
-            "state": None if item.state is None else wire.CODES[item.state],
+            "state": None if item.state is None else CODES[item.state],
             "prefix": _text(item.prefix),
             "seen_before": item.seen_before,
             "limit": item.limit + 1,
@@ -144,8 +145,8 @@ def _count(batch: Batch, item: Count) -> Talk[Stats]:
             consumers[who] = consumers.get(who, 0) + number
         elif not live:
             expired, oldest = expired + number, min(oldest, extreme)
-        elif state < wire.CODES["forgotten"]:
-            states[wire.STATES[state]] = states.get(wire.STATES[state], 0) + number
+        elif state < CODES["forgotten"]:
+            states[STATES[state]] = states.get(STATES[state], 0) + number
             consumers[who] = consumers.get(who, 0) + number
     return Stats(
         now=now,

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec import Struct
 
 from semel.core.commands import Answer, Claim, Forget, Item, Lookup, Mark, RecordItem, Renew, Resolve, Settle
-from semel.digests import digest
+from semel.digests import digest, digests_of
 from semel.errors import KeyInvalid
 from semel.stores.postgres import wire
 from semel.stores.postgres.wire import Row
@@ -153,7 +153,7 @@ def _keys_of(batch: Batch, position: int, kind: str) -> Sequence[bytes] | None:
         return ()
     try:
         if kind == "mark":
-            marked = batch.marked[position] = wire.digests_of(item.tenant, item.consumer, item.keys)
+            marked = batch.marked[position] = digests_of(item.tenant, item.consumer, item.keys)
             return marked
         if kind == "claim" and item.event_type:
             wire.check_name(item.event_type)

@@ -198,7 +198,8 @@ class AsyncLines:
     async def line(self) -> AsyncIterator[AsyncLine]:
         """A connection outside any transaction; one that is no longer sound is not given out again."""
         try:
-            await asyncio.wait_for(self._room.acquire(), self._wait_s)
+            async with asyncio.timeout(self._wait_s):  # `wait_for` may lose the place when it is cancelled
+                await self._room.acquire()
         except TimeoutError:
             raise StoreUnavailable(
                 f"all connections were in use for {self._wait_s:g} s; raise pool_max"
@@ -231,7 +232,8 @@ class AsyncLines:
         self._idle = []
 
     def drop(self) -> None:
-        """The loop is gone: close the sockets without it."""
+        """The loop is gone: close the sockets without it. One that is in use goes on, and is closed by its user."""
+        self._closed = True
         for line in self._idle:
             line.pgconn.finish()
         self._idle = []

@@ -110,6 +110,13 @@ class LoopListener:
             task.cancel()
             await asyncio.wait([task])
 
+    def drop(self) -> None:
+        """End it from outside its loop, where that still runs."""
+        task, self._task = self._task, None
+        if task is not None:
+            with suppress(RuntimeError):  # the loop is closed, and the task with it
+                self.loop.call_soon_threadsafe(task.cancel)
+
     async def _run(self) -> None:
         while True:
             try:
@@ -123,16 +130,19 @@ class LoopListener:
         line.wait_s = self._place.wait_s
         await line.execute(f'LISTEN "{channel_of(self._place.schema)}"')
         try:
-            async with line.transaction():
-                await line.execute(self._statements["lock_listeners"], prepare=False)
-                await line.execute(self._statements["listen"])
-        except psycopg.errors.LockNotAvailable:
-            await line.execute(self._statements["listen"])
-        self._ears.look_again()
-        try:
+            await self._enter(line)
+            self._ears.look_again()
             while True:
                 async for notify in line.notifies(timeout=self._place.wait_s / 2):
                     self._ears.heard(notify.payload)
         finally:
             with suppress(psycopg.Error):
                 await line.execute(self._statements["unlisten"])
+
+    async def _enter(self, line: AsyncLine) -> None:
+        try:
+            async with line.transaction():
+                await line.execute(self._statements["lock_listeners"], prepare=False)
+                await line.execute(self._statements["listen"])
+        except psycopg.errors.LockNotAvailable:
+            await line.execute(self._statements["listen"])

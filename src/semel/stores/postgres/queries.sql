@@ -34,6 +34,7 @@ inp AS MATERIALIZED (
 ),
 cur AS MATERIALIZED (
     SELECT i.*, t.now, r.state, r.lease_until, r.settled_at, r.fence, r.attempt, r.first_seen, r.value,
+        r.expires_at - t.now AS rest,
         CASE
             WHEN r.state IS NULL OR NOT {live} OR r.state & 7 = 4 THEN
                 CASE WHEN t.now - i.event_time > i.span THEN 6 ELSE 0 END
@@ -90,11 +91,11 @@ won AS (
     END
     RETURNING r.digest, r.fence, r.attempt, r.lease_until, r.first_seen
 )
-SELECT 0::smallint, uuid_send(digest), fence, attempt, lease_until, coalesce(first_seen, fence), NULL::bytea FROM won
+SELECT 0::smallint, uuid_send(digest), fence, attempt, lease_until, coalesce(first_seen, fence), NULL::bytea, NULL::bigint FROM won
 UNION ALL
 SELECT verdict::smallint, uuid_send(digest), fence, CASE WHEN verdict = 3 THEN state & 64 ELSE attempt END,
     CASE verdict WHEN 3 THEN lease_until - now WHEN 6 THEN now - event_time WHEN 7 THEN coalesce(settled_at, lease_until) ELSE settled_at END,
-    coalesce(first_seen, fence), CASE WHEN verdict < 3 THEN value END
+    coalesce(first_seen, fence), CASE WHEN verdict < 3 THEN value END, rest
 FROM cur WHERE verdict > 0
 
 -- query: settle
@@ -427,7 +428,7 @@ UPDATE {schema}.consumers SET mode = %(mode)s WHERE id = %(consumer)b
 -- query: server
 SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_setting('transaction_read_only'),
     current_setting('server_encoding'), current_setting('synchronous_commit'), current_setting('fsync'),
-    current_setting('full_page_writes')
+    current_setting('full_page_writes'), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 
 -- query: has_schema
 SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{name}'), EXISTS (SELECT FROM pg_class AS c
@@ -450,7 +451,8 @@ LOCK TABLE {schema}.listeners IN ACCESS EXCLUSIVE MODE
 -- query: listen
 WITH gone AS (
     DELETE FROM {schema}.listeners AS l WHERE NOT EXISTS (
-        SELECT FROM pg_stat_activity AS a WHERE a.pid = l.pid AND a.backend_start <= l.since)
+        SELECT FROM pg_stat_activity AS a WHERE a.pid = l.pid
+            AND coalesce(a.backend_start <= l.since, true))  -- a role may not see when the sessions of others began
 )
 INSERT INTO {schema}.listeners (pid, since) VALUES (pg_backend_pid(), clock_timestamp())
 ON CONFLICT (pid) DO UPDATE SET since = excluded.since

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from semel.errors import PolicyInvalid, StoreRefused
 from semel.stores.postgres.batch import Ask, Talk
+from semel.stores.postgres.statements import outbox_channel_of
 
 __all__ = ["SCHEMA", "VERSION", "check_schema_name", "migrations", "schema_sql"]
 
@@ -26,6 +27,8 @@ class Found(Struct, frozen=True):
     """What weakens the guarantee, in words for people."""
     identity: str = ""
     """By which the inbox tells whether the caller's connection leads to the same table."""
+    clock_us: int = 0
+    """What the server's clock said: its time is the store's time."""
 
 
 def check_schema_name(name: str) -> str:
@@ -49,7 +52,8 @@ def migrations() -> dict[int, str]:
 
 def script(number: int, schema: str) -> str:
     """One migration for one schema."""
-    return migrations()[number].replace("{schema}", f'"{schema}"')
+    text = migrations()[number].replace("{schema}", f'"{schema}"')
+    return text.replace("{outbox_channel}", outbox_channel_of(schema))
 
 
 def schema_sql(schema: str = SCHEMA) -> str:
@@ -75,7 +79,7 @@ def prepare(name: str, schema: str) -> Talk[Found]:
 
 
 def _check(name: str) -> Talk[Found]:
-    ((version, recovering, read_only, encoding, commit, fsync, full_pages),) = yield Ask("server")
+    ((version, recovering, read_only, encoding, commit, fsync, full_pages, clock_us),) = yield Ask("server")
     if version < OLDEST:
         raise StoreRefused(f"{name} is PostgreSQL {version // 10000}; {OLDEST // 10000} or newer is needed")
     if recovering:
@@ -91,7 +95,7 @@ def _check(name: str) -> Talk[Found]:
         weak.append("fsync is off: a crash of its computer may destroy the database")
     if full_pages == "off":
         weak.append("full_page_writes is off: a crash of its computer may damage the database")
-    return Found(durable=not weak, weaknesses=tuple(weak))
+    return Found(durable=not weak, weaknesses=tuple(weak), clock_us=clock_us)
 
 
 def _migrate(name: str, schema: str) -> Talk[None]:

@@ -1,6 +1,6 @@
 """What a PostgreSQL store is told about its server: checked on birth, and shared by both colours."""
 
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import psycopg
 from msgspec import Struct
@@ -9,7 +9,7 @@ from psycopg.conninfo import conninfo_to_dict
 from semel.errors import PolicyInvalid
 from semel.stores.postgres.schema import SCHEMA, check_schema_name
 
-__all__ = ["Place"]
+__all__ = ["Options", "Place"]
 
 WAIT_MAX_S = 3600.0
 POOL_MAX = 1000
@@ -22,6 +22,18 @@ PLANS = {
 }
 """For single keys there is one good plan, one index probe each, and the planner is not to think of another:
 on a table without statistics it would, and keep it while the table grows."""
+SESSION = {**PLANS, "default_transaction_isolation": "read\\ committed"}
+"""What a session is asked for. The statements are made for READ COMMITTED, whatever the role's default is."""
+
+
+class Options(TypedDict, total=False):
+    """What a store may be told beside its URL."""
+
+    schema: str
+    pool_max: int
+    wait_s: float
+    pooler: bool
+    readable_keys: bool
 
 
 class Place(Struct, frozen=True, kw_only=True):
@@ -35,7 +47,7 @@ class Place(Struct, frozen=True, kw_only=True):
     readable_keys: bool = True
 
     @classmethod
-    def of(cls, url: str, **options: Any) -> "Place":
+    def of(cls, url: str, **options: Unpack[Options]) -> "Place":
         """The place that a URL or connection string names, with everything checked. Nothing is connected."""
         try:
             conninfo = conninfo_to_dict(url)
@@ -74,6 +86,6 @@ class Place(Struct, frozen=True, kw_only=True):
             "prepare_threshold": None if self.pooler else 0,
         }
         if not self.pooler:  # a pooler gives each transaction another session, so nothing can be set in one
-            ours = " ".join(f"-c {name}={value}" for name, value in PLANS.items())
+            ours = " ".join(f"-c {name}={value}" for name, value in SESSION.items())
             chosen["options"] = f"{ours} {self.conninfo.get('options', '')}".strip()
         return chosen

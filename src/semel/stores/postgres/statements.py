@@ -4,7 +4,7 @@ import re
 from functools import lru_cache
 from importlib.resources import files
 
-__all__ = ["channel_of", "statements"]
+__all__ = ["channel_of", "outbox_channel_of", "statements"]
 
 _BLOCK = re.compile(
     r"^-- (fragment|query): (\w+)\n(.*?)(?=^-- (?:fragment|query): |\Z)", re.MULTILINE | re.DOTALL
@@ -12,11 +12,17 @@ _BLOCK = re.compile(
 _FRAGMENT = re.compile(r"\{(\w+)\}")
 _COMMENT = re.compile(r"\s+--[^\n']*$", re.MULTILINE)
 _CHANNEL_CHARS_MAX = 57
+_OUTBOX_CHANNEL_CHARS_MAX = 50
 
 
 def channel_of(schema: str) -> str:
     """The channel on which changes in a schema are told; names are cut to what the server takes."""
     return f"semel_{schema[:_CHANNEL_CHARS_MAX]}"
+
+
+def outbox_channel_of(schema: str) -> str:
+    """The channel on which new messages in a schema's outbox are told."""
+    return f"semel_outbox_{schema[:_OUTBOX_CHANNEL_CHARS_MAX]}"
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import psycopg
 
@@ -18,8 +18,8 @@ from semel.forks import restart_after_fork
 from semel.stores.postgres.batch import Ask, Batch, Scope, Stage, Talk, stages
 from semel.stores.postgres.lines import AsyncLine, AsyncLines, Line, Lines
 from semel.stores.postgres.listening import LoopListener, ThreadListener
-from semel.stores.postgres.schema import SCHEMA, Found, prepare
-from semel.stores.postgres.settings import Place
+from semel.stores.postgres.schema import Found, prepare
+from semel.stores.postgres.settings import Options, Place
 from semel.stores.postgres.statements import statements
 from semel.stores.postgres.talk import say
 from semel.stores.postgres.trouble import is_cut, is_transient, translated
@@ -31,6 +31,8 @@ T = TypeVar("T")
 REPEATS_MAX = 20
 """How often a stage is begun again that the server has undone for the sake of others."""
 PAUSE_MAX_S = 0.02
+CLOCK_OFF_S = 2.0
+"""By how much the server's clock may differ from ours without a word: it harms nothing, and explains a lot."""
 
 _log = logging.getLogger("semel")
 
@@ -61,6 +63,9 @@ class _Shared:
         """Take over what the start checks found out."""
         for weakness in found.weaknesses:
             _log.warning("%s: %s", self.name, weakness)
+        ahead_s = found.clock_us / 1e6 - time.time()
+        if abs(ahead_s) > CLOCK_OFF_S:
+            _log.info("%s: its clock is %+.1f s from ours; its own decides", self.name, ahead_s)
         self.weaknesses = found.weaknesses
         self.identity = found.identity
         self.capabilities = self._powers(durable=found.durable)
@@ -107,21 +112,8 @@ class PostgresStore(_Shared):
     journaled and quarantined claims. `clock` replaces the server's clock, for tests alone.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        schema: str = SCHEMA,
-        pool_max: int = 4,
-        wait_s: float = 10.0,
-        pooler: bool = False,
-        readable_keys: bool = True,
-        clock: Clock | None = None,
-    ) -> None:
-        place = Place.of(
-            url, schema=schema, pool_max=pool_max, wait_s=wait_s, pooler=pooler, readable_keys=readable_keys
-        )
-        super().__init__(place, clock)
+    def __init__(self, url: str, *, clock: Clock | None = None, **options: Unpack[Options]) -> None:
+        super().__init__(Place.of(url, **options), clock)
         self._lines: Lines | None = None
         self._listener: ThreadListener | None = None
         self._closed = False
@@ -258,21 +250,8 @@ class PostgresStore(_Shared):
 class AsyncPostgresStore(_Shared):
     """The same store for an event loop, natively. It follows its caller into another loop by connecting anew."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        schema: str = SCHEMA,
-        pool_max: int = 4,
-        wait_s: float = 10.0,
-        pooler: bool = False,
-        readable_keys: bool = True,
-        clock: Clock | None = None,
-    ) -> None:
-        place = Place.of(
-            url, schema=schema, pool_max=pool_max, wait_s=wait_s, pooler=pooler, readable_keys=readable_keys
-        )
-        self._begin(place, clock)
+    def __init__(self, url: str, *, clock: Clock | None = None, **options: Unpack[Options]) -> None:
+        self._begin(Place.of(url, **options), clock)
 
     @classmethod
     def _at(cls, place: Place, clock: Clock | None) -> "AsyncPostgresStore":
@@ -299,12 +278,11 @@ class AsyncPostgresStore(_Shared):
     async def aclose(self) -> None:
         """Let go of all connections; idempotent."""
         self._closed = True
+        if self._loop is not asyncio.get_running_loop():
+            self._leave_loop()
+            return
         lines, self._lines = self._lines, None
         listener, self._listener = self._listener, None
-        if self._loop is not asyncio.get_running_loop():
-            if lines is not None:
-                lines.drop()
-            return
         if listener is not None:
             await listener.close()
         if lines is not None:
@@ -362,9 +340,7 @@ class AsyncPostgresStore(_Shared):
         if self._closed:
             raise self.closed_error()
         if self._loop is not loop or self._opening is None:
-            if self._lines is not None:
-                self._lines.drop()
-                self._lines = None
+            self._leave_loop()
             self._loop, self._opening = loop, asyncio.Lock()
         async with self._opening:
             if self._lines is not None:
@@ -385,6 +361,15 @@ class AsyncPostgresStore(_Shared):
             self._lines = lines
             self._listen()
             return lines
+
+    def _leave_loop(self) -> None:
+        """Let go of what belongs to another loop, which may be over or go on in another thread."""
+        lines, self._lines = self._lines, None
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.drop()
+        if lines is not None:
+            lines.drop()
 
     async def _stage(self, lines: AsyncLines, batch: Batch, stage: Stage) -> None:
         """Say one stage, again where the server undid it, or where it was cut off and may be said again."""

@@ -26,6 +26,7 @@ from semel.errors import KeyInvalid, RecordCorrupt, StoreUnavailable
 from semel.stores.postgres import wire
 from semel.stores.postgres.batch import BIGINT, Ask, Batch, Scope, Stage, Talk
 from semel.stores.postgres.wire import Packed, Row
+from semel.stores.rows import QUARANTINE, SLIDING, has_extras, pack_steps
 from semel.types import Absent, Busy, Completed, Forgotten, Id, Late, Lost, Mismatch, Record, Renewed, Unknown
 
 RACES_MAX = 8
@@ -78,10 +79,7 @@ def _claim_parameters(batch: Batch, waiting: Mapping[bytes, int]) -> dict[str, A
         "types": wire.texts([wire.storable(item.event_type) or None for item in items]),
         "event_times": wire.bigints([_event_time(item) for item in items]),
         "flags": wire.smallints(
-            [
-                (wire.QUARANTINE if item.quarantine else 0) | (wire.SLIDING if item.sliding else 0)
-                for item in items
-            ]
+            [(QUARANTINE if item.quarantine else 0) | (SLIDING if item.sliding else 0) for item in items]
         ),
         "consumers": wire.integers([consumers[item.id[:2]] for item in items]),
         "keys": wire.texts([batch.key_of(item, needed=item.quarantine) for item in items]),
@@ -101,8 +99,8 @@ def _granted(row: Row) -> Granted:
 
 _CLAIM_ANSWERS: dict[int, Callable[[Row], Answer]] = {
     0: _granted,
-    1: lambda row: Known("done", row[6], row[2], row[4] or 0, row[5]),
-    2: lambda row: Known("failed", row[6], row[2], row[4] or 0, row[5]),
+    1: lambda row: Known("done", row[6], row[2], row[4] or 0, row[5], row[7]),
+    2: lambda row: Known("failed", row[6], row[2], row[4] or 0, row[5], row[7]),
     3: lambda row: Busy(row[4] / 1e6, bool(row[3])),
     5: lambda _row: Mismatch(),
     6: lambda row: Late(row[4] / 1e6),
@@ -284,13 +282,13 @@ def _write(batch: Batch, changes: list[tuple[int, Record | None, Record]]) -> Ta
         for position, _, record in changes
     ]
     yield Ask("write", wire.to_columns(rows, keys))
-    extras = [(key, each) for key, each in rows if wire.has_extras(each)]
+    extras = [(key, each) for key, each in rows if has_extras(each)]
     if extras:
         yield Ask(
             "write_extras",
             {
                 "digests": wire.uuids([key for key, _ in extras]),
-                "steps": wire.byteas([wire.pack_steps(each.steps) for _, each in extras]),
+                "steps": wire.byteas([pack_steps(each.steps) for _, each in extras]),
                 "metas": wire.byteas([each.meta for _, each in extras]),
                 "anchors": wire.bigints([each.anchor for _, each in extras]),
                 "horizons": wire.bigints(
@@ -308,7 +306,7 @@ def _write(batch: Batch, changes: list[tuple[int, Record | None, Record]]) -> Ta
             },
         )
     had = [(batch.digests[at], before, after) for at, before, after in changes if before is not None]
-    bare = [key for key, before, after in had if wire.has_extras(before) and not wire.has_extras(after)]
+    bare = [key for key, before, after in had if has_extras(before) and not has_extras(after)]
     if bare:
         yield Ask("drop_extras", {"digests": wire.uuids(bare)})
     over = [key for key, before, after in had if before.journal is not None and after.journal is None]

@@ -13,6 +13,8 @@ _FULL = frozenset(("53100",))
 _READ_ONLY = frozenset(("25006",))
 _MISSING = frozenset(("42P01", "3F000", "42703", "42883"))
 _RIGHTS = frozenset(("42501",))
+_POOLER = "unsupported startup parameter"
+"""What a pooler says to the settings that we ask of a session."""
 _UNANSWERED_CLASSES = ("08", "53", "55", "57", "58")
 
 
@@ -45,6 +47,8 @@ def translated(error: psycopg.Error, name: str) -> StoreError:
         )
     if isinstance(error, errors.InvalidPassword | errors.InvalidAuthorizationSpecification):
         return StoreRefused(f"{name} does not let us in: {said}")
+    if _POOLER in said:
+        return StoreRefused(f"{name} is behind a transaction pooler: {said}; add pooler=true to the URL")
     if (
         isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         or state[:2] in _UNANSWERED_CLASSES

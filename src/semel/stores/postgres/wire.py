@@ -1,17 +1,25 @@
 """Turn items into parameters of statements, and rows into records and answers. No input or output here."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from hashlib import sha256
 from struct import Struct
 from typing import Any, TypeAlias
 
 import msgspec
 
 from semel.core.machine import check
-from semel.digests import DIGEST_BYTES, scope
 from semel.errors import KeyInvalid, RecordCorrupt
-from semel.types import FOREVER, Id, Record, State
+from semel.stores.rows import (
+    JOURNAL,
+    QUARANTINE,
+    SLIDING,
+    STATE_MASK,
+    STATE_MAX,
+    STATES,
+    flags_of,
+    unpack_steps,
+)
+from semel.types import FOREVER, Id, Record
 
 Row: TypeAlias = tuple[Any, ...]
 
@@ -19,17 +27,9 @@ GRANULE_US = 60_000_000
 """Records expire exactly; what is indexed is the minute in which to look at them."""
 BIGINT_MAX = 2**63 - 1
 
-STATES: tuple[State, ...] = ("claimed", "done", "failed", "unknown", "forgotten")
-CODES: dict[str, int] = {state: code for code, state in enumerate(STATES)}
 RELEASED = 5
 """What a settle aims at when it is no state."""
 GOALS: dict[str, int] = {"done": 1, "failed": 2, "unknown": 3, "released": RELEASED}
-STATE_MASK = 7
-QUARANTINE = 8
-SLIDING = 16
-EXTRAS = 32
-JOURNAL = 64
-STATE_MAX = STATE_MASK | QUARANTINE | SLIDING | EXTRAS | JOURNAL
 
 
 # --- arrays, packed as the server reads them ----------------------------------------------------
@@ -166,12 +166,6 @@ def original(text: str) -> str:
     return _ESCAPE.join(part.replace(_NUL, "\0") for part in parts)
 
 
-def digests_of(tenant: str, consumer: str, keys: Iterable[str]) -> list[bytes]:
-    """The digests of many keys of one consumer."""
-    prefix = scope(tenant, consumer)
-    return [sha256(prefix + key.encode()).digest()[:DIGEST_BYTES] for key in keys]
-
-
 @lru_cache(maxsize=1024)
 def check_name(text: str) -> None:
     """Refuse what is no text at all, before it spoils a statement for the others."""
@@ -182,22 +176,6 @@ def check_name(text: str) -> None:
 
 
 # --- records ------------------------------------------------------------------------------------
-
-
-def has_extras(record: Record) -> bool:
-    """Whether it has a row in `extras`."""
-    return bool(record.steps) or record.meta is not None or record.anchor is not None
-
-
-def flags_of(record: Record) -> int:
-    """The state with its flags, as the column holds them."""
-    return (
-        CODES[record.state]
-        | (QUARANTINE if record.quarantine else 0)
-        | (SLIDING if record.sliding else 0)
-        | (EXTRAS if has_extras(record) else 0)
-        | (JOURNAL if record.journal is not None else 0)
-    )
 
 
 def minute_after(time_us: int) -> int:
@@ -302,17 +280,3 @@ def fit(record: Record) -> Record:
     for name, _ in record.steps:
         check_name(name)
     return check(record)
-
-
-_steps_encoder = msgspec.msgpack.Encoder()
-_steps_decoder = msgspec.msgpack.Decoder(tuple[tuple[str, bytes | None], ...])
-
-
-def pack_steps(steps: tuple[tuple[str, bytes | None], ...]) -> bytes | None:
-    """The steps of a record as one column."""
-    return _steps_encoder.encode(steps) if steps else None
-
-
-def unpack_steps(steps: bytes) -> tuple[tuple[str, bytes | None], ...]:
-    """The steps as they were."""
-    return _steps_decoder.decode(steps)

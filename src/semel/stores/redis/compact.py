@@ -4,6 +4,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from semel.core.commands import Answer, Forget, Lookup, Mark
+from semel.digests import digests_of
 from semel.errors import PolicyInvalid, RecordCorrupt
 from semel.stores.redis import wire
 from semel.stores.redis.parts import Part, take_marks
@@ -41,7 +42,7 @@ def part_of(
     mask = bins - 1
     names: list[bytes] = [x.layout.shapes]
     ids: list[bytes] = []
-    for digest in wire.digests_of(tenant, consumer, keys):
+    for digest in digests_of(tenant, consumer, keys):
         names.append(head + (int.from_bytes(digest[:3]) & mask).to_bytes(3))
         ids.append(b"%d" % (int.from_bytes(digest[8:16]) >> 1))
     op = b"M" if isinstance(item, Mark) else b"L" if isinstance(item, Lookup) else b"F"

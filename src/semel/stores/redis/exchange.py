@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from semel.core.commands import Answer, Claim, Granted, Item, Mark, Marked
+from semel.digests import digests_of
 from semel.errors import KeyInvalid, RecordCorrupt, SemelError, StoreRefused, StoreUnavailable
 from semel.stores.redis import compact, plain, trouble, wire
 from semel.stores.redis.options import Options
@@ -189,7 +190,7 @@ class Exchange:
         if not self.cluster:
             yield from self.plain_marks(at, item)
             return
-        digests = wire.digests_of(item.tenant, item.consumer, item.keys)
+        digests = digests_of(item.tenant, item.consumer, item.keys)
         keys = [marks[each[0] & 63] + each[:12] for each in digests]
         buckets: dict[int, Part] = {}
         for place, (each, key) in enumerate(zip(digests, keys, strict=True)):
@@ -204,7 +205,7 @@ class Exchange:
         tag = wire.tag_of(item.tenant, item.consumer)
         marks, args = [head + tag for head in self.layout.marks], [b"%d" % item.window_us]
         for piece in pieces(len(item.keys)):
-            digests = wire.digests_of(item.tenant, item.consumer, item.keys[piece])
+            digests = digests_of(item.tenant, item.consumer, item.keys[piece])
             keys = [marks[each[0] & 63] + each[:12] for each in digests]
             yield Part("mark", list(range(piece.start, piece.stop)), [item], keys, args, mark=at)
 

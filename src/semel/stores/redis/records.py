@@ -153,7 +153,7 @@ _TIME_MASK = (1 << _TIME_BITS) - 1
 _DONE, _FAILED = 1, 2
 
 
-def known(raw: bytes, record_id: Id) -> Known:
+def known(raw: bytes, record_id: Id, now: int) -> Known:
     """What a duplicate is told, without reading what it does not need. Raises `RecordCorrupt`."""
     try:
         flags, more, state = raw[1], raw[2], raw[1] & STATE_MASK
@@ -180,7 +180,12 @@ def known(raw: bytes, record_id: Id) -> Known:
     if at != len(raw) or raw[0] != VERSION or state not in (_DONE, _FAILED) or flags & JOURNAL or not fence:
         raise RecordCorrupt(f"record {record_id!r} is answered as settled, and does not read so")
     return Known(
-        "done" if state == _DONE else "failed", value, fence, times >> _TIME_BITS & _TIME_MASK, first_seen
+        "done" if state == _DONE else "failed",
+        value,
+        fence,
+        times >> _TIME_BITS & _TIME_MASK,
+        first_seen,
+        (times >> 2 * _TIME_BITS) - now,
     )
 
 

@@ -67,12 +67,6 @@ TAG_BYTES = 4
 # --- names --------------------------------------------------------------------------------------
 
 
-def digests_of(tenant: str, consumer: str, keys: Sequence[str]) -> list[bytes]:
-    """The digests of many keys of one consumer."""
-    head = scope(tenant, consumer)
-    return [sha256(head + key.encode()).digest()[:DIGEST_BYTES] for key in keys]
-
-
 @lru_cache(maxsize=1024)
 def tag_of(tenant: str, consumer: str) -> bytes:
     """What a mark's key says of its consumer, so that marks can be counted."""
@@ -329,7 +323,7 @@ def claim_answer(letter: str, detail: bytes, item: Claim, now: int) -> Any:
             r = unpack(detail, item.id)
             return Granted(r.fence, r.attempt, r.lease_until, r.first_seen, r.steps, r.journal)
         case "K":
-            return known(detail, item.id)
+            return known(detail, item.id, now)
         case "B" | "J":
             return Busy(int(detail) / 1e6, letter == "J")
         case "M":

@@ -6,6 +6,7 @@ from typing import Any
 from semel.core.commands import Admit, Count, Page, Purge, Purged, Scan, Settings, SetWindow, SwitchMode
 from semel.core.machine import standing
 from semel.errors import RecordCorrupt
+from semel.stores.rows import CODES, EXTRAS, JOURNAL, SLIDING, STATES
 from semel.stores.sqlite import wire
 from semel.stores.sqlite.wire import EPOCH_US, GONE_AT, GRANULE_US, LIVE, RUNNING, STANDING_STATE
 from semel.types import Mode, Record, Stats
@@ -31,7 +32,7 @@ def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
             parameters[column[2:]] = wanted
     if item.state is not None:
         clauses.append(f"{STANDING_STATE} = :state")
-        parameters["state"] = wire.CODES[item.state]
+        parameters["state"] = CODES[item.state]
     if item.prefix:
         clauses.append("substr(r.key, 1, length(:prefix)) = :prefix")
         parameters["prefix"] = item.prefix
@@ -67,7 +68,7 @@ def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
 def extras_of(connection: sqlite3.Connection | sqlite3.Cursor, rows: list[wire.Row]) -> list[tuple[Any, ...]]:
     """Steps, meta, anchor, horizon and journal of each row; rows without them cost nothing."""
     nothing = (None,) * 5
-    wanted = [row[0] for row in rows if type(row[2]) is int and row[2] & (wire.EXTRAS | wire.JOURNAL)]
+    wanted = [row[0] for row in rows if type(row[2]) is int and row[2] & (EXTRAS | JOURNAL)]
     if not wanted:
         return [nothing] * len(rows)
     found: dict[int, tuple[Any, ...]] = {}
@@ -155,7 +156,7 @@ def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:
         if not live:
             expired, oldest = expired + number, min(oldest, gone_at)
         elif state in (wire.CLAIMED, wire.DONE, wire.FAILED, wire.UNKNOWN):
-            states[wire.STATES[state]] = states.get(wire.STATES[state], 0) + number
+            states[STATES[state]] = states.get(STATES[state], 0) + number
             consumers[consumer] = consumers.get(consumer, 0) + number
     for consumer, number in connection.execute(
         "SELECT c.consumer, count(*) FROM semel_marks AS m JOIN semel_consumers AS c ON c.id = m.consumer_id"
@@ -197,7 +198,7 @@ def set_window(connection: sqlite3.Connection, item: SetWindow, now: int) -> Non
         return
     connection.execute("INSERT OR REPLACE INTO semel_windows VALUES (?, ?, ?, ?)", (*name, item.window_us))
     if item.existing:
-        moved = f"(CASE WHEN state & {wire.SLIDING} THEN -seen ELSE coalesce(settled, 0) END + ?2)"
+        moved = f"(CASE WHEN state & {SLIDING} THEN -seen ELSE coalesce(settled, 0) END + ?2)"
         connection.execute(
             f"UPDATE semel_records SET expires = {moved},"
             f" purge_at = (fence + {moved}) / {GRANULE_US} + 1"
@@ -205,7 +206,7 @@ def set_window(connection: sqlite3.Connection, item: SetWindow, now: int) -> Non
             " AND ?5 = coalesce((SELECT w.event_type FROM semel_windows AS w"  # the window that is in force for it
             " WHERE w.tenant = ?3 AND w.consumer = ?4 AND w.event_type = semel_records.event_type), '')"
             f" AND state & 7 IN (1, 2) AND {LIVE}"
-            f" AND NOT (state & {wire.EXTRAS} AND EXISTS (SELECT 1 FROM semel_extras AS e"  # its key says how long
+            f" AND NOT (state & {EXTRAS} AND EXISTS (SELECT 1 FROM semel_extras AS e"  # its key says how long
             " WHERE e.id = semel_records.id AND e.anchor IS NOT NULL))",
             (now - EPOCH_US, item.window_us, *name),
         )

@@ -27,8 +27,9 @@ from semel.core.commands import (
 from semel.core.machine import check, decide
 from semel.digests import digest, digests_of
 from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
+from semel.stores.rows import EXTRAS, JOURNAL, flags_of, has_extras
 from semel.stores.sqlite import admin, wire
-from semel.stores.sqlite.wire import EPOCH_US, EXTRAS, JOURNAL, Stored
+from semel.stores.sqlite.wire import EPOCH_US, Stored
 from semel.types import FOREVER, Absent, Forgotten, Id, Record, Unavailable
 
 RECORD_ITEMS = frozenset((Claim, Renew, Settle, Lookup, Forget, Resolve))
@@ -238,7 +239,7 @@ class Batch:
         consumer_id, rowid = 0, self._next_rowid()
         for key in self._dirty:
             record = self._current[key]
-            state = wire.state_of(record)
+            state = flags_of(record)
             before = self._stored.get(key)
             if before is None:
                 tenant, consumer, name = record.id
@@ -290,7 +291,7 @@ class Batch:
     def _write_beside(self, rowid: int, record: Record, before: Record | None) -> None:
         """Steps, meta, anchor and journal have tables of their own, written only when they change."""
         if before is None or wire.to_extras(record) != wire.to_extras(before):
-            if wire.has_extras(record):
+            if has_extras(record):
                 self._connection.execute(
                     "INSERT OR REPLACE INTO semel_extras (id, steps, meta, anchor, horizon)"
                     " VALUES (?, ?, ?, ?, ?)",
@@ -386,7 +387,7 @@ class Batch:
 
 
 def _has_beside(record: Record) -> bool:
-    return wire.has_extras(record) or record.journal is not None
+    return has_extras(record) or record.journal is not None
 
 
 def _is_plain(record: Record) -> bool:

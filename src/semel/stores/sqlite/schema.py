@@ -10,7 +10,7 @@ from semel.stores.sqlite.probe import APPLICATION_ID, Kind
 
 __all__ = ["VERSION", "migrate", "migrations", "schema_sql"]
 
-VERSION = 1
+VERSION = 2
 """The last migration that this semel knows."""
 SQLITE_OLDEST = (3, 35, 0)
 """The first SQLite that answers an INSERT with RETURNING."""

@@ -9,7 +9,17 @@ import msgspec
 
 from semel.core.machine import check
 from semel.errors import RecordCorrupt
-from semel.types import FOREVER, Id, Record, State
+from semel.stores.rows import (
+    JOURNAL,
+    QUARANTINE,
+    SLIDING,
+    STATE_MASK,
+    STATE_MAX,
+    STATES,
+    pack_steps,
+    unpack_steps,
+)
+from semel.types import FOREVER, Id, Record
 
 BATCH_ROWS_MAX = 500
 """Rows of one statement: larger ones gain nothing, and every SQLite allows this many parameters."""
@@ -42,15 +52,7 @@ GRANULE_US = 60_000_000
 PURGE_SLACK = 2
 """An indexed minute up to this much later than needed is left alone: moving it costs more than the room."""
 
-STATES: tuple[State, ...] = ("claimed", "done", "failed", "unknown", "forgotten")
-CODES: dict[State, int] = {state: code for code, state in enumerate(STATES)}
 CLAIMED, DONE, FAILED, UNKNOWN, FORGOTTEN = range(5)
-STATE_MASK = 7
-QUARANTINE = 8
-SLIDING = 16
-EXTRAS = 32
-JOURNAL = 64
-STATE_MAX = STATE_MASK | QUARANTINE | SLIDING | EXTRAS | JOURNAL
 SETTLED_ROOM = 9_999_999
 """What `settled` holds while there is nothing to say: as wide as most of what follows, so that rows do not grow."""
 
@@ -130,25 +132,6 @@ def padded(digests: Sequence[bytes]) -> Sequence[bytes]:
     count = len(digests)
     size = SIZES[bisect_left(SIZES, count)]
     return digests if size == count else [*digests, *[digests[-1]] * (size - count)]
-
-
-def state_of(record: Record) -> int:
-    """The state with its flags, as the column holds them."""
-    state = CODES[record.state]
-    if record.quarantine:
-        state |= QUARANTINE
-    if record.sliding:
-        state |= SLIDING
-    if has_extras(record):
-        state |= EXTRAS
-    if record.journal is not None:
-        state |= JOURNAL
-    return state
-
-
-def has_extras(record: Record) -> bool:
-    """Whether it has a row in `semel_extras`."""
-    return bool(record.steps) or record.meta is not None or record.anchor is not None
 
 
 def to_extras(record: Record) -> Row:
@@ -306,17 +289,3 @@ def purge_at(record: Record, before: int | None) -> int | None:
     if before is not None and minute <= before <= minute + PURGE_SLACK:
         return before
     return minute + room
-
-
-_steps_encoder = msgspec.msgpack.Encoder()
-_steps_decoder = msgspec.msgpack.Decoder(tuple[tuple[str, bytes | None], ...])
-
-
-def pack_steps(steps: tuple[tuple[str, bytes | None], ...]) -> bytes | None:
-    """The steps of a record as one column."""
-    return _steps_encoder.encode(steps) if steps else None
-
-
-def unpack_steps(steps: bytes) -> tuple[tuple[str, bytes | None], ...]:
-    """The steps as they were."""
-    return _steps_decoder.decode(steps)

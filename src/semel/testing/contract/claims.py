@@ -1,5 +1,7 @@
 """Who may run: claims, take-overs, attempts and fences."""
 
+from msgspec.structs import replace
+
 from semel.core.commands import Count, Flow, Forget, Granted, Known, Lookup
 from semel.testing.contract.bench import (
     FAR,
@@ -173,7 +175,8 @@ def completions_at_once_have_one_effect(b: Bench) -> Flow[None]:
     known = expect((yield from b.claim()), Known)
     check(known.value in values, f"{known} is none of the completions")
     expect((yield from held.settle("done", b"late")), Completed, already=True)
-    equal((yield from b.claim()), known, "the answer of a duplicate")
+    again = expect((yield from b.claim()), Known)
+    equal(replace(again, rest_us=known.rest_us), known, "the answer of a duplicate")  # time goes on
 
 
 @scenario()

@@ -110,6 +110,18 @@ def a_window_of_nothing_remembers_nothing(b: Bench) -> Flow[None]:
     equal(heir.granted.attempt, 1, "attempt")
 
 
+@scenario()
+def a_duplicate_is_told_how_long_it_is_remembered(b: Bench) -> Flow[None]:
+    """What is left of the window when the answer was made, and never more; or nothing at all is said of it."""
+    held = yield from b.hold(window=LONG)
+    expect((yield from held.settle("done", b"r")), Completed)
+    yield from b.later()
+    known = expect((yield from b.claim()), Known)
+    record = yield from b.record()
+    left = record.expires_at - (yield from b.now())
+    check(known.rest_us == 0 or left <= known.rest_us <= b.us(LONG - SHORT), f"rest_us is {known.rest_us}")
+
+
 # --- purge --------------------------------------------------------------------------------------
 
 

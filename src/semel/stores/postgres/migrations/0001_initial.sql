@@ -92,7 +92,7 @@ SELECT
     to_timestamp(r.lease_until / 1000000.0) AS lease_until,
     to_timestamp(r.settled_at / 1000000.0) AS processed_at,
     to_timestamp(r.expires_at / 1000000.0) AS expires_at,
-    CASE WHEN substr(r.value, 1, 1) = '\x6a' THEN {schema}.text_of(substr(r.value, 2)) END AS value
+    CASE WHEN substr(r.value, 1, 1) IN ('\x6a', '\x6f') THEN {schema}.text_of(substr(r.value, 2)) END AS value
 FROM {schema}.records AS r
 JOIN {schema}.consumers AS c ON c.id = r.consumer_id
 WHERE r.state & 7 <> 4;

@@ -1,12 +1,29 @@
-"""Draw the ratios as bars: SVG by hand, no library."""
+"""Draw the ratios as bars: SVG by hand, and text for a terminal; no library."""
 
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from benchmarks.measure import Row
+from semel.cli.gauge.measure import Row
+
+__all__ = ["bars", "svg"]
 
 FONT = 'font-family="sans-serif" font-size="12"'
 BAR_HEIGHT, GAP, LEFT, WIDTH, TOP = 18, 10, 300, 420, 44
+EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def bars(rows: Sequence[Row], columns: int) -> list[str]:
+    """A line per row: its name, its share of its limit as a bar, the ratio. At most `columns` wide."""
+    named = max(len(row.what) for row in rows)
+    room = max(8, columns - named - 10)
+    top = max(1.0, *(row.ratio for row in rows))
+    lines = []
+    for row in rows:
+        eighths = round(row.ratio / top * room * 8)
+        bar = "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
+        lines.append(f"{row.what:>{named}} {bar:<{room}} {row.ratio:6.2f}".rstrip())
+    limit = round(room / top)
+    return [*lines, f"{'':>{named}} {'│':>{limit}} 1.00 = the raw limit"]
 
 
 def svg(rows: Sequence[Row], title: str) -> str:

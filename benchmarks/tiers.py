@@ -1,0 +1,72 @@
+"""Tiers: Redis over PostgreSQL against PostgreSQL alone, on the same servers, in turns."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import semel
+from semel.cli.gauge.measure import Fresh, Job, Row, compare
+from semel.cli.gauge.subjects import nothing
+from semel.stores.postgres import PostgresStore
+
+BATCH = 500
+COUNT = 20_000
+
+
+def rows(folder: Path) -> list[Row]:
+    """All comparisons; servers are started in `folder`."""
+    from tests.services import postgres, redis
+
+    with postgres.own(_made(folder / "postgres")) as truth, redis.own(_made(folder / "redis")) as cache:
+        alone = semel.open(truth.url, consumer="alone")
+        store = semel.tiered(cache=cache.url, truth=PostgresStore(truth.url))
+        tiers = semel.open(store, consumer="tiers")
+        found = [
+            fresh("new events, 500", tiers, alone),
+            again("recent duplicates, 500", tiers, alone, BATCH, COUNT),
+            again("recent duplicates, 1", tiers, alone, 1, 500),
+        ]
+        for client in (alone, tiers):
+            client.close()
+        store.close()
+    return found
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _runs(client: semel.Semel, keys: Fresh, size: int, count: int) -> Callable[[], None]:
+    def run() -> None:
+        for at in range(0, count, size):
+            batch = keys.keys[at : at + size]
+            client.run_many([semel.Delivery(key=key, body=None) for key in batch], nothing)
+
+    return run
+
+
+def fresh(name: str, tiers: semel.Semel, alone: semel.Semel) -> Row:
+    """Run events that are new: what the cache costs."""
+    mine, theirs = Fresh(COUNT), Fresh(COUNT)
+    return compare(
+        "tiers",
+        name,
+        Job(_runs(tiers, mine, BATCH, COUNT), COUNT, mine),
+        "PostgreSQL alone",
+        Job(_runs(alone, theirs, BATCH, COUNT), COUNT, theirs),
+    )
+
+
+def again(name: str, tiers: semel.Semel, alone: semel.Semel, size: int, count: int) -> Row:
+    """Run events that have just been done: what the cache gives."""
+    keys = Fresh(COUNT)
+    keys()
+    for client in (tiers, alone):
+        _runs(client, keys, BATCH, count)()
+    return compare(
+        "tiers",
+        name,
+        Job(_runs(tiers, keys, size, count), count),
+        "PostgreSQL alone",
+        Job(_runs(alone, keys, size, count), count),
+    )

@@ -1,0 +1,58 @@
+"""Memory: plain dicts and sets."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from semel.cli.gauge.measure import Fresh, Job
+from semel.stores.memory import MemoryStore
+
+__all__ = ["MemoryScratch", "scratch"]
+
+COUNT = 1_000
+WINDOW_US = 86_400_000_000
+
+
+class MemoryScratch:
+    """A store of its own."""
+
+    kind: str = "memory"
+    single_limit: str = "dict with a clock"
+
+    def __init__(self, count: int = COUNT) -> None:
+        self.target: MemoryStore = MemoryStore(records_max=10**7)
+        self._count = count
+
+    def single(self) -> Job:
+        """A dict from id to expiry, with a clock call per id."""
+        fresh, seen = Fresh(self._count), dict[str, int]()
+
+        def run() -> None:
+            for key in fresh.keys:
+                now = time.time_ns() // 1000
+                expiry = seen.get(key)
+                if expiry is None or expiry <= now:
+                    seen[key] = now + WINDOW_US
+
+        return Job(run, self._count, fresh)
+
+    def batch_limit(self, _size: int) -> str:
+        """Its name."""
+        return "set comprehension"
+
+    def batch(self, size: int) -> Job:
+        """A set, asked and filled by comprehension."""
+        fresh, seen = Fresh(self._count), set[str]()
+
+        def run() -> None:
+            add = seen.add
+            for batch in fresh.batches(size):
+                [not (key in seen or add(key)) for key in batch]
+
+        return Job(run, self._count, fresh)
+
+
+@contextmanager
+def scratch(_url: str) -> Iterator[MemoryScratch]:
+    """Nothing is left when nobody holds it."""
+    yield MemoryScratch()

@@ -1,0 +1,97 @@
+"""PostgreSQL: a loop inside the server and single rows, in a schema of their own."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from semel.cli.exits import BAD_CONFIGURATION, Stop
+from semel.cli.gauge.measure import Job
+from semel.cli.gauge.scratch import new_name, with_options
+from semel.stores.postgres.trouble import translated
+from semel.stores.postgres.urls import from_url
+
+__all__ = ["Raw", "scratch"]
+
+SINGLES = 25
+ROWS_MAX = 1_000
+LOOP = """
+DO $$
+BEGIN
+    FOR round IN 1..{rounds} LOOP
+        INSERT INTO {table} (digest, expires_at) SELECT gen_random_uuid(), 1 FROM generate_series(1, {size})
+        ON CONFLICT (digest) DO NOTHING;
+        COMMIT;
+    END LOOP;
+END $$
+"""
+
+
+class Raw:
+    """What the server itself can do: 16-byte keys, one commit per batch."""
+
+    def __init__(self, db: psycopg.Connection, schema: str) -> None:
+        self.db = db
+        self._table = f'"{schema}".seen'
+        db.execute(f"CREATE TABLE {self._table} (digest uuid PRIMARY KEY, expires_at bigint NOT NULL)")
+
+    def loop(self, rounds: int, size: int) -> Job:
+        """New digests inserted by the server itself, one commit per batch, without any client."""
+        text = LOOP.format(rounds=rounds, size=size, table=self._table)
+        return Job(lambda: self.db.execute(text, prepare=False), rounds * size)
+
+    def autocommit(self, count: int = SINGLES) -> Job:
+        """One row, one round trip, one commit."""
+        text = f"INSERT INTO {self._table} VALUES (gen_random_uuid(), 1) ON CONFLICT DO NOTHING"  # noqa: S608
+
+        def run() -> None:
+            for _ in range(count):
+                self.db.execute(text)
+
+        return Job(run, count)
+
+
+class PostgresScratch:
+    """A schema in the user's database."""
+
+    kind: str = "postgres"
+    single_limit: str = "autocommit row"
+
+    def __init__(self, target: str, raw: Raw) -> None:
+        self.target = target
+        self._raw = raw
+
+    def single(self) -> Job:
+        """One row, one round trip, one commit."""
+        return self._raw.autocommit()
+
+    def batch_limit(self, size: int) -> str:
+        """Its name."""
+        return f"server-side loop of {size}"
+
+    def batch(self, size: int) -> Job:
+        """The server's own loop, one commit per batch."""
+        return self._raw.loop(max(1, min(SINGLES, ROWS_MAX // size)), size)
+
+
+@contextmanager
+def scratch(url: str) -> Iterator[PostgresScratch]:
+    """A schema in the same database, dropped at the end."""
+    place = from_url(url).place
+    name = new_name()
+    try:
+        with psycopg.connect(**place.parameters()) as db:
+            db.execute(f'CREATE SCHEMA "{name}"')
+            try:
+                yield PostgresScratch(with_options(url, schema=name), Raw(db, name))
+            finally:
+                db.close()  # an interrupt may have left it in the middle of something
+                with psycopg.connect(**place.parameters()) as last:
+                    last.execute(f'DROP SCHEMA "{name}" CASCADE')
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise Stop(
+            f"{place.name}: bench works in a schema of its own, and this role may not create one; use one that may",
+            BAD_CONFIGURATION,
+        ) from error
+    except psycopg.Error as error:
+        raise translated(error, place.name) from error

@@ -1,0 +1,206 @@
+"""`semel outbox`: messages that wait, were published, or were given up."""
+
+import asyncio
+import sys
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from semel.cli import shown
+from semel.cli.exits import NOT_FOUND, USAGE, Stop
+from semel.cli.options import JsonOption, StoreOption, YesOption, settings_for, text
+from semel.cli.output import confirm, console, duration_text, local_time, print_json, print_rows, say, table
+from semel.cli.reach import exists, found
+
+if TYPE_CHECKING:
+    from semel.outbox.rows import Entry, Rows, State
+
+__all__ = ["outbox"]
+
+T = TypeVar("T")
+PAGE_MAX = 500
+HEADERS = ("ID", "TYPE", "STATE", "ATTEMPTS", "AGE", "AGGREGATE", "DESTINATION", "ERROR")
+
+outbox: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The messages' ids.")]
+
+
+@outbox.command("list")
+def list_messages(
+    limit: Annotated[int, typer.Option("--limit", min=0, metavar="N", help="At most so many; 0: all.")] = 100,
+    store: StoreOption = None,
+    *,
+    dead: Annotated[bool, typer.Option("--dead", help="Only those given up.")] = False,
+    published: Annotated[bool, typer.Option("--published", help="Only those published.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Whatever their state.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List messages in their order: those that are not published yet, unless it is said otherwise.
+
+    Piped, each message is a line: id, type, state, attempts, age, aggregate, destination, error.
+    """
+    if dead + published + everything > 1:
+        raise Stop("give one of --dead, --published and --all", USAGE)
+
+    async def gather(rows: "Rows") -> "list[Entry]":
+        wanted: list[State | None] = ["pending", "dead"]
+        if dead or published or everything:
+            wanted = ["dead" if dead else "published" if published else None]
+        entries: list[Entry] = []
+        for state in wanted:
+            after = 0
+            while len(page := await rows.entries(state, after, PAGE_MAX)):
+                entries += page
+                after = page[-1].row.seq
+                if limit and len(entries) > limit * len(wanted):
+                    break
+        return sorted(entries, key=lambda entry: entry.row.seq)
+
+    entries = _with_rows(store, gather)
+    chosen = entries[:limit] if limit else entries
+    now = shown.now_us()
+    if as_json:
+        print_json({"messages": [_document(entry, now, payload=False) for entry in chosen]})
+    elif chosen:
+        print_rows(HEADERS, [_row(entry, now) for entry in chosen])
+    else:
+        say("Nothing waits here." if not published and not everything else "There is none.")
+    if len(entries) > len(chosen):
+        say(f"There are more than {limit}: raise --limit, or --limit 0 for all.")
+
+
+@outbox.command("show")
+def show_message(
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.", callback=text)],
+    store: StoreOption = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a message with all that is known of it. Exit code 5: there is none of this id."""
+    (checked,) = _checked([message_id])
+    entry = _with_rows(store, lambda rows: rows.entry(checked))
+    if entry is None:
+        raise Stop(
+            f"no message {message_id} in this outbox: never written, or removed after its time", NOT_FOUND
+        )
+    document = _document(entry, shown.now_us(), payload=True)
+    if as_json:
+        print_json(document)
+        return
+    lines = [(name, str(value)) for name, value in document.items() if value not in (None, {}, "")]
+    if sys.stdout.isatty():
+        console().print(table(("", ""), lines))
+    else:
+        print_rows((), lines)
+
+
+@outbox.command("retry")
+def retry_messages(
+    ids: Ids = None,
+    store: StoreOption = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="Every dead message.")] = False,
+) -> None:
+    """Let messages that were given up be tried again, from the first attempt.
+
+    Exit code 5: none of them was dead.
+    """
+    if everything == bool(ids):
+        raise Stop("give ids, or --all", USAGE)
+    checked = None if everything else _checked(ids or [])
+    count = _with_rows(store, lambda rows: rows.retry(checked))
+    if not count:
+        raise Stop("no such message is dead; see: semel outbox list --dead", NOT_FOUND)
+    say(f"{_messages(count)} will be tried again.")
+
+
+@outbox.command("drop")
+def drop_messages(ids: Ids = None, store: StoreOption = None, *, yes: YesOption = False) -> None:
+    """Give messages up for good: they are never published, and those behind them go on.
+
+    Their rows stay, so that a repeated handler does not write them again. Exit code 5: none was there to drop.
+    """
+    if not ids:
+        raise Stop("give the ids of the messages", USAGE)
+    checked = _checked(ids)
+    confirm(f"Drop {_messages(len(checked))}? They will never be published.", yes=yes)
+    count = _with_rows(store, lambda rows: rows.drop(checked))
+    if not count:
+        raise Stop("no such message waits to be published; see: semel outbox list", NOT_FOUND)
+    say(f"{_messages(count)} dropped.")
+
+
+def _messages(count: int) -> str:
+    return f"{count:,} message{'' if count == 1 else 's'}"
+
+
+def _checked(ids: list[str]) -> list[str]:
+    try:
+        return [str(uuid.UUID(each)) for each in ids]
+    except ValueError:
+        raise Stop(f"{' '.join(ids)!a} is no id of a message; ids are UUIDs", USAGE) from None
+
+
+def _with_rows(store: str | None, work: "Callable[[Rows], Awaitable[T]]") -> T:
+    """Open the outbox, do it, and close it again. A file that is not there is not made."""
+    from semel.outbox.rows import rows_for
+
+    settings = settings_for(store=store)
+    rows = rows_for(settings.store)
+    target = found(settings)
+    if not exists(target):
+        raise Stop(f"{target.name} does not exist; name another with --store", NOT_FOUND)
+
+    async def do() -> T:
+        await rows.open()
+        try:
+            return await work(rows)
+        finally:
+            await rows.close()
+
+    return asyncio.run(do())
+
+
+def _row(entry: "Entry", now: int) -> tuple[str, ...]:
+    row = entry.row
+    return (
+        row.id,
+        row.event_type,
+        entry.state,
+        str(row.attempts),
+        duration_text(max(0, now - row.created_at)),
+        "/".join(row.aggregate or ()),
+        row.destination,
+        entry.error or "",
+    )
+
+
+def _document(entry: "Entry", now: int, *, payload: bool) -> dict[str, Any]:
+    row = entry.row
+    waits = entry.state == "pending" and entry.next_at > now
+    document: dict[str, Any] = {
+        "id": row.id,
+        "type": row.event_type,
+        "state": entry.state,
+        "attempts": row.attempts,
+        "error": entry.error,
+        "aggregate": "/".join(row.aggregate) if row.aggregate else None,
+        "destination": row.destination,
+        "created": local_time(row.created_at),
+        "not_before": None if entry.not_before is None else local_time(entry.not_before),
+        "next_attempt": local_time(entry.next_at) if waits else None,
+        "settled": None if entry.settled_at is None else local_time(entry.settled_at),
+        "name": entry.name,
+        "source": row.source,
+        "subject": row.subject,
+        "traceparent": row.traceparent,
+        "content_type": row.content_type,
+        "headers": row.headers,
+        "bytes": len(row.payload),
+    }
+    if payload:
+        document["payload"] = row.payload.decode(errors="backslashreplace")
+    return document

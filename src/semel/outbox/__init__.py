@@ -1,0 +1,20 @@
+"""Messages inside the caller's own transaction, and the relay that publishes them."""
+
+from typing import TYPE_CHECKING, Any
+
+from semel.core.relaying import Retrying
+from semel.outbox.message import Message
+
+__all__ = ["Message", "Relay", "Retrying"]
+
+if TYPE_CHECKING:
+    from semel.outbox.relay import Relay
+else:
+
+    def __getattr__(name: str) -> Any:
+        """The relay, loaded when asked for: whoever only publishes needs no event loop."""
+        if name == "Relay":
+            from semel.outbox.relay import Relay
+
+            return Relay
+        raise AttributeError(f"module 'semel.outbox' has no attribute {name!r}")

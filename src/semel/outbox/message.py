@@ -1,0 +1,155 @@
+"""What is published: a message, its limits, and its attributes as a CloudEvent."""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from semel.core.relaying import Row
+from semel.errors import UsageError, ValueNotEncodable, ValueTooLarge
+
+__all__ = ["Draft", "Message", "attributes", "drafted", "iso_time"]
+
+NAME_BYTES_MAX = 255
+"""Of types, aggregates, destinations and the like: what every broker takes as a name."""
+HEADERS_MAX = 32
+HEADERS_BYTES_MAX = 8 * 1024
+_HEADER = re.compile(r"[a-z0-9][a-z0-9_-]{0,126}")
+_RESERVED = re.compile(
+    r"(?:ce[-_]|cloudevents|webhook-|content-|nats-|x-|data$|message_id$|traceparent$|host$|connection$"
+    r"|transfer-encoding$|authorization$|user-agent$)"
+)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A message to be published once the transaction around it commits.
+
+    `data`: bytes and text go out as they are, anything else as JSON. `aggregate`: type and id of what the message
+    is about; messages of one aggregate are published in the order in which they were written, where your code lets
+    one transaction at a time write them. `destination`: topic, queue, subject or stream, else the relay's own.
+    `not_before`: it is not published earlier, and does not stop those behind it meanwhile.
+    """
+
+    type: str
+    data: Any = None
+    aggregate: tuple[str, str] | None = None
+    destination: str = ""
+    headers: Mapping[str, str] = {}
+    source: str = ""
+    """CloudEvents source; else the consumer's name."""
+    subject: str = ""
+    content_type: str = ""
+    traceparent: str = ""
+    not_before: datetime | None = None
+
+
+class Draft(msgspec.Struct, frozen=True):
+    """A message checked and encoded: the values of the columns that the caller decides."""
+
+    not_before: int | None
+    aggregate_type: str | None
+    aggregate_id: str | None
+    event_type: str
+    source: str
+    subject: str | None
+    destination: str
+    content_type: str
+    traceparent: str | None
+    headers: str
+    payload: bytes
+
+
+def drafted(message: Message, source: str, bytes_max: int) -> Draft:
+    """The message as it is to be written. Raises `UsageError` or `ValueInvalid` for what no broker would take."""
+    kind, identity = message.aggregate or (None, None)
+    payload, content_type = _encoded(message.data)
+    if len(payload) > bytes_max:
+        raise ValueTooLarge(
+            f"the payload has {len(payload):,} bytes, {bytes_max:,} are allowed; put large data elsewhere and send"
+            " a reference to it"
+        )
+    if message.traceparent and not _TRACEPARENT.fullmatch(message.traceparent):
+        raise UsageError(f"{message.traceparent!r} is no traceparent: 00-<32 hex digits>-<16>-<2>")
+    return Draft(
+        not_before=None if message.not_before is None else _time_us(message.not_before),
+        aggregate_type=None if kind is None else _name("the aggregate's type", kind),
+        aggregate_id=None if identity is None else _name("the aggregate's id", identity),
+        event_type=_name("the type", message.type),
+        source=_name("the source", message.source or source),
+        subject=_name("the subject", message.subject) if message.subject else None,
+        destination=_name("the destination", message.destination) if message.destination else "",
+        content_type=_name("the content type", message.content_type or content_type),
+        traceparent=message.traceparent or None,
+        headers=_headers(message.headers),
+        payload=payload,
+    )
+
+
+def _encoded(data: Any) -> tuple[bytes, str]:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data), "application/octet-stream"
+    if isinstance(data, str):
+        return data.encode(), "text/plain; charset=utf-8"
+    try:
+        return msgspec.json.encode(data), "application/json"
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise ValueNotEncodable(
+            f"the data cannot be written as JSON: {error}; give plain data or bytes"
+        ) from error
+
+
+def _name(what: str, given: object) -> str:
+    if not isinstance(given, str) or not 0 < len(given.encode(errors="replace")) <= NAME_BYTES_MAX:
+        raise UsageError(f"{what} takes 1 to {NAME_BYTES_MAX} bytes of text, not {given!r:.100}")
+    if _CONTROL.search(given):
+        raise UsageError(f"{what} has control characters: {given!r:.100}")
+    return given
+
+
+def _headers(headers: Mapping[str, Any]) -> str:
+    if not headers:
+        return "{}"
+    for name, value in headers.items():
+        if not _HEADER.fullmatch(name) or _RESERVED.match(name):
+            raise UsageError(
+                f"{name!r} is no name for a header of yours: use lower case letters, digits, - and _; what begins"
+                " with ce-, content-, webhook-, nats- and x- is the relay's"
+            )
+        if not isinstance(value, str) or _CONTROL.search(value):
+            raise UsageError(f"the header {name} must be text without control characters, not {value!r:.100}")
+    text = msgspec.json.encode(dict(headers)).decode()
+    if len(headers) > HEADERS_MAX or len(text.encode()) > HEADERS_BYTES_MAX:
+        raise UsageError(f"at most {HEADERS_MAX} headers of {HEADERS_BYTES_MAX:,} bytes together")
+    return text
+
+
+def _time_us(at: datetime) -> int:
+    if at.tzinfo is None:
+        raise UsageError(f"not_before is {at}, without a time zone; write datetime.now(timezone.utc) + ...")
+    return round(at.timestamp() * 1_000_000)
+
+
+def attributes(row: Row) -> dict[str, str]:
+    """The row as attributes of a CloudEvent; `datacontenttype` and `traceparent` are for each binding to place."""
+    found = {
+        "specversion": "1.0",
+        "id": row.id,
+        "source": row.source,
+        "type": row.event_type,
+        "time": iso_time(row.created_at),
+    }
+    if row.subject is not None:
+        found["subject"] = row.subject
+    if row.aggregate is not None:
+        found["partitionkey"] = row.aggregate[1]
+    return found
+
+
+def iso_time(at_us: int) -> str:
+    """An instant in the form that CloudEvents want."""
+    at = datetime.fromtimestamp(at_us // 1_000_000, UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{at_us % 1_000_000:06d}Z"

@@ -1,0 +1,268 @@
+"""The relay: takes messages out of an outbox and publishes them, until it is told to stop."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from msgspec import Struct
+
+from semel.core.commands import Command
+from semel.core.relaying import (
+    PublishRows,
+    Retrying,
+    Sent,
+    SettleRows,
+    Step,
+    Taken,
+    TakeRows,
+    Unsent,
+    relay_step,
+)
+from semel.drive import adrive
+from semel.errors import PolicyInvalid, SinkUnavailable, StoreUnavailable, UsageError
+from semel.outbox.rows import Rows, rows_for
+from semel.outbox.sinks import Sink, sink_for
+from semel.windows import duration_us
+
+__all__ = ["Relay", "Totals"]
+
+POLL_S = 1.0
+"""A notification that is missed costs this much time, never a message."""
+SHARE_S = 1.0
+CLEAN_S = 60.0
+CLEAN_ROWS = 1000
+BYTES_MAX = 8 * 1024 * 1024
+"""Payloads held at once."""
+ROWS_MAX = 10_000
+PAUSES_MAX = 10_000
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 5.0
+DRAIN_S = 30.0
+"""How long a broker's answer is waited for after `stop()`; what it has not confirmed then is published again."""
+
+_log = logging.getLogger("semel")
+
+
+class Totals(Struct):
+    """What a relay has done since it began."""
+
+    published: int = 0
+    refused: int = 0
+    """Attempts that failed."""
+    died: int = 0
+    cleaned: int = 0
+
+
+class Relay:
+    """Publishes the messages of one outbox to one sink; as many of them at once as you like.
+
+    `source`: a store URL (`postgresql:`, `sqlite:`), `sink`: a sink URL. `retrying`: how often a row is tried, and
+    whether a dead one stops its aggregate. `keep`: how long settled rows stay, at least; never shorter than the
+    longest window in the store. Memory: `rows_max` rows of at most `bytes_max` of payload.
+    """
+
+    def __init__(
+        self,
+        source: str | Rows,
+        sink: str | Sink,
+        *,
+        retrying: Retrying | None = None,
+        rows_max: int = 500,
+        bytes_max: int = BYTES_MAX,
+        keep: str | float = "7d",
+        poll_s: float = POLL_S,
+        on_step: Callable[[Step], None] | None = None,
+    ) -> None:
+        if not 1 <= rows_max <= ROWS_MAX:
+            raise PolicyInvalid(f"rows_max is {rows_max}; it must lie between 1 and {ROWS_MAX:,}")
+        self.rows: Rows = rows_for(source) if isinstance(source, str) else source
+        self.sink: Sink = sink_for(sink) if isinstance(sink, str) else sink
+        self.totals: Totals = Totals()
+        self._retrying = retrying or Retrying()
+        self._rows_max = min(rows_max, self.sink.batch_max)
+        self._bytes_max = bytes_max
+        self._keep_us = duration_us(keep)
+        self._poll_s = poll_s
+        self._on_step = on_step
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._stop_asked = False
+        self._pauses: dict[str, float] = {}
+        self._failures = 0
+        self._share_due = self._clean_due = 0.0
+        self._rows_open = self._sink_open = False
+
+    # --- from outside ---
+
+    def run(self, *, until_empty: bool = False) -> Totals:
+        """Publish until `stop()`, in an event loop of its own; `until_empty`: until nothing is left to be tried now."""
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
+            raise UsageError("an event loop is running here: await relay.arun(), or run() in a thread")
+        return asyncio.run(self.arun(until_empty=until_empty))
+
+    def stop(self) -> None:
+        """Take no more rows, finish what was handed to the broker, and end. From any thread or signal handler."""
+        self._stop_asked = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def arun(self, *, until_empty: bool = False) -> Totals:
+        """Publish until `stop()`; `until_empty`: until nothing is left to be tried now.
+
+        A database or broker that does not answer is tried again. Raises what repeating cannot mend.
+        """
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        if self._stop_asked:
+            self._stopping.set()
+        try:
+            while not self._stopping.is_set():
+                try:
+                    if await self._turn() and until_empty:
+                        break
+                except (StoreUnavailable, SinkUnavailable) as error:
+                    await self._back_off(error)
+        finally:
+            await self._close()
+            self._loop = None
+        return self.totals
+
+    # --- one turn ---
+
+    async def _turn(self) -> bool:
+        """Publish some rows, or wait for some; `True`: there was nothing to do."""
+        await self._open()
+        now = time.monotonic()
+        if now >= self._share_due:
+            ours = await self.rows.share()
+            self._share_due = now + SHARE_S
+            if not ours:
+                self._share_due = 0.0
+                await self._interruptible(asyncio.sleep(self._poll_s / 4))
+                return False
+        if now >= self._clean_due:
+            cleaned = await self.rows.clean(self._keep_us, CLEAN_ROWS)
+            self.totals.cleaned += cleaned
+            self._clean_due = now if cleaned >= CLEAN_ROWS else now + CLEAN_S
+        step = await adrive(relay_step(self._retrying, ordered=self.sink.ordered), self._perform)
+        self._note(step)
+        if step.unsent is not None and not step.published and not step.refused:
+            if not self._stopping.is_set():
+                raise SinkUnavailable(f"{self.sink.name}: {step.unsent}")
+        else:
+            self._failures = 0
+        if step.taken:
+            return False
+        await self._interruptible(self.rows.wait(self._poll_s))
+        return True
+
+    async def _perform(self, command: Command[Any]) -> Any:
+        match command:
+            case TakeRows():
+                return await self._take()
+            case PublishRows():
+                return await self._publish(command)
+            case SettleRows():
+                now = time.monotonic()
+                for failure in command.failures:
+                    if failure.pauses is not None and len(self._pauses) < PAUSES_MAX:
+                        until = now + failure.delay_us / 1e6
+                        self._pauses[failure.pauses] = max(until, self._pauses.get(failure.pauses, 0.0))
+                return await self.rows.settle(command.published, command.failures)
+            case _:
+                raise TypeError(f"a relay does not know {command!r}")
+
+    async def _take(self) -> Taken:
+        now = time.monotonic()
+        self._pauses = {where: until for where, until in self._pauses.items() if until > now}
+        paused = {where: round((until - now) * 1e6) for where, until in self._pauses.items()}
+        return Taken(await self.rows.take(self._rows_max, self._bytes_max), paused)
+
+    async def _publish(self, command: PublishRows) -> list[Sent]:
+        rows = command.rows
+        if self._stopping.is_set():
+            return [Unsent("the relay is stopping")] * len(rows)
+        task = asyncio.ensure_future(self.sink.publish(rows))
+        try:
+            await self._until_drained(task)
+            return await task
+        except SinkUnavailable as error:
+            return [Unsent(str(error))] * len(rows)
+        except asyncio.CancelledError:
+            if not task.cancelled() or not self._stopping.is_set():
+                raise
+            return [Unsent("the relay is stopping")] * len(rows)
+        finally:
+            task.cancel()
+
+    async def _until_drained(self, task: "asyncio.Future[Any]") -> None:
+        """Wait for the broker, for ever; once the relay is to stop, a while longer."""
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                await asyncio.wait({task}, timeout=DRAIN_S)
+                task.cancel()
+        finally:
+            stopping.cancel()
+
+    def _note(self, step: Step) -> None:
+        totals = self.totals
+        totals.published += step.published
+        totals.refused += step.refused
+        totals.died += step.died
+        if step.died:
+            _log.warning("%s: %d messages were given up: semel outbox list --dead", self.rows.name, step.died)
+        if self._on_step is not None and step.taken:
+            self._on_step(step)
+
+    # --- connections ---
+
+    async def _open(self) -> None:
+        if not self._rows_open:
+            await self.rows.open()
+            self._rows_open = True
+            self._share_due = 0.0
+        if not self._sink_open:
+            await self.sink.open()
+            self._sink_open = True
+
+    async def _back_off(self, error: Exception) -> None:
+        """The other side does not answer: connect anew, after a while that grows."""
+        delay_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(self._failures, 10))
+        self._failures += 1
+        _log.warning("%s; trying again in %.1f s", error, delay_s)
+        if isinstance(error, StoreUnavailable):
+            await self._close_rows()
+        else:
+            await self._close_sink()
+        await self._interruptible(asyncio.sleep(delay_s))
+
+    async def _close(self) -> None:
+        await self._close_sink()
+        await self._close_rows()
+
+    async def _close_rows(self) -> None:
+        self._rows_open = False
+        with suppress(StoreUnavailable):
+            await self.rows.close()
+
+    async def _close_sink(self) -> None:
+        self._sink_open = False
+        with suppress(SinkUnavailable):
+            await self.sink.close()
+
+    async def _interruptible(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Wait for it, or for `stop()`."""
+        task = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,144 @@
+"""What a relay needs of the database that holds an outbox, and what operators look at there."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+import msgspec
+
+from semel.core.relaying import Failure, Row
+from semel.errors import StoreUnknown, UsageError
+
+__all__ = ["COLUMNS", "FOREVER", "STATES", "Counts", "Entry", "Rows", "State", "row_of", "rows_for"]
+
+State: TypeAlias = Literal["pending", "published", "dead", "dropped"]
+STATES: tuple[State, ...] = get_args(State)
+"""By their number in the table."""
+COLUMNS = (
+    "seq, id, created_at, attempts, aggregate_type, aggregate_id, event_type, source, subject, destination,"
+    " content_type, traceparent, headers, payload"
+)
+FOREVER = 2**63 - 1
+"""When a dead row is tried again."""
+ENTRY_COLUMNS = f"{COLUMNS}, state, not_before, next_at, settled_at, name, error"
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A row as operators see it."""
+
+    row: Row
+    state: State
+    not_before: int | None
+    next_at: int
+    settled_at: int | None
+    name: str | None
+    error: str | None
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """How much lies in an outbox."""
+
+    pending: int
+    dead: int
+    oldest_age_s: float
+    """Of what is pending."""
+
+
+class Rows(Protocol):
+    """An outbox, as its relay uses it. Not for two tasks at once. Errors are `StoreError`."""
+
+    name: str
+
+    async def open(self) -> None:
+        """Connect, and make the tables if they are missing."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything that is held, so that another relay goes on; idempotent."""
+        ...
+
+    async def share(self) -> bool:
+        """Take or give up shards, so that each relay has as many; `True`: there is something to do."""
+        ...
+
+    async def take(self, rows_max: int, bytes_max: int) -> list[Row]:
+        """Rows of ours whose turn it is, oldest first. Every row is seen, however late it was committed."""
+        ...
+
+    async def settle(self, published: Sequence[str], failures: Sequence[Failure]) -> None:
+        """Remember what became of rows. Those settled meanwhile are left as they are."""
+        ...
+
+    async def wait(self, wait_s: float) -> None:
+        """Until something may have been written, or the time is over."""
+        ...
+
+    async def clean(self, keep_us: int, rows_max: int) -> int:
+        """Remove rows settled longer ago than this and than every window; how many it were."""
+        ...
+
+    async def counts(self) -> Counts:
+        """How much is left to do."""
+        ...
+
+    async def entries(self, state: State | None, after: int, rows_max: int) -> list[Entry]:
+        """Rows with a greater number than `after`, in their order."""
+        ...
+
+    async def entry(self, message_id: str) -> Entry | None:
+        """One row."""
+        ...
+
+    async def retry(self, message_ids: Sequence[str] | None) -> int:
+        """Let dead rows be tried again, from the first attempt; `None`: all of them. How many it were."""
+        ...
+
+    async def drop(self, message_ids: Sequence[str]) -> int:
+        """Give up unpublished rows for good; those behind them go on. How many it were."""
+        ...
+
+
+def row_of(values: Sequence[Any]) -> Row:
+    """A row from the values of `COLUMNS`."""
+    seq, message_id, created_at, attempts, kind, identity = values[:6]
+    event_type, source, subject, destination, content_type, traceparent, headers, payload = values[6:]
+    return Row(
+        seq,
+        message_id,
+        created_at,
+        attempts,
+        None if kind is None else (kind, identity),
+        event_type,
+        source,
+        subject,
+        destination,
+        content_type,
+        traceparent,
+        {} if headers == "{}" else msgspec.json.decode(headers, type=dict[str, str]),
+        payload,
+    )
+
+
+def entry_of(values: Sequence[Any]) -> Entry:
+    """An entry from the values of `ENTRY_COLUMNS`."""
+    *row, state, not_before, next_at, settled_at, name, error = values
+    return Entry(row_of(row), STATES[state], not_before, next_at, settled_at, name, error)
+
+
+def rows_for(url: str) -> Rows:
+    """The outbox in the database that a store URL names; nothing is connected."""
+    scheme = url.partition(":")[0]
+    if scheme in ("postgresql", "postgres"):
+        from semel.outbox.postgres import PostgresRows
+        from semel.stores.postgres.urls import from_url as postgres_store
+
+        return PostgresRows(postgres_store(url))
+    if scheme == "sqlite":
+        from semel.outbox.sqlite import SqliteRows
+        from semel.stores.sqlite.urls import from_url as sqlite_store
+
+        return SqliteRows(sqlite_store(url))
+    if ":" not in url:
+        raise UsageError(f"{url!r} is no URL; write postgresql://host/database or sqlite:///app.db")
+    raise StoreUnknown(
+        f"no outbox in {scheme}:; it lives in the database of your transactions: postgresql:, sqlite:"
+    )

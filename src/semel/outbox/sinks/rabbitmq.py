@@ -1,0 +1,100 @@
+"""A sink on RabbitMQ: persistent messages, publisher confirms, and a word about what no queue took."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlunsplit
+
+import aio_pika
+from aio_pika.abc import DeliveryMode
+from aio_pika.exceptions import AMQPException, ChannelClosed, DeliveryError
+
+from semel.core.relaying import Published, Refused, Row, Sent, Unsent
+from semel.outbox.message import attributes
+from semel.outbox.sinks import destination_of, options_of, unavailable
+
+__all__ = ["RabbitmqSink", "from_url"]
+
+WAIT_S = 10.0
+
+
+class RabbitmqSink:
+    """An exchange of one server; without a name, the one that leads to queues by their names."""
+
+    ordered: bool = False
+    batch_max: int = 500
+
+    def __init__(self, url: str, *, exchange: str = "", routing_key: str = "", name: str = "amqp") -> None:
+        self.name: str = name
+        self._url = url
+        self._exchange_name = exchange
+        self._routing_key = routing_key
+        self._connection: Any = None
+        self._exchange: Any = None
+
+    async def open(self) -> None:
+        """Connect, and look for the exchange."""
+        try:
+            self._connection = await aio_pika.connect(
+                self._url, timeout=WAIT_S, client_properties={"connection_name": "semel-relay"}
+            )
+            channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
+            self._exchange = (
+                await channel.get_exchange(self._exchange_name)
+                if self._exchange_name
+                else channel.default_exchange
+            )
+        except (AMQPException, OSError, TimeoutError) as error:
+            raise unavailable(self.name, error) from error
+
+    async def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def publish(self, rows: Sequence[Row]) -> list[Sent]:
+        """All at once, each confirmed by itself."""
+        return list(await asyncio.gather(*map(self._send, rows)))
+
+    async def _send(self, row: Row) -> Sent:
+        key = destination_of(row, self._routing_key)
+        try:
+            await self._exchange.publish(message_of(row), key, mandatory=True, timeout=WAIT_S)
+        except DeliveryError as error:
+            returned = type(error.frame).__name__
+            return Refused(
+                f"no queue took {key!r}" if "Return" in returned else f"the server said {returned}"
+            )
+        except ChannelClosed as error:
+            return Unsent(f"the channel was closed: {error}")
+        except (AMQPException, OSError, TimeoutError, RuntimeError) as error:
+            return Unsent(f"{type(error).__name__}: {error}")
+        return Published()
+
+
+def message_of(row: Row) -> aio_pika.Message:
+    """The row as a persistent message."""
+    headers: dict[str, Any] = {**row.headers}
+    for name, value in attributes(row).items():
+        headers[f"cloudEvents:{name}"] = value
+    if row.traceparent is not None:
+        headers["traceparent"] = row.traceparent
+    return aio_pika.Message(
+        row.payload,
+        headers=headers,
+        content_type=row.content_type,
+        delivery_mode=DeliveryMode.PERSISTENT,
+        message_id=row.id,
+        timestamp=datetime.fromtimestamp(row.created_at / 1e6, UTC),
+        type=row.event_type,
+    )
+
+
+def from_url(url: str) -> RabbitmqSink:
+    """`amqp://user:password@host:5672/vhost?exchange=orders&routing_key=created`."""
+    parts, options = options_of(url, ("exchange", "routing_key"))
+    bare = urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
+    where = f"{parts.scheme}://{parts.hostname}:{parts.port or 5672}{parts.path}"
+    return RabbitmqSink(bare, name=where, **options)

@@ -1,0 +1,201 @@
+"""A sink that calls a webhook: signed as Standard Webhooks say, to public addresses only, no redirects."""
+
+import asyncio
+import base64
+import binascii
+import hmac
+import ssl
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+
+from semel.core.relaying import Published, Refused, Row, Sent, Unsent
+from semel.errors import PolicyInvalid
+from semel.outbox.message import attributes
+from semel.outbox.sinks.addresses import AddressRefused, checked_address
+
+__all__ = ["WebhookSink", "from_url", "signatures"]
+
+WAIT_S = 10.0
+"""For the connection, and for each piece of an answer."""
+CALL_MAX_S = 30.0
+"""For a whole call: a target that sends a byte now and then does not hold the relay."""
+ANSWER_BYTES_MAX = 64 * 1024
+REASON_CHARS_MAX = 200
+CALLS_MAX = 16
+"""At once."""
+SECRET_BYTES_MIN = 16
+SECRETS_MAX = 8
+_MESSAGE_REFUSED = frozenset((400, 409, 411, 413, 415, 422))
+"""What a target says of one message; the other answers are about the target itself."""
+
+
+class WebhookSink:
+    """Calls one target. `private=True` lets it be on a private network, and without TLS: for tests and for your own.
+
+    A 2xx is a confirmation. Other answers, timeouts and refused addresses count as attempts.
+    """
+
+    ordered: bool = False
+    batch_max: int = 64
+
+    def __init__(
+        self,
+        url: str,
+        secrets: Sequence[str],
+        *,
+        private: bool = False,
+        wait_s: float = WAIT_S,
+        call_max_s: float = CALL_MAX_S,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "https" and not (private and parts.scheme == "http"):
+            raise PolicyInvalid(
+                "a webhook needs https://; http:// is for private targets, which --private allows"
+            )
+        if parts.username is not None or parts.password is not None or not parts.hostname or parts.fragment:
+            raise PolicyInvalid("a webhook's URL has a host, and neither user nor password nor fragment")
+        if not 1 <= len(secrets) <= SECRETS_MAX:
+            raise PolicyInvalid(f"a webhook needs 1 to {SECRETS_MAX} secrets to sign with, the newest first")
+        self._keys = [key_of(secret) for secret in secrets]
+        self._parts = parts
+        self._host: str = parts.hostname
+        self._port: int = parts.port or (443 if parts.scheme == "https" else 80)
+        self.name: str = f"{parts.scheme}://{self._host}:{self._port}{parts.path}"
+        self._private = private
+        self._wait_s = wait_s
+        self._call_max_s = call_max_s
+        self._ssl = ssl_context
+        self._client: httpx2.AsyncClient | None = None
+
+    async def open(self) -> None:
+        """Nothing is called yet."""
+        self._client = httpx2.AsyncClient(
+            verify=self._ssl or True,
+            follow_redirects=False,
+            timeout=self._wait_s,
+            trust_env=False,
+            limits=httpx2.Limits(max_connections=CALLS_MAX),
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def publish(self, rows: Sequence[Row]) -> list[Sent]:
+        """Several calls at once; after one that shows the target to be unwell, no more are begun."""
+        try:
+            address = await checked_address(self._host, self._port, private=self._private)
+        except AddressRefused as error:
+            return [Refused(str(error))] * len(rows)
+        except OSError as error:
+            return [Refused(f"{self._host} is not found: {error}")] * len(rows)
+        room = asyncio.Semaphore(CALLS_MAX)
+        unwell = False
+
+        async def call(row: Row) -> Sent:
+            nonlocal unwell
+            async with room:
+                if unwell:
+                    return Unsent("the target has refused another message")
+                sent = await self._call(address, row)
+                if isinstance(sent, Refused) and not sent.of_message:
+                    unwell = True
+                return sent
+
+        return list(await asyncio.gather(*map(call, rows)))
+
+    async def _call(self, address: str, row: Row) -> Sent:
+        try:
+            async with asyncio.timeout(self._call_max_s):
+                return await self._answer(address, row)
+        except TimeoutError:
+            return Refused(f"no whole answer within {self._call_max_s:g} s")
+        except httpx2.TimeoutException as error:
+            return Refused(f"no answer within {self._wait_s:g} s: {type(error).__name__}")
+        except (httpx2.HTTPError, ssl.SSLError, OSError) as error:
+            return Refused(f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX])
+
+    async def _answer(self, address: str, row: Row) -> Sent:
+        assert self._client is not None
+        host = f"[{address}]" if ":" in address else address
+        path = self._parts.path or "/"
+        query = f"?{self._parts.query}" if self._parts.query else ""
+        extensions: dict[str, Any] = {"sni_hostname": self._host}
+        async with self._client.stream(
+            "POST",
+            f"{self._parts.scheme}://{host}:{self._port}{path}{query}",
+            content=row.payload,
+            headers=self._headers(row),
+            extensions=extensions,
+        ) as response:
+            size, begun = 0, b""
+            async for piece in response.aiter_raw():
+                size += len(piece)
+                begun = (begun + piece)[:REASON_CHARS_MAX]
+                if size > ANSWER_BYTES_MAX:
+                    break
+            status = response.status_code
+        if 200 <= status < 300:  # noqa: PLR2004 - what HTTP calls success
+            return Published()
+        said = begun.decode(errors="replace").strip()
+        return Refused(f"answered {status}: {said}".rstrip(": "), of_message=status in _MESSAGE_REFUSED)
+
+    def _headers(self, row: Row) -> dict[str, str]:
+        timestamp = int(time.time())
+        headers = dict(row.headers)
+        for name, value in attributes(row).items():
+            headers[f"ce-{name}"] = _percent(value)
+        if row.traceparent is not None:
+            headers["traceparent"] = row.traceparent
+        default = 443 if self._parts.scheme == "https" else 80
+        shown = f"[{self._host}]" if ":" in self._host else self._host
+        return {
+            **headers,
+            "host": shown if self._port == default else f"{shown}:{self._port}",
+            "content-type": row.content_type,
+            "user-agent": "semel",
+            "accept-encoding": "identity",
+            "webhook-id": row.id,
+            "webhook-timestamp": str(timestamp),
+            "webhook-signature": signatures(self._keys, row.id, timestamp, row.payload),
+        }
+
+
+def signatures(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) -> str:
+    """One `v1` signature for each key, so that a receiver knows one of them while secrets are changed."""
+    signed = f"{message_id}.{timestamp}.".encode() + body
+    made = (base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys)
+    return " ".join(f"v1,{each}" for each in made)
+
+
+def key_of(secret: str) -> bytes:
+    """The key in a secret such as `whsec_MfKQ...`, which is base64. Raises `PolicyInvalid`."""
+    try:
+        key = base64.b64decode(secret.strip().removeprefix("whsec_"), validate=True)
+    except (binascii.Error, ValueError):
+        raise PolicyInvalid("a webhook's secret is whsec_ and base64, as Standard Webhooks say") from None
+    if len(key) < SECRET_BYTES_MIN:
+        raise PolicyInvalid(
+            f"a webhook's secret holds {len(key)} bytes; at least {SECRET_BYTES_MIN} are needed"
+        )
+    return key
+
+
+def _percent(value: str) -> str:
+    """As the HTTP binding of CloudEvents wants it: everything but printable ASCII is percent-encoded."""
+    return "".join(
+        each if "!" <= each <= "~" and each not in '"%' else "".join(f"%{byte:02X}" for byte in each.encode())
+        for each in value
+    )
+
+
+def from_url(url: str, *, secrets: Sequence[str] = (), private: bool = False) -> WebhookSink:
+    """`https://host/path`; the secrets are never part of it."""
+    return WebhookSink(url, secrets, private=private)

@@ -1,0 +1,98 @@
+"""A short, fast window in front of a long, durable one: the cache answers what is recent, the truth the rest."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from semel.core.ports import Store, Twofold
+from semel.errors import PolicyInvalid
+from semel.stores.registry import store_for
+from semel.stores.tiered.memory import BYTES_MAX, COPIES_MAX, MemoryCache
+from semel.stores.tiered.ports import AsyncCache, Cache, Copy, Filter, Fullness, Put, Stamp
+from semel.stores.tiered.store import AsyncTieredStore, TieredStore, TwofoldTieredStore
+from semel.windows import duration_us
+
+__all__ = [
+    "AsyncCache", "AsyncTieredStore", "Cache", "Copy", "Filter", "Fullness", "MemoryCache", "Put", "Stamp",
+    "TieredStore", "from_url", "tiered", "url_of",
+]  # fmt: skip
+
+CACHE_WINDOW_MIN_US, CACHE_WINDOW_MAX_US = 20_000, 90 * 86400 * 10**6
+_OPTIONS = ("cache", "truth", "cache_window")
+
+
+def tiered(
+    *,
+    cache: str | Cache,
+    truth: str | Store,
+    cache_window: str | float = "1h",
+    filter: Filter | None = None,  # noqa: A002 - the word users know
+    affine: bool = False,
+) -> TieredStore:
+    """A store that answers recent duplicates from `cache` and everything else from `truth`. No I/O yet.
+
+    `cache`: a Redis or Valkey URL, or `memory:`; no copy lives longer than `cache_window` there, nor than its record.
+    `filter`: a Bloom filter that is measured beside them. With `affine`, when every key always comes to this same
+    instance, the cache is not asked for keys that the filter never saw. Neither ever makes a duplicate of anything.
+    """
+    window_us = duration_us(cache_window)
+    if not CACHE_WINDOW_MIN_US <= window_us <= CACHE_WINDOW_MAX_US:
+        raise PolicyInvalid(f"cache_window is {cache_window!r}; use 20ms to 90d")
+    if affine and filter is None:
+        raise PolicyInvalid("affine says what a filter may be trusted with; give filter= too")
+    behind = store_for(truth) if isinstance(truth, str) else truth
+    if not isinstance(behind, Store):
+        raise PolicyInvalid(f"{behind.name} serves event loops only; give its blocking form as the truth")
+    if isinstance(behind, TieredStore):
+        raise PolicyInvalid("the truth is one store, not tiers again")
+    front = _cache(cache, window_us) if isinstance(cache, str) else cache
+    if not isinstance(front, Cache):
+        raise PolicyInvalid(f"{front!r} is no cache; give a redis: URL, or memory:")
+    kind = TwofoldTieredStore if isinstance(behind, Twofold) else TieredStore
+    return kind(front, behind, cache_window_us=window_us, filter=filter, affine=affine)
+
+
+def _cache(url: str, window_us: int) -> Cache:
+    scheme = url.partition(":")[0]
+    if scheme == "memory":
+        head, _, query = url.partition("?")
+        options = dict(parse_qsl(query))
+        copies_max = int(options.pop("copies_max", COPIES_MAX))
+        bytes_max = int(options.pop("bytes_max", BYTES_MAX))
+        if options or head != "memory:":
+            raise PolicyInvalid(
+                f"{url!r} is no cache; write memory: or memory:?copies_max=100000&bytes_max=67108864"
+            )
+        return MemoryCache(copies_max=copies_max, bytes_max=bytes_max)
+    if scheme.startswith(("redis", "valkey")):
+        from semel.stores.tiered.redis import RedisCache
+
+        return RedisCache(url, cache_window_us=window_us)
+    raise PolicyInvalid(f"{scheme}: cannot be a cache; a cache is redis:, valkey: or memory:")
+
+
+def from_url(url: str) -> TieredStore:
+    """The store of `tiered:?cache=...&truth=...&cache_window=1h`, whose parts are URLs themselves, percent-encoded."""
+    head, _, query = url.partition("?")
+    try:
+        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True))
+    except ValueError:
+        given = {}
+    if head != "tiered:" or not {"cache", "truth"} <= given.keys():
+        raise PolicyInvalid("a tiered store is written tiered:?cache=redis://...&truth=postgresql://...")
+    return tiered(**_known(given))
+
+
+def url_of(given: Mapping[str, Any]) -> str:
+    """The URL of a table with `cache`, `truth` and `cache_window`, as it stands in a configuration."""
+    known = _known(given)
+    if not {"cache", "truth"} <= known.keys():
+        raise PolicyInvalid("a store of tiers has a cache and a truth: both are URLs")
+    return "tiered:?" + urlencode(known, safe=":/@,[]?=")
+
+
+def _known(given: Mapping[str, Any]) -> dict[str, Any]:
+    strange = [name for name in given if name not in _OPTIONS]
+    if strange:
+        raise PolicyInvalid(f"tiers have no option {', '.join(strange)}; there are {', '.join(_OPTIONS)}")
+    return dict(given)

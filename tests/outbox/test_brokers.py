@@ -1,0 +1,166 @@
+"""Every sink on its real broker: what is confirmed arrives, in order, under the row's id."""
+
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from semel import Message
+from semel.core.relaying import Published, Refused, waves
+from semel.errors import PolicyInvalid, SinkUnavailable, SinkUnknown
+from semel.keys import cloudevent
+from semel.keys.message import Envelope
+from semel.outbox.sinks import Sink, sink_for
+from tests.outbox.brokers import BROKERS, rows
+from tests.outbox.tools import Place, drain
+from tests.services import server
+
+pytestmark = pytest.mark.anyio
+
+NOWHERE = {
+    "redis": "redis://127.0.0.1:{port}/0",
+    "nats": "nats://127.0.0.1:{port}",
+    "rabbitmq": "amqp://guest:guest@127.0.0.1:{port}/",
+    "sqs": "sqs://localhost/q?endpoint=http://127.0.0.1:{port}&region=r",
+    "kafka": "kafka://127.0.0.1:{port}",
+}
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setitem(os.environ, name, "test")
+
+
+@pytest.fixture(params=BROKERS)
+async def broker(request: pytest.FixtureRequest) -> Any:
+    made = BROKERS[request.param]()
+    await made.prepare()
+    return made
+
+
+@pytest.fixture
+async def sink(broker: Any) -> AsyncIterator[Sink]:
+    made = sink_for(broker.url)
+    await made.open()
+    yield made
+    await made.close()
+
+
+async def publish(sink: Sink, given: list[Any]) -> list[Any]:
+    """As a relay would: in waves where the sink keeps no order by itself."""
+    answers: dict[str, Any] = {}
+    for wave in [given] if sink.ordered else waves(given):
+        answers |= zip([row.id for row in wave], await sink.publish(wave), strict=True)
+    return [answers[row.id] for row in given]
+
+
+async def test_what_is_confirmed_arrives_in_order_under_its_id(broker: Any, sink: Sink) -> None:
+    given = rows(30, broker.where)
+    assert await publish(sink, given) == [Published()] * 30
+    arrived = await broker.read(30)
+    assert sorted(each.key for each in arrived) == sorted(row.id for row in given)
+    by_id = {row.id: row for row in given}
+    for aggregate in {row.aggregate for row in given}:
+        numbers = [by_id[each.key].seq for each in arrived if by_id[each.key].aggregate == aggregate]
+        assert numbers == sorted(numbers)
+        assert len(numbers) == 10
+    first = next(each for each in arrived if each.key == given[0].id)
+    assert first.payload == given[0].payload
+    prefix = {"nats": "ce-", "rabbitmq": "cloudEvents:"}.get(type(broker).__name__.lower(), "ce_")
+    assert first.headers[f"{prefix}id"] == given[0].id
+    assert first.headers[f"{prefix}source"] == "/shop"
+    assert first.headers[f"{prefix}type"] == "order.moved"
+    assert first.headers["tenant"] == "acme"
+
+
+async def test_a_consumer_finds_the_key_of_what_arrives(broker: Any, sink: Sink) -> None:
+    (row,) = rows(1, broker.where)
+    await sink.publish([row])
+    (arrived,) = await broker.read(1)
+    envelope = Envelope(headers=arrived.headers, body=arrived.payload)
+    assert cloudevent()(envelope) == f"ce:5:/shop:{row.id}"
+
+
+async def test_a_repeat_is_dropped_where_the_broker_can(broker: Any, sink: Sink) -> None:
+    given = rows(3, broker.where)
+    await publish(sink, given)
+    assert await publish(sink, given) == [Published()] * 3
+    drops = type(broker).__name__ in ("Nats", "Sqs")
+    assert len(await broker.read(3 if drops else 6)) == (3 if drops else 6)
+
+
+async def test_a_destination_that_is_not_there_refuses(broker: Any, sink: Sink) -> None:
+    (row,) = rows(1, "not-there.fifo")
+    (answer,) = await sink.publish([row])
+    if type(broker).__name__ == "Redis":  # a stream is made when it is written to
+        assert isinstance(answer, Published)
+        return
+    assert isinstance(answer, Refused), answer
+    assert not answer.of_message
+    assert isinstance((await sink.publish([replace(row, destination=broker.where)]))[0], Published)
+
+
+@pytest.mark.parametrize("name", NOWHERE)
+async def test_a_broker_that_is_away_is_no_attempt(name: str) -> None:
+    sink = sink_for(NOWHERE[name].format(port=server.free_port()))
+    try:
+        await sink.open()
+        answers = await sink.publish(rows(2, "somewhere"))
+    except SinkUnavailable:
+        answers = []
+    finally:
+        await sink.close()
+    assert not any(isinstance(answer, Published | Refused) for answer in answers)
+
+
+async def test_from_the_outbox_to_the_broker(broker: Any, postgres_place: Place) -> None:
+    ids = postgres_place.write(
+        *(
+            Message("order.moved", n, aggregate=("order", str(n % 4)), destination=broker.where)
+            for n in range(20)
+        )
+    )
+    relay = await drain(postgres_place, broker.url)
+    assert relay.totals.published == 20
+    arrived = await broker.read(20)
+    assert sorted(each.key for each in arrived) == sorted(ids)
+    order = {message_id: number for number, message_id in enumerate(ids)}
+    for aggregate in range(4):
+        numbers = [order[each.key] for each in arrived if order[each.key] % 4 == aggregate]
+        assert numbers == sorted(numbers)
+
+
+async def test_redis_stops_an_aggregate_behind_a_refusal() -> None:
+    import redis.asyncio
+
+    broker = BROKERS["redis"]()
+    async with redis.asyncio.Redis.from_url(broker.url) as client:
+        await client.set("wrong", "no stream")
+    sink = sink_for(broker.url)
+    await sink.open()
+    given = rows(6, broker.where, aggregates=2)
+    given[0] = replace(given[0], destination="wrong")
+    answers = await sink.publish(given)
+    await sink.close()
+    assert isinstance(answers[0], Refused)
+    assert "WRONGTYPE" in answers[0].reason
+    assert [isinstance(each, Published) for each in answers] == [False, True] * 3
+
+
+@pytest.mark.parametrize("url", ["pigeon://x", "stdout", ""])
+def test_an_unknown_sink_says_what_there_is(url: str) -> None:
+    with pytest.raises(SinkUnknown, match="stdout:"):
+        sink_for(url)
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(PolicyInvalid, match="stream"):
+        sink_for("redis://localhost/0?steram=x")
+
+
+def test_no_secret_is_in_a_name() -> None:
+    for url in ("redis://user:hunter2@h/0", "amqp://user:hunter2@h/", "nats://user:hunter2@h:1"):
+        assert "hunter2" not in sink_for(url).name

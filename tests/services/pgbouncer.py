@@ -1,0 +1,104 @@
+"""A transaction pooler for tests: from `SEMEL_TEST_PGBOUNCER_URL`, an installed binary, or the package manager."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+import psycopg
+
+from tests.services import postgres, server
+from tests.services.server import Missing
+
+URL_NAME = "SEMEL_TEST_PGBOUNCER_URL"
+"""A pooler in transaction mode, before a database in which schemas may be made."""
+CONFIG = """
+[databases]
+{name} = host={host} port={port} dbname={name} user={user}
+
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {listen}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = {servers}
+"""
+SERVERS = 3
+"""So few that sessions are mixed up as soon as several clients are at work."""
+
+
+@contextlib.contextmanager
+def before(url: str) -> Iterator[str]:
+    """The URL of a pooler that stands before this database."""
+    given = os.environ.get(URL_NAME)
+    if given:
+        yield given
+        return
+    with server.folder() as folder:
+        try:
+            pid, at = _run(_binary(), urlsplit(url), folder)
+        except Missing as missing:
+            import pytest
+
+            pytest.skip(f"no pgbouncer: {missing}")
+        try:
+            yield at
+        finally:
+            server.end(pid)
+
+
+def _run(binary: str, behind: SplitResult, folder: Path) -> tuple[int, str]:
+    port = server.free_port()
+    config, log = folder / "pgbouncer.ini", folder / "pgbouncer.log"
+    name = behind.path.strip("/")
+    config.write_text(
+        CONFIG.format(
+            name=name, host=behind.hostname, port=behind.port, user=behind.username,
+            listen=port, servers=SERVERS,
+        ),
+        encoding="utf-8",
+    )  # fmt: skip
+    pid = server.spawn([binary, str(config)], log, user=postgres.user())
+    at = f"postgresql://anybody@127.0.0.1:{port}/{name}"
+
+    def answers() -> bool:
+        try:
+            postgres.execute(at, "SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    server.await_ready(answers, "pgbouncer", log)
+    return pid, at
+
+
+def _binary() -> str:
+    found = _installed()
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        with (Path(tempfile.gettempdir()) / "semel-apt.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = _installed() or _install()
+    if found is None:
+        raise Missing(f"set {URL_NAME}, or install pgbouncer (Debian: pgbouncer)")
+    return found
+
+
+def _installed() -> str | None:
+    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+def _install() -> str | None:
+    """Install the package without its service: nothing may start by itself."""
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    for command in (
+        ["apt-get", "update", "-qq"],
+        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "pgbouncer"],
+    ):
+        subprocess.run(command, env=quiet, capture_output=True, check=False, timeout=600)
+    return _installed()

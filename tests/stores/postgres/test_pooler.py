@@ -1,0 +1,123 @@
+"""Behind a real transaction pooler, where each transaction has another session."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import semel
+from semel.core.commands import Claim, Granted, Known, Settle
+from semel.errors import StoreRefused
+from semel.stores.postgres.urls import from_url
+from semel.testing import ManualClock, store_contract
+from semel.testing.contract.bench import Scenario
+from semel.testing.contract.running import AnyStore
+from semel.testing.store_contract import Colour, Harness
+from semel.types import Busy, Done
+from tests.services import pgbouncer, postgres
+from tests.services.server import await_true
+from tests.stores.postgres import places
+from tests.stores.postgres.attacker import KEYS
+from tests.stores.postgres.test_processes import launch
+from tests.stores.shells import Ticking
+
+MINUTE_US = 60 * 1_000_000
+SOAK = bool(os.environ.get("SEMEL_SOAK"))
+
+
+@pytest.fixture(scope="module")
+def pooler() -> Iterator[str]:
+    with pgbouncer.before(postgres.url()) as at:
+        yield at
+
+
+@pytest.fixture
+def pooled(pooler: str, tmp_path: Path) -> str:
+    """A place behind the pooler."""
+    return f"{pooler}?{postgres.place(tmp_path).partition('?')[2]}&pooler=true"
+
+
+SCENARIOS = store_contract.scenarios(places.CAPABILITIES)
+IN_COLOUR: list[tuple[Scenario, Colour]] = [
+    (scenario, colour)
+    for number, scenario in enumerate(SCENARIOS)
+    for colour in (("sync", "async") if SOAK else (("sync", "async")[number % 2],))
+]
+"""What the colours say is the same: in the ordinary run each promise is looked at in one of them."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("scenario", "colour"), IN_COLOUR, ids=[f"{scenario.name}-{colour}" for scenario, colour in IN_COLOUR]
+)
+def test_the_contract_holds_behind_a_pooler(scenario: Scenario, colour: Colour, pooled: str) -> None:
+    clock = ManualClock()
+    ticking = Ticking(clock)
+
+    def connect() -> AnyStore:
+        store = from_url(pooled)
+        store.clock = ticking
+        return store.twin() if colour == "async" else store
+
+    store_contract.check(scenario, Harness(connect, clock=clock), colour)
+
+
+def test_processes_behind_a_pooler_have_one_winner_per_key(pooled: str) -> None:
+    store = from_url(pooled)
+    store.open()
+    attackers = [launch(pooled, "race") for _ in range(4)]
+    for attacker in attackers:
+        assert attacker.stdin is not None
+        attacker.stdin.write("go\n")
+        attacker.stdin.flush()
+    results = [json.loads(attacker.communicate(timeout=60)[0]) for attacker in attackers]
+    store.close()
+    for part in ("won", "done", "marked"):
+        assert Counter(key for result in results for key in result[part]) == Counter(KEYS), part
+
+
+def test_more_clients_than_the_pooler_has_servers(pooled: str) -> None:
+    """Every thread has a connection of its own; the pooler shares its few among them."""
+    store = from_url(pooled.replace("pool_max=16", "pool_max=12"))
+    store.open()
+
+    def work(number: int) -> list[Any]:
+        found: list[Any] = []
+        for turn in range(10):
+            mine = Claim(("", "c", f"{number}-{turn}"), os.urandom(16), MINUTE_US, MINUTE_US)
+            (granted,) = store.send([mine])
+            (again,) = store.send([Claim(mine.id, os.urandom(16), MINUTE_US, MINUTE_US)])
+            store.send([Settle(mine.id, mine.owner, granted.fence, "done", b"j1", MINUTE_US)])
+            (known,) = store.send([Claim(mine.id, os.urandom(16), MINUTE_US, MINUTE_US)])
+            found += [granted, again, known]
+        return found
+
+    with ThreadPoolExecutor(12) as threads:
+        answers = [answer for found in threads.map(work, range(12)) for answer in found]
+    store.close()
+    assert Counter(type(answer) for answer in answers) == {Granted: 120, Busy: 120, Known: 120}
+
+
+def test_waiters_behind_a_pooler_poll(pooled: str) -> None:
+    policy = semel.Policy(lease_s=60, wait_s=30)
+    with (
+        semel.open(pooled, consumer="c", policy=policy) as owner,
+        semel.open(pooled, consumer="c", policy=policy) as waiter,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        claim: Any = owner.claim("k")
+        waiting = threads.submit(waiter.run, "k", lambda: -1)
+        assert await_true(lambda: bool(waiter._runtime.watches._rooms), 10)
+        owner.complete(claim, 1)
+        assert waiting.result(20) == Done(1, replayed=True)
+
+
+def test_without_the_option_it_says_which_one_is_missing(pooled: str) -> None:
+    store = from_url(pooled.replace("&pooler=true", ""))
+    with pytest.raises(StoreRefused, match="pooler=true"):
+        store.open()
