@@ -15,6 +15,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psycopg
+
 import semel
 import semel.brokers
 from semel.testing.broker_contract import Broker, Sent
@@ -34,6 +36,11 @@ def handler(message: semel.brokers.Arrival) -> None:
     ledger.close()
 
 
+def transfer(connection: Any, message: semel.brokers.Arrival) -> None:
+    """The plain effect in the runner's transaction, in the database that holds the marks."""
+    connection.execute("INSERT INTO " + os.environ[LEDGER] + " VALUES (%s)", (semel.current().key,))
+
+
 class Storm:
     """Workers on one broker and one store, killed and replaced until everything is settled."""
 
@@ -48,10 +55,7 @@ class Storm:
 
     async def run(self, broker: Broker, events: int) -> None:
         """Pour the messages in, kill until half is done, then let it end; check that the ledgers agree."""
-        with sqlite3.connect(self._ledger) as ledger:
-            ledger.execute("PRAGMA journal_mode = WAL")
-            ledger.execute("CREATE TABLE plain (key TEXT)")
-            ledger.execute("CREATE TABLE keyed (idempotency_key TEXT PRIMARY KEY, key TEXT)")
+        self._prepare()
         keys = [f"k{n}" for n in range(events)]
         deliveries = keys + self._chance.sample(keys, events * 3 // 10)
         self._chance.shuffle(deliveries)
@@ -70,8 +74,19 @@ class Storm:
                 worker.wait(30)
         self._agree(keys)
 
+    def _prepare(self) -> None:
+        with sqlite3.connect(self._ledger) as ledger:
+            ledger.execute("PRAGMA journal_mode = WAL")
+            ledger.execute("CREATE TABLE plain (key TEXT)")
+            ledger.execute("CREATE TABLE keyed (idempotency_key TEXT PRIMARY KEY, key TEXT)")
+
+    @property
+    def _place(self) -> str:
+        """Where the workers' handler finds the ledger."""
+        return str(self._ledger)
+
     def _worker(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._command, cwd=ROOT, env=environment(**{LEDGER: str(self._ledger)}))
+        return subprocess.Popen(self._command, cwd=ROOT, env=environment(**{LEDGER: self._place}))
 
     def _kill(self, workers: list[Any]) -> None:
         at = self._chance.randrange(len(workers))
@@ -93,3 +108,36 @@ class Storm:
         assert set(plain) == set(keys), "none lost"
         repeats = sum(plain.values()) - len(keys)
         assert repeats <= self.kills * 10, "an effect repeats only where a worker was killed with it in hand"
+
+
+class InboxStorm(Storm):
+    """The same in mode inbox on PostgreSQL: a plain ledger, beside the marks, is exact."""
+
+    def __init__(self, url: str, database: str, store: str, seed: int) -> None:
+        super().__init__(url, Path(), seed)
+        at = self._command.index("--store")
+        self._command[at : at + 2] = ["--store", store, "--mode", "inbox"]
+        self._command[self._command.index("tests.brokers.storm:handler")] = "tests.brokers.storm:transfer"
+        self._database = database
+        self._table = f"ledger_{os.urandom(6).hex()}"
+
+    def _prepare(self) -> None:
+        self._ask(f"CREATE TABLE {self._table} (key TEXT)")
+
+    def _ask(self, statement: str) -> list[Any]:
+        with psycopg.connect(self._database) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    @property
+    def _place(self) -> str:
+        return self._table
+
+    def _noted(self) -> int:
+        return int(self._ask(f"SELECT count(*) FROM {self._table}")[0][0])
+
+    def _agree(self, keys: list[str]) -> None:
+        plain = Counter(key for (key,) in self._ask(f"SELECT key FROM {self._table}"))
+        self._ask(f"DROP TABLE {self._table}")
+        assert self.kills > 0, "a storm without kills proves nothing"
+        assert plain == Counter(keys), "none lost, none twice, without any help from the ledger"

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, TypeAlias, get_type_hints
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from semel.lazily import asyncio, inspect
 from semel.policy import Policy
 from semel.types import Delivery
 
-__all__ = ["Call", "Middleware", "Route", "route_for"]
+__all__ = ["Call", "Middleware", "Route", "event_facts", "in_thread", "route_for"]
 
 Call: TypeAlias = Callable[[Arrival], Awaitable[Any]]
 Middleware: TypeAlias = Callable[[Arrival, Call], Awaitable[Any]]
@@ -47,7 +47,9 @@ class Route:
 
     `once`: its own client, so that payments may go by inbox to one store and metrics by mark to another. `types`:
     the event types it takes; none means every type that no other route names. `key`: where the key is; the
-    identity chain where it is not given.
+    identity chain where it is not given. `batch`: the handler is given a list of messages that are new, and is to
+    take all or none of them; when it fails, each is tried by itself. A client of mode inbox: the handler is given
+    the open transaction first, `handler(connection, message)`.
     """
 
     def __init__(
@@ -59,18 +61,26 @@ class Route:
         key: Any = None,
         middleware: Sequence[Middleware] = (),
         keep_position: bool = False,
+        batch: bool = False,
     ) -> None:
-        if once.mode in ("inbox", "transaction"):
-            raise UsageError(f"mode {once.mode!r} runs handlers in a transaction; use its own route")
+        if once.mode == "transaction":
+            raise UsageError(
+                "mode 'transaction' runs handlers in a transaction of Kafka's; use its own route"
+            )
+        if batch and once.mode in ("mark", "quarantine"):
+            raise UsageError(
+                f"a batch that fails is tried again one by one, which mode {once.mode!r} rules out"
+            )
         self.name: str = getattr(handler, "__qualname__", repr(handler))
         self.types: frozenset[str] = frozenset(types)
         self.once: AsyncSemel = once.using(_patient(once.policy))
         self._identity = key if isinstance(key, Identity) else Identity(key=key)
         self._keep_position = keep_position
-        self._reads = reader(handler)
-        self._handler = handler
-        self._blocks = not inspect.iscoroutinefunction(handler)
-        self._middleware = tuple(middleware)
+        self.batch: bool = batch
+        self.reads: Callable[[Arrival], Any] = reader(handler, 1 if once.mode == "inbox" else 0, batch=batch)
+        self.handler: Callable[..., Any] = handler
+        self.blocks: bool = not inspect.iscoroutinefunction(handler)
+        self.middleware: tuple[Middleware, ...] = tuple(middleware)
 
     def delivery(self, arrival: Arrival, event_type: str, event_time_us: int | None) -> Delivery[Arrival]:
         """The arrival under its key. Raises `KeyMissing` and `KeyInvalid`."""
@@ -84,15 +94,9 @@ class Route:
             meta={"position": arrival.position} if self._keep_position and arrival.position else None,
         )
 
-    def call(self, threads: Executor) -> Call:
-        """What runs for a message: the middlewares from the outside in, then the handler."""
-        run = partial(in_thread, threads, self._handler) if self._blocks else self._handler
-
-        async def innermost(arrival: Arrival) -> Any:
-            return await run(self._reads(arrival))
-
-        call: Call = innermost
-        for middleware in reversed(self._middleware):
+    def around(self, call: Call) -> Call:
+        """The middlewares from the outside in, then the call."""
+        for middleware in reversed(self.middleware):
             call = _around(middleware, call)
         return call
 
@@ -154,16 +158,19 @@ def _instant_us(time: str | None) -> int | None:
     return round(moment.timestamp() * 1e6) if moment.tzinfo is not None else None
 
 
-def reader(handler: Callable[..., Any]) -> Callable[[Arrival], Any]:
-    """What turns a message into what the handler's first parameter is annotated with."""
+def reader(handler: Callable[..., Any], at: int = 0, *, batch: bool = False) -> Callable[[Arrival], Any]:
+    """What turns a message into what the handler's parameter is annotated with; for a batch, what its list is of."""
     try:
         hints = get_type_hints(handler)
     except Exception:  # noqa: BLE001 - an annotation that names nothing says nothing
         hints = {}
     parameters = list(inspect.signature(handler).parameters)
-    if not parameters:
-        raise UsageError(f"{handler!r} takes no argument, and a handler is given the message")
-    wanted = hints.get(parameters[0], Arrival)
+    if len(parameters) <= at:
+        given = "the open transaction and the message" if at else "the message"
+        raise UsageError(f"{handler!r} takes {len(parameters)} arguments, and a handler is given {given}")
+    wanted = hints.get(parameters[at], Any)
+    if batch:
+        (wanted,) = get_args(wanted) or (Any,)
     if wanted in (Arrival, Any):
         return _itself
     if wanted is bytes:
@@ -189,9 +196,9 @@ def _read(wanted: Any, decode: Callable[[bytes], Any], arrival: Arrival) -> Any:
         raise MessageInvalid(f"the body does not read as {name}: {error}") from error
 
 
-async def in_thread(threads: Executor, fn: Callable[..., Any], given: Any) -> Any:
+async def in_thread(threads: Executor, fn: Callable[..., Any], *given: Any) -> Any:
     """Call what blocks in a thread. A thread cannot be stopped: cancelled, it is waited for all the same."""
-    running = asyncio.get_running_loop().run_in_executor(threads, copy_context().run, fn, given)
+    running = asyncio.get_running_loop().run_in_executor(threads, copy_context().run, fn, *given)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

@@ -20,15 +20,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from semel.aclient import AsyncSemel
+from semel.brokers.pace import Counts, Pace
 from semel.brokers.room import Room
 from semel.brokers.routes import Route, event_facts, route_for
 from semel.brokers.source import Arrival, Letter, Source
+from semel.brokers.tally import Tally
+from semel.brokers.work import Work, work_for
 from semel.core.commands import Granted
+from semel.core.verdicts import postponed
 from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
 from semel.lazily import asyncio
 from semel.types import (
@@ -45,7 +49,7 @@ from semel.types import (
     Unknown,
 )
 
-__all__ = ["Counts", "Pace", "Runner"]
+__all__ = ["Runner"]
 
 logger = logging.getLogger("semel.runner")
 
@@ -53,37 +57,6 @@ RECEIVE_WAIT_S = 0.5
 """The longest time before the loop looks up from the broker: a stop is noticed within it."""
 OUTAGE_FIRST_S = 0.5
 OUTAGE_MAX_S = 15.0
-
-
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a runner takes on at once."""
-
-    batch: int = 100
-    """The most deliveries that are claimed together."""
-    concurrency: int = 10
-    """How many handlers run at once."""
-    in_hand: int = 1000
-    """The most deliveries held, waiting ones included; beyond it nothing is received."""
-    room: int = 100
-    """How many busy or postponed deliveries wait in hand; beyond it they go back to the broker."""
-    order: bool = False
-    """Whether the deliveries of one lane (a partition, a message group) run one after the other, in order."""
-    drain_s: float = 30.0
-    """How long a stop waits for running handlers before it cancels them."""
-    no_key: Literal["bury", "refuse"] = "bury"
-    """What becomes of a message without a key: to the dead letters, or the runner stops with `KeyMissing`."""
-
-
-class Counts(msgspec.Struct):
-    """What a runner has done since it was made."""
-
-    received: int = 0
-    acked: int = 0
-    duplicates: int = 0
-    parked: int = 0
-    returned: int = 0
-    buried: int = 0
-    errors: int = 0
 
 
 class Held(msgspec.Struct, eq=False):
@@ -121,6 +94,7 @@ class Runner:
             self.routes = tuple(handler)
         if not self.routes:
             raise UsageError("a runner needs at least one handler")
+        self._tally: Tally = Tally()
         self._room: Room[Held] = Room(self.pace.room)
         self._lanes: dict[str, deque[Held]] = {}
         self._waiting: deque[list[Held]] = deque()
@@ -146,7 +120,7 @@ class Runner:
     async def run(self) -> None:
         """Work until `stop`, or until something that no repetition cures: then it is raised, after draining."""
         with ThreadPoolExecutor(self.pace.concurrency, thread_name_prefix="semel-handler") as threads:
-            self._calls = {route: route.call(threads) for route in self.routes}
+            self._works: dict[Route, Work] = {route: work_for(route, threads) for route in self.routes}
             await self._reached(self.source.open)
             beating = asyncio.create_task(self._beat()) if self.source.deadline_s else None
             try:
@@ -268,7 +242,9 @@ class Runner:
             batch = self._waiting.popleft()
             for each in batch:
                 each.running = True
-            share = min(self._free, len(batch))
+            route = batch[0].route
+            assert route is not None
+            share = 1 if self._works[route].whole else min(self._free, len(batch))
             self._free -= share
             self._spawn(self._deliver(batch, share))
 
@@ -300,9 +276,7 @@ class Runner:
                 self._launch()
 
         try:
-            outcomes = await route.once._deliver(  # noqa: SLF001 - `run_many` with two ears more
-                deliveries, self._calls[route], share, self._last_words, told
-            )
+            outcomes = await self._works[route].deliver(deliveries, share, self._last_words, told)
             for at in sorted(unanswered):  # later copies of a key within the batch
                 told(at, outcomes[at])
         except StoreError as error:
@@ -339,11 +313,25 @@ class Runner:
             case Unavailable(error):
                 self._keep(held, self._outage_s(error))
             case Errored(error, _, retry_after_s):
-                self.counts.errors += 1
-                logger.info("a handler failed, and will be tried again in %.1f s: %r", retry_after_s, error)
-                self._again(held, retry_after_s)
+                self._failed(held, error, retry_after_s)
             case Done() | Lost():
                 self._again(held, 0.0)
+
+    def _failed(self, held: Held, error: BaseException, retry_after_s: float) -> None:
+        """Try it again later. Where no record counts the attempts, as in observe mode, they are counted here."""
+        self.counts.errors += 1
+        if not retry_after_s:  # a record that was released would say how long
+            assert held.route is not None
+            assert held.delivery is not None
+            policy = held.route.once.policy
+            attempt = self._tally.failed(held.delivery.key, held.arrival.deliveries)
+            if attempt >= policy.max_attempts:
+                self._tally.forget(held.delivery.key)
+                self._put_aside(held, "failed", error)
+                return
+            retry_after_s = postponed(policy, attempt).delay_s
+        logger.info("a handler failed, and will be tried again in %.1f s: %r", retry_after_s, error)
+        self._again(held, retry_after_s)
 
     def _outage_s(self, error: BaseException) -> float:
         """How long to leave the store alone: longer with each try, and the same for all that tried together."""
@@ -498,4 +486,6 @@ class Runner:
             await asyncio.wait([self._acking])
         if beating is not None:
             beating.cancel()
+        for work in self._works.values():
+            await work.close()
         await self.source.close()

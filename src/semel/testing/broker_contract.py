@@ -18,7 +18,8 @@ import msgspec
 
 from semel.aclient import AsyncSemel
 from semel.brokers.letters import letter_of
-from semel.brokers.runner import Pace, Runner
+from semel.brokers.pace import Pace
+from semel.brokers.runner import Runner
 from semel.brokers.source import Arrival, Source
 from semel.claims import Claimed
 from semel.client import aopen
