@@ -24,15 +24,23 @@ def url() -> str:
 
 def messages(queues: Sequence[str]) -> int:
     """How many messages these queues hold, ready or delivered, as the server's own command line says."""
+    listed = _control("-q", "list_queues", "--no-table-headers", "name", "messages")
+    counts = dict(line.split("\t") for line in listed.splitlines() if "\t" in line)
+    return sum(int(counts.get(name, 0)) for name in queues)
+
+
+def close_connections() -> None:
+    """Have the server close every client's connection, as an operator would."""
+    _control("close_all_connections", "maintenance")
+
+
+def _control(*command: str) -> str:
     state = server.shared("rabbitmq", _start)
     own = state["env"]
-    ended = subprocess.run(
-        [state["control"], "-n", own["RABBITMQ_NODENAME"], "-q", "list_queues", "--no-table-headers",
-         "name", "messages"],
+    return subprocess.run(
+        [state["control"], "-n", own["RABBITMQ_NODENAME"], *command],
         env=own, capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    counts = dict(line.split("\t") for line in ended.stdout.splitlines() if "\t" in line)
-    return sum(int(counts.get(name, 0)) for name in queues)
+    ).stdout  # fmt: skip
 
 
 def stopped(state: State) -> None:

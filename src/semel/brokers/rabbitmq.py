@@ -25,6 +25,8 @@ __all__ = ["Options", "RabbitQueue", "from_url"]
 CONNECT_S = 10.0
 STEPS_S = (1, 5, 30, 120, 600, 3600)
 """The delays there are queues for: a message waits in the one with the least that is enough."""
+DELIVERIES = "semel-deliveries"
+"""The header of a postponed copy that says how often its originals were delivered: the server counts anew."""
 NO_ID = "semel-no-id"
 """The header of a copy whose original had no id: what stands in its place was made up by the client library."""
 UNREACHABLE = (AMQPError, ChannelInvalidStateError, ConnectionError, TimeoutError, OSError, RuntimeError)
@@ -115,14 +117,13 @@ class RabbitQueue:
         return [self._arrival(message) for message in found]
 
     def _arrival(self, message: AbstractIncomingMessage) -> Arrival:
-        count = message.headers.get("x-delivery-count")
         return Arrival(
             headers={name: _text(value) for name, value in message.headers.items()},
             body=message.body,
             broker_id=_id_of(message),
             position=f"{self._options.queue}/{message.delivery_tag}",
             transport="rabbitmq",
-            deliveries=int(count) + 1 if isinstance(count, int) else 2 if message.redelivered else 1,
+            deliveries=_deliveries(message),
             handle=(self._channel, message),
         )
 
@@ -161,7 +162,9 @@ class RabbitQueue:
                 },
             )
             self._delays.add(step_s)
-        await self._publish(name, _copy(message))
+        copy = _copy(message)
+        copy.headers[DELIVERIES] = _deliveries(message)
+        await self._publish(name, copy)
         await message.ack()
 
     async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
@@ -237,7 +240,8 @@ class RabbitQueue:
 def _copy(message: AbstractIncomingMessage) -> aio_pika.Message:
     """The message as the producer sent it, without what the server has added."""
     headers = {name: value for name, value in message.headers.items() if not name.startswith("x-death")}
-    headers.pop("x-delivery-count", None)
+    for ours in ("x-delivery-count", DELIVERIES):
+        headers.pop(ours, None)
     copy = aio_pika.Message(
         message.body,
         headers=headers,
@@ -253,6 +257,13 @@ def _copy(message: AbstractIncomingMessage) -> aio_pika.Message:
     else:
         copy.message_id = message.message_id
     return copy
+
+
+def _deliveries(message: AbstractIncomingMessage) -> int:
+    """How often it was delivered, this time and its earlier lives included."""
+    before, count = message.headers.get(DELIVERIES, 0), message.headers.get("x-delivery-count")
+    now = count + 1 if isinstance(count, int) else 2 if message.redelivered else 1
+    return now + (before if isinstance(before, int) else 0)
 
 
 def _id_of(message: AbstractIncomingMessage) -> str | None:

@@ -109,11 +109,11 @@ class RedisStream:
         except (RedisError, OSError) as error:
             raise SourceUnavailable(str(error)) from error
 
-    async def _ask(self, *command: Any) -> Any:
+    async def _ask(self, *command: Any, **options: Any) -> Any:
         if self._redis is None:
             raise SourceUnavailable("not open")
         try:
-            return await self._redis.execute_command(*command)
+            return await self._redis.execute_command(*command, **options)
         except ResponseError as error:
             if "NOGROUP" in str(error):  # the stream was removed, or the server came back empty
                 await self.open()
@@ -146,7 +146,15 @@ class RedisStream:
         self._cursor = answer[0].decode() if isinstance(answer[0], bytes) else str(answer[0])
         if self._cursor == "0-0":
             self._looked_at = monotonic()
-        return [self._arrival(id_, fields, 2) for id_, fields in answer[1] if fields]
+        found = [(id_, fields) for id_, fields in answer[1] if fields]
+        if not found:
+            return []
+        held = await self._ask(
+            "XPENDING", options.stream, options.group, found[0][0], found[-1][0], 10 * limit, self._me,
+            parse_detail=True,
+        )  # fmt: skip
+        counts = {entry["message_id"]: int(entry["times_delivered"]) for entry in held}
+        return [self._arrival(id_, fields, counts.get(id_, 2)) for id_, fields in found]
 
     def _arrival(self, id_: bytes, fields: Any, deliveries: int) -> Arrival:
         headers = {name.decode("utf-8", "replace"): value for name, value in _pairs(fields)}

@@ -293,8 +293,8 @@ class Runner:
     def _settle(self, held: Held, outcome: Outcome[Any]) -> None:
         """What the broker is told of an outcome."""
         held.running = False
-        if not isinstance(outcome, Unavailable):
-            self._outages = 0
+        if isinstance(outcome, Done | Failed | Busy) and getattr(outcome, "recorded", True):
+            self._outages = 0  # the store has answered; what is released or lost may go unheard
         if held.gone:
             self._release(held)
             return
@@ -314,7 +314,9 @@ class Runner:
                 self._keep(held, self._outage_s(error))
             case Errored(error, _, retry_after_s):
                 self._failed(held, error, retry_after_s)
-            case Done() | Lost():
+            case Done():
+                self._again(held, self._outage_s("a completion was not stored"))
+            case Lost():
                 self._again(held, 0.0)
 
     def _failed(self, held: Held, error: BaseException, retry_after_s: float) -> None:
@@ -333,7 +335,7 @@ class Runner:
         logger.info("a handler failed, and will be tried again in %.1f s: %r", retry_after_s, error)
         self._again(held, retry_after_s)
 
-    def _outage_s(self, error: BaseException) -> float:
+    def _outage_s(self, error: object) -> float:
         """How long to leave the store alone: longer with each try, and the same for all that tried together."""
         now = monotonic()
         if now >= self._outage_until:

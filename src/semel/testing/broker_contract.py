@@ -209,6 +209,22 @@ async def a_failed_handler_is_tried_again(scene: Scene) -> None:
 
 
 @_scenario
+async def a_broker_that_counts_deliveries_counts_each(scene: Scene) -> None:
+    """Where no record counts attempts, the broker's own count ends them."""
+    counts: list[int] = []
+
+    async def handler(message: Arrival) -> None:
+        counts.append(message.deliveries)
+        if len(counts) < LOOKS_MAX:
+            raise RuntimeError("not yet")
+
+    await scene.broker.send(_sent("a"))
+    async with scene.running(handler):
+        await scene.settled()
+    check(counts in ([0] * LOOKS_MAX, list(range(1, LOOKS_MAX + 1))), f"deliveries are counted: {counts}")
+
+
+@_scenario
 async def poison_goes_to_the_dead_letters_with_its_story(scene: Scene) -> None:
     """Permanent: a copy with key, reason, attempts and stack; the rest goes on."""
 
