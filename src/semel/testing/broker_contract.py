@@ -12,6 +12,7 @@ where the broker says how to send from outside and what it looks like from outsi
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -20,7 +21,7 @@ from semel.aclient import AsyncSemel
 from semel.brokers.letters import letter_of
 from semel.brokers.pace import Pace
 from semel.brokers.runner import Runner
-from semel.brokers.source import Arrival, Source
+from semel.brokers.source import Arrival, Letter, Source
 from semel.claims import Claimed
 from semel.client import aopen
 from semel.policy import Policy
@@ -30,6 +31,7 @@ from semel.testing.contract.bench import check, equal
 __all__ = ["SCENARIOS", "Broker", "Scene", "Sent", "Suite", "arun"]
 
 WITHIN_S = 30.0
+DUE_S = 0.7
 LOOKS_MAX = 5
 """How often a runner may look at a message that is busy for one short lease."""
 
@@ -248,6 +250,61 @@ async def poison_goes_to_the_dead_letters_with_its_story(scene: Scene) -> None:
 
 
 @_scenario
+async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene) -> None:
+    """A crash in between buries it twice; the other way round would lose it."""
+    states: list[str] = []
+    once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
+    source = scene.broker.source()
+    bury = source.bury
+
+    async def watched(arrival: Arrival, letter: Letter) -> None:
+        record = await once.records.lookup(letter.key)
+        states.append("absent" if record is None else record.state)
+        await bury(arrival, letter)
+
+    async def handler(_message: Arrival) -> None:
+        raise ValueError("never")
+
+    source.bury = watched  # type: ignore[method-assign]
+    await scene.broker.send(_sent("a"))
+    async with scene.running(handler, once=once, source=source):
+        await scene.settled()
+    record = await once.records.lookup("a")
+    states.append("absent" if record is None else record.state)
+    equal(states, ["claimed", "failed"], "the record, when the letter was written and at the end")
+
+
+@_scenario
+async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene) -> None:
+    """A broker that hands it out again at once would spin."""
+    times: list[float] = []
+    source = scene.broker.source()
+    receive = source.receive
+
+    async def watched(limit: int, wait_s: float) -> Sequence[Arrival]:
+        found = await receive(limit, wait_s)
+        times.extend(monotonic() for _ in found)
+        return found
+
+    async def handler(message: Arrival) -> None:
+        await scene.note(message)
+        if len(scene.ran) == 1:
+            raise RuntimeError("not yet")
+
+    source.receive = watched  # type: ignore[method-assign]
+    await scene.broker.send(_sent("a"))
+    once = scene.client(policy=Policy(retry_delay_s=1.0))
+    async with scene.running(handler, once=once, source=source):
+        await scene.settled()
+    equal(scene.ran, ["a", "a"], "what ran")
+    if source.redelivers:
+        equal(len(times), 2, "how often it was delivered")
+        check(
+            times[1] - times[0] > DUE_S, f"delivered again {times[1] - times[0]:.3f} s after a delay of 1 s"
+        )
+
+
+@_scenario
 async def a_message_without_a_key_goes_to_the_dead_letters(scene: Scene) -> None:
     """No key is ever invented."""
     await scene.broker.send([Sent("", b"nobody"), *_sent("a")])
@@ -289,8 +346,10 @@ async def a_handler_longer_than_the_deadline_runs_once(scene: Scene) -> None:
 async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) -> None:
     """Drain: nothing is lost, and nothing runs twice."""
     started = asyncio.Event()
+    begun: list[str] = []
 
     async def slow(message: Arrival) -> None:
+        begun.append(bytes(message.body).decode())
         started.set()
         await asyncio.sleep(0.3)
         await scene.note(message)
@@ -301,6 +360,7 @@ async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) 
     source = scene.broker.source(deadline_s=5.0)
     async with scene.running(slow, once=once, source=source, batch=2, concurrency=2) as runner:
         await asyncio.wait_for(started.wait(), WITHIN_S)
+    equal(sorted(scene.ran), sorted(begun), "what had begun is finished")
     check(0 < len(scene.ran) < len(keys), "the stop came in the middle")
     equal(runner.counts.acked, len(scene.ran), "what ran is acknowledged")
     async with scene.running(once=once):
