@@ -351,7 +351,7 @@ async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) 
     async def slow(message: Arrival) -> None:
         begun.append(bytes(message.body).decode())
         started.set()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.0)  # longer than a runner takes to notice that it is to stop
         await scene.note(message)
 
     keys = [f"k{n}" for n in range(8)]
