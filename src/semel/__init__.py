@@ -161,10 +161,12 @@ __all__ = [
     "Verdict",
     "WrongDatabase",
     "aopen",
+    "aproducer",
     "current",
     "errors",
     "keys",
     "open",
+    "producer",
     "step",
     "tiered",
     "unwrap",
@@ -172,11 +174,17 @@ __all__ = [
 
 
 if TYPE_CHECKING:
+    from semel.outbox.producer import aproducer, producer
+
     __version__: str
 else:
 
-    def __getattr__(name: str) -> str:
-        """`__version__`, looked up when asked for: reading metadata is slow."""
+    def __getattr__(name: str) -> object:
+        """What is looked up when asked for: reading metadata is slow, and a producer needs an event loop."""
+        if name in ("aproducer", "producer"):
+            from semel.outbox import producer
+
+            return getattr(producer, name)
         if name == "__version__":
             from importlib.metadata import version
 
