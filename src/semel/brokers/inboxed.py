@@ -96,9 +96,9 @@ class Inboxed:
             return await (self._in_thread(batch) if self._route.blocks else self._awaited(batch))
         except (ModeMismatch, NoTransaction, WrongDatabase, UsageError):
             raise  # no repetition cures it
-        except (StoreError, OSError, *self._desk.unavailable) as error:
-            return [Unavailable(error)] * len(batch)
-        except Exception as error:  # noqa: BLE001 - such as a constraint that is looked at only now
+        except Exception as error:  # noqa: BLE001 - the database's, or of a constraint that is looked at only now
+            if isinstance(error, (StoreError, OSError, *self._desk.unavailable)):
+                return [Unavailable(error)] * len(batch)
             if len(batch) == 1:
                 return [Errored(error, 1)]
         return [outcome for each in batch for outcome in await self._transacted([each])]

@@ -6,7 +6,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from semel.brokers.routes import Call, Route, in_thread
+from semel.brokers.routes import Route, in_thread
 from semel.brokers.source import Arrival
 from semel.context import _current
 from semel.core.commands import Granted
@@ -105,7 +105,7 @@ class Together:
 class Groups:
     """Gives those who call in the same turn of the loop one group."""
 
-    def __init__(self, reads: Callable[[Arrival], Any], call: Call) -> None:
+    def __init__(self, reads: Callable[[Arrival], Any], call: Callable[[list[Any]], Awaitable[Any]]) -> None:
         self._reads = reads
         self._call = call
         self._open: Group | None = None

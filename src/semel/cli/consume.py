@@ -31,7 +31,9 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     handler: Annotated[
         str,
         typer.Argument(
-            metavar="MODULE:NAME", callback=text, help="A handler, or a list of semel.brokers.Route."
+            metavar="MODULE:NAME",
+            callback=text,
+            help="A handler, or a list of semel.brokers.Route; with --mode inbox it is given the open transaction first.",
         ),
     ],
     source: Annotated[
@@ -63,8 +65,11 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
         int, typer.Option("--concurrency", min=1, help="How many handlers run at once.")
     ] = 10,
     batch: Annotated[
-        int, typer.Option("--batch", min=1, help="How many deliveries are claimed together.")
-    ] = 100,
+        int,
+        typer.Option(
+            "--batch", min=1, help="How many deliveries are claimed together, or share a transaction."
+        ),
+    ] = 200,
     max_attempts: Annotated[
         int, typer.Option("--max-attempts", min=1, help="After so many the message goes to the dead letters.")
     ] = 10,
