@@ -179,6 +179,10 @@ if TYPE_CHECKING:
     __version__: str
 else:
 
+    def __dir__() -> list[str]:
+        """What is there, and what would be."""
+        return sorted({*globals(), *__all__})
+
     def __getattr__(name: str) -> object:
         """What is looked up when asked for: reading metadata is slow, and a producer needs an event loop."""
         if name in ("aproducer", "producer"):

@@ -124,7 +124,7 @@ def test_redis_streams_killed_and_started_again(tmp_path: Path) -> None:
         async def unsettled() -> int:
             async with redis.asyncio.Redis.from_url(server.url) as client:
                 [group] = await client.xinfo_groups("orders")
-                new = await client.xrange("orders", f"({group['last-delivered-id'].decode()}", "+")
+                new: Any = await client.xrange("orders", f"({group['last-delivered-id'].decode()}", "+")
                 return int(group["pending"]) + len(new)
 
         async def break_it() -> None:

@@ -27,70 +27,75 @@ if TYPE_CHECKING:
 __all__ = ["consume"]
 
 
+HandlerArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:NAME",
+        callback=text,
+        help="A handler, or a list of semel.brokers.Route. In mode inbox it is given the open transaction first.",
+    ),
+]
+SourceOption = Annotated[
+    list[str],
+    typer.Option(
+        "--from",
+        metavar="URL",
+        help="Where deliveries come from, such as redis://localhost/0?stream=orders&group=billing."
+        " Repeat it for several.",
+    ),
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        "-k",
+        metavar="PATH",
+        callback=text,
+        help="Where the key is in the body; else the headers and the broker's own field are searched.",
+    ),
+]
+ConcurrencyOption = Annotated[
+    int, typer.Option("--concurrency", min=1, help="How many handlers run at once.")
+]
+BatchOption = Annotated[
+    int,
+    typer.Option("--batch", min=1, help="How many deliveries are claimed together, or share a transaction."),
+]
+AttemptsOption = Annotated[
+    int, typer.Option("--max-attempts", min=1, help="After so many the message goes to the dead letters.")
+]
+RetryDelayOption = Annotated[
+    str,
+    typer.Option("--retry-delay", metavar="DURATION", help="Before the second attempt; doubled each time."),
+]
+DrainOption = Annotated[
+    str, typer.Option("--drain", metavar="DURATION", help="How long a stop waits for running handlers.")
+]
+OrderOption = Annotated[bool, typer.Option("--order", help="Keep the order within a partition or group.")]
+RefuseOption = Annotated[
+    bool, typer.Option("--refuse-no-key", help="Stop at a message without a key, instead of burying it.")
+]
+UntilIdleOption = Annotated[bool, typer.Option("--until-idle", help="End when there is nothing left to do.")]
+
+
 def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    handler: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:NAME",
-            callback=text,
-            help="A handler, or a list of semel.brokers.Route; with --mode inbox it is given the open transaction first.",
-        ),
-    ],
-    source: Annotated[
-        list[str],
-        typer.Option(
-            "--from",
-            metavar="URL",
-            help="Where deliveries come from, such as redis://localhost/0?stream=orders&group=billing."
-            " Repeat it for several.",
-        ),
-    ],
+    handler: HandlerArgument,
+    source: SourceOption,
     store: StoreOption = None,
     consumer: ConsumerOption = None,
     tenant: TenantOption = None,
     window: WindowOption = None,
     lease: LeaseOption = None,
     mode: ModeOption = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key",
-            "-k",
-            metavar="PATH",
-            callback=text,
-            help="Where the key is in the body; else the headers and the broker's own field are searched.",
-        ),
-    ] = None,
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", min=1, help="How many handlers run at once.")
-    ] = 10,
-    batch: Annotated[
-        int,
-        typer.Option(
-            "--batch", min=1, help="How many deliveries are claimed together, or share a transaction."
-        ),
-    ] = 200,
-    max_attempts: Annotated[
-        int, typer.Option("--max-attempts", min=1, help="After so many the message goes to the dead letters.")
-    ] = 10,
-    retry_delay: Annotated[
-        str,
-        typer.Option(
-            "--retry-delay", metavar="DURATION", help="Before the second attempt; doubled each time."
-        ),
-    ] = "1s",
-    drain: Annotated[
-        str, typer.Option("--drain", metavar="DURATION", help="How long a stop waits for running handlers.")
-    ] = "30s",
-    order: Annotated[  # noqa: FBT002 - a switch
-        bool, typer.Option("--order", help="Keep the order within a partition or group.")
-    ] = False,
-    refuse_no_key: Annotated[  # noqa: FBT002 - a switch
-        bool, typer.Option("--refuse-no-key", help="Stop at a message without a key, instead of burying it.")
-    ] = False,
-    until_idle: Annotated[  # noqa: FBT002 - a switch
-        bool, typer.Option("--until-idle", help="End when there is nothing left to do.")
-    ] = False,
+    key: KeyOption = None,
+    concurrency: ConcurrencyOption = 10,
+    batch: BatchOption = 200,
+    max_attempts: AttemptsOption = 10,
+    retry_delay: RetryDelayOption = "1s",
+    drain: DrainOption = "30s",
+    order: OrderOption = False,  # noqa: FBT002 - a switch
+    refuse_no_key: RefuseOption = False,  # noqa: FBT002 - a switch
+    until_idle: UntilIdleOption = False,  # noqa: FBT002 - a switch
 ) -> int:
     """Run a handler for each message that a broker delivers, once for each key.
 
