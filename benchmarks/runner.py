@@ -16,7 +16,7 @@ import semel
 from semel.brokers import Arrival, Pace, Route, Runner, source_for
 from semel.cli.gauge.measure import Job, Row, compare
 
-MESSAGES = 4000
+MESSAGES = 10_000
 BATCH = 200
 AT_ONCE = 10
 _numbers = itertools.count()
