@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 import semel
-from benchmarks import bloom, inbox, memory, outbox, postgres, redis, sqlite, tiers
+from benchmarks import bloom, inbox, memory, outbox, postgres, redis, runner, sqlite, tiers
 from semel.cli.gauge.measure import Row
 from semel.cli.gauge.plot import svg
 
@@ -23,6 +23,7 @@ MODULES: dict[str, Any] = {
     "redis": redis,
     "inbox": inbox,
     "outbox": outbox,
+    "runner": runner,
     "bloom": bloom,
     "tiers": tiers,
 }
@@ -31,6 +32,7 @@ DRIVERS = {
     "tiers": ["psycopg", "redis"],
     "inbox": ["psycopg"],
     "outbox": ["psycopg", "redis"],
+    "runner": ["psycopg", "redis", "faststream", "idemkit"],
     "postgres": ["psycopg"],
     "redis": ["redis", "hiredis"],
 }

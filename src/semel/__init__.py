@@ -23,11 +23,13 @@ from semel.decorators import AsyncGuarded, Guarded, unwrap
 from semel.errors import (
     AttemptsExhausted,
     ClaimLost,
+    GiveUp,
     HandlerFailed,
     IdsMismatch,
     KeyInvalid,
     KeyMissing,
     LateEvent,
+    MessageInvalid,
     ModeMismatch,
     NotApplied,
     NotInHandler,
@@ -41,6 +43,7 @@ from semel.errors import (
     SemelError,
     SinkUnavailable,
     SinkUnknown,
+    SourceUnavailable,
     StepRepeated,
     StillRunning,
     StoreClosed,
@@ -104,6 +107,7 @@ __all__ = [
     "Errored",
     "Failed",
     "Forgotten",
+    "GiveUp",
     "Guarded",
     "HandlerFailed",
     "IdsMismatch",
@@ -114,6 +118,7 @@ __all__ = [
     "Lost",
     "MemoryStore",
     "Message",
+    "MessageInvalid",
     "Mismatch",
     "Mode",
     "ModeMismatch",
@@ -138,6 +143,7 @@ __all__ = [
     "Settings",
     "SinkUnavailable",
     "SinkUnknown",
+    "SourceUnavailable",
     "State",
     "Stats",
     "StepRepeated",
@@ -160,10 +166,12 @@ __all__ = [
     "Verdict",
     "WrongDatabase",
     "aopen",
+    "aproducer",
     "current",
     "errors",
     "keys",
     "open",
+    "producer",
     "step",
     "tiered",
     "unwrap",
@@ -171,13 +179,22 @@ __all__ = [
 
 
 if TYPE_CHECKING:
+    from semel.outbox.producer import aproducer, producer
     from semel.stores.tiered import tiered
 
     __version__: str
 else:
 
+    def __dir__() -> list[str]:
+        """What is there, and what would be."""
+        return sorted({*globals(), *__all__})
+
     def __getattr__(name: str) -> object:
-        """What is slow to find or to load, and not always needed: `tiered`, `__version__`."""
+        """What is slow to find or to load, and not always needed."""
+        if name in ("aproducer", "producer"):
+            from semel.outbox import producer
+
+            return getattr(producer, name)
         if name == "tiered":
             from semel.stores.tiered import tiered
 
@@ -187,6 +204,3 @@ else:
 
             return version("semel")
         raise AttributeError(f"module 'semel' has no attribute {name!r}")
-
-    def __dir__() -> list[str]:
-        return [*globals(), "tiered"]

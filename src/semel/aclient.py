@@ -10,20 +10,24 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
+from msgspec.structs import replace
+
 from semel.base import ClaimOutcome, Client, raised
 from semel.batches import adrive_many, copies
 from semel.claims import Claimed
 from semel.core import flows
-from semel.core.commands import Item
+from semel.core.commands import Granted, Item
 from semel.core.folding import leaders
+from semel.core.verdicts import Task
 from semel.decorators import AsyncGuard, KeySource, awaitable
 from semel.drive import AsyncHands, adrive
 from semel.keys.sliding import Sliding
 from semel.plans import Plan, reachable, unreachable
-from semel.policy import Policy
+from semel.policy import ATTEMPTS_LIMIT, Policy
 from semel.records import AsyncRecords, AsyncWindows
 from semel.runtime import Runtime
-from semel.types import Completed, Delivery, Lost, Outcome, Renewed, Unavailable, Verdict
+from semel.types import Completed, Delivery, Failed, Lost, Outcome, Renewed, Unavailable, Verdict
+from semel.windows import OFF
 
 if TYPE_CHECKING:
     from semel.inbox import AsyncInbox
@@ -129,14 +133,53 @@ class AsyncSemel(Client):
         One delivery's failure never touches another's. Completions leave as handlers finish; a crash repeats
         at most those under way. `concurrency`: how many handlers run at once, in tasks.
         """
+        return await self._deliver(deliveries, awaitable(handler), concurrency)
+
+    async def _deliver(
+        self,
+        deliveries: Sequence[Delivery[T]],
+        handler: Callable[[T], Awaitable[R]],
+        concurrency: int,
+        last_words: Callable[[Delivery[T], BaseException, Granted], Awaitable[None]] | None = None,
+        told: Callable[[int, Outcome[R]], object] | None = None,
+    ) -> list[Outcome[R]]:
+        """Do what `run_many` does, for a runner that wants to hear more of it.
+
+        `last_words` come before a delivery is failed for good; `told` hears of each outcome as soon as it is
+        known, by the position of the first delivery of its key.
+        """
         deliveries = self._printed(deliveries)
-        made, first_at, place_of = self._many(await self._connect(), deliveries, awaitable(handler))
+        made, first_at, place_of = self._many(await self._connect(), deliveries, handler, last_words)
         hands = self._hands()
         try:
-            outcomes = await adrive_many([flow for flow, _ in made], hands, concurrency)
+            tell = None if told is None else lambda place, outcome: told(first_at[place], outcome)
+            outcomes = await adrive_many([flow for flow, _ in made], hands, concurrency, tell)
         finally:
             hands.forsake(owner for _, owner in made)
         return copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
+
+    async def _give_up(
+        self,
+        delivery: Delivery[T],
+        error: Exception,
+        last_words: Callable[[Delivery[T], BaseException, Granted], Awaitable[None]],
+    ) -> Outcome[Any]:
+        """Close a delivery as failed that runs in transactions, for a runner: claimed, said, failed."""
+        claim = self._plan.delivered(await self._connect(), delivery)
+        words = partial(last_words, delivery)
+        if claim.window_us == OFF:
+            await words(error, Granted(fence=0, attempt=1, lease_until=0, first_seen=0))
+            return Failed(error)
+
+        async def fails() -> None:
+            raise error
+
+        policy = replace(self._plan.policy, permanent=(Exception,), max_attempts=ATTEMPTS_LIMIT)
+        hands = self._hands()
+        try:
+            return await adrive(flows.once(Task(claim, fails, policy, last_words=words)), hands)
+        finally:
+            hands.forsake((claim.owner,))
 
     async def sweep(self, handler: Callable[[Any], Awaitable[R]], *, limit: int = 100) -> list[Outcome[R]]:
         """Take over journaled claims whose owner died, and run `handler(payload)` for each."""

@@ -167,7 +167,11 @@ class Client:
         return outcomes
 
     def _many(
-        self, stored: Any, deliveries: Sequence[Delivery[Any]], handler: Callable[[Any], Any]
+        self,
+        stored: Any,
+        deliveries: Sequence[Delivery[Any]],
+        handler: Callable[[Any], Any],
+        last_words: Callable[[Delivery[Any], BaseException, Granted], Any] | None = None,
     ) -> tuple[list[Any], Sequence[int], Sequence[int]]:
         """The flows of `run_many`, one for each distinct key, and how the copies relate to them."""
         for delivery in deliveries:
@@ -182,8 +186,11 @@ class Client:
             first_at, place_of = leaders([each.key for each in deliveries])
         made = []
         for at in first_at:
-            claim = self._plan.delivered(stored, deliveries[at])
-            made.append((self._plan.flow(claim, partial(handler, deliveries[at].body), handler), claim.owner))
+            delivery = deliveries[at]
+            claim = self._plan.delivered(stored, delivery)
+            words = None if last_words is None else partial(last_words, delivery)
+            flow = self._plan.flow(claim, partial(handler, delivery.body), handler, words)
+            made.append((flow, claim.owner))
         return made, first_at, place_of
 
     def _recovery(

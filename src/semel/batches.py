@@ -61,9 +61,16 @@ def copies(
 class Rounds:
     """Flows under way, sorted by what each of them waits for."""
 
-    def __init__(self, flows: Sequence[Flow[Outcome[Any]]], bench: Bench) -> None:
+    def __init__(
+        self,
+        flows: Sequence[Flow[Outcome[Any]]],
+        bench: Bench,
+        told: Callable[[int, Any], object] | None = None,
+    ) -> None:
         self._flows = flows
         self._bench = bench
+        self._told = told
+        """Hears of each outcome as soon as it is known."""
         self.outcomes: list[Any] = [None] * len(flows)
         self.asking: list[tuple[Item, int]] = []
         """Claims and marks: asked together."""
@@ -199,6 +206,8 @@ class Rounds:
     def ended(self, at: int, outcome: Outcome[Any]) -> None:
         """Note a flow's outcome; an interrupt ends the whole batch."""
         self.outcomes[at] = outcome
+        if self._told is not None:
+            self._told(at, outcome)
         if isinstance(outcome, Errored) and not isinstance(outcome.error, Exception):
             self.interrupt = self.interrupt or outcome.error
 
@@ -275,9 +284,14 @@ def _invoke_all(rounds: Rounds, hands: Hands, concurrency: int) -> None:
             rounds.land()
 
 
-async def adrive_many(flows: Sequence[Flow[Outcome[Any]]], hands: AsyncHands, concurrency: int) -> Outcomes:
+async def adrive_many(
+    flows: Sequence[Flow[Outcome[Any]]],
+    hands: AsyncHands,
+    concurrency: int,
+    told: Callable[[int, Any], object] | None = None,
+) -> Outcomes:
     """Run the flows to their ends, awaiting; outcomes by position. Raises the interrupt that ended it early."""
-    rounds = Rounds(flows, hands)
+    rounds = Rounds(flows, hands, told)
     landed = asyncio.Event()
     loop = asyncio.get_running_loop()
 

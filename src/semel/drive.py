@@ -261,6 +261,8 @@ class AsyncHands(Bench):
     """Carry out commands, awaiting."""
 
     keeper: LoopKeeper
+    loop: "asyncio.AbstractEventLoop | None" = None
+    """Where handlers run: the way back for a step of one that was sent to a thread."""
 
     async def __call__(self, command: Command[Any]) -> Any:
         """One command, one answer."""
@@ -319,6 +321,7 @@ class AsyncHands(Bench):
         context = self.loose(claim) if granted is None else self.begin(claim, granted)
         if context is None:
             return _too_late()
+        self.loop = asyncio.get_running_loop()
         outer = _current.get()
         try:
             _current.set(context)
@@ -333,9 +336,19 @@ class AsyncHands(Bench):
         with suppress(StoreError):
             await self.runtime.arefresh()
 
-    def step(self, _flow: Flow[Any]) -> Any:
-        """A step that blocks would stop the loop, and with it the keeper."""
-        raise TypeError("in an async handler a step must be async def too")
+    def step(self, flow: Flow[Any]) -> Any:
+        """Run a step's flow inside a handler that a runner called in a thread."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return drive(flow, self._from_thread)
+        raise TypeError("in an async handler a step must be async def too")  # it would stop the loop
+
+    def _from_thread(self, command: Command[Any]) -> Any:
+        if isinstance(command, Invoke):
+            return _call(command.call, None)
+        assert self.loop is not None
+        return asyncio.run_coroutine_threadsafe(self(command), self.loop).result()
 
     async def astep(self, flow: Flow[Any]) -> Any:
         """Run a step's flow inside a handler."""

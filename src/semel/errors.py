@@ -22,6 +22,9 @@
     │   ├── StoreRefused           damaged, foreign, too new, or on a network file system
     │   ├── StoreClosed            used after close()
     │   └── RecordCorrupt          stored data breaks the table of states
+    ├── SourceUnavailable          the broker gave no answer; it will deliver again
+    ├── GiveUp                     raised BY a runner's handler: "to the dead letters, now"
+    │   └── MessageInvalid         a message is not what its handler's annotation says
     ├── SinkUnavailable            a relay's broker gave no answer; its messages stay in the outbox
     ├── ValueInvalid               a value cannot be stored as it is
     │   ├── ValueNotEncodable
@@ -45,11 +48,13 @@ from typing import Any
 __all__ = [
     "AttemptsExhausted",
     "ClaimLost",
+    "GiveUp",
     "HandlerFailed",
     "IdsMismatch",
     "KeyInvalid",
     "KeyMissing",
     "LateEvent",
+    "MessageInvalid",
     "ModeMismatch",
     "NoTransaction",
     "NotApplied",
@@ -63,6 +68,7 @@ __all__ = [
     "SemelError",
     "SinkUnavailable",
     "SinkUnknown",
+    "SourceUnavailable",
     "StepRepeated",
     "StillRunning",
     "StoreClosed",
@@ -163,6 +169,18 @@ class StoreClosed(StoreError):
 
 class RecordCorrupt(StoreError):
     """A stored record breaks the table of states; it is never guessed at."""
+
+
+class SourceUnavailable(SemelError):
+    """The broker cannot be reached, or did not confirm; what was not acknowledged it delivers again."""
+
+
+class GiveUp(SemelError):
+    """Raised by a handler of a runner: no repetition cures this, so the message goes to the dead letters."""
+
+
+class MessageInvalid(GiveUp):
+    """A message does not read as what its handler's annotation says; no repetition cures that."""
 
 
 class ValueInvalid(SemelError):

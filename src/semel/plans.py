@@ -278,9 +278,15 @@ class Plan:
 
     # --- flows ---
 
-    def flow(self, claim: Claim, call: Callable[[], Any], fn: Any) -> Flow[Outcome[Any]]:
+    def flow(
+        self,
+        claim: Claim,
+        call: Callable[[], Any],
+        fn: Any,
+        last_words: Callable[[BaseException, Granted], Any] | None = None,
+    ) -> Flow[Outcome[Any]]:
         """The flow that handles one claimed delivery in this consumer's mode."""
-        task = Task(claim, call, self.policy, return_type(fn))
+        task = Task(claim, call, self.policy, return_type(fn), last_words)
         if claim.window_us == OFF:
             return flows.unguarded(task)
         if self._leases:

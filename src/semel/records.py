@@ -100,18 +100,26 @@ class Records:
                 return
             cursor, left = page.cursor, None if left is None else left - len(page.records)
 
-    def forget(self, key: str, *, force: bool = False, actor: str | None = None) -> Oblivion:
+    def forget(
+        self,
+        key: str,
+        *,
+        force: bool = False,
+        fence: int | None = None,
+        state: State | None = None,
+        actor: str | None = None,
+    ) -> Oblivion:
         """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`.
 
-        To force it on a running claim leaves a trace that names the `actor` (this process's user, unless given).
+        With `fence` or `state` only that very record is forgotten: `Lost` if another stands there by now. To force
+        it on a running claim leaves a trace that names the `actor` (this process's user, unless given).
         """
         record = self.lookup(key) if force else None
-        if record is None or not audit.is_forced(record):
-            return reachable(self._ask(Forget(self._plan.id(key), force)))  # type: ignore[no-any-return]
-        for item in audit.trail(record, actor):
-            reachable(self._ask(item))
-        audit.warn(record, actor)
-        return reachable(self._ask(Forget(record.id, force)))  # type: ignore[no-any-return]
+        if record is not None and audit.is_forced(record):
+            for item in audit.trail(record, actor):
+                reachable(self._ask(item))
+            audit.warn(record, actor)
+        return reachable(self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
 
     def resolve(
         self, key: str, *, fence: int, to: Literal["done", "absent"], value: Any = None
@@ -166,18 +174,26 @@ class AsyncRecords:
                 return
             cursor, left = page.cursor, None if left is None else left - len(page.records)
 
-    async def forget(self, key: str, *, force: bool = False, actor: str | None = None) -> Oblivion:
+    async def forget(
+        self,
+        key: str,
+        *,
+        force: bool = False,
+        fence: int | None = None,
+        state: State | None = None,
+        actor: str | None = None,
+    ) -> Oblivion:
         """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`.
 
-        To force it on a running claim leaves a trace that names the `actor` (this process's user, unless given).
+        With `fence` or `state` only that very record is forgotten: `Lost` if another stands there by now. To force
+        it on a running claim leaves a trace that names the `actor` (this process's user, unless given).
         """
         record = await self.lookup(key) if force else None
-        if record is None or not audit.is_forced(record):
-            return reachable(await self._ask(Forget(self._plan.id(key), force)))  # type: ignore[no-any-return]
-        for item in audit.trail(record, actor):
-            reachable(await self._ask(item))
-        audit.warn(record, actor)
-        return reachable(await self._ask(Forget(record.id, force)))  # type: ignore[no-any-return]
+        if record is not None and audit.is_forced(record):
+            for item in audit.trail(record, actor):
+                reachable(await self._ask(item))
+            audit.warn(record, actor)
+        return reachable(await self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
 
     async def resolve(
         self, key: str, *, fence: int, to: Literal["done", "absent"], value: Any = None

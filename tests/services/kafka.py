@@ -42,8 +42,11 @@ def _start(folder: Path) -> State:
                 "num.partitions=3",
                 "auto.create.topics.enable=false",
                 "offsets.topic.replication.factor=1",
+                "offsets.topic.num.partitions=4",
                 "transaction.state.log.replication.factor=1",
+                "transaction.state.log.num.partitions=4",
                 "transaction.state.log.min.isr=1",
+                "group.min.session.timeout.ms=1000",
                 "group.initial.rebalance.delay.ms=0",
             )
         )
@@ -66,11 +69,13 @@ def _is_ready(pid: int, port: int, log: Path) -> bool:
         raise Missing(f"the broker ended: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
     if not answers(port):
         return False
+    from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
     from confluent_kafka.admin import AdminClient
 
+    admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0})
     try:
-        return bool(
-            AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0}).list_topics(timeout=5)
-        )
-    except Exception:  # noqa: BLE001 - not yet
+        for asked in admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("nobody")]).values():
+            asked.result(5)  # it serves groups: to take connections is not yet enough
+    except (KafkaException, TimeoutError):
         return False
+    return True

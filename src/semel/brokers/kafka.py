@@ -1,0 +1,375 @@
+"""Kafka: consumer groups, and offsets that never pass a record that is not done.
+
+A log does not take single messages back: what is to be tried again stays in hand, and the committed offset stays
+before it. The client's calls block, so they have a thread of their own; rebalances are told in that thread.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+
+from semel.brokers.dead import Dead
+from semel.brokers.letters import headers_of
+from semel.brokers.offsets import Offsets
+from semel.brokers.source import Arrival, Letter
+from semel.brokers.urls import options_of
+from semel.errors import SourceUnavailable, UsageError
+from semel.lazily import asyncio
+
+__all__ = ["KafkaSource", "Options", "from_url"]
+
+logger = logging.getLogger("semel.kafka")
+
+T = TypeVar("T")
+
+CHECK_IN_S = 9.0
+"""How often at least, times three, the client looks in at the broker while nothing is received."""
+CONFIRM_S = 30.0
+REMOVED = "semel-dead-removed"
+"""The header of a record that says which dead letter is dealt with: a log takes nothing back."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the URL says beside where the brokers are."""
+
+    group: str
+    topic: str = ""
+    """One topic, or several with commas; it may stand in the path instead: kafka://host/topic."""
+    dead: str = ""
+    """The topic for dead letters; by default the topic's name with `.dead`."""
+    start: Literal["earliest", "latest"] = "earliest"
+    """Where a group without offsets begins."""
+    lane: Literal["partition", "key"] = "partition"
+    """What keeps its order under `--order`: a whole partition, or the messages of one key."""
+    instance: str = ""
+    """The `group.instance.id` of a static member: a quick restart then causes no rebalance."""
+    session_s: float = 10.0
+    """After so long without a sign of life the group gives the partitions to others."""
+    security: str = ""
+    """The `security.protocol`, such as SASL_SSL."""
+    mechanism: str = ""
+    username: str = ""
+    password: str = ""
+    ca_file: str = ""
+
+    def client(self, servers: str) -> dict[str, Any]:
+        """What every client of this broker is configured with."""
+        said = {
+            "bootstrap.servers": servers,
+            "security.protocol": self.security,
+            "sasl.mechanism": self.mechanism,
+            "sasl.username": self.username,
+            "sasl.password": self.password,
+            "ssl.ca.location": self.ca_file,
+        }
+        return {name: value for name, value in said.items() if value}
+
+
+def from_url(url: str) -> "KafkaSource":
+    """The source that `kafka://host:9092/orders?group=billing` names; several hosts with commas."""
+    parts = urlsplit(url)
+    path = parts.path.strip("/")
+    options: Options = options_of(url, Options, {"topic": path} if path else None)
+    if not options.topic or not options.group:
+        raise UsageError("a topic and a group are needed: kafka://localhost:9092/orders?group=billing")
+    return KafkaSource(parts.netloc or "localhost:9092", options)
+
+
+class KafkaSource:
+    """One member of a consumer group."""
+
+    redelivers: bool = False
+    deadline_s: float = CHECK_IN_S
+
+    def __init__(self, servers: str, options: Options) -> None:
+        self._servers = servers
+        self._options = options
+        self._topics = options.topic.split(",")
+        self._consumer: Any = None
+        self._producer: Any = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._polled_at = 0.0
+        self._offsets: dict[tuple[str, int], Offsets] = {}
+        """Of the partitions that are ours; a partition that comes back has new ones."""
+        self._ready: dict[tuple[str, int], int] = {}
+        """Positions that may be committed and are not yet: a rebalance under way refuses commits for a while."""
+
+    @property
+    def name(self) -> str:
+        """Topic and group, without credentials."""
+        return f"kafka://{self._servers}/{self._options.topic}?group={self._options.group}"
+
+    async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
+        if self._thread is None:
+            raise SourceUnavailable("not open")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+        except KafkaException as error:
+            raise SourceUnavailable(str(error)) from error
+
+    async def open(self) -> None:
+        """Join the group. After a break it is the same member: the client reconnects by itself."""
+        if self._consumer is not None:
+            return
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-kafka")
+        await self._in_thread(self._join)
+
+    def _join(self) -> None:
+        options = self._options
+        config = {
+            **options.client(self._servers),
+            "group.id": options.group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": options.start,
+            "partition.assignment.strategy": "cooperative-sticky",
+            "session.timeout.ms": round(options.session_s * 1000),
+            "heartbeat.interval.ms": round(options.session_s * 1000 / 5),
+            "isolation.level": "read_committed",
+        }
+        if options.instance:
+            config["group.instance.id"] = options.instance
+        consumer = Consumer(config, logger=logger)
+        consumer.subscribe(
+            self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+        )
+        self._consumer = consumer
+
+    # --- in the thread: rebalances ---
+
+    def _assigned(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+        for each in partitions:
+            self._offsets[each.topic, each.partition] = Offsets()
+        consumer.incremental_assign(partitions)
+
+    def _revoked(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+        """They go to others. What runs is finished under its claim; the others find it done, or busy."""
+        self._commit()
+        self._let_go(partitions)
+        consumer.incremental_unassign(partitions)
+
+    def _lost(self, _consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+        self._let_go(partitions)
+
+    def _let_go(self, partitions: Sequence[TopicPartition]) -> None:
+        for each in partitions:
+            self._offsets.pop((each.topic, each.partition), None)
+            self._ready.pop((each.topic, each.partition), None)
+
+    # --- deliveries ---
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
+        """What the group has for us: waits for the first, and takes what else is there."""
+        messages = await self._in_thread(self._consume, limit, wait_s)
+        return [arrival for message in messages if (arrival := self._arrival(message)) is not None]
+
+    def _consume(self, limit: int, wait_s: float) -> list[Message]:
+        self._polled_at = monotonic()
+        self._commit()
+        found: list[Message] = self._consumer.consume(1, wait_s)
+        if found and limit > 1:
+            found += self._consumer.consume(limit - 1, 0.0)
+        return found
+
+    def _arrival(self, message: Message) -> Arrival | None:
+        error = message.error()
+        if error is not None:
+            if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise UsageError(f"{self.name}: there is no such topic; create it first")
+            if error.fatal():
+                raise SourceUnavailable(str(error))
+            logger.info("%s", error)
+            return None
+        where = (_known(message.topic()), _known(message.partition()))
+        offset = _known(message.offset())
+        offsets = self._offsets.get(where)
+        if offsets is None:  # revoked between the poll and here
+            return None
+        offsets.received(offset)
+        key = message.key()
+        lane = f"{where[0]}/{where[1]}"
+        if self._options.lane == "key" and key is not None:
+            lane += f"/{key!r}"
+        return Arrival(
+            headers=_pairs(message),
+            body=message.value() or b"",
+            position=f"{where[0]}/{where[1]}/{offset}",
+            transport="kafka",
+            lane=lane,
+            handle=_Place(where, offset, offsets, message.key()),
+        )
+
+    async def ack(self, arrivals: Sequence[Arrival]) -> None:
+        """Commit as far as everything before is done."""
+        for arrival in arrivals:
+            place: _Place = arrival.handle
+            if self._offsets.get(place.where) is place.offsets:
+                position = place.offsets.done(place.offset)
+                if position is not None:
+                    self._ready[place.where] = position
+        if self._ready:
+            await self._in_thread(self._commit)
+
+    def _commit(self) -> None:
+        """Commit what is ready; what is refused stays ready, for the next turn or for nobody."""
+        ready = dict(self._ready)
+        if not ready:
+            return
+        try:
+            self._consumer.commit(
+                offsets=[TopicPartition(*where, position) for where, position in ready.items()],
+                asynchronous=False,
+            )
+        except KafkaException as refused:
+            logger.info("%s: to be committed again: %s", self.name, refused)
+            return
+        for where, position in ready.items():
+            if self._ready.get(where) == position:
+                del self._ready[where]
+
+    async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
+        """Nothing to say: what is not committed is delivered to whoever has the partition next."""
+
+    async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+        """Which partitions are no longer ours; and a sign of life while nothing is received."""
+        if monotonic() - self._polled_at > CHECK_IN_S / 3:
+            await self._in_thread(self._look_in)
+        return [each for each in arrivals if self._offsets.get(each.handle.where) is not each.handle.offsets]
+
+    def _look_in(self) -> None:
+        """Poll without taking anything: the group must not think us dead, and rebalances are told here."""
+        assigned = self._consumer.assignment()
+        self._consumer.pause(assigned)
+        self._polled_at = monotonic()
+        found = self._consumer.consume(1, 0.0)
+        for message in found:  # a partition that was assigned just now delivers before it could be paused
+            if message.error() is None:
+                where = TopicPartition(
+                    _known(message.topic()), _known(message.partition()), _known(message.offset())
+                )
+                self._consumer.seek(where)
+        self._consumer.resume(self._consumer.assignment())
+
+    # --- dead letters ---
+
+    async def bury(self, arrival: Arrival, letter: Letter) -> None:
+        """Produce a copy with its story to the topic of dead letters."""
+        topic = arrival.handle.where[0]
+        headers = [*arrival.headers, *((name, value.encode()) for name, value in headers_of(letter).items())]
+        await self._in_thread(self._produce, self._graves(topic), arrival.handle.key, arrival.body, headers)
+
+    def _graves(self, topic: str) -> str:
+        return self._options.dead or f"{topic}.dead"
+
+    def _produce(self, topic: str, key: bytes | None, body: bytes, headers: list[tuple[str, bytes]]) -> None:
+        if self._producer is None:
+            self._producer = Producer(
+                {**self._options.client(self._servers), "enable.idempotence": True, "linger.ms": 0},
+                logger=logger,
+            )
+        confirmed: list[KafkaError | None] = []
+        self._producer.produce(
+            topic, body, key, headers=headers, on_delivery=lambda error, _message: confirmed.append(error)
+        )
+        self._producer.flush(CONFIRM_S)
+        if not confirmed:
+            raise SourceUnavailable(f"no confirmation from {topic} within {CONFIRM_S:g} s")
+        if confirmed[0] is not None:
+            raise SourceUnavailable(f"{topic} did not take it: {confirmed[0]}")
+
+    async def look(self, limit: int) -> Sequence[Dead]:
+        """The oldest dead letters that are not dealt with."""
+        return await self._in_thread(self._dig, limit)
+
+    def _dig(self, limit: int) -> list[Dead]:
+        config = self._options.client(self._servers) | {"group.id": f"{self._options.group}.dlq"}
+        reader = Consumer(config | {"enable.auto.commit": False}, logger=logger)
+        try:
+            left = self._assign_all(reader, self._graves(self._topics[0]))
+            found: dict[str, Dead] = {}
+            while left:
+                for message in reader.consume(500, 1.0):
+                    if message.error() is not None:
+                        continue
+                    where, offset = _known(message.partition()), _known(message.offset())
+                    if offset + 1 >= left.get(where, 0):
+                        left.pop(where, None)
+                    headers = {name: _text(value) for name, value in _pairs(message)}
+                    if REMOVED in headers:
+                        found.pop(headers[REMOVED], None)
+                    else:
+                        id_ = f"{where}/{offset}"
+                        found[id_] = Dead.found(id_, headers, message.value() or b"")
+            return list(found.values())[:limit]
+        finally:
+            reader.close()
+
+    def _assign_all(self, reader: Any, topic: str) -> dict[int, int]:
+        """Read a topic from its beginning; returns where each partition that has anything ends now."""
+        known = reader.list_topics(topic, timeout=CONFIRM_S).topics[topic]
+        ends = {}
+        for number in known.partitions:
+            low, high = reader.get_watermark_offsets(TopicPartition(topic, number), timeout=CONFIRM_S)
+            if high > low:
+                ends[number] = high
+        reader.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in ends])
+        return ends
+
+    async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
+        """Produce a message to the topic itself."""
+        encoded = [(name, value.encode()) for name, value in headers.items()]
+        await self._in_thread(self._produce, self._topics[0], None, body, encoded)
+
+    async def remove(self, dead: Dead) -> None:
+        """Say that a dead letter is dealt with."""
+        await self._in_thread(
+            self._produce, self._graves(self._topics[0]), None, b"", [(REMOVED, dead.id.encode())]
+        )
+
+    async def close(self) -> None:
+        """Leave the group, so that others have the partitions at once."""
+        if self._consumer is not None:
+            await self._in_thread(self._commit)
+            await self._in_thread(self._consumer.close)
+            self._consumer = None
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+        self._offsets.clear()
+
+
+class _Place(msgspec.Struct, frozen=True, eq=False):
+    """Where a delivery stands, under which assignment of its partition."""
+
+    where: tuple[str, int]
+    offset: int
+    offsets: Offsets
+    key: bytes | None
+
+
+def _pairs(message: Message) -> Sequence[tuple[str, Any]]:
+    headers: Any = message.headers()  # typed as a mapping too, which only producers give
+    return headers or ()
+
+
+def _known(value: T | None) -> T:
+    assert value is not None  # of a message without an error
+    return value
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")

@@ -1,0 +1,216 @@
+"""NATS JetStream: pull consumers, `in_progress` as the heartbeat, and confirmed acks."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+import nats
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
+from nats.js.errors import BadRequestError, NotFoundError
+
+from semel.brokers.dead import Dead
+from semel.brokers.letters import headers_of
+from semel.brokers.source import Arrival, Letter
+from semel.brokers.urls import options_of
+from semel.errors import SourceUnavailable, UsageError
+
+__all__ = ["JetStream", "Options", "from_url"]
+
+CONNECT_S = 10.0
+ASK_S = 5.0
+UNREACHABLE = (NatsError, ConnectionError, TimeoutError, OSError)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the URL says beside where the server is."""
+
+    stream: str
+    durable: str
+    """The name of the pull consumer: those who share it share the work."""
+    subject: str = ""
+    """Only this subject of the stream; it may have wildcards."""
+    deadline_s: float = 30.0
+    """The `ack_wait` of a consumer that is made here: after so long without a word a message is delivered again."""
+    dead: str = ""
+    """The subject for dead letters, in a stream of its own; by default the stream's name with `.dead`."""
+
+    def __post_init__(self) -> None:
+        if not self.stream or not self.durable:
+            raise ValueError(
+                "a stream and a durable are needed: nats://localhost?stream=ORDERS&durable=billing"
+            )
+
+
+def from_url(url: str) -> "JetStream":
+    """The source that `nats://host:4222?stream=ORDERS&durable=billing` names; several hosts with commas."""
+    parts = urlsplit(url)
+    return JetStream(urlunsplit((parts.scheme, parts.netloc, "", "", "")), options_of(url, Options))
+
+
+class JetStream:
+    """One member of a durable pull consumer."""
+
+    redelivers: bool = True
+
+    def __init__(self, server: str, options: Options) -> None:
+        self._server = server
+        self._options = options
+        self.deadline_s: float | None = options.deadline_s
+        self._nats: Any = None
+        self._jetstream: Any = None
+        self._pull: Any = None
+
+    @property
+    def name(self) -> str:
+        """Stream and consumer, without credentials."""
+        host = self._server.rpartition("@")[2].removeprefix("nats://")
+        return f"nats://{host}?stream={self._options.stream}&durable={self._options.durable}"
+
+    async def open(self) -> None:
+        """Connect, and make the consumer where there is none. The client reconnects by itself afterwards."""
+        options = self._options
+        try:
+            if self._nats is None or self._nats.is_closed:
+                self._nats = await nats.connect(
+                    self._server, connect_timeout=CONNECT_S, max_reconnect_attempts=-1, error_cb=_quiet
+                )
+                self._jetstream = self._nats.jetstream(timeout=ASK_S)
+            try:
+                found = await self._jetstream.consumer_info(options.stream, options.durable)
+            except NotFoundError:
+                found = await self._made()
+            if found.config.ack_policy != AckPolicy.EXPLICIT:
+                raise UsageError(
+                    f"the consumer {options.durable} does not want acks; use another, or make it explicit"
+                )
+            self.deadline_s = found.config.ack_wait or options.deadline_s
+            self._pull = await self._jetstream.pull_subscribe_bind(options.durable, options.stream)
+        except UNREACHABLE as error:
+            raise SourceUnavailable(str(error) or type(error).__name__) from error
+
+    async def _made(self) -> Any:
+        options = self._options
+        config = ConsumerConfig(
+            durable_name=options.durable,
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=options.deadline_s,
+            max_deliver=-1,  # attempts are counted in the record, and given up there
+            max_ack_pending=10_000,
+            filter_subject=options.subject or None,
+        )
+        try:
+            return await self._jetstream.add_consumer(options.stream, config)
+        except NotFoundError:
+            raise UsageError(f"{self.name}: there is no such stream; create it first") from None
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
+        """What the consumer has; waits for the first."""
+        if self._pull is None:
+            raise SourceUnavailable("not open")
+        try:
+            found = await self._pull.fetch(limit, timeout=max(0.05, wait_s))
+        except TimeoutError:
+            return []
+        except UNREACHABLE as error:
+            raise SourceUnavailable(str(error) or type(error).__name__) from error
+        return [self._arrival(message) for message in found]
+
+    def _arrival(self, message: Msg) -> Arrival:
+        metadata = message.metadata
+        return Arrival(
+            headers=message.headers or {},
+            body=message.data,
+            position=f"{self._options.stream}/{metadata.sequence.stream}",
+            transport="nats",
+            deliveries=metadata.num_delivered,
+            handle=message,
+        )
+
+    async def _each(self, arrivals: Sequence[Arrival], say: Any) -> None:
+        try:
+            await asyncio.gather(*(say(arrival.handle) for arrival in arrivals))
+        except UNREACHABLE as error:
+            raise SourceUnavailable(str(error) or type(error).__name__) from error
+
+    async def ack(self, arrivals: Sequence[Arrival]) -> None:
+        """Acknowledge them, and wait until the server has said that it knows."""
+        await self._each(arrivals, lambda message: message.ack_sync(timeout=ASK_S))
+
+    async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
+        """Deliver them again after the delay."""
+        await self._each(arrivals, lambda message: message.nak(delay=delay_s or None))
+
+    async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+        """Say that they are in progress. The server does not say whether it has given one to somebody else."""
+        await self._each(arrivals, lambda message: message.in_progress())
+        return []
+
+    async def bury(self, arrival: Arrival, letter: Letter) -> None:
+        """Publish a copy with its story to the stream of dead letters; made here where there is none."""
+        headers = {**dict(arrival.handle.headers or {}), **headers_of(letter)}
+        id_ = headers.pop("Nats-Msg-Id", None)  # by it the server would drop a second letter of one message
+        if id_ is not None:
+            headers["Message-Id"] = id_
+        await self._publish(self._graves, arrival.body, headers)
+
+    @property
+    def _graves(self) -> str:
+        return self._options.dead or f"{self._options.stream}.dead"
+
+    @property
+    def _graves_stream(self) -> str:
+        return self._graves.replace(".", "-")
+
+    async def _publish(self, subject: str, body: bytes, headers: Mapping[str, Any]) -> None:
+        try:
+            if subject == self._graves:
+                with suppress(BadRequestError):  # it is there, made otherwise
+                    graves = StreamConfig(name=self._graves_stream, subjects=[subject])
+                    await self._jetstream.add_stream(graves)
+            await self._jetstream.publish(subject, body, timeout=ASK_S, headers=dict(headers))
+        except UNREACHABLE as error:
+            raise SourceUnavailable(f"{subject} did not confirm: {error}") from error
+
+    async def look(self, limit: int) -> Sequence[Dead]:
+        """The oldest dead letters."""
+        found: list[Dead] = []
+        try:
+            state = (await self._jetstream.stream_info(self._graves_stream)).state
+        except NotFoundError:
+            return found
+        for sequence in range(state.first_seq, state.last_seq + 1):
+            if len(found) == limit:
+                break
+            try:
+                message = await self._jetstream.get_msg(self._graves_stream, sequence)
+            except NotFoundError:  # removed
+                continue
+            found.append(Dead.found(str(sequence), message.headers or {}, message.data or b""))
+        return found
+
+    async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
+        """Publish a message to the stream itself, without the server's own deduplication: ours decides."""
+        stream = await self._jetstream.stream_info(self._options.stream)
+        subject = self._options.subject or stream.config.subjects[0]
+        if "*" in subject or ">" in subject:
+            raise UsageError(f"{subject!r} is a pattern; name the subject to publish to with subject=")
+        await self._publish(subject, body, headers)
+
+    async def remove(self, dead: Dead) -> None:
+        """Delete a dead letter."""
+        await self._jetstream.delete_msg(self._graves_stream, int(dead.id))
+
+    async def close(self) -> None:
+        """Let go; what was not acknowledged is delivered again after its deadline."""
+        connection, self._nats, self._pull = self._nats, None, None
+        if connection is not None and not connection.is_closed:
+            await connection.close()
+
+
+async def _quiet(_error: Exception) -> None:
+    """The client reports each failed reconnection; the runner says it once."""

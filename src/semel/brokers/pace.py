@@ -1,0 +1,38 @@
+"""How much a runner takes on at once, and what it has done."""
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Counts", "Pace"]
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a runner takes on at once."""
+
+    batch: int = 200
+    """The most deliveries that are claimed together, or share a transaction."""
+    concurrency: int = 10
+    """How many handlers run at once."""
+    in_hand: int = 1000
+    """The most deliveries held, waiting ones included; beyond it nothing is received."""
+    room: int = 100
+    """How many busy or postponed deliveries wait in hand; beyond it they go back to the broker."""
+    order: bool = False
+    """Whether the deliveries of one lane (a partition, a message group) run one after the other, in order."""
+    drain_s: float = 30.0
+    """How long a stop waits for running handlers before it cancels them."""
+    no_key: Literal["bury", "refuse"] = "bury"
+    """What becomes of a message without a key: to the dead letters, or the runner stops with `KeyMissing`."""
+
+
+class Counts(msgspec.Struct):
+    """What a runner has done since it was made."""
+
+    received: int = 0
+    acked: int = 0
+    duplicates: int = 0
+    parked: int = 0
+    returned: int = 0
+    buried: int = 0
+    errors: int = 0

@@ -1,0 +1,275 @@
+"""RabbitMQ: manual acks, confirms, and retries that wait in a queue of their own instead of spinning.
+
+A message that is to come back later goes to a delay queue, whose messages expire into the work queue. It is published
+there and confirmed before the original is acknowledged, so that a crash in between repeats it and loses nothing.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+import aio_pika
+import msgspec
+from aio_pika.abc import AbstractIncomingMessage
+from aio_pika.exceptions import AMQPError, ChannelInvalidStateError
+
+from semel.brokers.dead import Dead
+from semel.brokers.letters import headers_of
+from semel.brokers.source import Arrival, Letter
+from semel.brokers.urls import options_of
+from semel.errors import SourceUnavailable, UsageError
+
+__all__ = ["Options", "RabbitQueue", "from_url"]
+
+CONNECT_S = 10.0
+STEPS_S = (1, 5, 30, 120, 600, 3600)
+"""The delays there are queues for: a message waits in the one with the least that is enough."""
+DELIVERIES = "semel-deliveries"
+"""The header of a postponed copy that says how often its originals were delivered: the server counts anew."""
+NO_ID = "semel-no-id"
+"""The header of a copy whose original had no id: what stands in its place was made up by the client library."""
+UNREACHABLE = (AMQPError, ChannelInvalidStateError, ConnectionError, TimeoutError, OSError, RuntimeError)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the URL says beside where the server is."""
+
+    queue: str
+    prefetch: int = 200
+    """How many messages the server hands out before it hears of the first."""
+    dead: str = ""
+    """The queue for dead letters; by default the queue's name with `.dead`."""
+    kind: Literal["quorum", "classic", "existing"] = "quorum"
+    """How to declare the queue where there is none; `existing`: it is there, and nothing is declared for it."""
+
+    def __post_init__(self) -> None:
+        if not self.queue:
+            raise ValueError("a queue is needed: amqp://localhost/?queue=orders")
+        if not 1 <= self.prefetch <= 65535:  # noqa: PLR2004 - the protocol's
+            raise ValueError(f"prefetch is {self.prefetch}; it must lie between 1 and 65535")
+
+
+def from_url(url: str) -> "RabbitQueue":
+    """The source that `amqp://user:password@host/vhost?queue=orders` names."""
+    parts = urlsplit(url)
+    return RabbitQueue(
+        urlunsplit((parts.scheme, parts.netloc, parts.path or "/", "", "")), options_of(url, Options)
+    )
+
+
+class RabbitQueue:
+    """One consumer of a queue."""
+
+    redelivers: bool = True
+    deadline_s: float | None = None
+
+    def __init__(self, server: str, options: Options) -> None:
+        self._server = server
+        self._options = options
+        self._connection: Any = None
+        self._channel: Any = None
+        self._tag: Any = None
+        self._delays: set[int] = set()
+        self._inbox: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
+
+    @property
+    def name(self) -> str:
+        """Host and queue, without credentials."""
+        return f"amqp://{urlsplit(self._server).hostname or 'localhost'}/?queue={self._options.queue}"
+
+    async def open(self) -> None:
+        """Connect anew; what an earlier connection had in hand is the server's again."""
+        await self.close()
+        self._inbox = asyncio.Queue()
+        self._delays = set()
+        try:
+            self._connection = await aio_pika.connect(self._server, timeout=CONNECT_S)
+            self._channel = await self._connection.channel(publisher_confirms=True)
+            await self._channel.set_qos(self._options.prefetch)
+            queue = await self._declared()
+            self._tag = await queue.consume(self._inbox.put)
+        except UNREACHABLE as error:
+            await self.close()
+            raise SourceUnavailable(str(error)) from error
+
+    async def _declared(self) -> Any:
+        options = self._options
+        await self._channel.declare_queue(self._graves, durable=True, arguments={"x-queue-type": "classic"})
+        if options.kind == "existing":
+            return await self._channel.get_queue(options.queue)
+        return await self._channel.declare_queue(
+            options.queue, durable=True, arguments={"x-queue-type": options.kind}
+        )
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
+        """What has arrived; waits for the first."""
+        if self._channel is None or self._channel.is_closed:
+            raise SourceUnavailable("the connection is gone")
+        found = []
+        try:
+            async with asyncio.timeout(wait_s):
+                found.append(await self._inbox.get())
+        except TimeoutError:
+            pass
+        while len(found) < limit and not self._inbox.empty():
+            found.append(self._inbox.get_nowait())
+        return [self._arrival(message) for message in found]
+
+    def _arrival(self, message: AbstractIncomingMessage) -> Arrival:
+        return Arrival(
+            headers={name: _text(value) for name, value in message.headers.items()},
+            body=message.body,
+            broker_id=_id_of(message),
+            position=f"{self._options.queue}/{message.delivery_tag}",
+            transport="rabbitmq",
+            deliveries=_deliveries(message),
+            handle=(self._channel, message),
+        )
+
+    async def ack(self, arrivals: Sequence[Arrival]) -> None:
+        """Acknowledge each; one of an earlier connection is the server's to deliver again."""
+        await self._each(arrivals, lambda message: message.ack())
+
+    async def _each(self, arrivals: Sequence[Arrival], say: Any) -> None:
+        for arrival in arrivals:
+            channel, message = arrival.handle
+            if channel is self._channel:
+                try:
+                    await say(message)
+                except UNREACHABLE as error:
+                    raise SourceUnavailable(str(error)) from error
+
+    async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
+        """Back to the queue: at once, or by way of a delay queue."""
+        if delay_s <= 0:
+            await self._each(arrivals, lambda message: message.nack(requeue=True))
+            return
+        step_s = next((step for step in STEPS_S if step >= delay_s), STEPS_S[-1])
+        await self._each(arrivals, lambda message: self._postpone(message, step_s))
+
+    async def _postpone(self, message: AbstractIncomingMessage, step_s: int) -> None:
+        name = f"{self._options.queue}.retry.{step_s}s"
+        if step_s not in self._delays:
+            await self._channel.declare_queue(
+                name,
+                durable=True,
+                arguments={
+                    "x-queue-type": "classic",
+                    "x-message-ttl": step_s * 1000,
+                    "x-dead-letter-exchange": "",
+                    "x-dead-letter-routing-key": self._options.queue,
+                },
+            )
+            self._delays.add(step_s)
+        copy = _copy(message)
+        copy.headers[DELIVERIES] = _deliveries(message)
+        await self._publish(name, copy)
+        await message.ack()
+
+    async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+        """Which are no longer ours: those of an earlier connection."""
+        return [arrival for arrival in arrivals if arrival.handle[0] is not self._channel]
+
+    async def bury(self, arrival: Arrival, letter: Letter) -> None:
+        """Publish a copy with its story to the queue of dead letters."""
+        copy = _copy(arrival.handle[1])
+        copy.headers.update(headers_of(letter))
+        await self._publish(self._graves, copy)
+
+    async def _publish(self, queue: str, message: aio_pika.Message) -> None:
+        if self._channel is None:
+            raise SourceUnavailable("not open")
+        try:
+            await self._channel.default_exchange.publish(
+                message, routing_key=queue, mandatory=True, timeout=CONNECT_S
+            )
+        except UNREACHABLE as error:
+            raise SourceUnavailable(f"{queue} did not confirm: {error}") from error
+
+    @property
+    def _graves(self) -> str:
+        return self._options.dead or f"{self._options.queue}.dead"
+
+    # --- dead letters: a queue shows its messages only to a consumer, so they are taken and given back ---
+
+    async def look(self, limit: int) -> Sequence[Dead]:
+        """The oldest dead letters; they return to their places when the connection closes."""
+        queue = await self._channel.get_queue(self._graves)
+        found: list[Dead] = []
+        self._dug: dict[str, Any] = {}
+        while len(found) < limit:
+            message = await queue.get(fail=False)
+            if message is None:
+                break
+            id_ = message.message_id or str(message.delivery_tag)
+            self._dug[id_] = message
+            headers = {name: _text(value) for name, value in message.headers.items()}
+            if _id_of(message) is not None:
+                headers.setdefault("message_id", str(message.message_id))
+            found.append(Dead.found(id_, headers, message.body))
+        return found
+
+    async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
+        """Publish a message to the queue itself."""
+        message = aio_pika.Message(
+            body,
+            headers=dict(headers),
+            delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+        )
+        message.message_id = headers.get("message_id")
+        await self._publish(self._options.queue, message)
+
+    async def remove(self, dead: Dead) -> None:
+        """Take a dead letter away: only one that was looked at on this connection."""
+        message = self._dug.get(dead.id)
+        if message is None:
+            raise UsageError(f"dead letter {dead.id!r} was not looked at on this connection")
+        await message.ack()
+
+    async def close(self) -> None:
+        """Close the connection; the server delivers what was not acknowledged to somebody else."""
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None:
+            try:
+                await connection.close()
+            except UNREACHABLE:
+                return
+
+
+def _copy(message: AbstractIncomingMessage) -> aio_pika.Message:
+    """The message as the producer sent it, without what the server has added."""
+    headers = {name: value for name, value in message.headers.items() if not name.startswith("x-death")}
+    for ours in ("x-delivery-count", DELIVERIES):
+        headers.pop(ours, None)
+    copy = aio_pika.Message(
+        message.body,
+        headers=headers,
+        content_type=message.content_type,
+        correlation_id=message.correlation_id,
+        timestamp=message.timestamp,
+        type=message.type,
+        app_id=message.app_id,
+        delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+    )
+    if _id_of(message) is None:
+        copy.headers[NO_ID] = "1"
+    else:
+        copy.message_id = message.message_id
+    return copy
+
+
+def _deliveries(message: AbstractIncomingMessage) -> int:
+    """How often it was delivered, this time and its earlier lives included."""
+    before, count = message.headers.get(DELIVERIES, 0), message.headers.get("x-delivery-count")
+    now = count + 1 if isinstance(count, int) else 2 if message.redelivered else 1
+    return now + (before if isinstance(before, int) else 0)
+
+
+def _id_of(message: AbstractIncomingMessage) -> str | None:
+    """The id that the producer gave it: the client library invents one for what is published without."""
+    return None if NO_ID in message.headers else message.message_id
+
+
+def _text(value: Any) -> Any:
+    return value if isinstance(value, str | bytes) else str(value)

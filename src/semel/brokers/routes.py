@@ -1,0 +1,212 @@
+"""Which handler a message is for, what the handler is given, and how it is called."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeAlias, get_args, get_type_hints
+
+import msgspec
+from msgspec.structs import replace
+
+from semel.aclient import AsyncSemel
+from semel.brokers.dead import RUN_LATE
+from semel.brokers.source import Arrival
+from semel.errors import GiveUp, MessageInvalid, UsageError
+from semel.keys.identity import Identity
+from semel.keys.message import HeaderIndex
+from semel.lazily import asyncio, inspect
+from semel.policy import Policy
+from semel.types import Delivery
+
+__all__ = ["Call", "Middleware", "Route", "event_facts", "in_thread", "route_for"]
+
+Call: TypeAlias = Callable[[Arrival], Awaitable[Any]]
+Middleware: TypeAlias = Callable[[Arrival, Call], Awaitable[Any]]
+"""Something around a handler: it is given the message and what comes next, and awaits that once, or not at all."""
+
+RETRY_DELAY_S = 1.0
+"""Between attempts where the policy names no delay of its own: a failing handler must not spin."""
+_PREFIXES = ("ce-", "ce_", "cloudevents:", "cloudevents_")
+"""How the bindings of CloudEvents to HTTP and NATS, Kafka, and AMQP in both its spellings name their headers."""
+
+
+class _Attributes(msgspec.Struct):
+    """What is read of a CloudEvent in structured mode."""
+
+    specversion: str
+    type: str = ""
+    time: str = ""
+
+
+_attributes = msgspec.json.Decoder(_Attributes).decode
+
+
+class Route:
+    """One handler of a runner: `Route(charge, once=payments, types=["order.paid"])`.
+
+    `once`: its own client, so that payments may go by inbox to one store and metrics by mark to another. `types`:
+    the event types it takes; none means every type that no other route names. `key`: where the key is; the
+    identity chain where it is not given. `batch`: the handler is given a list of messages that are new, and is to
+    take all or none of them; when it fails, each is tried by itself. A client of mode inbox: the handler is given
+    the open transaction first, `handler(connection, message)`.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[..., Any],
+        *,
+        once: AsyncSemel,
+        types: Sequence[str] = (),
+        key: Any = None,
+        middleware: Sequence[Middleware] = (),
+        keep_position: bool = False,
+        batch: bool = False,
+    ) -> None:
+        if once.mode == "transaction":
+            raise UsageError(
+                "mode 'transaction' runs handlers in a transaction of Kafka's; use its own route"
+            )
+        if batch and once.mode in ("mark", "quarantine"):
+            raise UsageError(
+                f"a batch that fails is tried again one by one, which mode {once.mode!r} rules out"
+            )
+        self.name: str = getattr(handler, "__qualname__", repr(handler))
+        self.types: frozenset[str] = frozenset(types)
+        self.once: AsyncSemel = once.using(_patient(once.policy))
+        self._identity = key if isinstance(key, Identity) else Identity(key=key)
+        self._keep_position = keep_position
+        self.batch: bool = batch
+        self.reads: Callable[[Arrival], Any] = reader(handler, 1 if once.mode == "inbox" else 0, batch=batch)
+        self.handler: Callable[..., Any] = handler
+        self.blocks: bool = not inspect.iscoroutinefunction(handler)
+        self.middleware: tuple[Middleware, ...] = tuple(middleware)
+
+    def delivery(self, arrival: Arrival, event_type: str, event_time_us: int | None) -> Delivery[Arrival]:
+        """The arrival under its key. Raises `KeyMissing` and `KeyInvalid`."""
+        if HeaderIndex(arrival.headers).get(RUN_LATE) is not None:
+            event_time_us = None
+        return Delivery(
+            key=self._identity(arrival),
+            body=arrival,
+            event_type=event_type,
+            event_time_us=event_time_us,
+            meta={"position": arrival.position} if self._keep_position and arrival.position else None,
+        )
+
+    def around(self, call: Call) -> Call:
+        """The middlewares from the outside in, then the call."""
+        for middleware in reversed(self.middleware):
+            call = _around(middleware, call)
+        return call
+
+
+def _around(middleware: Middleware, call: Call) -> Call:
+    async def layer(arrival: Arrival) -> Any:
+        return await middleware(arrival, call)
+
+    return layer
+
+
+def _patient(policy: Policy) -> Policy:
+    """Waiting is the runner's: a busy message is parked, and a failed one comes back after a while."""
+    return replace(
+        policy,
+        wait_s=0.0,
+        retry_delay_s=policy.retry_delay_s or RETRY_DELAY_S,
+        permanent=(*policy.permanent, GiveUp),
+    )
+
+
+def route_for(routes: Sequence[Route], event_type: str) -> Route | None:
+    """The route that names the type, else the one that takes the rest."""
+    rest = None
+    for route in routes:
+        if event_type in route.types:
+            return route
+        if not route.types:
+            rest = route
+    return rest
+
+
+def event_facts(arrival: Arrival) -> tuple[str, int | None]:
+    """The event's type (empty: not given) and when it happened (`None`: not given, or it does not read)."""
+    headers = HeaderIndex(arrival.headers)
+    kind = time = None
+    for prefix in _PREFIXES:
+        kind = kind or headers.get(prefix + "type")
+        time = time or headers.get(prefix + "time")
+    kind = kind or headers.get("event_type") or headers.get("event-type")
+    if kind is None and isinstance(arrival.body, bytes) and b'"specversion"' in arrival.body:
+        try:
+            event = _attributes(arrival.body)
+        except (ValueError, RecursionError):
+            return "", None
+        kind, time = event.type, time or event.time
+    return kind or "", _instant_us(time)
+
+
+def _instant_us(time: str | None) -> int | None:
+    if not time:
+        return None
+    from datetime import datetime
+
+    try:
+        moment = datetime.fromisoformat(time)
+    except ValueError:
+        return None
+    return round(moment.timestamp() * 1e6) if moment.tzinfo is not None else None
+
+
+def reader(handler: Callable[..., Any], at: int = 0, *, batch: bool = False) -> Callable[[Arrival], Any]:
+    """What turns a message into what the handler's parameter is annotated with; for a batch, what its list is of."""
+    try:
+        hints = get_type_hints(handler)
+    except Exception:  # noqa: BLE001 - an annotation that names nothing says nothing
+        hints = {}
+    parameters = list(inspect.signature(handler).parameters)
+    if len(parameters) <= at:
+        given = "the open transaction and the message" if at else "the message"
+        raise UsageError(f"{handler!r} takes {len(parameters)} arguments, and a handler is given {given}")
+    wanted = hints.get(parameters[at], Any)
+    if batch:
+        (wanted,) = get_args(wanted) or (Any,)
+    if wanted in (Arrival, Any):
+        return _itself
+    if wanted is bytes:
+        return _body
+    if hasattr(wanted, "model_validate_json"):  # pydantic
+        return partial(_read, wanted, wanted.model_validate_json)
+    return partial(_read, wanted, msgspec.json.Decoder(wanted).decode)
+
+
+def _itself(arrival: Arrival) -> Arrival:
+    return arrival
+
+
+def _body(arrival: Arrival) -> bytes:
+    return bytes(arrival.body)
+
+
+def _read(wanted: Any, decode: Callable[[bytes], Any], arrival: Arrival) -> Any:
+    try:
+        return decode(arrival.body)
+    except (ValueError, RecursionError) as error:  # msgspec's, pydantic's and UTF-8's errors are ValueErrors
+        name = getattr(wanted, "__name__", str(wanted))
+        raise MessageInvalid(f"the body does not read as {name}: {error}") from error
+
+
+async def in_thread(threads: Executor, fn: Callable[..., Any], *given: Any) -> Any:
+    """Call what blocks in a thread. A thread cannot be stopped: cancelled, it is waited for all the same."""
+    running = asyncio.get_running_loop().run_in_executor(threads, copy_context().run, fn, *given)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError:  # its claim is released when it has ended, not before
+                continue
+        if running.exception() is None:
+            return running.result()  # the effect has happened: it is completed, cancelled or not
+        raise

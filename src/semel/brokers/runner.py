@@ -1,0 +1,493 @@
+"""The one loop behind every broker: receive, claim, run, complete, and only then acknowledge.
+
+::
+
+    receive ──► key ──► claim together ──► handlers ──► complete together ──► outcome
+                                                                                 │
+       ack    ◄── Done (recorded), Failed (buried before it was recorded) ◄──────┤
+       bury, ack ◄── Unknown, Mismatch, Late, no key ◄───────────────────────────┤
+       room   ◄── Busy, Unavailable: kept in hand, claimed again in time ◄───────┤
+       nack   ◄── Errored, Lost, Done (not recorded) ◄───────────────────────────┘
+
+A message is in hand from its receipt until one of these is said of it; as long as it is, the broker is told that it
+is being worked on. Nothing is acknowledged that is not durable, so that a crash anywhere repeats a delivery and
+loses none.
+"""
+
+import logging
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from semel.aclient import AsyncSemel
+from semel.brokers.pace import Counts, Pace
+from semel.brokers.room import Room
+from semel.brokers.routes import Route, event_facts, route_for
+from semel.brokers.source import Arrival, Letter, Source
+from semel.brokers.tally import Tally
+from semel.brokers.work import Work, work_for
+from semel.core.commands import Granted
+from semel.core.verdicts import postponed
+from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
+from semel.lazily import asyncio
+from semel.types import (
+    Busy,
+    Delivery,
+    Done,
+    Errored,
+    Failed,
+    Late,
+    Lost,
+    Mismatch,
+    Outcome,
+    Unavailable,
+    Unknown,
+)
+
+__all__ = ["Runner"]
+
+logger = logging.getLogger("semel.runner")
+
+RECEIVE_WAIT_S = 0.5
+"""The longest time before the loop looks up from the broker: a stop is noticed within it."""
+OUTAGE_FIRST_S = 0.5
+OUTAGE_MAX_S = 15.0
+
+
+class Held(msgspec.Struct, eq=False):
+    """A delivery in hand."""
+
+    arrival: Arrival
+    route: Route | None = None
+    delivery: Delivery[Arrival] | None = None
+    tries: int = 0
+    running: bool = False
+    """Its outcome is under way; until then giving it back costs nothing."""
+    gone: bool = False
+    """The broker has given it to somebody else: nothing more is said about it."""
+
+
+class Runner:
+    """Run handlers for what a source delivers, once for each key. One event loop; stop it with `stop()`."""
+
+    def __init__(
+        self,
+        source: Source,
+        handler: Callable[..., Any] | Sequence[Route],
+        *,
+        once: AsyncSemel | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        self.source: Source = source
+        self.pace: Pace = pace or Pace()
+        self.counts: Counts = Counts()
+        if callable(handler):
+            if once is None:
+                raise UsageError("a bare handler needs a client: Runner(source, handler, once=aopen(...))")
+            self.routes: tuple[Route, ...] = (Route(handler, once=once),)
+        else:
+            self.routes = tuple(handler)
+        if not self.routes:
+            raise UsageError("a runner needs at least one handler")
+        self._tally: Tally = Tally()
+        self._room: Room[Held] = Room(self.pace.room)
+        self._lanes: dict[str, deque[Held]] = {}
+        self._waiting: deque[list[Held]] = deque()
+        self._hand: set[Held] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._free = self.pace.concurrency
+        self._acks: list[Arrival] = []
+        self._acking: asyncio.Task[None] | None = None
+        self._outages = 0
+        self._outage_until = 0.0
+        self._stopping = False
+        self._until_idle = False
+        self._fatal: BaseException | None = None
+
+    def stop(self) -> None:
+        """Receive nothing more, finish what runs, and let `run` return. Safe in a signal handler of the loop."""
+        self._stopping = True
+
+    def stop_when_idle(self) -> None:
+        """Stop as soon as the source has nothing to deliver and nothing is in hand."""
+        self._until_idle = True
+
+    async def run(self) -> None:
+        """Work until `stop`, or until something that no repetition cures: then it is raised, after draining."""
+        with ThreadPoolExecutor(self.pace.concurrency, thread_name_prefix="semel-handler") as threads:
+            self._works: dict[Route, Work] = {route: work_for(route, threads) for route in self.routes}
+            await self._reached(self.source.open)
+            beating = asyncio.create_task(self._beat()) if self.source.deadline_s else None
+            try:
+                while not self._stopping:
+                    await self._turn()
+            finally:
+                await self._drain(beating)
+        if self._fatal is not None:
+            raise self._fatal
+
+    # --- receive ---
+
+    async def _turn(self) -> None:
+        """One look at the room and one at the broker."""
+        now = monotonic()
+        self._dispatch(self._room.due(now))
+        next_at = self._room.next_at()
+        wait_s = RECEIVE_WAIT_S if next_at is None else min(RECEIVE_WAIT_S, max(0.0, next_at - now))
+        limit = min(self.pace.batch, self.pace.in_hand - len(self._hand))
+        if (
+            limit <= 0
+            or self._waiting
+            or self._store_is_away
+            or (self._room.full and not self.source.redelivers)
+        ):
+            await self._news(wait_s)
+            return
+        arrivals = await self._reached(lambda: self.source.receive(limit, wait_s))
+        if arrivals:
+            self.counts.received += len(arrivals)
+            held = [Held(arrival) for arrival in arrivals]
+            self._hand.update(held)
+            self._dispatch(held)
+        elif self._until_idle and not self._hand:
+            self.stop()
+
+    @property
+    def _store_is_away(self) -> bool:
+        """Whether to receive nothing for now: what is in hand will show when the store is back."""
+        return self._outages > 0 and bool(self._room or self._tasks)
+
+    async def _news(self, wait_s: float) -> None:
+        """Wait until a handler has ended, or until there is something else to look at."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(wait_s)
+
+    async def _reached(self, ask: Callable[[], Any]) -> Any:
+        """What the broker answers; backs off and connects again while it does not. `None` when stopped first."""
+        tries = 0
+        while not self._stopping:
+            try:
+                return await ask()
+            except SourceUnavailable as error:
+                delay_s = min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**tries)
+                logger.warning("%s cannot be reached (%s); again in %.1f s", self.source.name, error, delay_s)
+                tries += 1
+                await self._pause(delay_s)
+                try:
+                    await self.source.open()
+                except SourceUnavailable:
+                    continue
+        return None
+
+    async def _pause(self, delay_s: float) -> None:
+        until = monotonic() + delay_s
+        while not self._stopping and (left := until - monotonic()) > 0:
+            await asyncio.sleep(min(left, RECEIVE_WAIT_S))
+
+    # --- dispatch ---
+
+    def _dispatch(self, held: Sequence[Held]) -> None:
+        """Find keys, and hand batches to handlers as far as there are free ones."""
+        ready = []
+        for each in held:
+            if each.gone:
+                self._release(each)
+            elif each.delivery is not None or self._identified(each):
+                ready.append(each)
+        if self.pace.order:
+            for each in ready:
+                lane = self._lanes.setdefault(each.arrival.lane, deque())
+                if not each.tries:
+                    lane.append(each)
+                if lane[0] is each:  # those behind it wait, also while it is parked
+                    self._waiting.append([each])
+        else:
+            by_route: dict[Route, list[Held]] = {}
+            for each in ready:
+                assert each.route is not None
+                by_route.setdefault(each.route, []).append(each)
+            self._waiting.extend(by_route.values())
+        self._launch()
+
+    def _identified(self, held: Held) -> bool:
+        """Whether the message has a route and a key; one that has not is put aside."""
+        event_type, event_time_us = event_facts(held.arrival)
+        route = route_for(self.routes, event_type)
+        if route is None:  # nobody here wants it: acknowledged, as a filter would
+            self._ack(held)
+            return False
+        try:
+            held.delivery = route.delivery(held.arrival, event_type, event_time_us)
+        except (KeyMissing, KeyInvalid) as error:
+            if self.pace.no_key == "refuse":
+                self._fatal = self._fatal or error
+                self._return(held, 0.0)
+                self.stop()
+            else:
+                self._put_aside(held, "no-key", error)
+            return False
+        held.route = route
+        return True
+
+    def _launch(self) -> None:
+        """Start waiting batches while handlers are free; each takes no more of them than it has messages."""
+        while self._waiting and self._free > 0 and not self._stopping:
+            batch = self._waiting.popleft()
+            for each in batch:
+                each.running = True
+            route = batch[0].route
+            assert route is not None
+            share = 1 if self._works[route].whole else min(self._free, len(batch))
+            self._free -= share
+            self._spawn(self._deliver(batch, share))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fatal = self._fatal or error
+            self.stop()
+
+    async def _deliver(self, batch: list[Held], share: int) -> None:
+        """Claim, run and complete a batch; each message is answered for as soon as its outcome is known."""
+        route = batch[0].route
+        assert route is not None
+        deliveries = [each.delivery for each in batch if each.delivery is not None]
+        unanswered, kept = set(range(len(batch))), share
+
+        def told(at: int, outcome: Outcome[Any]) -> None:
+            nonlocal kept
+            unanswered.discard(at)
+            self._settle(batch[at], outcome)
+            if len(unanswered) < kept:  # fewer messages than handlers are left: another batch may have one
+                kept -= 1
+                self._free += 1
+                self._launch()
+
+        try:
+            outcomes = await self._works[route].deliver(deliveries, share, self._last_words, told)
+            for at in sorted(unanswered):  # later copies of a key within the batch
+                told(at, outcomes[at])
+        except StoreError as error:
+            for at in sorted(unanswered):
+                told(at, Unavailable(error))
+        finally:
+            for at in unanswered:  # broken off before its turn
+                self._return(batch[at], 0.0)
+            self._free += kept
+            self._launch()
+
+    # --- answer ---
+
+    def _settle(self, held: Held, outcome: Outcome[Any]) -> None:
+        """What the broker is told of an outcome."""
+        held.running = False
+        if isinstance(outcome, Done | Failed | Busy) and getattr(outcome, "recorded", True):
+            self._outages = 0  # the store has answered; what is released or lost may go unheard
+        if held.gone:
+            self._release(held)
+            return
+        match outcome:
+            case Done(recorded=True, replayed=replayed) | Failed(replayed=replayed):
+                self.counts.duplicates += replayed
+                self._ack(held)
+            case Unknown(_, error):
+                self._put_aside(held, "unknown", error)
+            case Mismatch():
+                self._put_aside(held, "mismatch")
+            case Late():
+                self._put_aside(held, "late")
+            case Busy(retry_after_s):
+                self._park(held, retry_after_s)
+            case Unavailable(error):
+                self._keep(held, self._outage_s(error))
+            case Errored(error, _, retry_after_s):
+                self._failed(held, error, retry_after_s)
+            case Done():
+                self._again(held, self._outage_s("a completion was not stored"))
+            case Lost():
+                self._again(held, 0.0)
+
+    def _failed(self, held: Held, error: BaseException, retry_after_s: float) -> None:
+        """Try it again later. Where no record counts the attempts, as in observe mode, they are counted here."""
+        self.counts.errors += 1
+        if not retry_after_s:  # a record that was released would say how long
+            assert held.route is not None
+            assert held.delivery is not None
+            policy = held.route.once.policy
+            attempt = self._tally.failed(held.delivery.key, held.arrival.deliveries)
+            if attempt >= policy.max_attempts:
+                self._tally.forget(held.delivery.key)
+                self._put_aside(held, "failed", error)
+                return
+            retry_after_s = postponed(policy, attempt).delay_s
+        logger.info("a handler failed, and will be tried again in %.1f s: %r", retry_after_s, error)
+        self._again(held, retry_after_s)
+
+    def _outage_s(self, error: object) -> float:
+        """How long to leave the store alone: longer with each try, and the same for all that tried together."""
+        now = monotonic()
+        if now >= self._outage_until:
+            delay_s = min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**self._outages)
+            logger.warning("the store cannot be reached (%s); again in %.1f s", error, delay_s)
+            self._outages += 1
+            self._outage_until = now + delay_s
+        return self._outage_until - now
+
+    def _ack(self, held: Held) -> None:
+        self._release(held)
+        self._acks.append(held.arrival)
+        if self._acking is None:
+            self._acking = asyncio.create_task(self._send_acks())
+
+    async def _send_acks(self) -> None:
+        """Acknowledge what has gathered, together; what gathers meanwhile goes next."""
+        try:
+            while self._acks:
+                acks, self._acks = self._acks, []
+                try:
+                    await self.source.ack(acks)
+                    self.counts.acked += len(acks)
+                except SourceUnavailable as error:  # they come again, as duplicates
+                    logger.warning("%s did not take %d acks: %s", self.source.name, len(acks), error)
+        finally:
+            self._acking = None
+
+    def _park(self, held: Held, delay_s: float) -> None:
+        """Busy elsewhere: look again when the owner's lease ends. In a full room it goes back to the broker."""
+        if self._room.full and self.source.redelivers and not self.pace.order:
+            self._return(held, delay_s)
+        else:
+            self._keep(held, delay_s)
+
+    def _again(self, held: Held, delay_s: float) -> None:
+        """Not done: to be delivered again, by the broker where it can, and not ahead of its lane."""
+        if self.source.redelivers and not self.pace.order:
+            self._return(held, delay_s)
+        else:
+            self._keep(held, delay_s)
+
+    def _keep(self, held: Held, delay_s: float) -> None:
+        self.counts.parked += 1
+        held.tries += 1
+        self._room.enter(held, monotonic() + delay_s)
+
+    def _return(self, held: Held, delay_s: float) -> None:
+        self._release(held)
+        if held.gone or not self.source.redelivers:
+            return
+        self.counts.returned += 1
+        self._spawn(self._nack(held.arrival, delay_s))
+
+    async def _nack(self, arrival: Arrival, delay_s: float) -> None:
+        try:
+            await self.source.nack([arrival], delay_s)
+        except SourceUnavailable as error:  # the broker brings it back by itself
+            logger.warning("%s did not take a message back: %s", self.source.name, error)
+
+    def _release(self, held: Held) -> None:
+        """No longer in hand; the next of its lane is on."""
+        self._hand.discard(held)
+        lane = self._lanes.get(held.arrival.lane)
+        if lane and lane[0] is held:
+            lane.popleft()
+            if lane:
+                self._waiting.append([lane[0]])
+            else:
+                del self._lanes[held.arrival.lane]
+
+    # --- dead letters ---
+
+    async def _last_words(self, delivery: Delivery[Arrival], error: BaseException, granted: Granted) -> None:
+        """Before a message is failed for good: its copy among the dead letters, confirmed."""
+        letter = Letter(
+            reason="failed",
+            consumer=self._consumer_of(delivery),
+            key=delivery.key,
+            fence=granted.fence,
+            attempts=granted.attempt,
+            error=f"{type(error).__name__}: {error}",
+            stack="".join(traceback.format_exception(error)),
+        )
+        await self.source.bury(delivery.body, letter)
+        self.counts.buried += 1
+
+    def _consumer_of(self, delivery: Delivery[Arrival]) -> str:
+        route = route_for(self.routes, delivery.event_type)
+        return "" if route is None else route.once.consumer
+
+    def _put_aside(self, held: Held, reason: str, error: BaseException | None = None) -> None:
+        """A copy to the dead letters, then the ack."""
+        letter = Letter(
+            reason=reason,
+            consumer="" if held.route is None else held.route.once.consumer,
+            key="" if held.delivery is None else held.delivery.key,
+            error="" if error is None else f"{type(error).__name__}: {error}",
+            stack="" if error is None else "".join(traceback.format_exception(error)),
+        )
+        held.running = True
+        self._spawn(self._bury(held, letter))
+
+    async def _bury(self, held: Held, letter: Letter) -> None:
+        try:
+            await self.source.bury(held.arrival, letter)
+        except SourceUnavailable as error:
+            logger.warning("%s took no dead letter: %s", self.source.name, error)
+            held.running = False
+            self._keep(held, min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**held.tries))
+            return
+        self.counts.buried += 1
+        self._ack(held)
+
+    # --- heartbeat and end ---
+
+    async def _beat(self) -> None:
+        """Tell the broker at a third of its deadline that everything in hand is being worked on."""
+        assert self.source.deadline_s is not None
+        while True:
+            await asyncio.sleep(self.source.deadline_s / 3)
+            held = list(self._hand)
+            if not held:
+                continue
+            try:
+                gone = {id(each) for each in await self.source.extend([each.arrival for each in held])}
+            except SourceUnavailable as error:
+                logger.warning("%s did not hear the heartbeat: %s", self.source.name, error)
+                continue
+            for each in held:
+                if id(each.arrival) in gone:
+                    each.gone = True
+
+    async def _drain(self, beating: "asyncio.Task[None] | None") -> None:
+        """Give back what has not started, finish what has, acknowledge it, and let go."""
+        self._stopping = True
+        self._room.empty()
+        self._waiting.clear()
+        self._lanes.clear()
+        for held in [each for each in self._hand if not each.running]:
+            self._return(held, 0.0)
+        until = monotonic() + self.pace.drain_s
+        while self._tasks:
+            done, _ = await asyncio.wait(self._tasks, timeout=max(0.0, until - monotonic()))
+            if not done:
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.wait(self._tasks)
+        while self._acking is not None:
+            await asyncio.wait([self._acking])
+        if beating is not None:
+            beating.cancel()
+        for work in self._works.values():
+            await work.close()
+        await self.source.close()

@@ -1,0 +1,86 @@
+"""What a broker has to offer: deliveries in hand, and the four things that can be said about them."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+
+from semel.keys.message import Envelope
+
+__all__ = ["Arrival", "Letter", "Source"]
+
+
+class Arrival(Envelope, frozen=True, kw_only=True):
+    """One delivery in hand: what came, and what it takes to answer the broker for it."""
+
+    lane: str = ""
+    """Deliveries of one lane came in order: a partition, a message group. Empty: there is no order."""
+    deliveries: int = 0
+    """How often the broker says it has delivered this message, this time included; 0: it does not say."""
+    handle: Any = None
+    """What the source itself needs to acknowledge it."""
+
+
+class Letter(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a message was given up, for whoever reads it at the dead-letter destination."""
+
+    reason: str
+    """`failed`, `unknown`, `mismatch`, `late` or `no-key`."""
+    consumer: str
+    key: str = ""
+    fence: int = 0
+    """Of the record that says so: a replay forgets that record and no later one."""
+    attempts: int = 0
+    error: str = ""
+    stack: str = ""
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where deliveries come from. One event loop uses it; nothing of it blocks.
+
+    Raises `SourceUnavailable` where the broker cannot be reached: the runner backs off and opens it again.
+    """
+
+    @property
+    def name(self) -> str:
+        """For messages and metrics, without credentials."""
+        ...
+
+    @property
+    def deadline_s(self) -> float | None:
+        """How long the broker waits for an answer or an `extend` before it delivers again; `None`: for ever."""
+        ...
+
+    @property
+    def redelivers(self) -> bool:
+        """Whether `nack` brings a message back. A log such as Kafka does not: the runner keeps it in hand."""
+        ...
+
+    async def open(self) -> None:
+        """Connect, or connect again. What was in hand before a reconnection is no longer."""
+        ...
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
+        """Up to `limit` deliveries; none when nothing came within `wait_s`."""
+        ...
+
+    async def ack(self, arrivals: Sequence[Arrival]) -> None:
+        """They are dealt with, durably: never deliver them again."""
+        ...
+
+    async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
+        """They are not: deliver them again, not before `delay_s`, to whoever asks."""
+        ...
+
+    async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+        """They are still being worked on; returns those that are no longer ours."""
+        ...
+
+    async def bury(self, arrival: Arrival, letter: Letter) -> None:
+        """Put a copy at the dead-letter destination; returns when the broker has confirmed it."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the connection. What was not acknowledged is delivered again, to somebody else."""
+        ...

@@ -1,0 +1,262 @@
+"""SQS: long polling, visibility that is extended for everything in hand, groups that keep their order."""
+
+import os
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from aiobotocore.session import get_session
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+
+from semel.brokers.dead import Dead
+from semel.brokers.letters import headers_of
+from semel.brokers.source import Arrival, Letter
+from semel.brokers.urls import options_of
+from semel.errors import SourceUnavailable, UsageError
+
+__all__ = ["Options", "SqsQueue", "from_url"]
+
+BATCH_MAX = 10
+"""What one call of the service takes."""
+VISIBLE_MAX_S = 43_200
+"""Twelve hours after its receipt a message is visible again, whatever is said about it."""
+ATTRIBUTES_MAX = 10
+UNREACHABLE = (BotoCoreError, HTTPClientError, ConnectionError, TimeoutError, OSError)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the URL says beside which queue it is."""
+
+    queue: str = ""
+    """The queue's name; it may stand in the path instead: sqs://eu-west-1/orders."""
+    region: str = ""
+    endpoint: str = ""
+    """Another endpoint than AWS's own, such as http://localhost:9324."""
+    deadline_s: float = 30.0
+    """The visibility timeout of what is received here."""
+    dead: str = ""
+    """The queue for dead letters; by default the queue's name with `-dead`."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.deadline_s <= VISIBLE_MAX_S:
+            raise ValueError(f"deadline_s is {self.deadline_s:g}; it must lie between 1 and {VISIBLE_MAX_S}")
+
+
+def from_url(url: str) -> "SqsQueue":
+    """The source that `sqs://eu-west-1/orders` names; credentials come from where AWS's tools look for them."""
+    parts = urlsplit(url)
+    said = {"queue": parts.path.strip("/")} if parts.path.strip("/") else {}
+    if parts.netloc:
+        said["region"] = parts.netloc
+    options: Options = options_of(url, Options, said)
+    if not options.queue:
+        raise UsageError("a queue is needed: sqs://eu-west-1/orders")
+    return SqsQueue(options)
+
+
+class SqsQueue:
+    """One consumer of a queue."""
+
+    redelivers: bool = True
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._entered: Any = None
+        self._client: Any = None
+        self._urls: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """Region and queue."""
+        return f"sqs://{self._options.region}/{self._options.queue}"
+
+    @property
+    def deadline_s(self) -> float:
+        """The visibility timeout."""
+        return self._options.deadline_s
+
+    async def open(self) -> None:
+        """Make a client, and find the queue."""
+        if self._client is None:
+            options = self._options
+            self._entered = get_session().create_client(
+                "sqs", region_name=options.region or None, endpoint_url=options.endpoint or None
+            )
+            self._client = await self._entered.__aenter__()
+        await self._url(self._options.queue)
+
+    async def _url(self, queue: str) -> str:
+        if queue not in self._urls:
+            try:
+                self._urls[queue] = (await self._ask("get_queue_url", QueueName=queue))["QueueUrl"]
+            except SourceUnavailable as error:
+                if isinstance(error.__cause__, ClientError):
+                    raise UsageError(
+                        f"{queue}: {error}; create the queue first, or check its name"
+                    ) from error
+                raise
+        return self._urls[queue]
+
+    async def _ask(self, operation: str, **arguments: Any) -> Any:
+        if self._client is None:
+            raise SourceUnavailable("not open")
+        try:
+            return await getattr(self._client, operation)(**arguments)
+        except (ClientError, *UNREACHABLE) as error:
+            raise SourceUnavailable(str(error)) from error
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
+        """What is visible; waits for the first, in whole seconds, as the service counts."""
+        asked_at = monotonic()
+        answer = await self._ask(
+            "receive_message",
+            QueueUrl=await self._url(self._options.queue),
+            MaxNumberOfMessages=min(limit, BATCH_MAX),
+            WaitTimeSeconds=1 if wait_s > 0 else 0,
+            VisibilityTimeout=round(self.deadline_s),
+            MessageSystemAttributeNames=["All"],
+            MessageAttributeNames=["All"],
+        )
+        return [self._arrival(message, asked_at) for message in answer.get("Messages", ())]
+
+    def _arrival(self, message: Mapping[str, Any], asked_at: float) -> Arrival:
+        system = message.get("Attributes", {})
+        return Arrival(
+            headers=_headers(message),
+            body=message["Body"].encode(),
+            broker_id=system.get("MessageDeduplicationId"),
+            position=f"{self._options.queue}/{message['MessageId']}",
+            transport="sqs",
+            lane=system.get("MessageGroupId", ""),
+            deliveries=int(system.get("ApproximateReceiveCount", 0)),
+            handle=_Receipt(message["ReceiptHandle"], message, asked_at),
+        )
+
+    async def ack(self, arrivals: Sequence[Arrival]) -> None:
+        """Delete them. A receipt that has run out deletes nothing; the message comes again, as a duplicate."""
+        await self._batches("delete_message_batch", arrivals, {})
+
+    async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
+        """Make them visible again after the delay."""
+        await self._batches(
+            "change_message_visibility_batch", arrivals, {"VisibilityTimeout": _whole(delay_s)}
+        )
+
+    async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+        """Keep them invisible; those whose receipt has run out, or whose twelve hours are over, are gone."""
+        now = monotonic()
+        old = [each for each in arrivals if now + self.deadline_s > each.handle.asked_at + VISIBLE_MAX_S]
+        young = [each for each in arrivals if each not in old]
+        return old + await self._batches(
+            "change_message_visibility_batch", young, {"VisibilityTimeout": round(self.deadline_s)}
+        )
+
+    async def _batches(
+        self, operation: str, arrivals: Sequence[Arrival], more: dict[str, Any]
+    ) -> list[Arrival]:
+        """Say it of all, ten at a time; returns those of which the service would not have it."""
+        refused: list[Arrival] = []
+        for at in range(0, len(arrivals), BATCH_MAX):
+            batch = arrivals[at : at + BATCH_MAX]
+            entries = [
+                {"Id": str(number), "ReceiptHandle": each.handle.receipt, **more}
+                for number, each in enumerate(batch)
+            ]
+            answer = await self._ask(
+                operation, QueueUrl=await self._url(self._options.queue), Entries=entries
+            )
+            refused += [batch[int(each["Id"])] for each in answer.get("Failed", ())]
+        return refused
+
+    # --- dead letters ---
+
+    async def bury(self, arrival: Arrival, letter: Letter) -> None:
+        """Send a copy with its story: in one attribute, since a message has room for ten."""
+        message = arrival.handle.message
+        attributes = dict(list(message.get("MessageAttributes", {}).items())[: ATTRIBUTES_MAX - 1])
+        attributes[LETTER] = _attribute(msgspec.json.encode(headers_of(letter)).decode())
+        await self._send(self._graves, message["Body"], attributes, message.get("Attributes", {}))
+
+    async def _send(
+        self, queue: str, body: str, attributes: Mapping[str, Any], system: Mapping[str, str]
+    ) -> None:
+        said: dict[str, Any] = {"MessageBody": body, "MessageAttributes": dict(attributes)}
+        if queue.endswith(".fifo"):
+            said["MessageGroupId"] = system.get("MessageGroupId", "semel")
+            # Each burial or replay is a message of its own: the record decides whether its effect happens again.
+            said["MessageDeduplicationId"] = os.urandom(16).hex()
+        await self._ask("send_message", QueueUrl=await self._url(queue), **said)
+
+    @property
+    def _graves(self) -> str:
+        queue = self._options.queue
+        if self._options.dead:
+            return self._options.dead
+        return f"{queue.removesuffix('.fifo')}-dead.fifo" if queue.endswith(".fifo") else f"{queue}-dead"
+
+    async def look(self, limit: int) -> Sequence[Dead]:
+        """Dead letters, in no order; each is visible to others again after a short while."""
+        found: dict[str, Dead] = {}
+        self._dug: dict[str, str] = {}
+        while len(found) < limit:
+            answer = await self._ask(
+                "receive_message",
+                QueueUrl=await self._url(self._graves),
+                MaxNumberOfMessages=BATCH_MAX,
+                VisibilityTimeout=5,
+                WaitTimeSeconds=0,
+                MessageSystemAttributeNames=["All"],
+                MessageAttributeNames=["All"],
+            )
+            messages = answer.get("Messages", ())
+            if not messages or all(each["MessageId"] in found for each in messages):
+                break
+            for each in messages:
+                headers = _headers(each)
+                headers.update(msgspec.json.decode(headers.pop(LETTER, "{}")))
+                found[each["MessageId"]] = Dead.found(each["MessageId"], headers, each["Body"].encode())
+                self._dug[each["MessageId"]] = each["ReceiptHandle"]
+        return list(found.values())[:limit]
+
+    async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
+        """Send a message to the queue itself."""
+        attributes = {name: _attribute(value) for name, value in list(headers.items())[:ATTRIBUTES_MAX]}
+        await self._send(self._options.queue, body.decode(), attributes, {})
+
+    async def remove(self, dead: Dead) -> None:
+        """Delete a dead letter that was looked at just now."""
+        await self._ask(
+            "delete_message", QueueUrl=await self._url(self._graves), ReceiptHandle=self._dug[dead.id]
+        )
+
+    async def close(self) -> None:
+        """Let go; what is in hand becomes visible again after its timeout."""
+        entered, self._entered, self._client = self._entered, None, None
+        self._urls.clear()
+        if entered is not None:
+            await entered.__aexit__(None, None, None)
+
+
+LETTER = "semel-dead-letter"
+
+
+class _Receipt(msgspec.Struct, frozen=True, eq=False):
+    receipt: str
+    message: Mapping[str, Any]
+    asked_at: float
+
+
+def _headers(message: Mapping[str, Any]) -> dict[str, str]:
+    attributes = message.get("MessageAttributes", {})
+    return {name: value["StringValue"] for name, value in attributes.items() if "StringValue" in value}
+
+
+def _attribute(value: str) -> dict[str, str]:
+    return {"DataType": "String", "StringValue": value}
+
+
+def _whole(delay_s: float) -> int:
+    """Whole seconds, as the service counts, rounded up."""
+    return min(VISIBLE_MAX_S, -int(-delay_s // 1))

@@ -1,0 +1,199 @@
+"""`semel consume`: run a handler for what a broker delivers, once for each key."""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from semel.cli.exits import BAD_CONFIGURATION, USAGE, Stop
+from semel.cli.options import (
+    ConsumerOption,
+    LeaseOption,
+    ModeOption,
+    StoreOption,
+    TenantOption,
+    WindowOption,
+    parse_duration_us,
+    settings_for,
+    text,
+)
+
+if TYPE_CHECKING:
+    from semel.brokers import Pace, Runner
+    from semel.cli.settings import Settings
+
+__all__ = ["consume"]
+
+
+HandlerArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:NAME",
+        callback=text,
+        help="A handler, or a list of semel.brokers.Route. In mode inbox it is given the open transaction first.",
+    ),
+]
+SourceOption = Annotated[
+    list[str],
+    typer.Option(
+        "--from",
+        metavar="URL",
+        help="Where deliveries come from, such as redis://localhost/0?stream=orders&group=billing."
+        " Repeat it for several.",
+    ),
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        "-k",
+        metavar="PATH",
+        callback=text,
+        help="Where the key is in the body; else the headers and the broker's own field are searched.",
+    ),
+]
+ConcurrencyOption = Annotated[
+    int, typer.Option("--concurrency", min=1, help="How many handlers run at once.")
+]
+BatchOption = Annotated[
+    int,
+    typer.Option("--batch", min=1, help="How many deliveries are claimed together, or share a transaction."),
+]
+AttemptsOption = Annotated[
+    int, typer.Option("--max-attempts", min=1, help="After so many the message goes to the dead letters.")
+]
+RetryDelayOption = Annotated[
+    str,
+    typer.Option("--retry-delay", metavar="DURATION", help="Before the second attempt; doubled each time."),
+]
+DrainOption = Annotated[
+    str, typer.Option("--drain", metavar="DURATION", help="How long a stop waits for running handlers.")
+]
+OrderOption = Annotated[bool, typer.Option("--order", help="Keep the order within a partition or group.")]
+RefuseOption = Annotated[
+    bool, typer.Option("--refuse-no-key", help="Stop at a message without a key, instead of burying it.")
+]
+UntilIdleOption = Annotated[bool, typer.Option("--until-idle", help="End when there is nothing left to do.")]
+
+
+def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    handler: HandlerArgument,
+    source: SourceOption,
+    store: StoreOption = None,
+    consumer: ConsumerOption = None,
+    tenant: TenantOption = None,
+    window: WindowOption = None,
+    lease: LeaseOption = None,
+    mode: ModeOption = None,
+    key: KeyOption = None,
+    concurrency: ConcurrencyOption = 10,
+    batch: BatchOption = 200,
+    max_attempts: AttemptsOption = 10,
+    retry_delay: RetryDelayOption = "1s",
+    drain: DrainOption = "30s",
+    order: OrderOption = False,  # noqa: FBT002 - a switch
+    refuse_no_key: RefuseOption = False,  # noqa: FBT002 - a switch
+    until_idle: UntilIdleOption = False,  # noqa: FBT002 - a switch
+) -> int:
+    """Run a handler for each message that a broker delivers, once for each key.
+
+    A message is acknowledged when its effect is recorded, and not before. SIGTERM or Ctrl-C: what runs is finished,
+    the rest goes back to the broker.
+    """
+    import semel
+    from semel.brokers import Pace
+    from semel.lazily import asyncio
+
+    target = _loaded(handler)
+    settings = settings_for(
+        store=store, consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode
+    )
+    policy = semel.Policy(max_attempts=max_attempts, retry_delay_s=parse_duration_us(retry_delay) / 1e6)
+    pace = Pace(
+        batch=batch,
+        concurrency=concurrency,
+        order=order,
+        drain_s=parse_duration_us(drain) / 1e6,
+        no_key="refuse" if refuse_no_key else "bury",
+    )
+    return asyncio.run(_consume(target, source, settings, policy, pace, key, until_idle=until_idle))
+
+
+def _loaded(spec: str) -> Any:
+    """The object that `module:name` names, looked for in the working directory first."""
+    module_name, colon, name = spec.partition(":")
+    if not colon or not module_name or not name:
+        raise Stop(f"{spec!r} names no handler; write module:function, such as app:charge", USAGE)
+    sys.path.insert(0, "")
+    try:
+        found: Any = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise Stop(f"{spec}: no module named {error.name!r} here", BAD_CONFIGURATION) from error
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise Stop(f"{spec}: {module_name} has no {name!r}", BAD_CONFIGURATION) from None
+    return found
+
+
+async def _consume(
+    target: Any,
+    urls: Sequence[str],
+    settings: "Settings",
+    policy: Any,
+    pace: "Pace",
+    key: str | None,
+    *,
+    until_idle: bool,
+) -> int:
+    import semel
+    from semel import keys
+    from semel.brokers import Route, Runner, source_for
+    from semel.cli.output import say
+    from semel.lazily import asyncio
+
+    once = semel.aopen(
+        settings.store,
+        consumer=settings.consumer or "consume",
+        tenant=settings.tenant or "",
+        window=settings.window,
+        lease=settings.lease,
+        mode=settings.mode,
+        policy=policy,
+    )
+    routes: list[Route] = (
+        [Route(target, once=once, key=None if key is None else keys.body(key))]
+        if callable(target)
+        else list(target)
+    )
+    runners = [Runner(source_for(url), routes, pace=pace) for url in urls]
+    _stop_on_signals(asyncio.get_running_loop(), runners)
+    async with once:
+        for runner in runners:
+            say(f"consuming {runner.source.name} as {once.consumer!r}, mode {once.mode}")
+        if until_idle:
+            for runner in runners:
+                runner.stop_when_idle()
+        await asyncio.gather(*(runner.run() for runner in runners))
+    for runner in runners:
+        counts = runner.counts
+        say(
+            f"{runner.source.name}: {counts.received:,} received, {counts.acked:,} acknowledged,"
+            f" {counts.duplicates:,} duplicates, {counts.buried:,} dead letters"
+        )
+    return 0
+
+
+def _stop_on_signals(loop: Any, runners: Sequence["Runner"]) -> None:
+    import signal
+
+    def stop() -> None:
+        for runner in runners:
+            runner.stop()
+
+    handle: Callable[..., Any] = loop.add_signal_handler
+    for number in (signal.SIGTERM, signal.SIGINT):
+        handle(number, stop)

@@ -1,0 +1,181 @@
+"""`semel dlq`: dead letters, looked at and put back."""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from semel.cli.exits import NOT_FOUND, USAGE, Stop
+from semel.cli.options import (
+    ConsumerOption,
+    JsonOption,
+    StoreOption,
+    TenantOption,
+    YesOption,
+    settings_for,
+    text,
+)
+from semel.cli.output import confirm, print_json, print_rows, say
+
+if TYPE_CHECKING:
+    from semel.brokers.dead import Dead, Graveyard
+    from semel.cli.settings import Settings
+    from semel.types import Mode
+
+__all__ = ["dlq"]
+
+LOOK_MAX = 10_000
+"""How many dead letters are looked through for one id."""
+
+dlq: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+Source = Annotated[
+    str,
+    typer.Option(
+        "--from", metavar="URL", help="The source whose dead letters they are, as for semel consume."
+    ),
+]
+
+
+@dlq.command("list")
+def list_dead(
+    source: Source,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=LOOK_MAX, help="How many at most.")] = 100,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """List the oldest dead letters: why each was given up, and its key."""
+
+    async def look(graveyard: "Graveyard") -> None:
+        found = await graveyard.look(limit)
+        if as_json:
+            print_json({"dead": [_document(dead) for dead in found]})
+            return
+        rows = [
+            (dead.id, dead.letter.reason, dead.letter.consumer, dead.letter.key, dead.letter.error)
+            for dead in found
+        ]
+        print_rows(("id", "reason", "consumer", "key", "error"), rows)
+        if not found:
+            say("no dead letters")
+
+    _at(source, look)
+
+
+@dlq.command("show")
+def show_dead(
+    source: Source,
+    id_: Annotated[str, typer.Argument(metavar="ID", help="As listed.")],
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one dead letter: headers, body, and the stack of the error."""
+
+    async def look(graveyard: "Graveyard") -> None:
+        dead = await _the(graveyard, id_)
+        if as_json:
+            print_json(
+                _document(dead)
+                | {"stack": dead.letter.stack, "headers": dead.original(), "body": _text(dead)}
+            )
+            return
+        facts = [*_document(dead).items(), *dead.original().items(), ("body", _text(dead))]
+        print_rows(("", ""), [(name, str(value)) for name, value in facts if value != ""])
+        if dead.letter.stack:
+            say(dead.letter.stack.rstrip())
+
+    _at(source, look)
+
+
+@dlq.command("replay")
+def replay_dead(
+    source: Source,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="As listed; or --all.")] = None,
+    store: StoreOption = None,
+    consumer: ConsumerOption = None,
+    tenant: TenantOption = None,
+    new_key: Annotated[
+        str | None, typer.Option("--new-key", metavar="KEY", callback=text, help="Run it as another event.")
+    ] = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="Every dead letter that can be replayed.")] = False,
+    yes: YesOption = False,
+) -> int:
+    """Let dead messages run again: forget the failure, publish the message anew, remove the letter."""
+    from semel.brokers.dead import replay
+    from semel.client import aopen
+    from semel.errors import UsageError
+
+    if bool(ids) == every or (new_key is not None and len(ids or ()) != 1):
+        raise Stop("give ids or --all; --new-key goes with one id", USAGE)
+    if every:
+        confirm("Replay every dead letter?", yes=yes)
+    settings = settings_for(store=store, consumer=consumer, tenant=tenant)
+    refused = 0
+
+    async def put_back(graveyard: "Graveyard") -> None:
+        nonlocal refused
+        chosen = (
+            await graveyard.look(LOOK_MAX) if every else [await _the(graveyard, each) for each in ids or ()]
+        )
+        for dead in chosen:
+            name = settings.consumer or dead.letter.consumer or "consume"
+            mode = _mode_of(settings, name)
+            async with aopen(settings.store, consumer=name, tenant=settings.tenant or "", mode=mode) as once:
+                try:
+                    await replay(graveyard, dead, once, new_key=new_key)
+                except UsageError as error:
+                    refused += 1
+                    say(f"{dead.id}: {error}")
+                else:
+                    say(f"{dead.id}: published again")
+
+    _at(source, put_back)
+    return 1 if refused else 0
+
+
+def _mode_of(settings: "Settings", consumer: str) -> "Mode":
+    """The mode that the store has recorded for a consumer."""
+    from semel.cli.reach import opened
+
+    with opened(settings, create=True) as reach:
+        return reach.stored_settings().modes.get((settings.tenant or "", consumer), "lease")
+
+
+def _at(url: str, work: Callable[["Graveyard"], Awaitable[None]]) -> None:
+    from semel.brokers import source_for
+    from semel.lazily import asyncio
+
+    async def open_and_work() -> None:
+        source: Any = source_for(url)
+        await source.open()
+        try:
+            await work(source)
+        finally:
+            await source.close()
+
+    asyncio.run(open_and_work())
+
+
+async def _the(graveyard: "Graveyard", id_: str) -> "Dead":
+    for dead in await graveyard.look(LOOK_MAX):
+        if dead.id == id_:
+            return dead
+    raise Stop(f"no dead letter {id_!r}; semel dlq list shows them", NOT_FOUND)
+
+
+def _document(dead: "Dead") -> dict[str, Any]:
+    letter = dead.letter
+    return {
+        "id": dead.id,
+        "reason": letter.reason,
+        "consumer": letter.consumer,
+        "key": letter.key,
+        "attempts": letter.attempts,
+        "fence": letter.fence,
+        "error": letter.error,
+    }
+
+
+def _text(dead: "Dead") -> str:
+    return dead.body.decode("utf-8", "backslashreplace")

@@ -1,0 +1,132 @@
+"""A handler for AWS Lambda on SQS: each message once for its key, and a list of those that are to come again.
+
+::
+
+    once = semel.open("postgresql://...", consumer="billing")
+
+    @sqs_handler(once)
+    def lambda_handler(order: Order) -> None: ...
+
+The event source mapping needs `ReportBatchItemFailures`; without it one bad message returns the whole batch.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from semel.brokers.routes import event_facts, reader
+from semel.brokers.source import Arrival
+from semel.client import Semel
+from semel.errors import GiveUp, KeyInvalid, KeyMissing
+from semel.keys.identity import Identity
+from semel.types import Delivery, Done, Outcome
+
+__all__ = ["sqs_handler"]
+
+logger = logging.getLogger("semel.aws_lambda")
+
+Entry = Callable[[Mapping[str, Any], Any], dict[str, list[dict[str, str]]]]
+"""What the Lambda runtime calls: with the event and its context."""
+
+
+def sqs_handler(
+    once: Semel, *, key: Any = None, concurrency: int = 1
+) -> Callable[[Callable[..., Any]], Entry]:
+    """Turn `handler(message)` into what Lambda calls; its parameter's annotation says what it is given.
+
+    Everything but what is done and recorded is reported in `batchItemFailures`: SQS delivers it again, and moves it
+    to the queue's dead-letter queue after `maxReceiveCount`. In a FIFO queue what is behind a failed message of
+    its group is reported with it, and not run.
+    """
+    policy = replace(once.policy, wait_s=0.0, permanent=(*once.policy.permanent, GiveUp))
+    patient = once.using(policy)
+    identity = key if isinstance(key, Identity) else Identity(key=key)
+
+    def decorate(handler: Callable[..., Any]) -> Entry:
+        reads = reader(handler)
+
+        def run(arrivals: Sequence[Arrival]) -> list[bool]:
+            return _run(patient, identity, arrivals, lambda arrival: handler(reads(arrival)), concurrency)
+
+        def entry(event: Mapping[str, Any], _context: Any) -> dict[str, list[dict[str, str]]]:
+            arrivals = [_arrival(record) for record in event["Records"]]
+            done = dict[int, bool]()
+            for places in _rounds(arrivals):
+                due = [at for at in places if not _behind(arrivals, done, at)]
+                done.update(dict.fromkeys(places, False))
+                done.update(zip(due, run([arrivals[at] for at in due]), strict=True))
+            failed = [arrivals[at].position or "" for at in sorted(done) if not done[at]]
+            return {"batchItemFailures": [{"itemIdentifier": each} for each in failed]}
+
+        return entry
+
+    return decorate
+
+
+def _run(
+    once: Semel,
+    identity: Identity,
+    arrivals: Sequence[Arrival],
+    handler: Callable[[Arrival], Any],
+    concurrency: int,
+) -> list[bool]:
+    """Which of them are done."""
+    deliveries: list[Delivery[Arrival]] = []
+    places: list[int] = []
+    for at, arrival in enumerate(arrivals):
+        try:
+            event_type, event_time_us = event_facts(arrival)
+            deliveries.append(
+                Delivery(
+                    key=identity(arrival), body=arrival, event_type=event_type, event_time_us=event_time_us
+                )
+            )
+            places.append(at)
+        except (KeyMissing, KeyInvalid) as error:
+            logger.error("%s: %s", arrival.position, error)  # noqa: TRY400 - the message says it all
+    done = [False] * len(arrivals)
+    outcomes: list[Outcome[Any]] = once.run_many(deliveries, handler, concurrency=concurrency)
+    for at, outcome in zip(places, outcomes, strict=True):
+        done[at] = isinstance(outcome, Done) and outcome.recorded
+        if not done[at]:
+            logger.warning("%s: to be delivered again: %r", arrivals[at].position, outcome)
+    return done
+
+
+def _rounds(arrivals: Sequence[Arrival]) -> list[list[int]]:
+    """Places that may run together: all of a standard queue, one of each group of a FIFO queue at a time."""
+    rounds: list[list[int]] = []
+    turn: dict[str, int] = {}
+    for at, arrival in enumerate(arrivals):
+        number = turn.get(arrival.lane, 0)
+        if arrival.lane:
+            turn[arrival.lane] = number + 1
+        while len(rounds) <= number:
+            rounds.append([])
+        rounds[number].append(at)
+    return rounds
+
+
+def _behind(arrivals: Sequence[Arrival], done: Mapping[int, bool], at: int) -> bool:
+    """Whether an earlier message of the same group is not done."""
+    lane = arrivals[at].lane
+    return bool(lane) and any(not ok and arrivals[before].lane == lane for before, ok in done.items())
+
+
+def _arrival(record: Mapping[str, Any]) -> Arrival:
+    """A record of the event as a delivery; SQS's own `messageId` says which, and is no key."""
+    system = record.get("attributes", {})
+    return Arrival(
+        headers={
+            name: each.get("stringValue") or each.get("binaryValue") or ""
+            for name, each in record.get("messageAttributes", {}).items()
+        },
+        body=record["body"].encode(),
+        broker_id=system.get("MessageDeduplicationId"),
+        position=record["messageId"],
+        transport="sqs",
+        lane=system.get("MessageGroupId", ""),
+        deliveries=int(system.get("ApproximateReceiveCount", 0)),
+    )

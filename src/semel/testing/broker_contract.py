@@ -1,0 +1,440 @@
+"""The contract of a source: what a runner promises on it, as scenarios to run on a real broker.
+
+With pytest, a broker's whole test is::
+
+    class TestMyBroker(broker_contract.Suite):
+        async def broker(self):
+            return MyBroker(...)
+
+where the broker says how to send from outside and what it looks like from outside, by a client of its own.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from semel.aclient import AsyncSemel
+from semel.brokers.letters import letter_of
+from semel.brokers.pace import Pace
+from semel.brokers.runner import Runner
+from semel.brokers.source import Arrival, Letter, Source
+from semel.claims import Claimed
+from semel.client import aopen
+from semel.policy import Policy
+from semel.stores.memory import MemoryStore
+from semel.testing.contract.bench import check, equal
+
+__all__ = ["SCENARIOS", "Broker", "Scene", "Sent", "Suite", "arun"]
+
+WITHIN_S = 30.0
+DUE_S = 0.7
+LOOKS_MAX = 5
+"""How often a runner may look at a message that is busy for one short lease."""
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """A message as a producer sends it."""
+
+    key: str
+    """Empty: without an id."""
+    body: bytes = b"{}"
+    lane: str = ""
+    """What the broker orders by: the message key, the group."""
+    event_type: str = ""
+
+
+class Broker(Protocol):
+    """One queue, topic or stream of a real broker, fresh for the scenario, seen from outside."""
+
+    ordered: bool
+    """Whether messages of one lane come in order."""
+
+    async def send(self, messages: Sequence[Sent]) -> None:
+        """Publish as any producer would, confirmed."""
+        ...
+
+    def source(self, *, deadline_s: float | None = None) -> Source:
+        """Another consumer of the same group, not yet open; with the broker's deadline where it has one."""
+        ...
+
+    async def unsettled(self) -> int:
+        """How many messages the broker itself still holds for the group: not yet acknowledged."""
+        ...
+
+    async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:
+        """The headers and bodies at the dead-letter destination."""
+        ...
+
+    async def close(self) -> None:
+        """Remove what was made for the scenario."""
+        ...
+
+
+class Scene:
+    """A broker, a store, and what handlers have done."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker: Broker = broker
+        self.store: MemoryStore = MemoryStore()
+        self.ran: list[str] = []
+
+    def client(self, **options: Any) -> AsyncSemel:
+        """A client of the scene's own store; short delays, so that nothing waits long."""
+        policy = options.pop("policy", Policy(retry_delay_s=0.05))
+        return aopen(self.store, consumer="contract", policy=policy, **options)
+
+    async def note(self, message: Arrival) -> None:
+        """Note that the message's handler ran."""
+        self.ran.append(bytes(message.body).decode())
+
+    async def settled(self) -> None:
+        """Wait until the broker holds nothing any more."""
+        async with asyncio.timeout(WITHIN_S):
+            while await self.broker.unsettled():  # noqa: ASYNC110 - a broker has no event to wait for
+                await asyncio.sleep(0.02)
+
+    @asynccontextmanager
+    async def running(self, handler: Any = None, **options: Any) -> Any:
+        """A runner at work; stopped, and its errors raised, at the end."""
+        once = options.pop("once", None) or self.client()
+        source = options.pop("source", None) or self.broker.source()
+        runner = Runner(source, handler or self.note, once=once, pace=Pace(**options))
+        task = asyncio.create_task(runner.run())
+        try:
+            yield runner
+        finally:
+            runner.stop()
+            async with asyncio.timeout(WITHIN_S):
+                await task
+
+
+Scenario: TypeAlias = Callable[[Scene], Awaitable[None]]
+SCENARIOS: dict[str, tuple[Scenario, bool]] = {}
+"""By name: the scenario, and whether it needs a broker that keeps an order."""
+
+
+def _scenario(run: Scenario) -> Scenario:
+    SCENARIOS[run.__name__] = (run, False)
+    return run
+
+
+def _ordered(run: Scenario) -> Scenario:
+    SCENARIOS[run.__name__] = (run, True)
+    return run
+
+
+def _sent(*keys: str, lane: str = "") -> list[Sent]:
+    return [Sent(key, key.encode(), lane) for key in keys]
+
+
+@_scenario
+async def each_message_runs_once_and_is_acknowledged(scene: Scene) -> None:
+    """A batch of new messages."""
+    keys = [f"k{n}" for n in range(50)]
+    await scene.broker.send(_sent(*keys))
+    async with scene.running():
+        await scene.settled()
+    equal(sorted(scene.ran), sorted(keys), "what ran")
+
+
+@_scenario
+async def a_duplicate_is_acknowledged_without_running(scene: Scene) -> None:
+    """The producer sent it again."""
+    await scene.broker.send(_sent("a", "b"))
+    async with scene.running():
+        await scene.settled()
+        await scene.broker.send(_sent("a", "a"))
+        await scene.settled()
+    equal(sorted(scene.ran), ["a", "b"], "what ran")
+
+
+@_scenario
+async def an_idle_source_answers_with_nothing(scene: Scene) -> None:
+    """No message, no error, no waiting beyond what was asked for."""
+    source = scene.broker.source()
+    await source.open()
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            equal(list(await source.receive(10, 0.05)), [], "what an empty broker delivers")
+    finally:
+        await source.close()
+
+
+@_scenario
+async def what_was_not_acknowledged_is_delivered_again(scene: Scene) -> None:
+    """A consumer dies with messages in hand."""
+    keys = ["a", "b", "c"]
+    await scene.broker.send(_sent(*keys))
+    first = scene.broker.source(deadline_s=1.0)
+    await first.open()
+    got: list[Arrival] = []
+    async with asyncio.timeout(WITHIN_S):
+        while len(got) < len(keys):
+            got += await first.receive(len(keys) - len(got), 0.2)
+    await first.close()
+    async with scene.running(source=scene.broker.source(deadline_s=1.0)):
+        await scene.settled()
+    equal(sorted(scene.ran), keys, "what ran")
+
+
+@_scenario
+async def nothing_is_acknowledged_before_it_is_recorded(scene: Scene) -> None:
+    """While the handler runs, the broker still holds the message."""
+    held: list[int] = []
+
+    async def handler(_message: Arrival) -> None:
+        held.append(await scene.broker.unsettled())
+
+    await scene.broker.send(_sent("a"))
+    async with scene.running(handler):
+        await scene.settled()
+    equal(held, [1], "what the broker held while the handler ran")
+
+
+@_scenario
+async def a_failed_handler_is_tried_again(scene: Scene) -> None:
+    """Transient: released, redelivered, counted."""
+
+    async def handler(message: Arrival) -> None:
+        await scene.note(message)
+        if scene.ran != ["a", "a", "a"]:
+            raise RuntimeError("not yet")
+
+    await scene.broker.send(_sent("a"))
+    async with scene.running(handler):
+        await scene.settled()
+    equal(scene.ran, ["a", "a", "a"], "what ran")
+
+
+@_scenario
+async def a_broker_that_counts_deliveries_counts_each(scene: Scene) -> None:
+    """Where no record counts attempts, the broker's own count ends them."""
+    counts: list[int] = []
+
+    async def handler(message: Arrival) -> None:
+        counts.append(message.deliveries)
+        if len(counts) < LOOKS_MAX:
+            raise RuntimeError("not yet")
+
+    await scene.broker.send(_sent("a"))
+    async with scene.running(handler):
+        await scene.settled()
+    check(counts in ([0] * LOOKS_MAX, list(range(1, LOOKS_MAX + 1))), f"deliveries are counted: {counts}")
+
+
+@_scenario
+async def poison_goes_to_the_dead_letters_with_its_story(scene: Scene) -> None:
+    """Permanent: a copy with key, reason, attempts and stack; the rest goes on."""
+
+    async def handler(message: Arrival) -> None:
+        if bytes(message.body) == b"bad":
+            raise ValueError("naïve\nlines")
+        await scene.note(message)
+
+    await scene.broker.send([*_sent("a", "b"), Sent("bad", b"bad"), *_sent("c")])
+    once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
+    async with scene.running(handler, once=once):
+        await scene.settled()
+    equal(sorted(scene.ran), ["a", "b", "c"], "what ran")
+    dead = await scene.broker.dead()
+    equal([body for _, body in dead], [b"bad"], "the dead letters")
+    letter = letter_of(dead[0][0])
+    check(letter is not None, "a dead letter carries its story in its headers")
+    assert letter is not None
+    equal((letter.key, letter.reason, letter.attempts), ("bad", "failed", 1), "the story")
+    check("naïve\nlines" in letter.stack, "the stack is in the headers")
+
+
+@_scenario
+async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene) -> None:
+    """A crash in between buries it twice; the other way round would lose it."""
+    states: list[str] = []
+    once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
+    source = scene.broker.source()
+    bury = source.bury
+
+    async def watched(arrival: Arrival, letter: Letter) -> None:
+        record = await once.records.lookup(letter.key)
+        states.append("absent" if record is None else record.state)
+        await bury(arrival, letter)
+
+    async def handler(_message: Arrival) -> None:
+        raise ValueError("never")
+
+    source.bury = watched  # type: ignore[method-assign]
+    await scene.broker.send(_sent("a"))
+    async with scene.running(handler, once=once, source=source):
+        await scene.settled()
+    record = await once.records.lookup("a")
+    states.append("absent" if record is None else record.state)
+    equal(states, ["claimed", "failed"], "the record, when the letter was written and at the end")
+
+
+@_scenario
+async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene) -> None:
+    """A broker that hands it out again at once would spin."""
+    times: list[float] = []
+    source = scene.broker.source()
+    receive = source.receive
+
+    async def watched(limit: int, wait_s: float) -> Sequence[Arrival]:
+        found = await receive(limit, wait_s)
+        times.extend(monotonic() for _ in found)
+        return found
+
+    async def handler(message: Arrival) -> None:
+        await scene.note(message)
+        if len(scene.ran) == 1:
+            raise RuntimeError("not yet")
+
+    source.receive = watched  # type: ignore[method-assign]
+    await scene.broker.send(_sent("a"))
+    once = scene.client(policy=Policy(retry_delay_s=1.0))
+    async with scene.running(handler, once=once, source=source):
+        await scene.settled()
+    equal(scene.ran, ["a", "a"], "what ran")
+    if source.redelivers:
+        equal(len(times), 2, "how often it was delivered")
+        check(
+            times[1] - times[0] > DUE_S, f"delivered again {times[1] - times[0]:.3f} s after a delay of 1 s"
+        )
+
+
+@_scenario
+async def a_message_without_a_key_goes_to_the_dead_letters(scene: Scene) -> None:
+    """No key is ever invented."""
+    await scene.broker.send([Sent("", b"nobody"), *_sent("a")])
+    async with scene.running():
+        await scene.settled()
+    equal(scene.ran, ["a"], "what ran")
+    equal([body for _, body in await scene.broker.dead()], [b"nobody"], "the dead letters")
+
+
+@_scenario
+async def a_busy_message_waits_for_its_owner_and_is_not_dropped(scene: Scene) -> None:
+    """Another worker holds the claim, and dies."""
+    once = scene.client(lease="700ms")
+    claim = await once.claim("a")
+    check(isinstance(claim, Claimed), "the other worker has the claim")
+    await scene.broker.send(_sent("a"))
+    async with scene.running(once=once) as runner:
+        await scene.settled()
+    equal(scene.ran, ["a"], "what ran")
+    check(runner.counts.parked + runner.counts.returned <= LOOKS_MAX, "a busy message is no busy loop")
+
+
+@_scenario
+async def a_handler_longer_than_the_deadline_runs_once(scene: Scene) -> None:
+    """The broker hears that the message is being worked on."""
+
+    async def handler(message: Arrival) -> None:
+        await scene.note(message)
+        await asyncio.sleep(3.5)
+
+    await scene.broker.send(_sent("a"))
+    async with scene.running(handler, source=scene.broker.source(deadline_s=1.0)) as runner:
+        await scene.settled()
+    equal(scene.ran, ["a"], "what ran")
+    equal(runner.counts.received, 1, "how often it was delivered")
+
+
+@_scenario
+async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) -> None:
+    """Drain: nothing is lost, and nothing runs twice."""
+    started = asyncio.Event()
+    begun: list[str] = []
+
+    async def slow(message: Arrival) -> None:
+        begun.append(bytes(message.body).decode())
+        started.set()
+        await asyncio.sleep(1.0)  # longer than a runner takes to notice that it is to stop
+        await scene.note(message)
+
+    keys = [f"k{n}" for n in range(8)]
+    await scene.broker.send(_sent(*keys))
+    once = scene.client()
+    source = scene.broker.source(deadline_s=5.0)
+    async with scene.running(slow, once=once, source=source, batch=2, concurrency=2) as runner:
+        await asyncio.wait_for(started.wait(), WITHIN_S)
+    equal(sorted(scene.ran), sorted(begun), "what had begun is finished")
+    check(0 < len(scene.ran) < len(keys), "the stop came in the middle")
+    equal(runner.counts.acked, len(scene.ran), "what ran is acknowledged")
+    async with scene.running(once=once):
+        await scene.settled()
+    equal(sorted(scene.ran), sorted(keys), "what ran")
+
+
+@_scenario
+async def two_runners_share_the_work(scene: Scene) -> None:
+    """Two consumers of one group."""
+    keys = [f"k{n}" for n in range(60)]
+    await scene.broker.send(_sent(*keys))
+    once = scene.client()
+    async with scene.running(once=once, batch=5), scene.running(once=once, batch=5):
+        await scene.settled()
+    equal(sorted(scene.ran), sorted(keys), "what ran")
+
+
+@_ordered
+async def a_lane_keeps_its_order_though_its_first_fails(scene: Scene) -> None:
+    """Order where it is promised: the failed one is tried again before those behind it run."""
+    failed: set[str] = set()
+
+    async def handler(message: Arrival) -> None:
+        body = bytes(message.body).decode()
+        if body.endswith("2") and body not in failed:
+            failed.add(body)
+            raise RuntimeError("once")
+        await scene.note(message)
+
+    lanes = ("x", "y")
+    await scene.broker.send(
+        [sent for n in range(6) for lane in lanes for sent in _sent(f"{lane}{n}", lane=lane)]
+    )
+    async with scene.running(handler, order=True):
+        await scene.settled()
+    for lane in lanes:
+        equal([key for key in scene.ran if key[0] == lane], [f"{lane}{n}" for n in range(6)], f"lane {lane}")
+
+
+async def arun(name: str, broker: Broker) -> None:
+    """Run one scenario on a broker, and clean up. Raises `AssertionError` where the promise is broken."""
+    run, ordered = SCENARIOS[name]
+    try:
+        if broker.ordered or not ordered:
+            async with asyncio.timeout(2 * WITHIN_S):
+                await run(Scene(broker))
+    finally:
+        await broker.close()
+
+
+class Suite:
+    """The contract as a class for pytest to collect: derive from it, name it `Test...`, say how to connect."""
+
+    ordered: bool = False
+    """Whether the broker keeps an order within lanes; without it the scenarios of order are left out."""
+
+    leaves_out: frozenset[str] = frozenset()
+    """Scenarios that cannot come about on this broker; say why where you name them."""
+
+    async def broker(self) -> Broker:
+        """A fresh queue, topic or stream for one scenario."""
+        raise NotImplementedError("say how to reach the broker")
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """Give the test below a case for each scenario."""
+        if "semel_scenario" in metafunc.fixturenames:
+            fitting = [name for name, (_, ordered) in SCENARIOS.items() if self.ordered or not ordered]
+            metafunc.parametrize("semel_scenario", [name for name in fitting if name not in self.leaves_out])
+
+    def test_contract(self, semel_scenario: str) -> None:
+        """A runner keeps one promise on this broker."""
+
+        async def scenario() -> None:
+            await arun(semel_scenario, await self.broker())
+
+        asyncio.run(scenario())

@@ -1,0 +1,141 @@
+"""An at-least-once queue in one process, for tests of handlers and of runners: no broker, the same manners."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import count
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from semel.brokers.source import Arrival, Letter
+from semel.errors import SourceUnavailable
+
+__all__ = ["Queue", "QueueSource"]
+
+
+class Queued(msgspec.Struct, eq=False):
+    """A message in the queue."""
+
+    position: str
+    headers: dict[str, str]
+    body: bytes
+    lane: str
+    visible_at: float = 0.0
+    deliveries: int = 0
+    holder: object = None
+
+
+class Queue:
+    """Messages until they are acknowledged: each is delivered again when its deadline passes unanswered."""
+
+    def __init__(self, *, deadline_s: float = 30.0, redelivers: bool = True) -> None:
+        self.deadline_s: float = deadline_s
+        self.redelivers: bool = redelivers
+        self.dead: list[tuple[Queued, Letter]] = []
+        self.acked: list[str] = []
+        self.away: bool = False
+        """Set it to make the queue unreachable."""
+        self._waiting: list[Queued] = []
+        self._numbers = count(1)
+
+    def send(self, body: bytes, headers: dict[str, str] | None = None, lane: str = "") -> None:
+        """Put a message at the end."""
+        self._waiting.append(Queued(str(next(self._numbers)), dict(headers or {}), body, lane))
+
+    def __len__(self) -> int:
+        """How many messages are not acknowledged."""
+        return len(self._waiting)
+
+    def source(self) -> "QueueSource":
+        """A consumer of this queue."""
+        return QueueSource(self)
+
+
+class QueueSource:
+    """One consumer of a `Queue`."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self.name: str = "queue"
+        self.deadline_s: float | None = queue.deadline_s
+        self.redelivers: bool = queue.redelivers
+
+    async def open(self) -> None:
+        """Check that the queue can be reached."""
+        self._reach()
+
+    def _reach(self) -> None:
+        if self._queue.away:
+            raise SourceUnavailable("the queue is away")
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
+        """What is visible now, in order."""
+        until = monotonic() + wait_s
+        while True:
+            self._reach()
+            found = [each for each in self._queue._waiting if each.visible_at <= monotonic()][:limit]  # noqa: SLF001
+            if found or monotonic() >= until:
+                return [self._given(each) for each in found]
+            await asyncio.sleep(0.002)
+
+    def _given(self, message: Queued) -> Arrival:
+        message.visible_at = monotonic() + self._queue.deadline_s
+        message.deliveries += 1
+        message.holder = handle = _Receipt(message)
+        return Arrival(
+            headers=message.headers,
+            body=message.body,
+            position=message.position,
+            transport="queue",
+            lane=message.lane,
+            deliveries=message.deliveries,
+            handle=handle,
+        )
+
+    async def ack(self, arrivals: Sequence[Arrival]) -> None:
+        """Remove them, unless they were given to somebody else meanwhile."""
+        self._reach()
+        for arrival in arrivals:
+            message = self._mine(arrival)
+            if message is not None:
+                self._queue._waiting.remove(message)  # noqa: SLF001
+                self._queue.acked.append(message.position)
+
+    async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
+        """Make them visible again after the delay."""
+        self._reach()
+        for arrival in arrivals:
+            message = self._mine(arrival)
+            if message is not None:
+                message.visible_at = monotonic() + delay_s
+                message.holder = None
+
+    async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+        """Another deadline for those that are still ours."""
+        self._reach()
+        lost = []
+        for arrival in arrivals:
+            message = self._mine(arrival)
+            if message is None:
+                lost.append(arrival)
+            else:
+                message.visible_at = monotonic() + self._queue.deadline_s
+        return lost
+
+    async def bury(self, arrival: Arrival, letter: Letter) -> None:
+        """Keep a copy among the dead letters."""
+        self._reach()
+        self._queue.dead.append((arrival.handle.message, letter))
+
+    async def close(self) -> None:
+        """Nothing to let go of: what is not acknowledged comes back by its deadline."""
+
+    def _mine(self, arrival: Arrival) -> Queued | None:
+        message: Queued = arrival.handle.message
+        held: Any = message.holder
+        return message if held is arrival.handle and message in self._queue._waiting else None  # noqa: SLF001
+
+
+class _Receipt(msgspec.Struct, eq=False):
+    message: Queued

@@ -1,0 +1,83 @@
+"""The runner broken on purpose, one habit at a time: the contract sees each of them."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semel.brokers.runner import Runner
+from semel.testing import broker_contract
+from tests.brokers.test_queue import InProcess
+
+
+def ack_before_the_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    deliver = Runner._deliver
+
+    async def eager(self: Runner, batch: Any, share: int) -> None:
+        for held in batch:
+            await self.source.ack([held.arrival])
+        await deliver(self, batch, share)
+
+    monkeypatch.setattr(Runner, "_deliver", eager)
+
+
+def drop_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Runner, "_park", lambda self, held, _delay_s: self._ack(held))
+
+
+def say_nothing_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(_runner: Runner) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Runner, "_beat", silent)
+
+
+def bury_after_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    words, settle = Runner._last_words, Runner._settle
+    said: list[Any] = []
+
+    async def later(_runner: Runner, *words: Any) -> None:
+        said.append(words)
+
+    def settled(self: Runner, held: Any, outcome: Any) -> None:
+        if said:
+            self._spawn(words(self, *said.pop()))
+        settle(self, held, outcome)
+
+    monkeypatch.setattr(Runner, "_last_words", later)
+    monkeypatch.setattr(Runner, "_settle", settled)
+
+
+def stop_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    drain = Runner._drain
+
+    async def abrupt(self: Runner, beating: Any) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await drain(self, beating)
+
+    monkeypatch.setattr(Runner, "_drain", abrupt)
+
+
+def give_back_without_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    nack = Runner._nack
+    monkeypatch.setattr(Runner, "_nack", lambda self, arrival, _delay_s: nack(self, arrival, 0.0))
+
+
+MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
+    (ack_before_the_outcome, "nothing_is_acknowledged_before_it_is_recorded"),
+    (drop_what_is_busy, "a_busy_message_waits_for_its_owner_and_is_not_dropped"),
+    (say_nothing_while_it_runs, "a_handler_longer_than_the_deadline_runs_once"),
+    (bury_after_the_failure, "a_dead_letter_is_confirmed_before_the_record_says_failed"),
+    (stop_without_waiting, "a_stop_finishes_what_runs_and_leaves_the_rest_to_others"),
+    (give_back_without_a_delay, "a_failed_message_comes_back_when_it_is_due_and_not_before"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "scenario"), MUTANTS)
+def test_the_contract_sees_it(mutant: Any, scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    monkeypatch.setattr(broker_contract, "WITHIN_S", 6.0)
+    with pytest.raises(AssertionError):
+        asyncio.run(broker_contract.arun(scenario, InProcess()))

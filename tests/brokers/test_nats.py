@@ -1,0 +1,97 @@
+"""NATS JetStream under the contract, looked at with a connection of its own."""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.js.errors import NotFoundError
+
+from semel.brokers.nats import from_url
+from semel.brokers.source import Source
+from semel.testing import broker_contract
+from semel.testing.broker_contract import Sent
+from tests.brokers.storm import InboxStorm, Storm
+from tests.services import nats as service
+from tests.services import postgres
+
+
+class Stream:
+    ordered = False
+
+    def __init__(self) -> None:
+        self.name = f"t{os.urandom(6).hex()}"
+        self.server = service.url()
+        self.nats: Any = None
+        self.jetstream: Any = None
+
+    async def connect(self) -> "Stream":
+        self.nats = await nats.connect(self.server)
+        self.jetstream = self.nats.jetstream()
+        await self.jetstream.add_stream(name=self.name, subjects=[self.name], duplicate_window=0.1)
+        return self
+
+    def url(self, deadline_s: float = 2.0) -> str:
+        return f"{self.server}?stream={self.name}&durable=d&deadline_s={deadline_s}"
+
+    async def send(self, messages: Sequence[Sent]) -> None:
+        for each in messages:
+            headers = {"message_id": each.key} if each.key else None
+            await self.jetstream.publish(self.name, each.body, headers=headers)
+
+    def source(self, *, deadline_s: float | None = None) -> Source:
+        return from_url(self.url(deadline_s or 2.0))
+
+    async def unsettled(self) -> int:
+        try:
+            consumer = await self.jetstream.consumer_info(self.name, "d")
+        except NotFoundError:
+            return int((await self.jetstream.stream_info(self.name)).state.messages)
+        return int(consumer.num_pending) + int(consumer.num_ack_pending)
+
+    async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:
+        found: list[tuple[Mapping[str, str], bytes]] = []
+        for number in range(1, (await self.jetstream.stream_info(f"{self.name}-dead")).state.messages + 1):
+            message = await self.jetstream.get_msg(f"{self.name}-dead", number)
+            found.append((message.headers or {}, message.data))
+        return found
+
+    async def close(self) -> None:
+        for name in (self.name, f"{self.name}-dead"):
+            try:
+                await self.jetstream.delete_stream(name)
+            except NotFoundError:
+                continue
+        await self.nats.close()
+
+
+@pytest.mark.slow
+class TestNats(broker_contract.Suite):
+    async def broker(self) -> Stream:
+        return await Stream().connect()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1])
+def test_workers_killed_with_9_lose_nothing_and_repeat_nothing(seed: int, tmp_path: Path) -> None:
+    async def scene() -> None:
+        stream = await Stream().connect()
+        await Storm(stream.url(), tmp_path, seed).run(stream, 10_000 if "SEMEL_SOAK" in os.environ else 1000)
+        await stream.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_an_inbox_under_kills_leaves_a_plain_ledger_exact() -> None:
+    async def scene() -> None:
+        broker = await Stream().connect()
+        source = broker.url()
+        storm = InboxStorm(source, postgres.url(), postgres.place(broker.name), 1)
+        await storm.run(broker, 10_000 if "SEMEL_SOAK" in os.environ else 2000)
+        await broker.close()
+
+    asyncio.run(scene())

@@ -1,0 +1,106 @@
+"""RabbitMQ under the contract, looked at with a connection of its own."""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import pika
+import pytest
+
+from semel.brokers.rabbitmq import from_url
+from semel.brokers.source import Source
+from semel.testing import broker_contract
+from semel.testing.broker_contract import Sent
+from tests.brokers.storm import Storm
+from tests.services import rabbitmq as service
+
+
+class Queue:
+    ordered = False
+
+    def __init__(self) -> None:
+        self.name = f"t-{os.urandom(6).hex()}"
+        self.server = service.url()
+        self.connection: Any = None
+        self.channel: Any = None
+
+    @property
+    def url(self) -> str:
+        return f"{self.server}?queue={self.name}"
+
+    async def connect(self) -> "Queue":
+        self.connection = await aio_pika.connect(self.server)
+        self.channel = await self.connection.channel()
+        await self.channel.declare_queue(self.name, durable=True, arguments={"x-queue-type": "quorum"})
+        return self
+
+    async def send(self, messages: Sequence[Sent]) -> None:
+        await asyncio.to_thread(self._send, messages)
+
+    def _send(self, messages: Sequence[Sent]) -> None:
+        """By another client library than the source's: that one invents ids."""
+        connection = pika.BlockingConnection(pika.URLParameters(self.server))
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for each in messages:
+            properties = pika.BasicProperties(message_id=each.key or None, delivery_mode=2)
+            channel.basic_publish("", self.name, each.body, properties, mandatory=True)
+        connection.close()
+
+    def source(self, *, deadline_s: float | None = None) -> Source:
+        return from_url(self.url)
+
+    async def unsettled(self) -> int:
+        """Ready, delivered and postponed ones: the management command counts all three."""
+        queues = [self.name, f"{self.name}.retry.1s", f"{self.name}.retry.5s"]
+        return await asyncio.to_thread(service.messages, queues)
+
+    async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:
+        queue = await self.channel.get_queue(f"{self.name}.dead")
+        found: list[tuple[Mapping[str, str], bytes]] = []
+        while (message := await queue.get(fail=False)) is not None:
+            found.append(({name: str(value) for name, value in message.headers.items()}, message.body))
+        return found
+
+    async def close(self) -> None:
+        for suffix in ("", ".dead", ".retry.1s", ".retry.5s"):
+            await self.channel.queue_delete(self.name + suffix)
+        await self.connection.close()
+
+
+@pytest.mark.slow
+class TestRabbitmq(broker_contract.Suite):
+    async def broker(self) -> Queue:
+        return await Queue().connect()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1])
+def test_workers_killed_with_9_lose_nothing_and_repeat_nothing(seed: int, tmp_path: Path) -> None:
+    async def scene() -> None:
+        queue = await Queue().connect()
+        await Storm(queue.url, tmp_path, seed).run(queue, 10_000 if "SEMEL_SOAK" in os.environ else 1000)
+        await queue.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_a_copy_never_gets_a_key_that_the_client_library_made_up() -> None:
+    async def scene() -> None:
+        queue = await Queue().connect()
+        await queue.send([Sent("")])
+        source = queue.source()
+        await source.open()
+        [first] = await source.receive(1, 10)
+        await source.nack([first], 0.5)
+        [again] = await source.receive(1, 10)
+        assert (first.broker_id, again.broker_id) == (None, None)
+        await source.ack([again])
+        await source.close()
+        await queue.close()
+
+    asyncio.run(scene())

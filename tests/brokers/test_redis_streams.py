@@ -1,0 +1,156 @@
+"""Redis Streams under the contract, looked at with a client of its own."""
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+import semel
+from semel.brokers import Arrival, Runner
+from semel.brokers.redis_streams import from_url
+from semel.brokers.source import Source
+from semel.testing import broker_contract
+from semel.testing.broker_contract import Sent
+from tests.brokers.storm import InboxStorm, Storm
+from tests.cli.processes import semel as semel_program
+from tests.cli.processes import warm
+from tests.services import postgres
+from tests.services import redis as service
+
+__all__ = ["warm"]  # a fixture
+
+
+class Stream:
+    ordered = False
+
+    def __init__(self) -> None:
+        self.name = f"t-{os.urandom(6).hex()}"
+        self.url = service.place("streams").partition("?")[0]
+        self.redis: Any = redis.asyncio.Redis.from_url(self.url)
+
+    async def send(self, messages: Sequence[Sent]) -> None:
+        for each in messages:
+            await self.redis.xadd(
+                self.name, {**({"message_id": each.key} if each.key else {}), "data": each.body}
+            )
+
+    def source(self, *, deadline_s: float | None = None) -> Source:
+        return from_url(f"{self.url}?stream={self.name}&group=g&deadline_s={deadline_s or 2.0}")
+
+    async def unsettled(self) -> int:
+        if not await self.redis.exists(self.name):
+            return 0
+        groups = await self.redis.xinfo_groups(self.name)
+        if not groups:
+            return int(await self.redis.xlen(self.name))
+        [group] = groups
+        new = await self.redis.xrange(self.name, f"({group['last-delivered-id'].decode()}", "+")
+        return int(group["pending"]) + len(new)
+
+    async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:
+        found: list[tuple[Mapping[str, str], bytes]] = []
+        for _, fields in await self.redis.xrange(f"{self.name}.dead"):
+            body = fields.pop(b"data")
+            found.append(({name.decode(): value.decode() for name, value in fields.items()}, body))
+        return found
+
+    async def close(self) -> None:
+        await self.redis.delete(self.name, f"{self.name}.dead")
+        await self.redis.aclose()
+
+
+class TestRedisStreams(broker_contract.Suite):
+    async def broker(self) -> Stream:
+        return Stream()
+
+
+@pytest.mark.anyio
+async def test_a_message_of_another_consumer_is_not_taken_back_by_a_heartbeat() -> None:
+    broker = Stream()
+    await broker.send([Sent("a")])
+    first, second = broker.source(deadline_s=0.2), broker.source(deadline_s=0.2)
+    await first.open()
+    await second.open()
+    [mine] = await first.receive(10, 1)
+    while not (taken := list(await second.receive(10, 0.05))):
+        pass
+    assert list(await first.extend([mine])) == [mine]
+    assert list(await second.extend(taken)) == []
+    await first.close()
+    await second.close()
+    await broker.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1])
+def test_workers_killed_with_9_lose_nothing_and_repeat_nothing(seed: int, tmp_path: Path) -> None:
+    async def scene() -> None:
+        broker = Stream()
+        source = f"{broker.url}?stream={broker.name}&group=g&deadline_s=2"
+        await Storm(source, tmp_path, seed).run(broker, 10_000 if "SEMEL_SOAK" in os.environ else 1000)
+        await broker.close()
+
+    asyncio.run(scene())
+
+
+def dlq(broker: Stream, *arguments: str, folder: Path) -> tuple[int, Any]:
+    source = f"{broker.url}?stream={broker.name}&group=g"
+    ended = semel_program("dlq", *arguments, "--from", source, cwd=folder)
+    return ended.returncode, json.loads(ended.stdout) if ended.stdout else ended.stderr.decode()
+
+
+@pytest.mark.usefixtures("warm")
+def test_dead_letters_are_listed_shown_and_replayed(tmp_path: Path) -> None:
+    ran: list[str] = []
+    broken = True
+
+    async def charge(message: Arrival) -> None:
+        if broken:
+            raise ValueError("no")
+        ran.append(semel.current().key)
+
+    async def work(broker: Stream) -> None:
+        policy = semel.Policy(permanent=(ValueError,))
+        async with semel.aopen(f"sqlite:///{tmp_path}/a.db", consumer="billing", policy=policy) as once:
+            runner = Runner(broker.source(), charge, once=once)
+            runner.stop_when_idle()
+            await runner.run()
+
+    async def scene() -> Stream:
+        broker = Stream()
+        await broker.send([Sent("a"), Sent("a")])
+        await work(broker)
+        await broker.redis.aclose()  # the next loop needs a connection of its own
+        return broker
+
+    broker = asyncio.run(scene())
+    code, listed = dlq(broker, "list", "--json", folder=tmp_path)
+    [letter] = listed["dead"]
+    assert (code, letter["reason"], letter["key"], letter["error"]) == (0, "failed", "a", "ValueError: no")
+    code, shown = dlq(broker, "show", letter["id"], "--json", folder=tmp_path)
+    assert (shown["body"], shown["headers"]) == ("{}", {"message_id": "a"})
+    assert "Traceback" in shown["stack"]
+    assert dlq(broker, "replay", "nonsense", "--store", "sqlite:///a.db", folder=tmp_path)[0] == 5
+    code, said = dlq(broker, "replay", letter["id"], "--store", "sqlite:///a.db", folder=tmp_path)
+    assert (code, "published again" in said) == (0, True)
+    assert dlq(broker, "list", "--json", folder=tmp_path)[1] == {"dead": []}
+    broken = False
+    asyncio.run(work(broker))
+    assert ran == ["a"]
+
+
+@pytest.mark.slow
+def test_an_inbox_under_kills_leaves_a_plain_ledger_exact() -> None:
+    async def scene() -> None:
+        broker = Stream()
+        source = f"{broker.url}?stream={broker.name}&group=g&deadline_s=2"
+        storm = InboxStorm(source, postgres.url(), postgres.place(broker.name), 1)
+        await storm.run(broker, 10_000 if "SEMEL_SOAK" in os.environ else 2000)
+        await broker.close()
+
+    asyncio.run(scene())

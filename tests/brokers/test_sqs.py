@@ -1,0 +1,113 @@
+"""SQS under the contract, on a server with real visibility timeouts, looked at with boto3."""
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from semel.brokers.source import Source
+from semel.brokers.sqs import from_url
+from semel.testing import broker_contract
+from semel.testing.broker_contract import Sent
+from tests.brokers.storm import Storm
+from tests.services import sqs as service
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+
+
+class Queue:
+    def __init__(self, *, fifo: bool) -> None:
+        self.ordered = fifo
+        self.suffix = ".fifo" if fifo else ""
+        self.name = f"t-{os.urandom(6).hex()}"
+        self.endpoint = service.url()
+        self.sqs: Any = boto3.client("sqs", region_name="eu-west-1", endpoint_url=self.endpoint)
+        more = {"FifoQueue": "true"} if fifo else {}
+        self.urls = [
+            self.sqs.create_queue(QueueName=name + self.suffix, Attributes=more)["QueueUrl"]
+            for name in (self.name, f"{self.name}-dead")
+        ]
+
+    def url(self, deadline_s: float = 2.0) -> str:
+        return f"sqs://eu-west-1/{self.name}{self.suffix}?endpoint={self.endpoint}&deadline_s={deadline_s}"
+
+    async def send(self, messages: Sequence[Sent]) -> None:
+        await asyncio.to_thread(self._send, messages)
+
+    def _send(self, messages: Sequence[Sent]) -> None:
+        for at in range(0, len(messages), 10):
+            entries = [self._entry(number, each) for number, each in enumerate(messages[at : at + 10])]
+            assert "Failed" not in self.sqs.send_message_batch(QueueUrl=self.urls[0], Entries=entries)
+
+    def _entry(self, number: int, sent: Sent) -> dict[str, Any]:
+        entry: dict[str, Any] = {"Id": str(number), "MessageBody": sent.body.decode()}
+        if sent.key:
+            entry["MessageAttributes"] = {"message_id": {"DataType": "String", "StringValue": sent.key}}
+        if self.ordered:
+            entry |= {"MessageGroupId": sent.lane or "g", "MessageDeduplicationId": sent.key}
+        return entry
+
+    def source(self, *, deadline_s: float | None = None) -> Source:
+        return from_url(self.url(deadline_s or 2.0))
+
+    async def unsettled(self) -> int:
+        return await asyncio.to_thread(self._unsettled)
+
+    def _unsettled(self) -> int:
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        found = self.sqs.get_queue_attributes(QueueUrl=self.urls[0], AttributeNames=names)["Attributes"]
+        return sum(int(found[name]) for name in names)
+
+    async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:
+        return await asyncio.to_thread(self._dead)
+
+    def _dead(self) -> list[tuple[Mapping[str, str], bytes]]:
+        answer = self.sqs.receive_message(
+            QueueUrl=self.urls[1], MaxNumberOfMessages=10, MessageAttributeNames=["All"]
+        )
+        return [
+            (json.loads(each["MessageAttributes"]["semel-dead-letter"]["StringValue"]), each["Body"].encode())
+            for each in answer.get("Messages", ())
+        ]
+
+    async def close(self) -> None:
+        for url in self.urls:
+            await asyncio.to_thread(self.sqs.delete_queue, QueueUrl=url)
+        self.sqs.close()
+
+
+@pytest.mark.slow
+class TestSqs(broker_contract.Suite):
+    async def broker(self) -> Queue:
+        return await asyncio.to_thread(Queue, fifo=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1])
+def test_workers_killed_with_9_lose_nothing_and_repeat_nothing(seed: int, tmp_path: Path) -> None:
+    async def scene() -> None:
+        queue = await asyncio.to_thread(Queue, fifo=False)
+        await Storm(queue.url(), tmp_path, seed).run(queue, 10_000 if "SEMEL_SOAK" in os.environ else 500)
+        await queue.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+class TestFifo(broker_contract.Suite):
+    """A queue whose groups keep their order."""
+
+    ordered = True
+    leaves_out = frozenset({"a_message_without_a_key_goes_to_the_dead_letters"})  # the service takes none
+
+    async def broker(self) -> Queue:
+        return await asyncio.to_thread(Queue, fifo=True)
