@@ -219,12 +219,12 @@ async def test_a_full_room_sends_busy_ones_back_to_the_broker(queue: Queue) -> N
 
 
 async def test_a_handler_longer_than_the_brokers_deadline_runs_once(queue: Queue) -> None:
-    queue.deadline_s = 0.15
+    queue.deadline_s = 0.6
     ran: list[int] = []
 
     async def charge(message: Arrival) -> None:
         ran.append(message.deliveries)
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(2.0)
 
     send(queue, "a")
     runner = Runner(queue.source(), charge, once=client())
