@@ -108,7 +108,7 @@ class Client:
         journal: Any,
         sliding: Sliding | None,
     ) -> Claim:
-        self._plan.require("lease", "quarantine", "observe")
+        self._plan.require("lease", "quarantine", "transaction", "observe")
         self._check_journal(journal)
         return self._plan.claim(
             stored,
@@ -128,7 +128,7 @@ class Client:
             )
 
     def _claim_items(self, stored: Any, deliveries: Sequence[str | Delivery[Any]]) -> list[Claim]:
-        self._plan.require("lease", "quarantine", "observe")
+        self._plan.require("lease", "quarantine", "transaction", "observe")
         items = [Delivery(key=each, body=None) if isinstance(each, str) else each for each in deliveries]
         for delivery in items:
             self._check_journal(delivery.journal)

@@ -48,6 +48,7 @@ def _start(folder: Path) -> State:
                 "transaction.state.log.min.isr=1",
                 "group.min.session.timeout.ms=1000",
                 "group.initial.rebalance.delay.ms=0",
+                "transaction.abort.timed.out.transaction.cleanup.interval.ms=500",
             )
         )
     )

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, TypeAlias, get_type_hints
+from typing import Any, ClassVar, TypeAlias, get_type_hints
 
 import msgspec
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from semel.keys.identity import Identity
 from semel.keys.message import HeaderIndex
 from semel.lazily import asyncio, inspect
 from semel.policy import Policy
-from semel.types import Delivery
+from semel.types import Delivery, Mode
 
 __all__ = ["Call", "Middleware", "Route", "route_for"]
 
@@ -50,6 +50,9 @@ class Route:
     identity chain where it is not given.
     """
 
+    refuses: ClassVar[frozenset[Mode]] = frozenset({"inbox", "transaction"})
+    instead: ClassVar[str] = "its handlers run in a transaction, which has a runner of its own"
+
     def __init__(
         self,
         handler: Callable[..., Any],
@@ -60,8 +63,8 @@ class Route:
         middleware: Sequence[Middleware] = (),
         keep_position: bool = False,
     ) -> None:
-        if once.mode in ("inbox", "transaction"):
-            raise UsageError(f"mode {once.mode!r} runs handlers in a transaction; use its own route")
+        if once.mode in self.refuses:
+            raise UsageError(f"mode {once.mode!r} is not for {type(self).__name__}: {self.instead}")
         self.name: str = getattr(handler, "__qualname__", repr(handler))
         self.types: frozenset[str] = frozenset(types)
         self.once: AsyncSemel = once.using(_patient(once.policy))

@@ -21,8 +21,9 @@ from semel.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from semel.aclient import AsyncSemel
     from semel.brokers import Pace, Runner
-    from semel.cli.settings import Settings
+    from semel.brokers.kafka_transactions import KafkaTransaction
 
 __all__ = ["consume"]
 
@@ -83,6 +84,24 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     refuse_no_key: Annotated[  # noqa: FBT002 - a switch
         bool, typer.Option("--refuse-no-key", help="Stop at a message without a key, instead of burying it.")
     ] = False,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            metavar="TOPIC",
+            callback=text,
+            help="Mode transaction: the topic for what the handler returns.",
+        ),
+    ] = None,
+    marks: Annotated[
+        str | None,
+        typer.Option(
+            "--marks",
+            metavar="TOPIC",
+            callback=text,
+            help="Mode transaction: a compacted topic in which committed keys are kept.",
+        ),
+    ] = None,
     until_idle: Annotated[  # noqa: FBT002 - a switch
         bool, typer.Option("--until-idle", help="End when there is nothing left to do.")
     ] = False,
@@ -93,7 +112,7 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     the rest goes back to the broker.
     """
     import semel
-    from semel.brokers import Pace
+    from semel.brokers import Pace, Route, Runner, source_for
     from semel.lazily import asyncio
 
     target = _loaded(handler)
@@ -108,7 +127,39 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
         drain_s=parse_duration_us(drain) / 1e6,
         no_key="refuse" if refuse_no_key else "bury",
     )
-    return asyncio.run(_consume(target, source, settings, policy, pace, key, until_idle=until_idle))
+    once = semel.aopen(
+        settings.store,
+        consumer=settings.consumer or "consume",
+        tenant=settings.tenant or "",
+        window=settings.window,
+        lease=settings.lease,
+        mode=settings.mode,
+        policy=policy,
+    )
+    found = None if key is None else semel.keys.body(key)
+    runners: list[Runner] | list[KafkaTransaction]
+    if once.mode == "transaction":
+        runners = _transactions(target, source, once, pace, found, output or "", marks or "")
+    elif output or marks:
+        raise Stop("--output and --marks are for --mode transaction", USAGE)
+    else:
+        routes = [Route(target, once=once, key=found)] if callable(target) else list(target)
+        runners = [Runner(source_for(url), routes, pace=pace) for url in source]
+    return asyncio.run(_consume(once, runners, until_idle=until_idle))
+
+
+def _transactions(
+    handler: Any, urls: Sequence[str], once: Any, pace: "Pace", key: Any, output: str, marks: str
+) -> "list[KafkaTransaction]":
+    """Consumers that write what comes of their messages in the transaction that moves their offsets."""
+    from semel.brokers.kafka_transactions import KafkaTransaction
+
+    if not callable(handler) or not all(url.startswith("kafka:") for url in urls):
+        raise Stop("--mode transaction takes one handler and --from kafka://...", USAGE)
+    return [
+        KafkaTransaction(url, handler, once=once, output=output, marks=marks, key=key, pace=pace)
+        for url in urls
+    ]
 
 
 def _loaded(spec: str) -> Any:
@@ -130,36 +181,11 @@ def _loaded(spec: str) -> Any:
 
 
 async def _consume(
-    target: Any,
-    urls: Sequence[str],
-    settings: "Settings",
-    policy: Any,
-    pace: "Pace",
-    key: str | None,
-    *,
-    until_idle: bool,
+    once: "AsyncSemel", runners: "Sequence[Runner | KafkaTransaction]", *, until_idle: bool
 ) -> int:
-    import semel
-    from semel import keys
-    from semel.brokers import Route, Runner, source_for
     from semel.cli.output import say
     from semel.lazily import asyncio
 
-    once = semel.aopen(
-        settings.store,
-        consumer=settings.consumer or "consume",
-        tenant=settings.tenant or "",
-        window=settings.window,
-        lease=settings.lease,
-        mode=settings.mode,
-        policy=policy,
-    )
-    routes: list[Route] = (
-        [Route(target, once=once, key=None if key is None else keys.body(key))]
-        if callable(target)
-        else list(target)
-    )
-    runners = [Runner(source_for(url), routes, pace=pace) for url in urls]
     _stop_on_signals(asyncio.get_running_loop(), runners)
     async with once:
         for runner in runners:
@@ -177,7 +203,7 @@ async def _consume(
     return 0
 
 
-def _stop_on_signals(loop: Any, runners: Sequence["Runner"]) -> None:
+def _stop_on_signals(loop: Any, runners: "Sequence[Runner | KafkaTransaction]") -> None:
     import signal
 
     def stop() -> None:
