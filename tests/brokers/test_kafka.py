@@ -2,95 +2,14 @@
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._listoffsets import OffsetSpec
-from confluent_kafka.cimpl import NewTopic
 
-from semel.brokers.kafka import from_url
 from semel.brokers.offsets import Offsets
-from semel.brokers.source import Source
 from semel.testing import broker_contract
-from semel.testing.broker_contract import Sent
 from tests.brokers.storm import Storm
-from tests.services import kafka as service
-
-PARTITIONS = 4
-LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-
-
-class Topic:
-    ordered = True
-
-    def __init__(self) -> None:
-        self.address = service.servers()
-        self.name = f"t-{os.urandom(6).hex()}"
-        self.admin = AdminClient({"bootstrap.servers": self.address})
-        made = self.admin.create_topics(
-            [NewTopic(self.name, PARTITIONS, 1), NewTopic(f"{self.name}.dead", 1, 1)]
-        )
-        for each in made.values():
-            each.result(30)
-
-    @property
-    def url(self) -> str:
-        return f"kafka://{self.address}/{self.name}?group=g-{self.name}"
-
-    async def send(self, messages: Sequence[Sent]) -> None:
-        await asyncio.to_thread(self._send, messages)
-
-    def _send(self, messages: Sequence[Sent]) -> None:
-        producer = Producer({"bootstrap.servers": self.address, "enable.idempotence": True})
-        for each in messages:
-            headers: list[Any] = [("message_id", each.key.encode())] if each.key else []
-            producer.produce(self.name, each.body, each.lane or each.key, headers=headers)
-        assert producer.flush(30) == 0
-
-    def source(self, *, deadline_s: float | None = None) -> Source:
-        return from_url(f"{self.url}&session_s={max(1.0, deadline_s or 2.0)}")
-
-    async def unsettled(self) -> int:
-        return await asyncio.to_thread(self._unsettled)
-
-    def _unsettled(self) -> int:
-        places = [TopicPartition(self.name, number) for number in range(PARTITIONS)]
-        ends = self.admin.list_offsets(dict.fromkeys(places, LATEST))
-        asked = self.admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(f"g-{self.name}", places)]
-        )
-        [group] = asked.values()
-        done = {each.partition: max(0, each.offset) for each in group.result(30).topic_partitions or ()}
-        return sum(future.result(30).offset - done.get(place.partition, 0) for place, future in ends.items())
-
-    async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:
-        return await asyncio.to_thread(self._dead)
-
-    def _dead(self) -> list[tuple[Mapping[str, str], bytes]]:
-        reader = Consumer(
-            {"bootstrap.servers": self.address, "group.id": "look", "auto.offset.reset": "earliest"}
-        )
-        try:
-            place = TopicPartition(f"{self.name}.dead", 0, 0)
-            _, high = reader.get_watermark_offsets(place, timeout=30)
-            reader.assign([place])
-            found: list[tuple[Mapping[str, str], bytes]] = []
-            while len(found) < high:
-                for message in reader.consume(10, 1.0):
-                    pairs: Any = message.headers() or ()
-                    headers = {name: (value or b"").decode() for name, value in pairs}
-                    found.append((headers, message.value() or b""))
-            return found
-        finally:
-            reader.close()
-
-    async def close(self) -> None:
-        for each in self.admin.delete_topics([self.name, f"{self.name}.dead"]).values():
-            await asyncio.to_thread(each.result, 30)
+from tests.brokers.topics import Topic
 
 
 @pytest.mark.slow

@@ -309,17 +309,19 @@ class KafkaSource:
 
     def _dig(self, limit: int) -> list[Dead]:
         config = self._options.client(self._servers) | {"group.id": f"{self._options.group}.dlq"}
-        reader = Consumer(config | {"enable.auto.commit": False}, logger=logger)
+        config |= {"enable.auto.commit": False, "enable.partition.eof": True}
+        reader = Consumer(config, logger=logger)
         try:
             left = self._assign_all(reader, self.graves(self._topics[0]))
             found: dict[str, Dead] = {}
             while left:
                 for message in reader.consume(500, 1.0):
-                    if message.error() is not None:
+                    error = message.error()
+                    if error is not None:
+                        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+                            left.discard(_known(message.partition()))
                         continue
                     where, offset = _known(message.partition()), _known(message.offset())
-                    if offset + 1 >= left.get(where, 0):
-                        left.pop(where, None)
                     headers = {name: _text(value) for name, value in _pairs(message)}
                     if REMOVED in headers:
                         found.pop(headers[REMOVED], None)
@@ -330,16 +332,11 @@ class KafkaSource:
         finally:
             reader.close()
 
-    def _assign_all(self, reader: Any, topic: str) -> dict[int, int]:
-        """Read a topic from its beginning; returns where each partition that has anything ends now."""
+    def _assign_all(self, reader: Any, topic: str) -> set[int]:
+        """Read a topic from its beginning; returns its partitions, each of which says when it is at its end."""
         known = reader.list_topics(topic, timeout=CONFIRM_S).topics[topic]
-        ends = {}
-        for number in known.partitions:
-            low, high = reader.get_watermark_offsets(TopicPartition(topic, number), timeout=CONFIRM_S)
-            if high > low:
-                ends[number] = high
-        reader.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in ends])
-        return ends
+        reader.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in known.partitions])
+        return set(known.partitions)
 
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
         """Produce a message to the topic itself."""
