@@ -2,14 +2,19 @@
 
 import asyncio
 import os
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from semel.brokers import Arrival
+from semel.brokers.kafka import from_url
 from semel.brokers.offsets import Offsets
 from semel.testing import broker_contract
+from semel.testing.broker_contract import Scene, Sent
 from tests.brokers.storm import Storm
-from tests.brokers.topics import Topic
+from tests.brokers.topics import Topic, kcat
 
 
 @pytest.mark.slow
@@ -38,3 +43,80 @@ def test_workers_killed_with_9_lose_nothing_and_repeat_nothing(seed: int, tmp_pa
         await topic.close()
 
     asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_consumers_join_and_leave_under_load_and_no_offset_passes_what_is_not_done() -> None:
+    events, leaving = 1000, 5
+    effects: Counter[str] = Counter()
+
+    async def handler(message: Arrival) -> None:
+        await asyncio.sleep(0.002)
+        effects[bytes(message.body).decode()] += 1
+
+    async def scene_of(topic: Topic) -> None:
+        scene = Scene(topic)
+        once = scene.client()
+        keys = [f"k{n}" for n in range(events)]
+        passed: list[str] = []
+
+        async def watch() -> None:
+            """At any time: what the group has consumed has had its effect."""
+            while True:
+                done = await asyncio.to_thread(topic.consumed)
+                passed.extend(key for key in done if not effects[key])
+                await asyncio.sleep(0.3)
+
+        async def guest(after_s: float) -> None:
+            await asyncio.sleep(after_s)
+            async with scene.running(handler, once=once, batch=10):
+                await asyncio.sleep(1.0)
+
+        watching = asyncio.create_task(watch())
+        async with scene.running(handler, once=once, batch=10):
+            guests = [asyncio.create_task(guest(0.7 * n)) for n in range(leaving)]
+            for at in range(0, events, 100):
+                await topic.send([Sent(key, key.encode()) for key in keys[at : at + 100]])
+                await asyncio.sleep(0.3)
+            await asyncio.gather(*guests)
+            await scene.settled()
+        watching.cancel()
+        assert effects == Counter(keys)
+        assert passed == []
+        left = kcat(
+            "-b", topic.address, "-e", "-X", "auto.offset.reset=earliest", "-X", "enable.auto.commit=false",
+            "-G", f"g-{topic.name}", topic.name,
+        )  # fmt: skip
+        assert left == "", "another client of the group is told that everything is consumed"
+
+    on_topic(scene_of)
+
+
+@pytest.mark.slow
+def test_a_consumer_that_receives_nothing_for_longer_than_the_poll_interval_stays_in_the_group() -> None:
+    async def scene_of(topic: Topic) -> None:
+        scene = Scene(topic)
+
+        async def handler(message: Arrival) -> None:
+            await scene.note(message)
+            await asyncio.sleep(4.5)  # three times what the group waits for a poll; there is no room for more
+
+        await topic.send([Sent(f"k{n}", f"k{n}".encode()) for n in range(4)])
+        source = from_url(f"{topic.url}&session_s=1.5&poll_s=1.5")
+        async with scene.running(handler, source=source, batch=4, in_hand=4, concurrency=4) as runner:
+            await scene.settled()
+        assert sorted(scene.ran) == ["k0", "k1", "k2", "k3"]
+        assert runner.counts.received == 4, "nobody took its partitions, so nothing came twice"
+        assert runner.counts.acked == 4
+
+    on_topic(scene_of)
+
+
+def on_topic(scene_of: Any) -> None:
+    async def play() -> None:
+        topic = await asyncio.to_thread(Topic)
+        async with asyncio.timeout(100):
+            await scene_of(topic)
+        await topic.close()
+
+    asyncio.run(play())

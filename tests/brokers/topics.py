@@ -61,15 +61,38 @@ class Topic:
     async def unsettled(self) -> int:
         return await asyncio.to_thread(self._unsettled)
 
-    def _unsettled(self) -> int:
-        places = [TopicPartition(self.name, number) for number in range(self.partitions)]
-        ends = self.admin.list_offsets(dict.fromkeys(places, LATEST))
+    def _places(self) -> list[TopicPartition]:
+        return [TopicPartition(self.name, number) for number in range(self.partitions)]
+
+    def _committed(self) -> dict[int, int]:
         asked = self.admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(f"g-{self.name}", places)]
+            [ConsumerGroupTopicPartitions(f"g-{self.name}", self._places())]
         )
         [group] = asked.values()
-        done = {each.partition: max(0, each.offset) for each in group.result(30).topic_partitions or ()}
+        return {each.partition: max(0, each.offset) for each in group.result(30).topic_partitions or ()}
+
+    def _unsettled(self) -> int:
+        ends = self.admin.list_offsets(dict.fromkeys(self._places(), LATEST))
+        done = self._committed()
         return sum(future.result(30).offset - done.get(place.partition, 0) for place, future in ends.items())
+
+    def consumed(self) -> list[str]:
+        """The bodies of all that lies before the group's committed offsets."""
+        left = {number: offset for number, offset in self._committed().items() if offset}
+        reader = Consumer({"bootstrap.servers": self.address, "group.id": "look"})
+        try:
+            reader.assign([TopicPartition(self.name, number, 0) for number in left])
+            found = []
+            while left:
+                for message in reader.consume(500, 0.5):
+                    number, offset = message.partition() or 0, message.offset() or 0
+                    if number in left and offset < left[number]:
+                        found.append((message.value() or b"").decode())
+                    if number in left and offset + 1 >= left[number]:
+                        del left[number]
+            return found
+        finally:
+            reader.close()
 
     async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:
         return await asyncio.to_thread(self._dead)
