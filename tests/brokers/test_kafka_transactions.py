@@ -1,7 +1,6 @@
 """Kafka to Kafka: every event's output once for a reader of what is committed, whoever dies or stalls meanwhile."""
 
 import asyncio
-import json
 import os
 import random
 import signal
@@ -9,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,72 +15,21 @@ import pytest
 from confluent_kafka import Producer
 
 import semel
-from semel.aclient import AsyncSemel
-from semel.brokers import Arrival, Pace, Runner
+from semel.brokers import Arrival, Runner
 from semel.brokers.kafka_transactions import KafkaTransaction, Output
 from semel.brokers.letters import letter_of
 from semel.claims import Claimed
 from semel.errors import Fenced, ModeMismatch, UsageError
 from semel.stores.memory import MemoryStore
 from semel.testing.broker_contract import Sent
+from tests.brokers.scenes import Died, Scene, kill, started, woken, worker
 from tests.brokers.topics import Pipe, kcat
 from tests.brokers.transformer import copied
-from tests.cli.processes import ROOT, environment
+from tests.cli.processes import environment
 
 pytestmark = pytest.mark.slow
 
 WITHIN_S = 60.0
-LEASE_S = 0.7
-
-
-class Scene:
-    """A pipe, a store, and transformers that come and go."""
-
-    def __init__(self, pipe: Pipe) -> None:
-        self.pipe = pipe
-        self.store = MemoryStore()
-
-    def client(self, **policy: Any) -> AsyncSemel:
-        policy = {"retry_delay_s": 0.05, **policy}
-        return semel.aopen(
-            self.store, consumer="copy", mode="transaction", lease=LEASE_S, policy=semel.Policy(**policy)
-        )
-
-    def transaction(
-        self,
-        handler: Any = copied,
-        *,
-        kind: type[KafkaTransaction] = KafkaTransaction,
-        marks: bool = False,
-        **more: Any,
-    ) -> KafkaTransaction:
-        options = more.pop("options", "")
-        return kind(
-            f"{self.pipe.url}&session_s=1.5&transaction_s=2{options}",
-            handler,
-            once=more.pop("once", None) or self.client(),
-            output=self.pipe.output,
-            marks=self.pipe.marks if marks else "",
-            pace=Pace(batch=20, **more),
-        )
-
-    @asynccontextmanager
-    async def running(self, *arguments: Any, **more: Any) -> Any:
-        transaction = self.transaction(*arguments, **more)
-        task = asyncio.create_task(transaction.run())
-        try:
-            yield transaction
-        finally:
-            transaction.stop()
-            await task
-
-    async def until_settled(self, *arguments: Any, **more: Any) -> KafkaTransaction:
-        async with self.running(*arguments, **more) as transaction:
-            await self.pipe.settled()
-        return transaction  # type: ignore[no-any-return]
-
-    async def send(self, *keys: str) -> None:
-        await self.pipe.send([Sent(key, key.encode()) for key in keys])
 
 
 def on_stage(scene_of: Callable[[Scene], Awaitable[None]]) -> None:
@@ -210,20 +157,18 @@ def test_a_stopped_process_that_wakes_up_after_others_took_over_writes_nothing(t
     async def scene_of(scene: Scene) -> None:
         keys = [f"k{n}" for n in range(12)]
         await scene.send(*keys)
-        store = f"sqlite:///{tmp_path}/records.db"
-        with worker(scene.pipe, store, stall=str(tmp_path / "stalled")) as zombie:
-            while not (tmp_path / "stalled").exists():  # noqa: ASYNC110 - another process makes it
+        scene.store = f"sqlite:///{tmp_path}/records.db"
+        stalled = tmp_path / "stalled"
+        with worker(scene, stall=str(stalled), stall_at="before") as zombie:
+            while not stalled.exists():  # noqa: ASYNC110 - another process makes it
                 await asyncio.sleep(0.02)
-            once = semel.aopen(store, consumer="copy", mode="transaction", lease="1s")
-            await scene.until_settled(once=once)
+            await scene.until_settled()
             assert scene.pipe.outputs() == Counter(keys)
             zombie.send_signal(signal.SIGCONT)
             await scene.send("later")
             await scene.pipe.settled()
-            zombie.send_signal(signal.SIGTERM)
-            said, _ = await asyncio.to_thread(zombie.communicate, timeout=30)
+            counts = await woken(zombie)
         assert scene.pipe.outputs() == Counter([*keys, "later"])
-        counts = json.loads(said)
         assert counts["aborts"] >= 1, "its transaction was refused"
         assert counts["transactions"] == 1, "and afterwards it works again"
 
@@ -231,10 +176,6 @@ def test_a_stopped_process_that_wakes_up_after_others_took_over_writes_nothing(t
 
 
 # --- the order of commit and completion, and the gap between them ---
-
-
-class Died(BaseException):
-    """The process is gone: nothing of it is said or done any more."""
 
 
 class DiesBetween(KafkaTransaction):
@@ -318,26 +259,6 @@ def test_a_mark_that_was_taken_away_lets_the_event_run_again() -> None:
 # --- storms ---
 
 
-class worker:  # noqa: N801 - used as a context manager
-    """A transformer in a process of its own."""
-
-    def __init__(self, pipe: Pipe, store: str, **more: str) -> None:
-        url = f"{pipe.url}&session_s=1.5&transaction_s=2"
-        said = json.dumps({"url": url, "store": store, "output": pipe.output, **more})
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.brokers.transformer", said],
-            cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def __enter__(self) -> subprocess.Popen[str]:
-        return self.process
-
-    def __exit__(self, *_error: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
-
-
 @pytest.mark.timeout(240)
 def test_workers_killed_with_9_amid_load_and_every_output_is_there_once(tmp_path: Path) -> None:
     chance = random.Random(7)
@@ -345,13 +266,13 @@ def test_workers_killed_with_9_amid_load_and_every_output_is_there_once(tmp_path
     events, kills = (10_000, 30) if soak else (600, 6)
 
     async def scene_of(scene: Scene) -> None:
-        pipe, store = scene.pipe, f"sqlite:///{tmp_path}/records.db"
+        pipe, scene.store = scene.pipe, f"sqlite:///{tmp_path}/records.db"
         keys = [f"k{n}" for n in range(events)]
         deliveries = keys + chance.sample(keys, events * 3 // 10)
         chance.shuffle(deliveries)
         half = len(deliveries) // 2
         await scene.send(*deliveries[:half])
-        workers = [worker(pipe, store, marks=pipe.marks, pause_s="0.005") for _ in range(3)]
+        workers = [started(scene, marks=pipe.marks, pause_s="0.005") for _ in range(3)]
         hits = 0
         try:
             for number in range(kills):
@@ -361,13 +282,13 @@ def test_workers_killed_with_9_amid_load_and_every_output_is_there_once(tmp_path
                 )
                 await asyncio.sleep(0.3 + chance.random())
                 at = chance.randrange(3)
-                workers[at].__exit__()
-                workers[at] = worker(pipe, store, marks=pipe.marks, pause_s="0.005")
+                kill(workers[at])
+                workers[at] = started(scene, marks=pipe.marks, pause_s="0.005")
             await scene.send(*deliveries[half + half :])
             await pipe.settled()
         finally:
             for each in workers:
-                each.__exit__()
+                kill(each)
         assert hits > kills // 2, "most kills were amid work"
         assert pipe.outputs() == Counter(keys)
 

@@ -123,6 +123,10 @@ class Topic:
 class Pipe(Topic):
     """A topic, what is made of it, and the marks of what is committed."""
 
+    def __init__(self, partitions: int = PARTITIONS) -> None:
+        self.partitions = partitions
+        super().__init__()
+
     def topics(self) -> list[NewTopic]:
         marks = NewTopic(self.marks, self.partitions, 1, config={"cleanup.policy": "compact"})
         return [*super().topics(), NewTopic(self.output, self.partitions, 1), marks]

@@ -26,32 +26,47 @@ async def copied(message: Arrival, pause_s: float = 0.0) -> Output:
     return Output(message.body)
 
 
+LEASE_S = 0.7
+
+
 class Stalls(KafkaTransaction):
-    """Stopped by a signal just before its first transaction: everything is checked, nothing is written."""
+    """Stopped by a signal once, just before its first transaction or just after it."""
 
-    stalled_at: Path | None = None
+    stall: Path | None = None
+    stall_at = ""
 
-    async def _ended(self, parts: Sequence[Part]) -> Ended:
-        if self.stalled_at is not None:
-            place, self.stalled_at = self.stalled_at, None
+    def _stop_here(self, at: str) -> None:
+        if self.stall is not None and at == self.stall_at:
+            place, self.stall = self.stall, None
             place.touch()
             os.kill(os.getpid(), signal.SIGSTOP)
-        return await super()._ended(parts)
+
+    async def _ended(self, parts: Sequence[Part]) -> Ended:
+        self._stop_here("before")
+        ended = await super()._ended(parts)
+        self._stop_here("after")
+        return ended
 
 
 async def main(
-    url: str, store: str, output: str, marks: str = "", stall: str = "", pause_s: str = "0"
+    url: str,
+    store: str,
+    output: str,
+    marks: str = "",
+    stall: str = "",
+    stall_at: str = "",
+    pause_s: str = "0",
 ) -> None:
     """Work until SIGTERM; print what was done."""
     once = semel.aopen(
-        store, consumer="copy", mode="transaction", lease="1s", policy=semel.Policy(retry_delay_s=0.05)
+        store, consumer="copy", mode="transaction", lease=LEASE_S, policy=semel.Policy(retry_delay_s=0.05)
     )
 
     async def handler(message: Arrival) -> Output:
         return await copied(message, float(pause_s))
 
     transaction = Stalls(url, handler, once=once, output=output, marks=marks, pace=Pace(batch=20))
-    transaction.stalled_at = Path(stall) if stall else None
+    transaction.stall, transaction.stall_at = Path(stall) if stall else None, stall_at
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, transaction.stop)
     async with once:
         await transaction.run()
