@@ -345,10 +345,11 @@ def test_semel_consume_works_in_transactions(app: Path) -> None:
 def test_missing_topics_are_named_before_anything_runs() -> None:
     async def scene_of(scene: Scene) -> None:
         url = f"{scene.pipe.url}&session_s=1.5"
-        for more, said in (
+        cases: list[tuple[dict[str, Any], str]] = [
             ({"output": "nowhere"}, "no topic nowhere"),
             ({"marks": f"{scene.pipe.name}.dead"}, "needs 4"),
-        ):
+        ]
+        for more, said in cases:
             transaction = KafkaTransaction(url, copied, once=scene.client(), **more)
             with pytest.raises(UsageError, match=said):
                 await transaction.run()

@@ -24,42 +24,64 @@ if TYPE_CHECKING:
     from semel.aclient import AsyncSemel
     from semel.brokers import Pace, Runner
     from semel.brokers.kafka_transactions import KafkaTransaction
+    from semel.cli.settings import Settings
+    from semel.policy import Policy
 
 __all__ = ["consume"]
 
+HandlerArgument = Annotated[
+    str,
+    typer.Argument(metavar="MODULE:NAME", callback=text, help="A handler, or a list of semel.brokers.Route."),
+]
+SourceOption = Annotated[
+    list[str],
+    typer.Option(
+        "--from",
+        metavar="URL",
+        help="Where deliveries come from, such as redis://localhost/0?stream=orders&group=billing."
+        " Repeat it for several.",
+    ),
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--key",
+        "-k",
+        metavar="PATH",
+        callback=text,
+        help="Where the key is in the body; else the headers and the broker's own field are searched.",
+    ),
+]
+OutputOption = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        metavar="TOPIC",
+        callback=text,
+        help="Mode transaction: the topic for what the handler returns.",
+    ),
+]
+MarksOption = Annotated[
+    str | None,
+    typer.Option(
+        "--marks",
+        metavar="TOPIC",
+        callback=text,
+        help="Mode transaction: a compacted topic in which committed keys are kept.",
+    ),
+]
+
 
 def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    handler: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:NAME", callback=text, help="A handler, or a list of semel.brokers.Route."
-        ),
-    ],
-    source: Annotated[
-        list[str],
-        typer.Option(
-            "--from",
-            metavar="URL",
-            help="Where deliveries come from, such as redis://localhost/0?stream=orders&group=billing."
-            " Repeat it for several.",
-        ),
-    ],
+    handler: HandlerArgument,
+    source: SourceOption,
     store: StoreOption = None,
     consumer: ConsumerOption = None,
     tenant: TenantOption = None,
     window: WindowOption = None,
     lease: LeaseOption = None,
     mode: ModeOption = None,
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key",
-            "-k",
-            metavar="PATH",
-            callback=text,
-            help="Where the key is in the body; else the headers and the broker's own field are searched.",
-        ),
-    ] = None,
+    key: KeyOption = None,
     concurrency: Annotated[
         int, typer.Option("--concurrency", min=1, help="How many handlers run at once.")
     ] = 10,
@@ -84,24 +106,8 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     refuse_no_key: Annotated[  # noqa: FBT002 - a switch
         bool, typer.Option("--refuse-no-key", help="Stop at a message without a key, instead of burying it.")
     ] = False,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            metavar="TOPIC",
-            callback=text,
-            help="Mode transaction: the topic for what the handler returns.",
-        ),
-    ] = None,
-    marks: Annotated[
-        str | None,
-        typer.Option(
-            "--marks",
-            metavar="TOPIC",
-            callback=text,
-            help="Mode transaction: a compacted topic in which committed keys are kept.",
-        ),
-    ] = None,
+    output: OutputOption = None,
+    marks: MarksOption = None,
     until_idle: Annotated[  # noqa: FBT002 - a switch
         bool, typer.Option("--until-idle", help="End when there is nothing left to do.")
     ] = False,
@@ -112,7 +118,7 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     the rest goes back to the broker.
     """
     import semel
-    from semel.brokers import Pace, Route, Runner, source_for
+    from semel.brokers import Pace
     from semel.lazily import asyncio
 
     target = _loaded(handler)
@@ -127,7 +133,20 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
         drain_s=parse_duration_us(drain) / 1e6,
         no_key="refuse" if refuse_no_key else "bury",
     )
-    once = semel.aopen(
+    once = _client(settings, policy)
+    where = None if key is None else semel.keys.body(key)
+    if once.mode == "transaction":
+        transactions = _transactions(target, source, once, pace, where, output or "", marks or "")
+        return asyncio.run(_consume(once, transactions, until_idle=until_idle))
+    if output or marks:
+        raise Stop("--output and --marks are for --mode transaction", USAGE)
+    return asyncio.run(_consume(once, _runners(target, source, once, pace, where), until_idle=until_idle))
+
+
+def _client(settings: "Settings", policy: "Policy") -> "AsyncSemel":
+    import semel
+
+    return semel.aopen(
         settings.store,
         consumer=settings.consumer or "consume",
         tenant=settings.tenant or "",
@@ -136,16 +155,13 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
         mode=settings.mode,
         policy=policy,
     )
-    found = None if key is None else semel.keys.body(key)
-    runners: list[Runner] | list[KafkaTransaction]
-    if once.mode == "transaction":
-        runners = _transactions(target, source, once, pace, found, output or "", marks or "")
-    elif output or marks:
-        raise Stop("--output and --marks are for --mode transaction", USAGE)
-    else:
-        routes = [Route(target, once=once, key=found)] if callable(target) else list(target)
-        runners = [Runner(source_for(url), routes, pace=pace) for url in source]
-    return asyncio.run(_consume(once, runners, until_idle=until_idle))
+
+
+def _runners(target: Any, urls: Sequence[str], once: Any, pace: "Pace", key: Any) -> "list[Runner]":
+    from semel.brokers import Route, Runner, source_for
+
+    routes = [Route(target, once=once, key=key)] if callable(target) else list(target)
+    return [Runner(source_for(url), routes, pace=pace) for url in urls]
 
 
 def _transactions(
