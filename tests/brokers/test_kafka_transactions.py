@@ -245,9 +245,8 @@ def test_a_mark_that_was_taken_away_lets_the_event_run_again() -> None:
         )[:1]
         key, partition = line.split()
         assert key == "a"
-        producer = Producer({"bootstrap.servers": scene.pipe.address})
-        producer.produce(scene.pipe.marks, None, key, int(partition))
-        assert await asyncio.to_thread(producer.flush, 30) == 0
+        place = ("-b", scene.pipe.address, "-t", scene.pipe.marks, "-p", partition)
+        kcat("-P", *place, "-K:", "-Z", given=f"{key}:")
         scene.store = MemoryStore()
         await scene.send("a")
         await scene.until_settled(marks=True)

@@ -161,13 +161,13 @@ class Pipe(Topic):
             await asyncio.sleep(0.05)
 
 
-def kcat(*arguments: str) -> str:
+def kcat(*arguments: str, given: str = "") -> str:
     """Run `kcat` to its end; what it read."""
     program = found_or_installed(lambda: shutil.which("kcat"), "kcat")
     if program is None:
         pytest.skip("install kcat (Debian: kcat)")
     ended = subprocess.run(
-        [program, "-q", *arguments], capture_output=True, text=True, check=False, timeout=60
+        [program, "-q", *arguments], input=given, capture_output=True, text=True, check=False, timeout=60
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

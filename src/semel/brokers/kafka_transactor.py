@@ -237,7 +237,11 @@ class Transactor(KafkaSource):
         for part in parts:
             for send in part.sends:
                 self._send(send, refused)
-        if self._writer.flush(self._transaction_s) or refused:
+        try:
+            left = self._writer.flush(self._transaction_s)
+        except (KafkaException, SystemError) as error:  # a fatal error, let loose amid a delivery report
+            raise _Abort(str(error)) from error  # the abort will say what it is
+        if left or refused:
             raise _Abort("not everything could be produced")
         positions = [TopicPartition(*part.where, part.position) for part in parts]
         self._steadily(
