@@ -123,7 +123,7 @@ def test_a_message_without_a_key_is_buried_in_the_transaction() -> None:
 
 def test_a_busy_key_is_waited_for_while_other_partitions_go_on() -> None:
     async def scene_of(scene: Scene) -> None:
-        claim = await scene.client().claim("k0")
+        claim = await scene.client(lease_s=3.0).claim("k0")
         assert isinstance(claim, Claimed)
         keys = [f"k{n}" for n in range(30)]
         await scene.send(*keys)

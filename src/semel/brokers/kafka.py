@@ -166,6 +166,7 @@ class KafkaSource:
         for each in partitions:
             self._offsets[each.topic, each.partition] = Offsets()
         consumer.incremental_assign(partitions)
+        consumer.resume(partitions)  # lost while it was paused, a partition would come back paused
 
     def _revoked(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
         """They go to others. What runs is finished under its claim; the others find it done, or busy."""
