@@ -37,24 +37,26 @@ class Hasty:
         self._writer = writer
         self._gives_up = gives_up
         self.unanswered = 0
+        self._over = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._writer, name)
 
     def commit_transaction(self, wait_s: float) -> None:
         if self.unanswered:
-            self._writer.commit_transaction(wait_s)
+            if not self._over:
+                self._writer.commit_transaction(wait_s)
             return
         self.unanswered += 1
         try:
             self._writer.commit_transaction(HASTE_S)
+            self._over = True  # answered in no time: the answer is lost here
         except KafkaException as exception:
-            error: KafkaError = exception.args[0]
-            assert error.retriable()
-            if self._gives_up:
-                raise Died from exception
-            raise
-        raise AssertionError("it was answered after all")
+            if not exception.args[0].retriable():
+                raise
+        if self._gives_up:
+            raise Died
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer", False, True))
 
 
 class Struck(KafkaTransaction):

@@ -8,7 +8,7 @@ broker refuses the offsets of a member that lost its partitions and does not kno
 import logging
 import os
 from collections.abc import Callable, Collection, Sequence
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import msgspec
@@ -27,6 +27,8 @@ CALL_S = 10.0
 """How long one call may block before it is repeated."""
 REPEAT_S = 30.0
 """How long a call is repeated before the broker counts as out of reach."""
+NEW_TOPIC_S = 3.0
+"""How long a topic may take from its creation until every broker knows it."""
 _FENCED = {
     KafkaError._FENCED,  # noqa: SLF001 - their public names
     KafkaError.PRODUCER_FENCED,
@@ -130,11 +132,15 @@ class Transactor(KafkaSource):
 
     def _check_topics(self, writer: Any) -> None:
         """Topics that are missing would be found out amid the first transaction. Raises `UsageError`."""
+        needed = {name for name in (self._output, self.marks.topic if self.marks is not None else "") if name}
         known = writer.list_topics(timeout=CALL_S).topics
+        give_up_at = monotonic() + NEW_TOPIC_S
+        while not needed <= known.keys() and monotonic() < give_up_at:
+            sleep(0.2)
+            known = writer.list_topics(timeout=CALL_S).topics
+        for name in needed - known.keys():
+            raise UsageError(f"there is no topic {name}; create it first")
         sources = {name: len(known[name].partitions) for name in self._topics if name in known}
-        for name in (self._output, *([self.marks.topic] if self.marks is not None else ())):
-            if name and name not in known:
-                raise UsageError(f"there is no topic {name}; create it first")
         if self.marks is not None and sources:
             most, have = max(sources.values()), len(known[self.marks.topic].partitions)
             if have < most:
