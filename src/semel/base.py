@@ -111,7 +111,7 @@ class Client:
         journal: Any,
         sliding: Sliding | None,
     ) -> Claim:
-        self._plan.require("lease", "quarantine", "observe")
+        self._plan.require("lease", "quarantine", "transaction", "observe")
         self._check_journal(journal)
         return self._plan.claim(
             stored,
@@ -136,7 +136,7 @@ class Client:
             )
 
     def _claim_items(self, stored: Any, deliveries: Sequence[str | Delivery[Any]]) -> list[Claim]:
-        self._plan.require("lease", "quarantine", "observe")
+        self._plan.require("lease", "quarantine", "transaction", "observe")
         claim, claims = self._plan.claim, list[Claim]()
         for each in deliveries:
             if isinstance(each, str):

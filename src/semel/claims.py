@@ -1,5 +1,6 @@
 """A claim in the caller's own hands: what `claim` returns when the key is yours."""
 
+from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
@@ -60,6 +61,11 @@ class Claimed:
     def idempotency_key(self) -> str:
         """For the systems you call: the same on every attempt."""
         return idempotency_key(self.claim.id)
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds until the claim ends if it is not renewed any more."""
+        return self._kept.deadline - monotonic()
 
     @property
     def lost(self) -> bool:

@@ -23,6 +23,8 @@
     │   ├── StoreClosed            used after close()
     │   └── RecordCorrupt          stored data breaks the table of states
     ├── SourceUnavailable          the broker gave no answer; it will deliver again
+    ├── SourceRefused              the broker refuses for good; repeating it cannot help
+    │   └── Fenced                 another instance has this transactional id
     ├── GiveUp                     raised BY a runner's handler: "to the dead letters, now"
     │   └── MessageInvalid         a message is not what its handler's annotation says
     ├── SinkUnavailable            a relay's broker gave no answer; its messages stay in the outbox
@@ -48,6 +50,7 @@ from typing import Any
 __all__ = [
     "AttemptsExhausted",
     "ClaimLost",
+    "Fenced",
     "GiveUp",
     "HandlerFailed",
     "IdsMismatch",
@@ -68,6 +71,7 @@ __all__ = [
     "SemelError",
     "SinkUnavailable",
     "SinkUnknown",
+    "SourceRefused",
     "SourceUnavailable",
     "StepRepeated",
     "StillRunning",
@@ -173,6 +177,14 @@ class RecordCorrupt(StoreError):
 
 class SourceUnavailable(SemelError):
     """The broker cannot be reached, or did not confirm; what was not acknowledged it delivers again."""
+
+
+class SourceRefused(SemelError):
+    """The broker refuses what is asked of it, and would again: a right or a setting is missing."""
+
+
+class Fenced(SourceRefused):
+    """Another instance has taken over this one's transactional id: this one must stop."""
 
 
 class GiveUp(SemelError):

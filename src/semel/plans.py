@@ -296,9 +296,9 @@ class Plan:
         if self.mode == "observe":
             self.observed.runs += 1
             return flows.observed(task, self._count)
+        way = "a KafkaTransaction" if self.mode == "transaction" else "once.inbox(connection)"
         raise ModeMismatch(
-            f"consumer {self.consumer!r} works in mode {self.mode!r}: its effects run in your own transaction;"
-            " use once.inbox(connection)"
+            f"consumer {self.consumer!r} works in mode {self.mode!r}: its effects run in a transaction; use {way}"
         )
 
     def _count(self, answer: ClaimAnswer) -> None:

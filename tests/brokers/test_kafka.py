@@ -2,95 +2,19 @@
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._listoffsets import OffsetSpec
-from confluent_kafka.cimpl import NewTopic
 
+from semel.brokers import Arrival
 from semel.brokers.kafka import from_url
 from semel.brokers.offsets import Offsets
-from semel.brokers.source import Source
 from semel.testing import broker_contract
-from semel.testing.broker_contract import Sent
+from semel.testing.broker_contract import Scene, Sent
 from tests.brokers.storm import Storm
-from tests.services import kafka as service
-
-PARTITIONS = 4
-LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-
-
-class Topic:
-    ordered = True
-
-    def __init__(self) -> None:
-        self.address = service.servers()
-        self.name = f"t-{os.urandom(6).hex()}"
-        self.admin = AdminClient({"bootstrap.servers": self.address})
-        made = self.admin.create_topics(
-            [NewTopic(self.name, PARTITIONS, 1), NewTopic(f"{self.name}.dead", 1, 1)]
-        )
-        for each in made.values():
-            each.result(30)
-
-    @property
-    def url(self) -> str:
-        return f"kafka://{self.address}/{self.name}?group=g-{self.name}"
-
-    async def send(self, messages: Sequence[Sent]) -> None:
-        await asyncio.to_thread(self._send, messages)
-
-    def _send(self, messages: Sequence[Sent]) -> None:
-        producer = Producer({"bootstrap.servers": self.address, "enable.idempotence": True})
-        for each in messages:
-            headers: list[Any] = [("message_id", each.key.encode())] if each.key else []
-            producer.produce(self.name, each.body, each.lane or each.key, headers=headers)
-        assert producer.flush(30) == 0
-
-    def source(self, *, deadline_s: float | None = None) -> Source:
-        return from_url(f"{self.url}&session_s={max(1.0, deadline_s or 2.0)}")
-
-    async def unsettled(self) -> int:
-        return await asyncio.to_thread(self._unsettled)
-
-    def _unsettled(self) -> int:
-        places = [TopicPartition(self.name, number) for number in range(PARTITIONS)]
-        ends = self.admin.list_offsets(dict.fromkeys(places, LATEST))
-        asked = self.admin.list_consumer_group_offsets(
-            [ConsumerGroupTopicPartitions(f"g-{self.name}", places)]
-        )
-        [group] = asked.values()
-        done = {each.partition: max(0, each.offset) for each in group.result(30).topic_partitions or ()}
-        return sum(future.result(30).offset - done.get(place.partition, 0) for place, future in ends.items())
-
-    async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:
-        return await asyncio.to_thread(self._dead)
-
-    def _dead(self) -> list[tuple[Mapping[str, str], bytes]]:
-        reader = Consumer(
-            {"bootstrap.servers": self.address, "group.id": "look", "auto.offset.reset": "earliest"}
-        )
-        try:
-            place = TopicPartition(f"{self.name}.dead", 0, 0)
-            _, high = reader.get_watermark_offsets(place, timeout=30)
-            reader.assign([place])
-            found: list[tuple[Mapping[str, str], bytes]] = []
-            while len(found) < high:
-                for message in reader.consume(10, 1.0):
-                    pairs: Any = message.headers() or ()
-                    headers = {name: (value or b"").decode() for name, value in pairs}
-                    found.append((headers, message.value() or b""))
-            return found
-        finally:
-            reader.close()
-
-    async def close(self) -> None:
-        for each in self.admin.delete_topics([self.name, f"{self.name}.dead"]).values():
-            await asyncio.to_thread(each.result, 30)
+from tests.brokers.topics import Topic, kcat
 
 
 @pytest.mark.slow
@@ -119,3 +43,80 @@ def test_workers_killed_with_9_lose_nothing_and_repeat_nothing(seed: int, tmp_pa
         await topic.close()
 
     asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_consumers_join_and_leave_under_load_and_no_offset_passes_what_is_not_done() -> None:
+    events, leaving = 1000, 5
+    effects: Counter[str] = Counter()
+
+    async def handler(message: Arrival) -> None:
+        await asyncio.sleep(0.002)
+        effects[bytes(message.body).decode()] += 1
+
+    async def scene_of(topic: Topic) -> None:
+        scene = Scene(topic)
+        once = scene.client()
+        keys = [f"k{n}" for n in range(events)]
+        passed: list[str] = []
+
+        async def watch() -> None:
+            """At any time: what the group has consumed has had its effect."""
+            while True:
+                done = await asyncio.to_thread(topic.consumed)
+                passed.extend(key for key in done if not effects[key])
+                await asyncio.sleep(0.3)
+
+        async def guest(after_s: float) -> None:
+            await asyncio.sleep(after_s)
+            async with scene.running(handler, once=once, batch=10):
+                await asyncio.sleep(1.0)
+
+        watching = asyncio.create_task(watch())
+        async with scene.running(handler, once=once, batch=10):
+            guests = [asyncio.create_task(guest(0.7 * n)) for n in range(leaving)]
+            for at in range(0, events, 100):
+                await topic.send([Sent(key, key.encode()) for key in keys[at : at + 100]])
+                await asyncio.sleep(0.3)
+            await asyncio.gather(*guests)
+            await scene.settled()
+        watching.cancel()
+        assert effects == Counter(keys)
+        assert passed == []
+        left = kcat(
+            "-b", topic.address, "-e", "-X", "auto.offset.reset=earliest", "-X", "enable.auto.commit=false",
+            "-G", f"g-{topic.name}", topic.name,
+        )  # fmt: skip
+        assert left == "", "another client of the group is told that everything is consumed"
+
+    on_topic(scene_of)
+
+
+@pytest.mark.slow
+def test_a_consumer_that_receives_nothing_for_longer_than_the_poll_interval_stays_in_the_group() -> None:
+    async def scene_of(topic: Topic) -> None:
+        scene = Scene(topic)
+
+        async def handler(message: Arrival) -> None:
+            await scene.note(message)
+            await asyncio.sleep(4.5)  # three times what the group waits for a poll; there is no room for more
+
+        await topic.send([Sent(f"k{n}", f"k{n}".encode()) for n in range(4)])
+        source = from_url(f"{topic.url}&session_s=1.5&poll_s=1.5")
+        async with scene.running(handler, source=source, batch=4, in_hand=4, concurrency=4) as runner:
+            await scene.settled()
+        assert sorted(scene.ran) == ["k0", "k1", "k2", "k3"]
+        assert runner.counts.received == 4, "nobody took its partitions, so nothing came twice"
+        assert runner.counts.acked == 4
+
+    on_topic(scene_of)
+
+
+def on_topic(scene_of: Any) -> None:
+    async def play() -> None:
+        topic = await asyncio.to_thread(Topic)
+        async with asyncio.timeout(100):
+            await scene_of(topic)
+        await topic.close()
+
+    asyncio.run(play())

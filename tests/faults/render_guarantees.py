@@ -39,6 +39,17 @@ PROMISES: dict[str, str] = {
         "At most once while the mark lives: never twice, and lost where the worker dies after marking, where a mark"
         " gets no answer, and where the handler raises."
     ),
+    "transaction": (
+        "Kafka to Kafka, for readers of what is committed: a redelivery never produces twice, because the offset moves"
+        " in the transaction that holds the output. A copy that the producer sent again runs where a worker dies,"
+        " stalls or is cut off between that commit and the moment its completion is stored, and where the store lost"
+        " the key."
+    ),
+    "transaction, marks": (
+        f"{STRONGEST.capitalize()} from Kafka to Kafka, for readers of what is committed, where copies of an event come"
+        " in its own partition: each key is also kept in a compacted topic, in the same transaction. Whatever the"
+        " handler does elsewhere is at least once."
+    ),
     "observe": "Nothing is suppressed: it only counts what would have been a duplicate. For introducing semel.",
 }
 USE_FOR: dict[str, str] = {
@@ -48,6 +59,8 @@ USE_FOR: dict[str, str] = {
     "lease, plain sink": "calls that may repeat now and then",
     "quarantine": "mails, payments without idempotency of their own",
     "mark": "metrics, warming a cache",
+    "transaction": "stream topologies whose producers repeat little",
+    "transaction, marks": "stream topologies",
     "observe": "looking before you leap",
 }
 
@@ -59,7 +72,8 @@ INTRODUCTION = """\
 The number is how often the effect is in the world in the end, when the source delivers the event again until it is
 acknowledged. It is measured: each flow is stopped at each of its steps, on every embedded store, and real processes
 are killed with `kill -9` or stopped past their lease; a test fails where a measurement and this page differ. How that
-is done is told in [how it is proved](how-it-is-proved.md).
+is done is told in [how it is proved](how-it-is-proved.md). The columns of transactions are measured on a real Kafka
+broker, with the event delivered again by the group and sent again by its producer.
 """
 
 READING = """\

@@ -34,6 +34,6 @@ def test_a_cell_that_changes_changes_the_page(monkeypatch: pytest.MonkeyPatch) -
     assert render_guarantees.page() != before
 
 
-def test_only_inbox_and_a_keyed_sink_have_one_effect_everywhere() -> None:
+def test_only_inbox_a_keyed_sink_and_marks_have_one_effect_everywhere() -> None:
     always = [mode for mode, cells in GUARANTEES.items() if set(cells.values()) <= {ONCE, NEVER}]
-    assert always == ["inbox", "lease, keyed sink"]
+    assert always == ["inbox", "lease, keyed sink", "transaction, marks"]

@@ -48,6 +48,7 @@ def _start(folder: Path) -> State:
                 "transaction.state.log.min.isr=1",
                 "group.min.session.timeout.ms=1000",
                 "group.initial.rebalance.delay.ms=0",
+                "transaction.abort.timed.out.transaction.cleanup.interval.ms=500",
             )
         )
     )
@@ -69,13 +70,15 @@ def _is_ready(pid: int, port: int, log: Path) -> bool:
         raise Missing(f"the broker ended: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
     if not answers(port):
         return False
-    from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-    admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0})
+    member = Consumer({"bootstrap.servers": f"127.0.0.1:{port}", "group.id": "nobody", "log_level": 0})
     try:
-        for asked in admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("nobody")]).values():
-            asked.result(5)  # it serves groups: to take connections is not yet enough
-    except (KafkaException, TimeoutError):
+        member.committed(
+            [TopicPartition("nothing", 0)], 5
+        )  # it serves groups: connections are not yet enough
+    except KafkaException:
         return False
+    finally:
+        member.close()
     return True

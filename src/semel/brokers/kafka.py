@@ -30,7 +30,7 @@ from semel.brokers.urls import options_of
 from semel.errors import SourceUnavailable, UsageError
 from semel.lazily import asyncio
 
-__all__ = ["KafkaSource", "Options", "from_url"]
+__all__ = ["KafkaSource", "Options", "Place", "from_url", "place_of"]
 
 logger = logging.getLogger("semel.kafka")
 
@@ -59,6 +59,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The `group.instance.id` of a static member: a quick restart then causes no rebalance."""
     session_s: float = 10.0
     """After so long without a sign of life the group gives the partitions to others."""
+    poll_s: float = 300.0
+    """After so long without a look at the group it expels the member; semel looks in by itself, well before."""
     security: str = ""
     """The `security.protocol`, such as SASL_SSL."""
     mechanism: str = ""
@@ -79,21 +81,28 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in said.items() if value}
 
 
+AnyOptions = TypeVar("AnyOptions", bound=Options)
+
+
 def from_url(url: str) -> "KafkaSource":
     """The source that `kafka://host:9092/orders?group=billing` names; several hosts with commas."""
+    return KafkaSource(*place_of(url, Options))
+
+
+def place_of(url: str, kind: type[AnyOptions]) -> tuple[str, AnyOptions]:
+    """Where the brokers are, and what else a URL says. Raises `UsageError`."""
     parts = urlsplit(url)
     path = parts.path.strip("/")
-    options: Options = options_of(url, Options, {"topic": path} if path else None)
+    options: AnyOptions = options_of(url, kind, {"topic": path} if path else None)
     if not options.topic or not options.group:
         raise UsageError("a topic and a group are needed: kafka://localhost:9092/orders?group=billing")
-    return KafkaSource(parts.netloc or "localhost:9092", options)
+    return parts.netloc or "localhost:9092", options
 
 
 class KafkaSource:
     """One member of a consumer group."""
 
     redelivers: bool = False
-    deadline_s: float = CHECK_IN_S
 
     def __init__(self, servers: str, options: Options) -> None:
         self._servers = servers
@@ -103,6 +112,7 @@ class KafkaSource:
         self._producer: Any = None
         self._thread: ThreadPoolExecutor | None = None
         self._polled_at = 0.0
+        self.deadline_s: float = min(CHECK_IN_S, options.poll_s / 2)
         self._offsets: dict[tuple[str, int], Offsets] = {}
         """Of the partitions that are ours; a partition that comes back has new ones."""
         self._ready: dict[tuple[str, int], int] = {}
@@ -137,6 +147,7 @@ class KafkaSource:
             "enable.auto.offset.store": False,
             "auto.offset.reset": options.start,
             "partition.assignment.strategy": "cooperative-sticky",
+            "max.poll.interval.ms": round(options.poll_s * 1000),
             "session.timeout.ms": round(options.session_s * 1000),
             "heartbeat.interval.ms": round(options.session_s * 1000 / 5),
             "isolation.level": "read_committed",
@@ -155,6 +166,7 @@ class KafkaSource:
         for each in partitions:
             self._offsets[each.topic, each.partition] = Offsets()
         consumer.incremental_assign(partitions)
+        consumer.resume(partitions)  # lost while it was paused, a partition would come back paused
 
     def _revoked(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
         """They go to others. What runs is finished under its claim; the others find it done, or busy."""
@@ -210,13 +222,13 @@ class KafkaSource:
             position=f"{where[0]}/{where[1]}/{offset}",
             transport="kafka",
             lane=lane,
-            handle=_Place(where, offset, offsets, message.key()),
+            handle=Place(where, offset, offsets, message.key()),
         )
 
     async def ack(self, arrivals: Sequence[Arrival]) -> None:
         """Commit as far as everything before is done."""
         for arrival in arrivals:
-            place: _Place = arrival.handle
+            place: Place = arrival.handle
             if self._offsets.get(place.where) is place.offsets:
                 position = place.offsets.done(place.offset)
                 if position is not None:
@@ -246,7 +258,7 @@ class KafkaSource:
 
     async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
         """Which partitions are no longer ours; and a sign of life while nothing is received."""
-        if monotonic() - self._polled_at > CHECK_IN_S / 3:
+        if monotonic() - self._polled_at > self.deadline_s / 3:
             await self._in_thread(self._look_in)
         return [each for each in arrivals if self._offsets.get(each.handle.where) is not each.handle.offsets]
 
@@ -270,9 +282,10 @@ class KafkaSource:
         """Produce a copy with its story to the topic of dead letters."""
         topic = arrival.handle.where[0]
         headers = [*arrival.headers, *((name, value.encode()) for name, value in headers_of(letter).items())]
-        await self._in_thread(self._produce, self._graves(topic), arrival.handle.key, arrival.body, headers)
+        await self._in_thread(self._produce, self.graves(topic), arrival.handle.key, arrival.body, headers)
 
-    def _graves(self, topic: str) -> str:
+    def graves(self, topic: str) -> str:
+        """Where the dead letters of a topic go."""
         return self._options.dead or f"{topic}.dead"
 
     def _produce(self, topic: str, key: bytes | None, body: bytes, headers: list[tuple[str, bytes]]) -> None:
@@ -297,17 +310,19 @@ class KafkaSource:
 
     def _dig(self, limit: int) -> list[Dead]:
         config = self._options.client(self._servers) | {"group.id": f"{self._options.group}.dlq"}
-        reader = Consumer(config | {"enable.auto.commit": False}, logger=logger)
+        config |= {"enable.auto.commit": False, "enable.partition.eof": True}
+        reader = Consumer(config, logger=logger)
         try:
-            left = self._assign_all(reader, self._graves(self._topics[0]))
+            left = self._assign_all(reader, self.graves(self._topics[0]))
             found: dict[str, Dead] = {}
             while left:
                 for message in reader.consume(500, 1.0):
-                    if message.error() is not None:
+                    error = message.error()
+                    if error is not None:
+                        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+                            left.discard(_known(message.partition()))
                         continue
                     where, offset = _known(message.partition()), _known(message.offset())
-                    if offset + 1 >= left.get(where, 0):
-                        left.pop(where, None)
                     headers = {name: _text(value) for name, value in _pairs(message)}
                     if REMOVED in headers:
                         found.pop(headers[REMOVED], None)
@@ -318,16 +333,11 @@ class KafkaSource:
         finally:
             reader.close()
 
-    def _assign_all(self, reader: Any, topic: str) -> dict[int, int]:
-        """Read a topic from its beginning; returns where each partition that has anything ends now."""
+    def _assign_all(self, reader: Any, topic: str) -> set[int]:
+        """Read a topic from its beginning; returns its partitions, each of which says when it is at its end."""
         known = reader.list_topics(topic, timeout=CONFIRM_S).topics[topic]
-        ends = {}
-        for number in known.partitions:
-            low, high = reader.get_watermark_offsets(TopicPartition(topic, number), timeout=CONFIRM_S)
-            if high > low:
-                ends[number] = high
-        reader.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in ends])
-        return ends
+        reader.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in known.partitions])
+        return set(known.partitions)
 
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
         """Produce a message to the topic itself."""
@@ -337,7 +347,7 @@ class KafkaSource:
     async def remove(self, dead: Dead) -> None:
         """Say that a dead letter is dealt with."""
         await self._in_thread(
-            self._produce, self._graves(self._topics[0]), None, b"", [(REMOVED, dead.id.encode())]
+            self._produce, self.graves(self._topics[0]), None, b"", [(REMOVED, dead.id.encode())]
         )
 
     async def close(self) -> None:
@@ -352,7 +362,7 @@ class KafkaSource:
         self._offsets.clear()
 
 
-class _Place(msgspec.Struct, frozen=True, eq=False):
+class Place(msgspec.Struct, frozen=True, eq=False):
     """Where a delivery stands, under which assignment of its partition."""
 
     where: tuple[str, int]

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, TypeAlias, get_args, get_type_hints
+from typing import Any, ClassVar, TypeAlias, get_args, get_type_hints
 
 import msgspec
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from semel.keys.identity import Identity
 from semel.keys.message import HeaderIndex
 from semel.lazily import asyncio, inspect
 from semel.policy import Policy
-from semel.types import Delivery
+from semel.types import Delivery, Mode
 
 __all__ = ["Call", "Middleware", "Route", "event_facts", "in_thread", "route_for"]
 
@@ -52,6 +52,9 @@ class Route:
     the open transaction first, `handler(connection, message)`.
     """
 
+    refuses: ClassVar[frozenset[Mode]] = frozenset({"transaction"})
+    instead: ClassVar[str] = "its handlers run in a transaction of Kafka's, which has a runner of its own"
+
     def __init__(
         self,
         handler: Callable[..., Any],
@@ -63,10 +66,8 @@ class Route:
         keep_position: bool = False,
         batch: bool = False,
     ) -> None:
-        if once.mode == "transaction":
-            raise UsageError(
-                "mode 'transaction' runs handlers in a transaction of Kafka's; use its own route"
-            )
+        if once.mode in self.refuses:
+            raise UsageError(f"mode {once.mode!r} is not for {type(self).__name__}: {self.instead}")
         if batch and once.mode in ("mark", "quarantine"):
             raise UsageError(
                 f"a batch that fails is tried again one by one, which mode {once.mode!r} rules out"

@@ -385,10 +385,9 @@ class Runner:
 
     def _return(self, held: Held, delay_s: float) -> None:
         self._release(held)
-        if held.gone or not self.source.redelivers:
-            return
-        self.counts.returned += 1
-        self._spawn(self._nack(held.arrival, delay_s))
+        if not held.gone and self.source.redelivers:
+            self.counts.returned += 1
+            self._spawn(self._nack(held.arrival, delay_s))
 
     async def _nack(self, arrival: Arrival, delay_s: float) -> None:
         try:

@@ -6,14 +6,14 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from semel.brokers.routes import Route, in_thread
+from semel.brokers.routes import Call, Route, in_thread
 from semel.brokers.source import Arrival
 from semel.context import _current
 from semel.core.commands import Granted
 from semel.lazily import asyncio
 from semel.types import Delivery, Outcome
 
-__all__ = ["Deliveries", "LastWords", "Told", "Work", "work_for"]
+__all__ = ["Deliveries", "LastWords", "Told", "Work", "call_of", "work_for"]
 
 Deliveries: TypeAlias = Sequence[Delivery[Arrival]]
 LastWords: TypeAlias = Callable[[Delivery[Arrival], BaseException, Granted], Awaitable[None]]
@@ -50,6 +50,19 @@ def work_for(route: Route, threads: Executor) -> Work:
     return Together(route, threads) if route.batch else EachAlone(route, threads)
 
 
+def call_of(route: Route, threads: Executor) -> Call:
+    """What runs for one message: the middlewares from the outside in, then the handler."""
+    reads, handler = route.reads, route.handler
+
+    async def call(arrival: Arrival) -> Any:
+        return await handler(reads(arrival))
+
+    async def call_thread(arrival: Arrival) -> Any:
+        return await in_thread(threads, handler, reads(arrival))
+
+    return route.around(call_thread if route.blocks else call)
+
+
 class EachAlone:
     """Each message under a claim of its own, and by a call of its own."""
 
@@ -57,15 +70,7 @@ class EachAlone:
 
     def __init__(self, route: Route, threads: Executor) -> None:
         self._once = route.once
-        reads, handler = route.reads, route.handler
-
-        async def call(arrival: Arrival) -> Any:
-            return await handler(reads(arrival))
-
-        async def call_thread(arrival: Arrival) -> Any:
-            return await in_thread(threads, handler, reads(arrival))
-
-        self._call = route.around(call_thread if route.blocks else call)
+        self._call = call_of(route, threads)
 
     async def deliver(
         self, deliveries: Deliveries, share: int, last_words: LastWords, told: Told, /

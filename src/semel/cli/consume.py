@@ -21,12 +21,32 @@ from semel.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from semel.aclient import AsyncSemel
     from semel.brokers import Pace, Runner
+    from semel.brokers.kafka_transactions import KafkaTransaction
     from semel.cli.settings import Settings
+    from semel.policy import Policy
 
 __all__ = ["consume"]
 
-
+OutputOption = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        metavar="TOPIC",
+        callback=text,
+        help="Mode transaction: the topic for what the handler returns.",
+    ),
+]
+MarksOption = Annotated[
+    str | None,
+    typer.Option(
+        "--marks",
+        metavar="TOPIC",
+        callback=text,
+        help="Mode transaction: a compacted topic in which committed keys are kept.",
+    ),
+]
 HandlerArgument = Annotated[
     str,
     typer.Argument(
@@ -95,6 +115,8 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     drain: DrainOption = "30s",
     order: OrderOption = False,  # noqa: FBT002 - a switch
     refuse_no_key: RefuseOption = False,  # noqa: FBT002 - a switch
+    output: OutputOption = None,
+    marks: MarksOption = None,
     until_idle: UntilIdleOption = False,  # noqa: FBT002 - a switch
 ) -> int:
     """Run a handler for each message that a broker delivers, once for each key.
@@ -118,7 +140,49 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
         drain_s=parse_duration_us(drain) / 1e6,
         no_key="refuse" if refuse_no_key else "bury",
     )
-    return asyncio.run(_consume(target, source, settings, policy, pace, key, until_idle=until_idle))
+    once = _client(settings, policy)
+    where = None if key is None else semel.keys.body(key)
+    if once.mode == "transaction":
+        transactions = _transactions(target, source, once, pace, where, output or "", marks or "")
+        return asyncio.run(_consume(once, transactions, until_idle=until_idle))
+    if output or marks:
+        raise Stop("--output and --marks are for --mode transaction", USAGE)
+    return asyncio.run(_consume(once, _runners(target, source, once, pace, where), until_idle=until_idle))
+
+
+def _client(settings: "Settings", policy: "Policy") -> "AsyncSemel":
+    import semel
+
+    return semel.aopen(
+        settings.store,
+        consumer=settings.consumer or "consume",
+        tenant=settings.tenant or "",
+        window=settings.window,
+        lease=settings.lease,
+        mode=settings.mode,
+        policy=policy,
+    )
+
+
+def _runners(target: Any, urls: Sequence[str], once: Any, pace: "Pace", key: Any) -> "list[Runner]":
+    from semel.brokers import Route, Runner, source_for
+
+    routes = [Route(target, once=once, key=key)] if callable(target) else list(target)
+    return [Runner(source_for(url), routes, pace=pace) for url in urls]
+
+
+def _transactions(
+    handler: Any, urls: Sequence[str], once: Any, pace: "Pace", key: Any, output: str, marks: str
+) -> "list[KafkaTransaction]":
+    """Consumers that write what comes of their messages in the transaction that moves their offsets."""
+    from semel.brokers.kafka_transactions import KafkaTransaction
+
+    if not callable(handler) or not all(url.startswith("kafka:") for url in urls):
+        raise Stop("--mode transaction takes one handler and --from kafka://...", USAGE)
+    return [
+        KafkaTransaction(url, handler, once=once, output=output, marks=marks, key=key, pace=pace)
+        for url in urls
+    ]
 
 
 def _loaded(spec: str) -> Any:
@@ -140,36 +204,11 @@ def _loaded(spec: str) -> Any:
 
 
 async def _consume(
-    target: Any,
-    urls: Sequence[str],
-    settings: "Settings",
-    policy: Any,
-    pace: "Pace",
-    key: str | None,
-    *,
-    until_idle: bool,
+    once: "AsyncSemel", runners: "Sequence[Runner | KafkaTransaction]", *, until_idle: bool
 ) -> int:
-    import semel
-    from semel import keys
-    from semel.brokers import Route, Runner, source_for
     from semel.cli.output import say
     from semel.lazily import asyncio
 
-    once = semel.aopen(
-        settings.store,
-        consumer=settings.consumer or "consume",
-        tenant=settings.tenant or "",
-        window=settings.window,
-        lease=settings.lease,
-        mode=settings.mode,
-        policy=policy,
-    )
-    routes: list[Route] = (
-        [Route(target, once=once, key=None if key is None else keys.body(key))]
-        if callable(target)
-        else list(target)
-    )
-    runners = [Runner(source_for(url), routes, pace=pace) for url in urls]
     _stop_on_signals(asyncio.get_running_loop(), runners)
     async with once:
         for runner in runners:
@@ -187,7 +226,7 @@ async def _consume(
     return 0
 
 
-def _stop_on_signals(loop: Any, runners: Sequence["Runner"]) -> None:
+def _stop_on_signals(loop: Any, runners: "Sequence[Runner | KafkaTransaction]") -> None:
     import signal
 
     def stop() -> None:

@@ -17,6 +17,9 @@ _HOW: dict[str, str] = {
     "quarantine": "As lease, but an event whose attempt vanished is never run again unasked: it is unknown until"
     " somebody decides.",
     "mark": "The mark first, then the effect: an effect never repeats, and a crash in between loses it.",
+    "transaction": "Kafka to Kafka: outputs and offsets commit together, the record is completed after that. A"
+    " redelivery never produces twice; a copy that the producer sent may, where a process dies in between, unless marks"
+    " are kept in a compacted topic.",
     "observe": "Duplicates are counted and run all the same: nothing is suppressed.",
 }
 

@@ -37,7 +37,8 @@ WINDOWS: dict[str, str] = {
     "stalled_after_effect": "stalled past the lease after the effect",
     "store_lost": "the store loses the record",
 }
-"""When it can happen. For mark, the mark stands for the claim; for inbox, the commit for all three."""
+"""When it can happen. For mark, the mark stands for the claim; for inbox, the commit for all three;
+for transaction, the commit is the effect and the ack, and the event is also sent again by its producer."""
 
 _ONCE, _TWICE, _NEVER = Cell(1), Cell(2), Cell(0)
 _DECIDE_DONE, _DECIDE_NOT = Cell(1, flagged=True), Cell(0, flagged=True)
@@ -74,6 +75,18 @@ _ROWS: dict[str, tuple[Cell | None, ...]] = {
         _ONCE, _ONCE, _ONCE,
         None, None, _ONCE,
         _ONCE, _ONCE, _TWICE,
+    ),
+    "transaction": (
+        _ONCE, _ONCE, _ONCE, _ONCE,
+        _ONCE, _TWICE, _TWICE,
+        _ONCE, _TWICE, None,
+        _ONCE, _TWICE, _TWICE,
+    ),
+    "transaction, marks": (
+        _ONCE, _ONCE, _ONCE, _ONCE,
+        _ONCE, _ONCE, _ONCE,
+        _ONCE, _ONCE, None,
+        _ONCE, _ONCE, _ONCE,
     ),
     "observe": (
         _ONCE, _ONCE, _ONCE, _ONCE,

@@ -1,0 +1,185 @@
+"""What a transaction is made of: records of several partitions, how far each of them may go, and what waits."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from semel.brokers.kafka import Place
+from semel.brokers.kafka_marks import Where
+from semel.brokers.kafka_transactor import Part, Send
+from semel.brokers.source import Arrival
+from semel.claims import Claimed
+from semel.types import Delivery
+
+__all__ = ["Backlog", "Piece", "cut", "parts_of"]
+
+
+class Piece(msgspec.Struct, eq=False):
+    """One record, from its receipt until the transaction that moves its offset is committed."""
+
+    arrival: Arrival
+    number: int = 0
+    """Within the transaction that is being made."""
+    delivery: Delivery[Arrival] | None = None
+    leader: "Piece | None" = None
+    """The first record of its key in the same transaction: this one is a copy, and goes where that one goes."""
+    claim: Claimed | None = None
+    runs: bool = False
+    """Its handler is to run, or has run."""
+    sends: Sequence[Send] = ()
+    buried: bool = False
+    """What it sends is its dead letter."""
+    failure: BaseException | None = None
+    """What its record will say once the letter is committed."""
+    again_s: float | None = None
+    """It does not go now; it is looked at again after so long."""
+    counts: bool = False
+    """Its attempt is used up."""
+
+    @property
+    def place(self) -> Place:
+        """Where it stands."""
+        place: Place = self.arrival.handle
+        return place
+
+    @property
+    def where(self) -> Where:
+        """Its partition."""
+        return self.place.where
+
+    def renew(self) -> None:
+        """Forget what the last turn found out."""
+        self.leader = self.claim = self.failure = self.again_s = None
+        self.runs = self.buried = self.counts = False
+        self.sends = ()
+
+
+def cut(pieces: Sequence[Piece]) -> None:
+    """Hold back what is behind a record that does not go, and copies of one that does not."""
+    stopped: set[Where] = set()
+    before = -1
+    while len(stopped) != before:
+        before = len(stopped)
+        for piece in pieces:
+            leader = piece.leader
+            if piece.again_s is None and (
+                piece.where in stopped
+                or (leader is not None and (leader.again_s is not None or leader.buried))
+            ):
+                piece.again_s = 0.0
+            if piece.again_s is not None:
+                stopped.add(piece.where)
+
+
+def parts_of(pieces: Sequence[Piece]) -> list[Part]:
+    """The transaction of what goes."""
+    found: dict[Where, tuple[Any, int, list[Send]]] = {}
+    for piece in pieces:
+        if piece.again_s is None:
+            place = piece.place
+            sends = found[place.where][2] if place.where in found else []
+            sends += piece.sends
+            found[place.where] = (place.offsets, place.offset + 1, sends)
+    return [Part(where, *each) for where, each in found.items()]
+
+
+class _Lane(msgspec.Struct):
+    """The records of one partition that are in hand, in order."""
+
+    offsets: Any
+    pieces: deque[Piece] = msgspec.field(default_factory=deque[Piece])
+    due_at: float = 0.0
+    alone_until: int = -1
+    """Up to this offset each record goes alone: one of them may have killed its worker."""
+
+
+class Backlog:
+    """The records in hand, by partition. They stay until they are committed, or their partition is not ours."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[Where, _Lane] = {}
+
+    def __len__(self) -> int:
+        return sum(len(lane.pieces) for lane in self._lanes.values())
+
+    def add(self, arrivals: Sequence[Arrival]) -> None:
+        """Received just now."""
+        for arrival in arrivals:
+            place: Place = arrival.handle
+            lane = self._lanes.get(place.where)
+            if lane is None or lane.offsets is not place.offsets:
+                lane = self._lanes[place.where] = _Lane(place.offsets)
+            lane.pieces.append(Piece(arrival))
+
+    def keep(self, ours: Any) -> None:
+        """Drop the records of partitions that went to others."""
+        for where, lane in list(self._lanes.items()):
+            if not lane.pieces or not ours(lane.pieces[0].place):
+                del self._lanes[where]
+
+    def _ready(self) -> list[_Lane]:
+        now = monotonic()
+        return [lane for lane in self._lanes.values() if lane.pieces and lane.due_at <= now]
+
+    def ready(self) -> int:
+        """How many records may go now."""
+        return sum(len(lane.pieces) for lane in self._ready())
+
+    def next_at(self) -> float | None:
+        """When the next partition that waits is due."""
+        return min((lane.due_at for lane in self._lanes.values() if lane.pieces), default=None)
+
+    def crowded(self, most: int) -> frozenset[Where]:
+        """The partitions that wait with so many records that no more should be received from them."""
+        now = monotonic()
+        return frozenset(
+            where for where, lane in self._lanes.items() if lane.due_at > now and len(lane.pieces) >= most
+        )
+
+    def take(self, most: int) -> list[Piece]:
+        """The next records, a fair share of each partition; they stay in hand."""
+        ready = self._ready()
+        for lane in ready:
+            if lane.pieces[0].place.offset <= lane.alone_until:
+                lane.pieces[0].renew()
+                return [lane.pieces[0]]
+        share = -(-most // max(1, len(ready)))
+        taken = [piece for lane in ready for piece in _first(lane.pieces, share)]
+        for piece in taken:
+            piece.renew()
+        return taken
+
+    def alone(self, piece: Piece) -> None:
+        """A record that was tried before may have killed its worker: it goes without neighbours."""
+        lane = self._lanes.get(piece.where)
+        if lane is not None:
+            lane.alone_until = max(lane.alone_until, piece.place.offset)
+
+    def passed(self, pieces: Sequence[Piece]) -> None:
+        """They are committed."""
+        for piece in pieces:
+            place = piece.place
+            place.offsets.done(place.offset)
+            lane = self._lanes.get(place.where)
+            if lane is not None and lane.pieces and lane.pieces[0] is piece:
+                lane.pieces.popleft()
+
+    def postpone(self, pieces: Sequence[Piece]) -> None:
+        """Let each partition wait as long as the first of its records that did not go."""
+        seen: set[Where] = set()
+        for piece in pieces:
+            if piece.again_s is not None and piece.where not in seen:
+                seen.add(piece.where)
+                lane = self._lanes.get(piece.where)
+                if lane is not None:
+                    lane.due_at = monotonic() + piece.again_s
+
+
+def _first(pieces: deque[Piece], most: int) -> Iterator[Piece]:
+    for at, piece in enumerate(pieces):
+        if at == most:
+            return
+        yield piece
