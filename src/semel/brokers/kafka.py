@@ -32,7 +32,7 @@ from semel.lazily import asyncio
 
 __all__ = ["KafkaSource", "Options", "Place", "from_url", "place_of"]
 
-logger = logging.getLogger("semel.kafka")
+_log = logging.getLogger("semel.kafka")
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ class KafkaSource:
         }
         if options.instance:
             config["group.instance.id"] = options.instance
-        consumer = Consumer(config, logger=logger)
+        consumer = Consumer(config, logger=_log)
         consumer.subscribe(
             self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
         )
@@ -204,7 +204,7 @@ class KafkaSource:
                 raise UsageError(f"{self.name}: there is no such topic; create it first")
             if error.fatal():
                 raise SourceUnavailable(str(error))
-            logger.info("%s", error)
+            _log.info("%s", error)
             return None
         where = (_known(message.topic()), _known(message.partition()))
         offset = _known(message.offset())
@@ -247,7 +247,7 @@ class KafkaSource:
                 asynchronous=False,
             )
         except KafkaException as refused:
-            logger.info("%s: to be committed again: %s", self.name, refused)
+            _log.info("%s: to be committed again: %s", self.name, refused)
             return
         for where, position in ready.items():
             if self._ready.get(where) == position:
@@ -292,7 +292,7 @@ class KafkaSource:
         if self._producer is None:
             self._producer = Producer(
                 {**self._options.client(self._servers), "enable.idempotence": True, "linger.ms": 0},
-                logger=logger,
+                logger=_log,
             )
         confirmed: list[KafkaError | None] = []
         self._producer.produce(
@@ -311,7 +311,7 @@ class KafkaSource:
     def _dig(self, limit: int) -> list[Dead]:
         config = self._options.client(self._servers) | {"group.id": f"{self._options.group}.dlq"}
         config |= {"enable.auto.commit": False, "enable.partition.eof": True}
-        reader = Consumer(config, logger=logger)
+        reader = Consumer(config, logger=_log)
         try:
             left = self._assign_all(reader, self.graves(self._topics[0]))
             found: dict[str, Dead] = {}

@@ -12,7 +12,7 @@ from semel.types import Lost, Renewed, Unavailable, Verdict
 
 __all__ = ["Holdings"]
 
-logger = logging.getLogger("semel.kafka")
+_log = logging.getLogger("semel.kafka")
 
 RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
@@ -74,7 +74,7 @@ class Holdings:
             verdicts = await tell(claims)
             lost = sum(isinstance(verdict, Lost) for verdict in verdicts)
             if lost:
-                logger.warning("%d committed keys were claimed by others meanwhile", lost)
+                _log.warning("%d committed keys were claimed by others meanwhile", lost)
             pairs = zip(claims, verdicts, strict=True)
             claims = [claim for claim, verdict in pairs if isinstance(verdict, Unavailable)]
             ended = [claim for claim in claims if claim.deadline_s <= 0 or hurried()]

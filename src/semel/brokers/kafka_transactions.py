@@ -44,7 +44,7 @@ from semel.types import Busy, Done, Failed, Late, Mismatch, Mode, Unavailable, U
 
 __all__ = ["KafkaTransaction", "Output", "TransactionCounts"]
 
-logger = logging.getLogger("semel.kafka")
+_log = logging.getLogger("semel.kafka")
 
 ABORT_FIRST_S = 0.02
 ABORT_MAX_S = 2.0
@@ -192,7 +192,7 @@ class KafkaTransaction:
                 return await ask()
             except SourceUnavailable as error:
                 delay_s = min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**tries)
-                logger.warning("%s cannot be reached (%s); again in %.1f s", self.source.name, error, delay_s)
+                _log.warning("%s cannot be reached (%s); again in %.1f s", self.source.name, error, delay_s)
                 tries += 1
                 await self._pause(delay_s)
         return None
@@ -288,7 +288,7 @@ class KafkaTransaction:
 
     def _outage_s(self, error: BaseException) -> float:
         delay_s = min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**self._outages)
-        logger.warning("the store cannot be reached (%s); again in %.1f s", error, delay_s)
+        _log.warning("the store cannot be reached (%s); again in %.1f s", error, delay_s)
         self._outages = min(self._outages + 1, 10)
         return delay_s
 
@@ -380,7 +380,7 @@ class KafkaTransaction:
         piece.again_s, piece.counts = verdict.delay_s, verdict.count_attempt
         if isinstance(error, Exception):
             self.counts.errors += 1
-            logger.info("a handler failed, and will be tried again in %.1f s: %r", verdict.delay_s, error)
+            _log.info("a handler failed, and will be tried again in %.1f s: %r", verdict.delay_s, error)
 
     def _bury(self, piece: Piece, reason: str, error: BaseException | None = None) -> None:
         """The dead letter goes out in the transaction that moves the offset past the message."""
@@ -415,7 +415,7 @@ class KafkaTransaction:
                 self.counts.transactions += bool(ended.committed)
                 return ended.committed
             self.counts.aborts += 1
-            logger.info("%s: a transaction was aborted: %s", self.source.name, ended.aborted)
+            _log.info("%s: a transaction was aborted: %s", self.source.name, ended.aborted)
             self._refused(pieces, ended.refused)
             if self._overdue:
                 return ()
@@ -434,7 +434,7 @@ class KafkaTransaction:
                 if self._overdue:
                     raise
                 delay_s = min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**tries)
-                logger.warning("%s: no word of a transaction's end (%s)", self.source.name, error)
+                _log.warning("%s: no word of a transaction's end (%s)", self.source.name, error)
                 tries += 1
                 await asyncio.sleep(delay_s)
 
@@ -445,7 +445,7 @@ class KafkaTransaction:
             if piece.claim is not None and not piece.buried:
                 self._erred(piece, error)
             else:
-                logger.warning("%s took no dead letter: %s", self.source.graves(piece.where[0]), error)
+                _log.warning("%s took no dead letter: %s", self.source.graves(piece.where[0]), error)
                 piece.again_s = OUTAGE_MAX_S
 
     async def _record(self, pieces: Sequence[Piece], committed: Collection[Where]) -> None:

@@ -21,7 +21,7 @@ from semel.errors import Fenced, SourceRefused, SourceUnavailable, UsageError
 
 __all__ = ["Ended", "Part", "Send", "TransactionOptions", "Transactor"]
 
-logger = logging.getLogger("semel.kafka")
+_log = logging.getLogger("semel.kafka")
 
 CALL_S = 10.0
 """How long one call may block before it is repeated."""
@@ -124,7 +124,7 @@ class Transactor(KafkaSource):
                 "enable.idempotence": True,
                 "linger.ms": 5,
             },
-            logger=logger,
+            logger=_log,
         )
         self._check_topics(writer)
         self._steadily(writer.init_transactions)

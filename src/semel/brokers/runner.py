@@ -51,7 +51,7 @@ from semel.types import (
 
 __all__ = ["Runner"]
 
-logger = logging.getLogger("semel.runner")
+_log = logging.getLogger("semel.runner")
 
 RECEIVE_WAIT_S = 0.5
 """The longest time before the loop looks up from the broker: a stop is noticed within it."""
@@ -177,7 +177,7 @@ class Runner:
                 return await ask()
             except SourceUnavailable as error:
                 delay_s = min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**tries)
-                logger.warning("%s cannot be reached (%s); again in %.1f s", self.source.name, error, delay_s)
+                _log.warning("%s cannot be reached (%s); again in %.1f s", self.source.name, error, delay_s)
                 tries += 1
                 await self._pause(delay_s)
                 try:
@@ -332,7 +332,7 @@ class Runner:
                 self._put_aside(held, "failed", error)
                 return
             retry_after_s = postponed(policy, attempt).delay_s
-        logger.info("a handler failed, and will be tried again in %.1f s: %r", retry_after_s, error)
+        _log.info("a handler failed, and will be tried again in %.1f s: %r", retry_after_s, error)
         self._again(held, retry_after_s)
 
     def _outage_s(self, error: object) -> float:
@@ -340,7 +340,7 @@ class Runner:
         now = monotonic()
         if now >= self._outage_until:
             delay_s = min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**self._outages)
-            logger.warning("the store cannot be reached (%s); again in %.1f s", error, delay_s)
+            _log.warning("the store cannot be reached (%s); again in %.1f s", error, delay_s)
             self._outages += 1
             self._outage_until = now + delay_s
         return self._outage_until - now
@@ -360,7 +360,7 @@ class Runner:
                     await self.source.ack(acks)
                     self.counts.acked += len(acks)
                 except SourceUnavailable as error:  # they come again, as duplicates
-                    logger.warning("%s did not take %d acks: %s", self.source.name, len(acks), error)
+                    _log.warning("%s did not take %d acks: %s", self.source.name, len(acks), error)
         finally:
             self._acking = None
 
@@ -393,7 +393,7 @@ class Runner:
         try:
             await self.source.nack([arrival], delay_s)
         except SourceUnavailable as error:  # the broker brings it back by itself
-            logger.warning("%s did not take a message back: %s", self.source.name, error)
+            _log.warning("%s did not take a message back: %s", self.source.name, error)
 
     def _release(self, held: Held) -> None:
         """No longer in hand; the next of its lane is on."""
@@ -442,7 +442,7 @@ class Runner:
         try:
             await self.source.bury(held.arrival, letter)
         except SourceUnavailable as error:
-            logger.warning("%s took no dead letter: %s", self.source.name, error)
+            _log.warning("%s took no dead letter: %s", self.source.name, error)
             held.running = False
             self._keep(held, min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**held.tries))
             return
@@ -462,7 +462,7 @@ class Runner:
             try:
                 gone = {id(each) for each in await self.source.extend([each.arrival for each in held])}
             except SourceUnavailable as error:
-                logger.warning("%s did not hear the heartbeat: %s", self.source.name, error)
+                _log.warning("%s did not hear the heartbeat: %s", self.source.name, error)
                 continue
             for each in held:
                 if id(each.arrival) in gone:

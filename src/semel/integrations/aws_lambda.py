@@ -25,7 +25,7 @@ from semel.types import Delivery, Done, Outcome
 
 __all__ = ["sqs_handler"]
 
-logger = logging.getLogger("semel.aws_lambda")
+_log = logging.getLogger("semel.aws_lambda")
 
 Entry = Callable[[Mapping[str, Any], Any], dict[str, list[dict[str, str]]]]
 """What the Lambda runtime calls: with the event and its context."""
@@ -85,13 +85,13 @@ def _run(
             )
             places.append(at)
         except (KeyMissing, KeyInvalid) as error:
-            logger.error("%s: %s", arrival.position, error)  # noqa: TRY400 - the message says it all
+            _log.error("%s: %s", arrival.position, error)
     done = [False] * len(arrivals)
     outcomes: list[Outcome[Any]] = once.run_many(deliveries, handler, concurrency=concurrency)
     for at, outcome in zip(places, outcomes, strict=True):
         done[at] = isinstance(outcome, Done) and outcome.recorded
         if not done[at]:
-            logger.warning("%s: to be delivered again: %r", arrivals[at].position, outcome)
+            _log.warning("%s: to be delivered again: %r", arrivals[at].position, outcome)
     return done
 
 

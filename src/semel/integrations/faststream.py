@@ -23,7 +23,7 @@ from semel.types import Done, Errored, Failed, Late, Mismatch, Outcome, Unknown
 
 __all__ = ["once_middleware"]
 
-logger = logging.getLogger("semel.faststream")
+_log = logging.getLogger("semel.faststream")
 
 
 def once_middleware(once: AsyncSemel, *, key: Any = None) -> Callable[..., BaseMiddleware[Any, Any]]:
@@ -47,7 +47,7 @@ def once_middleware(once: AsyncSemel, *, key: Any = None) -> Callable[..., BaseM
             try:
                 found = identity(raw(msg))
             except (KeyMissing, KeyInvalid) as error:
-                logger.warning("rejected: %s", error)
+                _log.warning("rejected: %s", error)
                 raise RejectMessage from error
             return answer(await patient.run(found, handled, call_next, msg))
 
@@ -79,14 +79,14 @@ def answer(outcome: Outcome[Any]) -> Any:
         case Done(recorded=True) | Failed(replayed=True):
             raise AckMessage
         case Failed(error):
-            logger.error("given up", exc_info=error)
+            _log.error("given up", exc_info=error)
             raise RejectMessage from error
         case Errored(error):
-            logger.warning("to be delivered again", exc_info=error)
+            _log.warning("to be delivered again", exc_info=error)
             raise NackMessage from error
         case Unknown() | Mismatch() | Late():
-            logger.error("rejected: %r", outcome)
+            _log.error("rejected: %r", outcome)
             raise RejectMessage
         case _:
-            logger.warning("to be delivered again: %r", outcome)
+            _log.warning("to be delivered again: %r", outcome)
             raise NackMessage
