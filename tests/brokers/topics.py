@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
@@ -19,6 +19,7 @@ from semel.brokers.source import Source
 from semel.testing.broker_contract import Sent
 from tests.services import kafka as service
 from tests.services.packages import found_or_installed
+from tests.services.server import await_true
 
 PARTITIONS = 4
 LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -37,6 +38,16 @@ class Topic:
         self._topics = self.topics()
         for each in self.admin.create_topics(self._topics).values():
             each.result(30)
+        assert await_true(self._is_led, 30)
+
+    def _is_led(self) -> bool:
+        """Whether every partition has its leader: a topic that was made is not yet one that answers."""
+        try:
+            for each in self.admin.list_offsets(dict.fromkeys(self._places(), LATEST)).values():
+                each.result(30)
+        except KafkaException:
+            return False
+        return True
 
     def topics(self) -> list[NewTopic]:
         return [NewTopic(self.name, self.partitions, 1), NewTopic(f"{self.name}.dead", 1, 1)]
