@@ -16,6 +16,7 @@ from semel.core.relaying import Published, Refused, Row, Sent, Unsent
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
 from semel.outbox.sinks.addresses import AddressRefused, checked_address
+from semel.outbox.sinks.turns import in_turns
 
 __all__ = ["WebhookSink", "from_url", "signatures"]
 
@@ -39,7 +40,7 @@ class WebhookSink:
     A 2xx is a confirmation. Other answers, timeouts and refused addresses count as attempts.
     """
 
-    ordered: bool = False
+    ordered: bool = True
     batch_max: int = 64
 
     def __init__(
@@ -109,7 +110,7 @@ class WebhookSink:
                     unwell = True
                 return sent
 
-        return list(await asyncio.gather(*map(call, rows)))
+        return await in_turns(rows, call)
 
     async def _call(self, address: str, row: Row) -> Sent:
         try:
