@@ -114,7 +114,7 @@ class Bench:
                     (BATCH,),
                 ).fetchall()
                 self.connection.execute(
-                    "UPDATE semel.outbox SET state = 1, settled_at = 1 WHERE id = ANY(%s)",
+                    "UPDATE semel.outbox SET state = 1, settled_at = 1, gone_at = 1 WHERE id = ANY(%s)",
                     ([each for each, _ in found],),
                 )
                 self.connection.commit()

@@ -11,7 +11,18 @@ import psycopg
 
 from semel.core.relaying import Failure, Row
 from semel.errors import StoreRefused
-from semel.outbox.rows import COLUMNS, ENTRY_COLUMNS, FOREVER, STATES, Counts, Entry, State, entry_of, row_of
+from semel.outbox.rows import (
+    COLUMNS,
+    ENTRY_COLUMNS,
+    FOREVER,
+    KEEP_US,
+    STATES,
+    Counts,
+    Entry,
+    State,
+    entry_of,
+    row_of,
+)
 from semel.stores.postgres.lines import CONTEXT, AsyncLine
 from semel.stores.postgres.statements import outbox_channel_of
 from semel.stores.postgres.store import PostgresStore
@@ -50,7 +61,9 @@ ORDER BY seq
 """
 _PUBLISHED = """
 {t}
-UPDATE {table} SET state = 1, settled_at = t.now, next_at = 0, error = NULL FROM t
+UPDATE {table} SET
+    state = 1, settled_at = t.now, gone_at = t.now + greatest(keep_us, %(keep)s), next_at = 0, error = NULL
+FROM t
 WHERE id = ANY(%(ids)s::uuid[]) AND settled_at IS NULL
 """
 _FAILED = """
@@ -69,8 +82,8 @@ _CLEAN = """
 {t}
 DELETE FROM {table} WHERE id IN (
     SELECT id FROM {table}, t
-    WHERE settled_at < t.now - greatest(%(keep)s, (SELECT coalesce(max(window_us), 0) FROM {schema}.windows))
-    ORDER BY settled_at LIMIT %(rows)s FOR UPDATE OF outbox SKIP LOCKED)
+    WHERE gone_at <= t.now AND settled_at <= t.now - (SELECT coalesce(max(window_us), 0) FROM {schema}.windows)
+    ORDER BY gone_at LIMIT %(rows)s FOR UPDATE OF outbox SKIP LOCKED)
 """
 _COUNTS = """
 {t}
@@ -84,7 +97,7 @@ WHERE settled_at IS NULL AND state = 2 AND (%(ids)s::uuid[] IS NULL OR id = ANY(
 """
 _DROP = """
 {t}
-UPDATE {table} SET state = 3, settled_at = t.now, next_at = 0 FROM t
+UPDATE {table} SET state = 3, settled_at = t.now, gone_at = t.now + greatest(keep_us, %(keep)s), next_at = 0 FROM t
 WHERE id = ANY(%(ids)s::uuid[]) AND settled_at IS NULL
 """
 _HELD = """
@@ -203,10 +216,10 @@ class PostgresRows:
             self._resting = False
         return [row_of(values) for values in found]
 
-    async def settle(self, published: Sequence[str], failures: Sequence[Failure]) -> None:
+    async def settle(self, published: Sequence[str], failures: Sequence[Failure], keep_us: int) -> None:
         """One statement for what was published, one for what was not."""
         if published:
-            await self._ask(_PUBLISHED, ids=list(published))
+            await self._ask(_PUBLISHED, ids=list(published), keep=keep_us)
         if failures:
             await self._ask(
                 _FAILED,
@@ -231,9 +244,9 @@ class PostgresRows:
         except psycopg.Error as error:
             raise translated(error, self.name) from error
 
-    async def clean(self, keep_us: int, rows_max: int) -> int:
+    async def clean(self, rows_max: int) -> int:
         """By the relay that holds the first shard."""
-        return await self._change(_CLEAN, keep=keep_us, rows=rows_max) if 0 in self._shards else 0
+        return await self._change(_CLEAN, rows=rows_max) if 0 in self._shards else 0
 
     # --- for operators ---
 
@@ -264,7 +277,7 @@ class PostgresRows:
 
     async def drop(self, message_ids: Sequence[str]) -> int:
         """One statement."""
-        return await self._change(_DROP, ids=list(message_ids))
+        return await self._change(_DROP, ids=list(message_ids), keep=KEEP_US)
 
     # --- the session ---
 
