@@ -213,9 +213,21 @@ class Sqs:
                     headers = {
                         name: value["StringValue"] for name, value in message["MessageAttributes"].items()
                     }
-                    key = message["Attributes"]["MessageDeduplicationId"]
+                    key = message["Attributes"].get("MessageDeduplicationId", headers["message_id"])
                     found.append(Arrived(key, headers, message["Body"].encode()))
                     await client.delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])
+
+
+class StandardSqs(Sqs):
+    """SQS, a standard queue: neither order nor dropped repeats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where = self.where.removesuffix(".fifo")
+
+    async def prepare(self) -> None:
+        async with self.client() as client:
+            await client.create_queue(QueueName=self.where)
 
 
 BROKERS: dict[str, Callable[[], Any]] = {

@@ -13,8 +13,9 @@ from semel.errors import PolicyInvalid, SinkUnavailable, SinkUnknown
 from semel.keys import cloudevent
 from semel.keys.message import Envelope
 from semel.outbox.sinks import Sink, sink_for
+from semel.outbox.sinks.sqs import group_of
 from semel.outbox.sinks.turns import LATER
-from tests.outbox.brokers import BROKERS, rows
+from tests.outbox.brokers import BROKERS, StandardSqs, rows
 from tests.outbox.tools import Place, drain
 from tests.services import server
 
@@ -157,6 +158,29 @@ async def test_many_rows_of_one_aggregate_are_one_batch(broker: Any, sink: Sink)
     assert count > 32
     assert answers == [Published()] * count + [LATER] * (100 - count)
     assert in_order(given[:count], await broker.read(count))
+
+
+async def test_a_standard_queue_gets_all_that_an_aggregate_has_at_once() -> None:
+    broker = StandardSqs()
+    await broker.prepare()
+    sink = sink_for(broker.url)
+    await sink.open()
+    given = rows(25, broker.where, aggregates=1)
+    given[3] = broker.poison(given[3])
+    answers = await sink.publish(given)
+    await sink.close()
+    assert isinstance(answers[3], Refused)
+    assert [isinstance(each, Published) for each in answers].count(True) == 24
+    arrived = await broker.read(24)
+    assert {each.key for each in arrived} == {row.id for row in given} - {given[3].id}
+    assert arrived[0].headers["ce_type"] == "order.moved"
+
+
+@pytest.mark.parametrize(("aggregate", "group"), [("1", "order/1"), ("ü", None), ("x" * 200, None)])
+def test_the_group_of_a_fifo_queue_is_a_name_that_it_takes(aggregate: str, group: str | None) -> None:
+    (row,) = rows(1, "q.fifo")
+    made = group_of(replace(row, aggregate=("order", aggregate)))
+    assert made == group or (group is None and len(made) == 64)
 
 
 def in_order(given: list[Any], arrived: list[Any]) -> bool:

@@ -32,9 +32,10 @@ __all__ = ["PostgresRows"]
 
 SHARDS = 64
 """As in the table: enough for as many relays, few enough to be locked one by one."""
-SILENT_MAX_S = 60
+SILENT_MAX_S = 60.0
 """A session that says nothing for so long is ended by the server, and its shards go to others: it was stopped."""
-BEAT_S = 15.0
+BEATS = 4
+"""Signs of life in that time, while a broker is slow."""
 _IDLE_TIMEOUT_SINCE = 140000
 
 _T = "WITH t AS MATERIALIZED (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now)"
@@ -121,8 +122,9 @@ _WORK = "DELETE FROM {schema}.outbox_idle WHERE pid = pg_backend_pid()"
 class PostgresRows:
     """The outbox in a store's schema, over one session that holds the locks."""
 
-    def __init__(self, store: PostgresStore) -> None:
+    def __init__(self, store: PostgresStore, *, silent_max_s: float = SILENT_MAX_S) -> None:
         self._store = store
+        self._silent_max_s = silent_max_s
         self._place = store.place
         self.name: str = store.name
         self._line: AsyncLine | None = None
@@ -149,7 +151,7 @@ class PostgresRows:
         # A mark that a crash of the server loses means one more publication, which is harmless.
         await self._ask("SET synchronous_commit = off")
         if line.info.server_version >= _IDLE_TIMEOUT_SINCE:
-            await self._ask(f"SET idle_session_timeout = '{SILENT_MAX_S}s'")
+            await self._ask(f"SET idle_session_timeout = {round(self._silent_max_s * 1000)}")
 
     async def close(self) -> None:
         """The end of the session gives up its locks."""
@@ -199,7 +201,7 @@ class PostgresRows:
 
     async def _keep_alive(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(self._silent_max_s / BEATS)
             line = self._line
             if line is None or line.closed:
                 return
