@@ -20,7 +20,7 @@ from semel.outbox.sinks import kafka, nats, rabbitmq
 from semel.outbox.sinks.redis import fields_of
 from semel.outbox.sinks.stdout import StdoutSink
 
-MESSAGES = 5_000
+MESSAGES = 20_000
 TRANSACTIONS = 500
 BATCH = 500
 AGGREGATES = 100
@@ -97,7 +97,9 @@ class Bench:
         """PostgreSQL to a stream, against the same entries by redis-py's own pipeline."""
         self.fill()
         taken = asyncio.run(self._taken())
-        entries = [dict(zip(fields[::2], fields[1::2], strict=True)) for fields in map(fields_of, taken)]
+        entries: list[dict[Any, Any]] = [
+            dict(zip(fields[::2], fields[1::2], strict=True)) for fields in map(fields_of, taken)
+        ]
 
         async def pipe() -> None:
             async with redis.asyncio.Redis.from_url(self.broker) as client:

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -164,5 +165,10 @@ def attributes(row: Row) -> dict[str, str]:
 
 def iso_time(at_us: int) -> str:
     """An instant in the form that CloudEvents want."""
-    at = datetime.fromtimestamp(at_us // 1_000_000, UTC)
-    return f"{at:%Y-%m-%dT%H:%M:%S}.{at_us % 1_000_000:06d}Z"
+    return f"{_iso_second(at_us // 1_000_000)}.{at_us % 1_000_000:06d}Z"
+
+
+@lru_cache(maxsize=256)
+def _iso_second(at_s: int) -> str:
+    """Kept, because messages of one batch were written within a few seconds."""
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%S}"

@@ -221,7 +221,9 @@ class PostgresRows:
     async def settle(self, published: Sequence[str], failures: Sequence[Failure], keep_us: int) -> None:
         """One statement for what was published, one for what was not."""
         if published:
-            await self._ask(_PUBLISHED, ids=list(published), keep=keep_us)
+            await self._ask(
+                _PUBLISHED, ids="{" + ",".join(published) + "}", keep=keep_us
+            )  # quicker than a list
         if failures:
             await self._ask(
                 _FAILED,
