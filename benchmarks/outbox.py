@@ -4,19 +4,23 @@ import asyncio
 import io
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import redis.asyncio
+from msgspec.structs import replace
 
 import semel
 from semel import Message
 from semel.cli.gauge.measure import Job, Row, compare
+from semel.core.relaying import Row as Taken
 from semel.outbox.relay import Relay
 from semel.outbox.rows import rows_for
+from semel.outbox.sinks import kafka, nats, rabbitmq
 from semel.outbox.sinks.redis import fields_of
 from semel.outbox.sinks.stdout import StdoutSink
 
-MESSAGES = 5_000
+MESSAGES = 20_000
 TRANSACTIONS = 500
 BATCH = 500
 AGGREGATES = 100
@@ -34,7 +38,9 @@ def rows(folder: Path) -> list[Row]:
         return [
             bench.publishing(1),
             bench.publishing(10),
+            bench.publishing(10, together=True),
             bench.relaying_to_redis(),
+            *(bench.relaying_to(name) for name in BROKERS),
             bench.relaying_to_nobody(),
         ]
 
@@ -51,7 +57,7 @@ class Bench:
         self.connection.execute("CREATE TABLE orders (number int, note text)")
         self.connection.commit()
 
-    def publishing(self, messages: int) -> Row:
+    def publishing(self, messages: int, *, together: bool = False) -> Row:
         """A business transaction with messages, against the same one without."""
         message = Message("order.taken", {"number": 1}, aggregate=("order", "1"))
 
@@ -61,12 +67,15 @@ class Bench:
                     self.connection.execute("INSERT INTO orders VALUES (%s, %s)", (number, "x"))
                     if announced:
                         outbox = self.once.outbox(self.connection)
-                        for _ in range(messages):
-                            outbox.publish(message)
+                        if together:
+                            outbox.publish_many([message] * messages)
+                        else:
+                            for _ in range(messages):
+                                outbox.publish(message)
 
         return compare(
             "outbox",
-            f"transaction + {messages} message{'s' if messages > 1 else ''}",
+            f"transaction + {messages} message{'s' if messages > 1 else ''}{' together' * together}",
             Job(lambda: pour(announced=True), TRANSACTIONS),
             "the same without",
             Job(lambda: pour(announced=False), TRANSACTIONS),
@@ -76,17 +85,21 @@ class Bench:
         """As many messages as are to be relayed, and nothing else."""
         self.connection.execute("TRUNCATE semel.outbox")
         with self.connection.transaction():
-            outbox = self.once.outbox(self.connection)
-            for number in range(MESSAGES):
-                outbox.publish(
+            self.once.outbox(self.connection).publish_many(
+                [
                     Message("order.taken", {"number": number}, aggregate=("order", str(number % AGGREGATES)))
-                )
+                    for number in range(MESSAGES)
+                ]
+            )
         self.connection.commit()
 
     def relaying_to_redis(self) -> Row:
         """PostgreSQL to a stream, against the same entries by redis-py's own pipeline."""
         self.fill()
-        entries = asyncio.run(self._entries())
+        taken = asyncio.run(self._taken())
+        entries: list[dict[Any, Any]] = [
+            dict(zip(fields[::2], fields[1::2], strict=True)) for fields in map(fields_of, taken)
+        ]
 
         async def pipe() -> None:
             async with redis.asyncio.Redis.from_url(self.broker) as client:
@@ -104,6 +117,32 @@ class Bench:
             Job(lambda: asyncio.run(pipe()), MESSAGES),
         )
 
+    def relaying_to(self, name: str) -> Row:
+        """PostgreSQL to another broker, against its client alone."""
+        from tests.outbox.brokers import BROKERS as PLACES
+
+        place = PLACES[name]()
+        asyncio.run(place.prepare())
+        self.fill()
+        taken = asyncio.run(self._taken())
+        option = {"kafka": "topic", "nats": "subject", "rabbitmq": "routing_key"}[name]
+
+        def alone() -> None:
+            rows = [replace(row, id=str(uuid4())) for row in taken]  # a stream drops ids that it knows
+            if name == "kafka":
+                kafka_alone(place.servers, place.where, rows)
+            else:
+                send = nats_alone if name == "nats" else rabbitmq_alone
+                asyncio.run(send(place.url, place.where, rows))
+
+        return compare(
+            "outbox",
+            f"relay to {name}",
+            Job(lambda: self.relay(f"{place.url}?{option}={place.where}"), MESSAGES, self.fill),
+            BROKERS[name],
+            Job(alone, MESSAGES),
+        )
+
     def relaying_to_nobody(self) -> Row:
         """The relay alone, against reading and marking the same rows by hand."""
 
@@ -114,7 +153,7 @@ class Bench:
                     (BATCH,),
                 ).fetchall()
                 self.connection.execute(
-                    "UPDATE semel.outbox SET state = 1, settled_at = 1 WHERE id = ANY(%s)",
+                    "UPDATE semel.outbox SET state = 1, settled_at = 1, gone_at = 1 WHERE id = ANY(%s)",
                     ([each for each, _ in found],),
                 )
                 self.connection.commit()
@@ -132,10 +171,65 @@ class Bench:
         totals = Relay(self.url, sink).run(until_empty=True)
         assert totals.published == MESSAGES, totals
 
-    async def _entries(self) -> list[dict[Any, Any]]:
+    async def _taken(self) -> list[Taken]:
         found = rows_for(self.url)
         await found.open()
         await found.share()
         taken = await found.take(MESSAGES, 10**9)
         await found.close()
-        return [dict(zip(fields[::2], fields[1::2], strict=True)) for fields in map(fields_of, taken)]
+        return taken
+
+
+# --- what each client reaches by itself, with the same confirmations ------------------------------
+
+
+def kafka_alone(servers: str, topic: str, rows: list[Taken]) -> None:
+    """An idempotent producer that is flushed after each batch."""
+    from confluent_kafka import Producer
+
+    producer = Producer(
+        {"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
+    )
+    for at in range(0, len(rows), BATCH):
+        for row in rows[at : at + BATCH]:
+            key = None if row.aggregate is None else row.aggregate[1]
+            producer.produce(topic, row.payload, key=key, headers=kafka.headers_of(row))
+        producer.flush()
+
+
+async def nats_alone(url: str, subject: str, rows: list[Taken]) -> None:
+    """A batch of publications at once."""
+    import nats as driver
+
+    client = await driver.connect(url)
+    stream = client.jetstream()
+    for at in range(0, len(rows), BATCH):
+        await asyncio.gather(
+            *(
+                stream.publish(subject, row.payload, headers=nats.headers_of(row))
+                for row in rows[at : at + BATCH]
+            )
+        )
+    await client.close()
+
+
+async def rabbitmq_alone(url: str, queue: str, rows: list[Taken]) -> None:
+    """A batch of confirmed publications at once."""
+    import aio_pika
+
+    async with await aio_pika.connect(url) as connection:
+        exchange = (await connection.channel(publisher_confirms=True)).default_exchange
+        for at in range(0, len(rows), BATCH):
+            await asyncio.gather(
+                *(
+                    exchange.publish(rabbitmq.message_of(row), queue, mandatory=True)
+                    for row in rows[at : at + BATCH]
+                )
+            )
+
+
+BROKERS: dict[str, str] = {
+    "kafka": "idempotent producer, flushed each 500",
+    "nats": "500 JetStream publications at once",
+    "rabbitmq": "500 confirmed publications at once",
+}

@@ -306,8 +306,7 @@ class AsyncSemel(Client):
         """
         from semel.outbox.publishing import outbox_for
 
-        store, bytes_max = self._runtime.store, self.policy.value_bytes_max
-        return outbox_for(handle, store, self.consumer, bytes_max, self._connect)
+        return outbox_for(handle, self._runtime.store, self._plan, self._connect)
 
     # --- claims in the caller's hands ---
 

@@ -327,7 +327,7 @@ class Semel(Client):
         from semel.outbox.publishing import outbox_for
 
         self._connect()
-        return outbox_for(handle, self._runtime.store, self.consumer, self.policy.value_bytes_max)
+        return outbox_for(handle, self._runtime.store, self._plan)
 
     def _window_us(self, event_type: str) -> int:
         return self._plan.window_us(self._connect(), event_type)

@@ -70,10 +70,11 @@ INTRODUCTION = """\
 <!-- Rendered from the table in tests/faults/table.py by `python -m tests.faults.render_guarantees`; do not edit. -->
 
 The number is how often the effect is in the world in the end, when the source delivers the event again until it is
-acknowledged. It is measured: each flow is stopped at each of its steps, on every embedded store, and real processes
-are killed with `kill -9` or stopped past their lease; a test fails where a measurement and this page differ. How that
-is done is told in [how it is proved](how-it-is-proved.md). The columns of transactions are measured on a real Kafka
-broker, with the event delivered again by the group and sent again by its producer.
+acknowledged. It is measured: each flow is stopped at each of its steps, on every embedded store, the inbox on
+PostgreSQL as well, and real processes are killed with `kill -9` or stopped past their lease; a test fails where a
+measurement and this page differ. How that is done is told in [how it is proved](how-it-is-proved.md). The columns of
+transactions are measured on a real Kafka broker, with the event delivered again by the group and sent again by its
+producer.
 """
 
 READING = """\

@@ -5,14 +5,25 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import semel
 from semel.testing.faults import Died
 from tests.faults.table import GUARANTEES, NEVER, Cell
 from tests.faults.worker_process import KEY, Job, effects, inbox_client, prepare, work
+from tests.services import postgres
 
 INBOX = GUARANTEES["inbox"]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
+    """The same row of the table on both databases that have an inbox."""
+    server = postgres.place(tmp_path) if request.param == "postgres" else ""
+    job = Job(str(tmp_path), "inbox", server=server)
+    prepare(job)
+    return job
 
 
 @pytest.fixture
@@ -41,11 +52,11 @@ def breaks_at(point: str, error: BaseException) -> Callable[[str], None]:
     ],
 )
 def test_a_reply_that_is_lost_repeats_the_transaction_and_not_the_effect(
-    job: Job, point: str, window: str
+    either: Job, point: str, window: str
 ) -> None:
-    assert work(job, breaks_at(point, ConnectionError("no answer"))) is False
-    assert work(job) is True
-    assert Cell(effects(job)) == INBOX[window]
+    assert work(either, breaks_at(point, ConnectionError("no answer"))) is False
+    assert work(either) is True
+    assert Cell(effects(either)) == INBOX[window]
 
 
 @pytest.mark.parametrize(
@@ -58,13 +69,30 @@ def test_a_reply_that_is_lost_repeats_the_transaction_and_not_the_effect(
         ("after_complete", "before_ack"),
     ],
 )
-def test_a_death_at_any_point_leaves_both_or_neither(job: Job, point: str, window: str) -> None:
+def test_a_death_at_any_point_leaves_both_or_neither(either: Job, point: str, window: str) -> None:
     with pytest.raises(Died):
-        work(job, breaks_at(point, Died()))
-    assert work(job) is True
-    assert Cell(effects(job)) == INBOX[window]
-    assert work(job) is True
-    assert Cell(effects(job)) == INBOX[window], "one more duplicate changed something"
+        work(either, breaks_at(point, Died()))
+    assert work(either) is True
+    assert Cell(effects(either)) == INBOX[window]
+    assert work(either) is True
+    assert Cell(effects(either)) == INBOX[window], "one more duplicate changed something"
+
+
+def test_a_database_on_a_server_that_is_restored_loses_mark_and_effect_together(tmp_path: Path) -> None:
+    with postgres.own() as server:
+        job = Job(str(tmp_path), "inbox", server=server.url)
+        prepare(job)
+        base, _, name = server.url.rpartition("/")
+        with psycopg.connect(f"{base}/template1", autocommit=True) as other:
+            other.execute(f"CREATE DATABASE backup TEMPLATE {name}")
+        assert work(job) is True
+        assert effects(job) == 1
+        with psycopg.connect(f"{base}/template1", autocommit=True) as other:
+            other.execute(f"DROP DATABASE {name}")
+            other.execute(f"ALTER DATABASE backup RENAME TO {name}")
+        assert effects(job) == 0
+        assert work(job) is True
+        assert Cell(effects(job)) == INBOX["store_lost"]
 
 
 def test_a_database_that_is_restored_from_a_backup_loses_mark_and_effect_together(

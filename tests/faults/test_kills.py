@@ -16,6 +16,7 @@ from semel.types import Record
 from tests.faults.scenes import acknowledges
 from tests.faults.table import GUARANTEES, Cell
 from tests.faults.worker_process import KEY, Job, client, effects, never, prepare, sweep, work
+from tests.services import postgres
 
 MODES = {
     "inbox": ("inbox", "plain"),
@@ -42,17 +43,22 @@ QUICK = {
     ("quarantine", "after_effect"),
 }
 
+STORES = [(name, "sqlite") for name in MODES] + [("inbox", "postgres")]
 KILLS = [
     pytest.param(
-        name, point, id=f"{name}-{point}", marks=[] if (name, point) in QUICK else [pytest.mark.slow]
+        name,
+        store,
+        point,
+        id=f"{name}-{store}-{point}",
+        marks=[] if (name, point) in QUICK else [pytest.mark.slow],
     )
-    for name in MODES
+    for name, store in STORES
     for point in WINDOW_OF_POINT
     if name != "mark" or "complete" not in point
 ]
 STALLS = [
-    pytest.param(name, point, id=f"{name}-{point}", marks=[pytest.mark.slow])
-    for name in MODES
+    pytest.param(name, store, point, id=f"{name}-{store}-{point}", marks=[pytest.mark.slow])
+    for name, store in STORES
     for point in WINDOW_OF_STALL
     if name != "mark" or "complete" not in point
 ]
@@ -89,10 +95,17 @@ def measured(job: Job) -> Cell:
     return Cell(effects(job), flagged=flagged)
 
 
-@pytest.mark.parametrize(("name", "point"), KILLS)
-def test_a_process_killed_at_a_point_costs_what_the_table_says(name: str, point: str, tmp_path: Path) -> None:
+def job_for(name: str, store: str, point: str, folder: Path) -> Job:
     mode, sink = MODES[name]
-    job = Job(str(tmp_path), mode, sink, point)
+    server = postgres.place(folder) if store == "postgres" else ""
+    return Job(str(folder), mode, sink, point, server=server)
+
+
+@pytest.mark.parametrize(("name", "store", "point"), KILLS)
+def test_a_process_killed_at_a_point_costs_what_the_table_says(
+    name: str, store: str, point: str, tmp_path: Path
+) -> None:
+    job = job_for(name, store, point, tmp_path)
     prepare(job)
     with stopped_at(job) as child:
         child.send_signal(signal.SIGKILL)
@@ -101,12 +114,12 @@ def test_a_process_killed_at_a_point_costs_what_the_table_says(name: str, point:
     assert measured(job) == GUARANTEES[name][WINDOW_OF_POINT[point]]
 
 
-@pytest.mark.parametrize(("name", "point"), STALLS)
+@pytest.mark.parametrize(("name", "store", "point"), STALLS)
 def test_a_process_stopped_past_its_lease_costs_what_the_table_says(
-    name: str, point: str, tmp_path: Path
+    name: str, store: str, point: str, tmp_path: Path
 ) -> None:
     mode, sink = MODES[name]
-    job = Job(str(tmp_path), mode, sink, point)
+    job = job_for(name, store, point, tmp_path)
     prepare(job)
     with stopped_at(job) as zombie:
         zombie.send_signal(signal.SIGSTOP)

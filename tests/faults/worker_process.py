@@ -8,10 +8,12 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psycopg
 
 import semel
 from semel.stores.sqlite import SqliteStore
@@ -34,10 +36,17 @@ class Job(msgspec.Struct, frozen=True):
     point: str = ""
     journal: bool = False
     """The source will not send it again."""
+    server: str = ""
+    """For an inbox: the store on PostgreSQL; empty: in an SQLite file."""
 
     @property
     def database(self) -> Path:
         return Path(self.folder) / "events.db"
+
+    @property
+    def wallet(self) -> str:
+        """The application's own table, beside the store's."""
+        return "wallet" if not self.server else f"wallet_{sha256(self.server.encode()).hexdigest()[:16]}"
 
     @property
     def ledger(self) -> Path:
@@ -74,8 +83,8 @@ def effect(job: Job) -> None:
 def effects(job: Job) -> int:
     """How often it has happened."""
     if job.mode == "inbox":
-        with sqlite3.connect(job.database) as database:
-            (balance,) = database.execute("SELECT balance FROM wallet").fetchone()
+        database = connected(job)
+        (balance,) = database.execute(f"SELECT balance FROM {job.wallet}").fetchone()
         database.close()
         return int(balance)
     if not job.ledger.exists():
@@ -141,24 +150,34 @@ def await_store_clock(once: semel.Semel, until_us: int) -> None:
         pass
 
 
+def connected(job: Job) -> Any:
+    """The application's own connection, on which it begins and ends transactions by itself."""
+    if job.server:
+        return psycopg.connect(job.server.partition("?")[0], autocommit=True)
+    return sqlite3.connect(job.database, isolation_level=None, timeout=0.2)
+
+
 def inbox_client(job: Job) -> semel.Semel:
     """A client whose tables stand beside the application's own."""
+    if job.server:
+        policy = semel.Policy(lock_wait_s=0.2)
+        return semel.open(job.server, consumer="kills", mode="inbox", policy=policy)
     store = SqliteStore(job.database, synchronous="NORMAL", adopt=True, busy_wait_s=0.2)
     return semel.open(store, consumer="kills", mode="inbox")
 
 
 def work_in_transaction(job: Job, trap: Trap) -> bool:
     """The same with mark and effect in one transaction; whether it may be acknowledged."""
-    connection = sqlite3.connect(job.database, isolation_level=None, timeout=0.2)
+    connection = connected(job)
     try:
         with inbox_client(job) as once:
             trap("before_claim")
-            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("BEGIN" if job.server else "BEGIN IMMEDIATE")
             first = once.inbox(connection).first(KEY)
             trap("after_claim")
             if first:
                 trap("before_effect")
-                connection.execute("UPDATE wallet SET balance = balance + 1")
+                connection.execute(f"UPDATE {job.wallet} SET balance = balance + 1")
                 trap("after_effect")
             trap("before_complete")
             connection.execute("COMMIT")
@@ -174,9 +193,9 @@ def work_in_transaction(job: Job, trap: Trap) -> bool:
 def prepare(job: Job) -> None:
     """Create what an application has before its first event."""
     if job.mode == "inbox":
-        with sqlite3.connect(job.database) as database:
-            database.execute("CREATE TABLE wallet (balance INTEGER)")
-            database.execute("INSERT INTO wallet VALUES (0)")
+        database = connected(job)
+        database.execute(f"CREATE TABLE {job.wallet} (balance INTEGER)")
+        database.execute(f"INSERT INTO {job.wallet} VALUES (0)")
         database.close()
         with inbox_client(job):
             pass

@@ -7,10 +7,13 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
+from msgspec.structs import replace
 
 from semel.core.relaying import Row
 
 WAIT_S = 20.0
+SIZE_MAX = 200_000
+"""Of a message, where a test can tell the broker."""
 
 
 class Arrived(msgspec.Struct, frozen=True):
@@ -31,7 +34,15 @@ class Redis:
         self.url = service.place(uuid4()).partition("?")[0]
         self.where = f"s-{uuid4().hex}"
 
-    async def prepare(self) -> None: ...
+    async def prepare(self) -> None:
+        import redis.asyncio
+
+        async with redis.asyncio.Redis.from_url(self.url) as client:
+            await client.set("no-stream", "something else")
+
+    def poison(self, row: Row) -> Row:
+        """As the row is, but of a kind that the broker refuses."""
+        return replace(row, destination="no-stream")
 
     async def read(self, count: int) -> list[Arrived]:
         import redis.asyncio
@@ -60,8 +71,11 @@ class Nats:
 
     async def prepare(self) -> None:
         client = await self.connect()
-        await client.jetstream().add_stream(name=self.where, subjects=[self.where])
+        await client.jetstream().add_stream(name=self.where, subjects=[self.where], max_msg_size=SIZE_MAX)
         await client.close()
+
+    def poison(self, row: Row) -> Row:
+        return replace(row, payload=b"x" * SIZE_MAX)
 
     async def connect(self) -> Any:
         import nats
@@ -94,6 +108,9 @@ class Rabbitmq:
         async with await self.connect() as connection:
             await (await connection.channel()).declare_queue(self.where, durable=True)
 
+    def poison(self, row: Row) -> Row:
+        return replace(row, destination="no-queue")
+
     async def connect(self) -> Any:
         import aio_pika
 
@@ -125,7 +142,15 @@ class Kafka:
         from confluent_kafka.cimpl import NewTopic
 
         admin = AdminClient({"bootstrap.servers": self.servers})
-        await asyncio.to_thread(admin.create_topics([NewTopic(self.where, 3, 1)])[self.where].result, WAIT_S)
+        await asyncio.to_thread(
+            admin.create_topics([NewTopic(self.where, 3, 1, config={"max.message.bytes": str(SIZE_MAX)})])[
+                self.where
+            ].result,
+            WAIT_S,
+        )
+
+    def poison(self, row: Row) -> Row:
+        return replace(row, payload=b"x" * SIZE_MAX)
 
     async def read(self, count: int) -> list[Arrived]:
         return await asyncio.to_thread(self._read, count)
@@ -163,6 +188,9 @@ class Sqs:
         async with self.client() as client:
             await client.create_queue(QueueName=self.where, Attributes={"FifoQueue": "true"})
 
+    def poison(self, row: Row) -> Row:
+        return replace(row, payload=b"\x01")
+
     def client(self) -> Any:
         from aiobotocore.session import get_session
 
@@ -185,9 +213,21 @@ class Sqs:
                     headers = {
                         name: value["StringValue"] for name, value in message["MessageAttributes"].items()
                     }
-                    key = message["Attributes"]["MessageDeduplicationId"]
+                    key = message["Attributes"].get("MessageDeduplicationId", headers["message_id"])
                     found.append(Arrived(key, headers, message["Body"].encode()))
                     await client.delete_message(QueueUrl=queue, ReceiptHandle=message["ReceiptHandle"])
+
+
+class StandardSqs(Sqs):
+    """SQS, a standard queue: neither order nor dropped repeats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where = self.where.removesuffix(".fifo")
+
+    async def prepare(self) -> None:
+        async with self.client() as client:
+            await client.create_queue(QueueName=self.where)
 
 
 BROKERS: dict[str, Callable[[], Any]] = {

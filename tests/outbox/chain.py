@@ -1,35 +1,38 @@
 """The whole chain as processes: orders that announce themselves, relays, and wallets that hear of them.
 
-`python -m tests.outbox.chain '{...}'` forks them, kills each with -9 at random and forks another in its place.
-After the storm it takes no more orders, says how many it killed, and goes on until its input is closed.
+`python -m tests.outbox.chain '{...}'` starts them, kills each with -9 at random and starts another in its place. One
+of the relays is the program `semel relay`. After the storm it takes no more orders, says how many it killed, and
+goes on until its input is closed.
 """
 
+import asyncio
 import os
 import random
 import select
 import signal
-import sqlite3
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
 import psycopg
-import redis
 
 import semel
 from semel import Message
 from semel.outbox.relay import Relay
 
 GROUP = "wallets"
-IDLE_MS = 300
+IDLE_S = 0.3
 """A delivery that nobody has acknowledged for so long is taken over."""
 CUSTOMERS = 5
-LOCK_WAIT_MS = 30_000
-LIFE_S = (0.0, 1.0)
-"""How long a process lives before it is killed."""
+LIFE_S = (0.2, 4.0)
+"""How long a process lives before it is killed: some are only beginning, most are busy."""
+PROGRAM = "semel relay"
+PROGRAM_LIFE_S = (1.0, 8.0)
+"""The same of one that has to load first."""
 
 
 class Scene(msgspec.Struct):
@@ -37,23 +40,33 @@ class Scene(msgspec.Struct):
 
     url: str
     table: str
-    ledger: str
+    """Of the orders; the wallets' own begin with its name."""
     broker: str
     stream: str
     storm_s: float
     orders_min: int
     """The storm lasts until there are so many: on a busy computer that takes longer."""
+    checked: bool = True
+    """Unsound without: wallets do not ask their inbox."""
+
+    @property
+    def database(self) -> str:
+        return self.url.partition("?")[0]
+
+    @property
+    def sink(self) -> str:
+        name = "subject" if self.broker.startswith("nats") else "stream"
+        return f"{self.broker}?{name}={self.stream}"
 
 
-def orders(url: str, table: str) -> None:
+def orders(scene: Scene) -> None:
     """Take orders without end: the order and the message about it in one transaction."""
-    once = semel.open(url, consumer="orders")
-    with psycopg.connect(url.partition("?")[0]) as connection:
+    once, table = semel.open(scene.url, consumer="orders"), scene.table
+    with psycopg.connect(scene.database) as connection:
         while True:
             with connection.transaction():
-                connection.execute(
-                    f"LOCK TABLE {table}"
-                )  # one writer at a time: numbers and messages agree in order
+                # One writer at a time: numbers and messages agree in order, also with one that was just killed.
+                connection.execute(f"LOCK TABLE {table}")
                 ((last,),) = connection.execute(f"SELECT coalesce(max(number), 0) FROM {table}")
                 number, customer = last + 1, (last + 1) % CUSTOMERS
                 connection.execute(
@@ -68,42 +81,71 @@ def orders(url: str, table: str) -> None:
                 )
 
 
-def wallets(path: str, broker: str, stream: str, name: str) -> None:
-    """Move money: the mark of the event and the movement in one transaction, then the acknowledgement."""
-    once = semel.open(f"sqlite:///{path}", consumer="wallets", mode="inbox")
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute(f"PRAGMA busy_timeout = {LOCK_WAIT_MS}")
-    client = redis.Redis.from_url(broker)
-    inbox = once.inbox(connection)
-    while True:
-        for entry, fields in deliveries(client, stream, name):
-            event = semel.keys.body("number")(fields[b"data"])
-            connection.execute("BEGIN IMMEDIATE")
-            if inbox.first(fields[b"message_id"].decode()):
-                move(connection, int(event), fields[b"data"])
-            connection.execute("COMMIT")
-            client.xack(stream, GROUP, entry)
+def wallets(scene: Scene, name: str) -> None:
+    """Hear of orders and move money, without end."""
+    if scene.broker.startswith("nats"):
+        asyncio.run(hear_from_nats(scene))
+    else:
+        hear_from_redis(scene, name)
 
 
-def deliveries(client: Any, stream: str, name: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """What another consumer left behind, else what is new."""
-    _, left, *_ = client.xautoclaim(stream, GROUP, name, IDLE_MS, count=20)
-    if left:
-        return list(left)
-    new = client.xreadgroup(GROUP, name, {stream: ">"}, count=20, block=200)
-    return list(new[0][1]) if new else []
+def hear_from_redis(scene: Scene, name: str) -> None:
+    import redis
+
+    client: Any = redis.Redis.from_url(scene.broker)
+    with moving(scene) as move:
+        while True:
+            _, left, *_ = client.xautoclaim(scene.stream, GROUP, name, round(IDLE_S * 1000), count=20)
+            new = [] if left else client.xreadgroup(GROUP, name, {scene.stream: ">"}, count=20, block=200)
+            entries = left or (new[0][1] if new else [])
+            for _, fields in entries:
+                move(fields[b"message_id"].decode(), fields[b"data"])
+            if entries:
+                client.xack(scene.stream, GROUP, *(entry for entry, _ in entries))
 
 
-def move(connection: sqlite3.Connection, number: int, body: bytes) -> None:
-    """Nothing in these tables would stop a second movement."""
-    order = msgspec.json.decode(body)
-    connection.execute(
-        "INSERT INTO movements (at, number, customer, amount) VALUES (?, ?, ?, ?)",
-        (time.time(), number, order["customer"], order["amount"]),
-    )
-    connection.execute(
-        "UPDATE balances SET amount = amount + ? WHERE customer = ?", (order["amount"], order["customer"])
-    )
+async def hear_from_nats(scene: Scene) -> None:
+    import nats
+    import nats.errors
+
+    client = await nats.connect(scene.broker)
+    messages = await client.jetstream().pull_subscribe_bind(GROUP, stream=scene.stream)
+    with moving(scene) as move:
+        while True:
+            with suppress(nats.errors.TimeoutError):
+                some = await messages.fetch(20, timeout=0.2)
+                for message in some:
+                    move((message.headers or {})["Nats-Msg-Id"], message.data)
+                for message in some:
+                    await message.ack()
+
+
+@contextmanager
+def moving(scene: Scene) -> Iterator[Callable[[str, bytes], None]]:
+    """The mark of the event and the movement in one transaction. Nothing in the tables would stop a second one."""
+    once = semel.open(scene.url, consumer="wallets", mode="inbox")
+    with once, psycopg.connect(scene.database) as connection:
+        inbox = once.inbox(connection)
+
+        def move(message_id: str, body: bytes) -> None:
+            order = msgspec.json.decode(body)
+            with connection.transaction():
+                if inbox.first(message_id) or not scene.checked:
+                    connection.execute(
+                        f"INSERT INTO {scene.table}_moved VALUES (%s, %s)", (order["number"], order["amount"])
+                    )
+                    connection.execute(
+                        f"UPDATE {scene.table}_wallets SET amount = amount + %s WHERE customer = %s",
+                        (order["amount"], order["customer"]),
+                    )
+
+        yield move
+
+
+def relay_program(scene: Scene) -> None:
+    """Become the real command."""
+    arguments = ["-m", "semel", "relay", "--from", scene.url, "--to", scene.sink]
+    os.execv(sys.executable, [sys.executable, *arguments])
 
 
 # --- lives and deaths ---------------------------------------------------------------------------
@@ -127,7 +169,8 @@ class Crew:
                 traceback.print_exc()
             finally:
                 os._exit(1)
-        self.alive[name] = (pid, time.monotonic() + self.chance.uniform(*LIFE_S))
+        life_s = PROGRAM_LIFE_S if name == PROGRAM else LIFE_S
+        self.alive[name] = (pid, time.monotonic() + self.chance.uniform(*life_s))
 
     def kill(self, name: str) -> None:
         pid, _ = self.alive.pop(name)
@@ -147,14 +190,12 @@ class Crew:
 
 def main(scene: Scene) -> None:
     """The storm, then the calm."""
-    wallet = (scene.ledger, scene.broker, scene.stream)
-    relay = f"{scene.broker}?stream={scene.stream}"
     roles: dict[str, Callable[[], Any]] = {
-        "orders": lambda: orders(scene.url, scene.table),
-        "relay 1": lambda: Relay(scene.url, relay).run(),
-        "relay 2": lambda: Relay(scene.url, relay).run(),
-        "wallet 1": lambda: wallets(*wallet, "one"),
-        "wallet 2": lambda: wallets(*wallet, "two"),
+        "orders": lambda: orders(scene),
+        PROGRAM: lambda: relay_program(scene),
+        "relay": lambda: Relay(scene.url, scene.sink).run(),
+        "wallet 1": lambda: wallets(scene, "one"),
+        "wallet 2": lambda: wallets(scene, "two"),
     }
     crew = Crew(roles, random.Random(os.urandom(8)))
     for name in roles:
@@ -173,7 +214,7 @@ def main(scene: Scene) -> None:
 
 
 def taken(scene: Scene) -> int:
-    with psycopg.connect(scene.url.partition("?")[0]) as connection:
+    with psycopg.connect(scene.database) as connection:
         ((count,),) = connection.execute(f"SELECT count(*) FROM {scene.table}")
     return int(count)
 

@@ -8,12 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from semel import Message
-from semel.core.relaying import Published, Refused, waves
+from semel.core.relaying import Published, Refused, Unsent, waves
 from semel.errors import PolicyInvalid, SinkUnavailable, SinkUnknown
 from semel.keys import cloudevent
 from semel.keys.message import Envelope
 from semel.outbox.sinks import Sink, sink_for
-from tests.outbox.brokers import BROKERS, rows
+from semel.outbox.sinks.sqs import group_of
+from semel.outbox.sinks.turns import LATER
+from tests.outbox.brokers import BROKERS, StandardSqs, rows
 from tests.outbox.tools import Place, drain
 from tests.services import server
 
@@ -131,6 +133,64 @@ async def test_from_the_outbox_to_the_broker(broker: Any, postgres_place: Place)
     for aggregate in range(4):
         numbers = [order[each.key] for each in arrived if order[each.key] % 4 == aggregate]
         assert numbers == sorted(numbers)
+
+
+async def test_an_aggregate_ends_at_a_row_that_is_refused_in_its_middle(broker: Any, sink: Sink) -> None:
+    """What is behind it comes later, in its order; other aggregates go on."""
+    given = rows(40, broker.where, aggregates=4)
+    odd = 8  # the third of the first aggregate
+    given[odd] = broker.poison(given[odd])
+    answers = await sink.publish(given)
+    refused, behind = answers[odd], answers[odd + 4 :: 4]
+    assert isinstance(refused, Refused), refused
+    assert all(isinstance(each, Unsent) for each in behind)
+    others = [each for at, each in enumerate(answers) if at % 4 or at < odd]
+    assert others == [Published()] * 32
+    healed = [replace(given[odd], payload=b"1", destination=broker.where), *given[odd + 4 :: 4]]
+    assert await sink.publish(healed) == [Published()] * len(healed)
+    assert in_order(given, await broker.read(40))
+
+
+async def test_many_rows_of_one_aggregate_are_one_batch(broker: Any, sink: Sink) -> None:
+    given = rows(100, broker.where, aggregates=1)
+    answers = await sink.publish(given)
+    count = sum(isinstance(each, Published) for each in answers)
+    assert count > 32
+    assert answers == [Published()] * count + [LATER] * (100 - count)
+    assert in_order(given[:count], await broker.read(count))
+
+
+async def test_a_standard_queue_gets_all_that_an_aggregate_has_at_once() -> None:
+    broker = StandardSqs()
+    await broker.prepare()
+    sink = sink_for(broker.url)
+    await sink.open()
+    given = rows(25, broker.where, aggregates=1)
+    given[3] = broker.poison(given[3])
+    answers = await sink.publish(given)
+    await sink.close()
+    assert isinstance(answers[3], Refused)
+    assert [isinstance(each, Published) for each in answers].count(True) == 24
+    arrived = await broker.read(24)
+    assert {each.key for each in arrived} == {row.id for row in given} - {given[3].id}
+    assert arrived[0].headers["ce_type"] == "order.moved"
+
+
+@pytest.mark.parametrize(("aggregate", "group"), [("1", "order/1"), ("ü", None), ("x" * 200, None)])
+def test_the_group_of_a_fifo_queue_is_a_name_that_it_takes(aggregate: str, group: str | None) -> None:
+    (row,) = rows(1, "q.fifo")
+    made = group_of(replace(row, aggregate=("order", aggregate)))
+    assert made == group or (group is None and len(made) == 64)
+
+
+def in_order(given: list[Any], arrived: list[Any]) -> bool:
+    """Whether a consumer that drops repeats sees every row, and each aggregate's in their order."""
+    by_id = {row.id: row for row in given}
+    seen: dict[Any, list[int]] = {}
+    for each in dict.fromkeys(each.key for each in arrived):
+        seen.setdefault(by_id[each].aggregate, []).append(by_id[each].seq)
+    assert sum(map(len, seen.values())) == len(given)
+    return all(numbers == sorted(numbers) for numbers in seen.values())
 
 
 async def test_redis_stops_an_aggregate_behind_a_refusal() -> None:

@@ -340,3 +340,58 @@ def test_a_database_without_the_tables_says_what_to_do(sqlite_place: Place, tmp_
 def test_a_thing_that_is_no_handle_is_a_type_error(sqlite_place: Place) -> None:
     with pytest.raises(TypeError, match="handle"):
         sqlite_place.once.outbox(object())
+
+
+# --- many at once, and the trace around them ----------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 1200])
+async def test_many_messages_keep_their_order(place: Place, count: int) -> None:
+    connection = place.connect()
+    with connection.transaction() if place.kind == "postgres" else connection:
+        ids = place.once.outbox(connection).publish_many(
+            [Message("order.moved", number, aggregate=("order", "1")) for number in range(count)]
+        )
+    connection.close()
+    entries = await place.entries()
+    assert [entry.row.id for entry in entries] == ids
+    assert [entry.row.payload for entry in entries] == [str(number).encode() for number in range(count)]
+
+
+async def test_many_messages_of_a_handler_repeat_their_ids(place: Place) -> None:
+    once = place.once
+    ids: list[list[str]] = []
+
+    def handler() -> None:
+        connection = place.connect()
+        with connection.transaction() if place.kind == "postgres" else connection:
+            outbox = once.outbox(connection)
+            with pytest.raises(UsageError, match="needs a name"):
+                outbox.publish_many([Message("a")])
+            with pytest.raises(UsageError, match="one for each"):
+                outbox.publish_many([Message("a")], names=["x", "y"])
+            ids.append(outbox.publish_many([Message("a"), Message("b")], names=["first", "second"]))
+        connection.close()
+        if len(ids) == 1:
+            raise ConnectionError("after the commit")
+
+    assert isinstance(once.run("evt", handler), semel.Errored)
+    assert isinstance(once.using(semel.Policy(wait_s=5)).run("evt", handler), semel.Done)
+    assert ids[0] == ids[1]
+    assert [entry.row.id for entry in await place.entries()] == ids[0]
+
+
+async def test_a_message_carries_the_span_in_which_it_is_written(place: Place) -> None:
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+
+    own = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    with TracerProvider().get_tracer("test").start_as_current_span("order") as span:
+        place.write(Message("inside"), Message("told", traceparent=own))
+    place.write(Message("outside"))
+    context = span.get_span_context()
+    inside, told, outside = [entry.row.traceparent for entry in await place.entries()]
+    assert (inside or "").rpartition("-")[0] == (
+        f"00-{trace.format_trace_id(context.trace_id)}-{trace.format_span_id(context.span_id)}"
+    )
+    assert (told, outside) == (own, None)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+import semel
 from semel import Message
-from semel.core.commands import Flow
+from semel.core.commands import Flow, Purged
 from semel.core.relaying import (
     Published,
     PublishRows,
@@ -264,20 +265,41 @@ async def test_payloads_held_at_once_are_bounded(place: Place) -> None:
 
 
 async def test_settled_rows_are_kept_as_long_as_the_longest_window(place: Place) -> None:
-    place.orders(1, 2)
-    await drain(place, ListSink(), keep="1h")
+    place.reopen(window="20ms")
+    place.orders(1, 3)
+    await drain(place, ListSink(), keep="20ms")
     rows = place.rows()
     await rows.open()
     await rows.share()
-    place.once.windows.set("24h")
-    assert await rows.clean(0, 100) == 0
-    place.once.windows.set("20ms")
     await asyncio.sleep(0.03)
-    assert await rows.clean(3_600_000_000, 100) == 0
-    assert await rows.clean(0, 1) == 1
-    assert await rows.clean(0, 100) == 1
+    place.once.windows.set("24h")
+    assert await rows.clean(100) == 0
+    assert place.once.records.purge().count == 0
+    place.once.windows.set("20ms")
+    assert await rows.clean(1) == 1
+    assert place.once.records.purge(dry_run=True).count == 2
+    assert place.once.records.purge(limit=1) == Purged(1, more=True)
+    assert semel.Cleaner(place.once).clean().count == 1
     await rows.close()
     assert await place.entries() == []
+
+
+@pytest.mark.parametrize(("window", "keep"), [("24h", "20ms"), ("20ms", "24h")])
+async def test_settled_rows_are_kept_as_long_as_their_writer_remembers(
+    place: Place, window: str, keep: str
+) -> None:
+    """A handler that runs again has to find the row of its first attempt; `keep` may be longer."""
+    place.reopen(window=window)
+    place.orders(1, 2)
+    await drain(place, ListSink(), keep=keep)
+    await asyncio.sleep(0.03)
+    rows = place.rows()
+    await rows.open()
+    await rows.share()
+    assert await rows.clean(100) == 0
+    assert place.once.records.purge().count == 0
+    await rows.close()
+    assert len(await place.entries()) == 2
 
 
 async def test_a_relay_waits_for_messages_and_stops_when_told(place: Place) -> None:

@@ -1,6 +1,8 @@
 """PostgreSQL: many relays, whole aggregates to each, late commits, sessions that die."""
 
 import asyncio
+import signal
+import sys
 from typing import Any
 
 import psycopg
@@ -10,7 +12,10 @@ from semel import Message
 from semel.core.relaying import Published, Row
 from semel.outbox.postgres import SHARDS, PostgresRows
 from semel.outbox.relay import Relay
+from semel.outbox.sinks import sink_for
 from semel.stores.postgres.urls import from_url
+from tests.cli.shell import ROOT, environment
+from tests.outbox.brokers import Redis
 from tests.outbox.tools import ListSink, Place, drain, first_order, until
 from tests.services import postgres
 
@@ -153,6 +158,56 @@ async def test_what_is_written_by_hand_is_published(postgres_place: Place) -> No
     sink = ListSink()
     await drain(postgres_place, sink)
     assert [(row.event_type, row.payload) for row in sink.got] == [("made.by.hand", b'{"a": 1}')]
+
+
+@pytest.mark.slow
+async def test_a_relay_that_is_stopped_is_replaced_and_reorders_nothing_when_it_comes_back(
+    postgres_place: Place,
+) -> None:
+    ids = postgres_place.orders(3, 20)
+    broker = Redis()
+    sink = f"{broker.url}?stream={broker.where}"
+    stopped = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.outbox.slow_relay", postgres_place.url, sink, "1.0",
+        cwd=ROOT, env=environment(PYTHONPATH=f"{ROOT / 'src'}:{ROOT}"),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert stopped.stdout is not None
+    assert stopped.stdin is not None
+    try:
+        assert await stopped.stdout.readline() == b"here\n"
+        stopped.send_signal(signal.SIGSTOP)
+        other = Relay(postgres_place.rows(), sink_for(sink), rows_max=5, poll_s=0.05)
+        running = asyncio.create_task(other.arun())
+        await until(
+            lambda: other.totals.published >= 10
+        )  # the server has ended the session of the one that hangs
+        stopped.stdin.write(b"\n")
+        stopped.send_signal(signal.SIGCONT)  # it goes on with rows that have long been another's
+        await until(lambda: other.totals.published >= len(ids) - 7 - 7, 60)
+        more = await asyncio.to_thread(postgres_place.orders, 3, 5)
+        arrived = await arrivals(broker, len(ids) + len(more))
+        other.stop()
+        await running
+    finally:
+        stopped.send_signal(signal.SIGTERM)
+        await stopped.communicate()
+    assert stopped.returncode == 0
+    order = {each: number for number, each in enumerate([*ids, *more])}
+    firsts = list(dict.fromkeys(arrived))
+    assert set(firsts) == set(order)
+    assert len(arrived) > len(firsts)  # it did come back with old rows
+    for aggregate in range(3):
+        numbers = [order[each] for each in firsts if order[each] % 3 == aggregate]
+        assert numbers == sorted(numbers)
+
+
+async def arrivals(broker: Any, count: int) -> list[str]:
+    """The ids in a stream, once it has so many different ones."""
+    async with asyncio.timeout(60):
+        while len(set(found := [each.key for each in await broker.read(0)])) < count:  # noqa: ASYNC110 - a broker sets no event
+            await asyncio.sleep(0.05)
+    return found
 
 
 async def test_a_session_that_falls_silent_is_ended_by_the_server(postgres_place: Place) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from semel.core.relaying import Published, Refused, Unsent
 from semel.errors import PolicyInvalid
-from semel.outbox.sinks.addresses import is_public
+from semel.outbox.sinks.addresses import Allowed, is_public
 from semel.outbox.sinks.webhook import CALLS_MAX, WebhookSink
 from tests.outbox.brokers import rows
 from tests.outbox.targets import Target, certificate, status, target
@@ -56,6 +56,28 @@ async def test_a_call_carries_the_row_and_both_signatures(there: Target) -> None
         standardwebhooks.Webhook(secret).verify(call.body.decode(), call.headers)
     with pytest.raises(standardwebhooks.WebhookVerificationError):
         standardwebhooks.Webhook(SECRET).verify('{"n": 1}', call.headers)
+
+
+async def test_by_choice_a_call_is_signed_so_that_its_receiver_can_only_verify(there: Target) -> None:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    private = Ed25519PrivateKey.generate()
+    secret = "whsk_" + base64.b64encode(private.private_bytes_raw()).decode()
+    sink = WebhookSink(there.url(), [secret, SECRET], private=True)
+    await sink.open()
+    assert await sink.publish(rows(1, "x")) == [Published()]
+    await sink.close()
+    (call,) = there.calls
+    asymmetric, symmetric = call.headers["webhook-signature"].split()
+    scheme, _, signature = asymmetric.partition(",")
+    signed = f"{call.headers['webhook-id']}.{call.headers['webhook-timestamp']}.".encode() + call.body
+    assert scheme == "v1a"
+    private.public_key().verify(base64.b64decode(signature), signed)
+    with pytest.raises(InvalidSignature):
+        private.public_key().verify(base64.b64decode(signature), signed + b" ")
+    assert symmetric.startswith("v1,")
+    standardwebhooks.Webhook(SECRET).verify(call.body.decode(), call.headers)
 
 
 @pytest.mark.parametrize("code", [300, 301, 302, 307, 401, 404, 410, 429, 500, 503])
@@ -156,6 +178,47 @@ async def test_a_name_that_leads_inside_is_refused(there: Target) -> None:
     assert there.calls == []
 
 
+@pytest.mark.parametrize(
+    ("allow", "goes"),
+    [
+        (["127.0.0.0/8", "::1"], True),
+        (["localhost", "127.0.0.0/8", "::1/128"], True),
+        (["10.0.0.0/8"], False),
+        (["localhost"], False),  # its address is private all the same
+        (["example.com", "127.0.0.0/8", "::1"], False),
+    ],
+)
+async def test_only_targets_that_are_allowed_are_called(tmp_path: Path, allow: list[str], goes: bool) -> None:
+    server, client = certificate(tmp_path)
+    async with target(server) as there:
+        (answer,) = await published(
+            there.url("https"), rows(1, "x"), private=False, allow=allow, ssl_context=client
+        )
+        assert isinstance(answer, Published if goes else Refused)
+        assert len(there.calls) == goes
+
+
+@pytest.mark.parametrize(
+    ("host", "named"),
+    [
+        ("hooks.example.com", True),
+        ("HOOKS.example.com.", True),
+        ("a.partner.example", True),
+        ("partner.example", False),
+        ("evil-partner.example", False),
+        ("hooks.example.com.evil.example", False),
+    ],
+)
+def test_hosts_are_allowed_by_name(host: str, named: bool) -> None:
+    assert Allowed.of(["hooks.example.com", "*.partner.example"]).names_host(host) is named
+
+
+@pytest.mark.parametrize("allow", ["", "*", "10.0.0.0/33", "a b", "10.1.2.3/8", "https://x", "1.2.3"])
+def test_what_cannot_be_allowed_is_refused(allow: str) -> None:
+    with pytest.raises(PolicyInvalid, match="target to allow"):
+        WebhookSink("https://example.com/", [SECRET], allow=[allow])
+
+
 async def test_one_private_address_among_several_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
 
@@ -193,7 +256,9 @@ def test_urls_that_are_refused(url: str) -> None:
         WebhookSink(url, [SECRET])
 
 
-@pytest.mark.parametrize("secrets", [[], ["whsec_short"], ["whsec_c2hvcnQ="], [SECRET] * 9])
+@pytest.mark.parametrize(
+    "secrets", [[], ["whsec_short"], ["whsec_c2hvcnQ="], [SECRET] * 9, ["whsk_c2hvcnQ="], ["whsk_?"]]
+)
 def test_secrets_that_are_refused(secrets: list[str]) -> None:
     with pytest.raises(PolicyInvalid):
         WebhookSink("https://example.com/", secrets)

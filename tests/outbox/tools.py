@@ -28,6 +28,11 @@ class Place:
         self.once = semel.open(self.url, consumer="orders")
         self.once.store.open()  # type: ignore[union-attr]
 
+    def reopen(self, **options: Any) -> None:
+        """The application with other settings."""
+        self.once.close()
+        self.once = semel.open(self.url, consumer="orders", **options)
+
     @property
     def schema(self) -> str:
         return str(self.once.store.place.schema)  # type: ignore[union-attr]

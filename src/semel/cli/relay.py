@@ -55,6 +55,14 @@ SecretOption = Annotated[
 PrivateOption = Annotated[
     bool, typer.Option("--private", help="For https: let the target be on a private network.")
 ]
+AllowOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="HOST|NETWORK",
+        help="For https: the only targets there may be; again for each. *.example.com, 10.1.0.0/16.",
+    ),
+]
 SkipOption = Annotated[bool, typer.Option("--skip", help="Let messages pass a dead one of their aggregate.")]
 EmptyOption = Annotated[bool, typer.Option("--until-empty", help="End when nothing is left to be tried now.")]
 
@@ -67,6 +75,7 @@ def relay(  # noqa: PLR0913 - one for each option
     rows_max: BatchOption = 500,
     keep: KeepOption = "7d",
     secret_file: SecretOption = None,
+    allow: AllowOption = None,
     *,
     private: PrivateOption = False,
     skip: SkipOption = False,
@@ -82,7 +91,7 @@ def relay(  # noqa: PLR0913 - one for each option
 
     settings = settings_for(store=source)
     webhook = to.startswith(("https:", "http:"))
-    options = {"secrets": _secrets(secret_file), "private": private} if webhook else {}
+    options = {"secrets": _secrets(secret_file), "private": private, "allow": allow or ()} if webhook else {}
     running = Relay(
         rows_for(settings.store),
         sink_for(to, **options),

@@ -70,7 +70,7 @@ def purge(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove records whose window is over.
+    """Remove records whose window is over, and published messages that are kept no longer.
 
     They answer nobody any more, so this never changes what a delivery is told; it frees room. Where records are in
     partitions, those are made ahead and the old ones removed. On a shared store one cleaner works at a time; any

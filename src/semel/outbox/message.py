@@ -1,8 +1,10 @@
 """What is published: a message, its limits, and its attributes as a CloudEvent."""
 
 import re
+import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -44,6 +46,7 @@ class Message(msgspec.Struct, frozen=True):
     subject: str = ""
     content_type: str = ""
     traceparent: str = ""
+    """W3C trace context; else that of the current OpenTelemetry span, if there is one."""
     not_before: datetime | None = None
 
 
@@ -83,10 +86,21 @@ def drafted(message: Message, source: str, bytes_max: int) -> Draft:
         subject=_name("the subject", message.subject) if message.subject else None,
         destination=_name("the destination", message.destination) if message.destination else "",
         content_type=_name("the content type", message.content_type or content_type),
-        traceparent=message.traceparent or None,
+        traceparent=message.traceparent or current_traceparent(),
         headers=_headers(message.headers),
         payload=payload,
     )
+
+
+def current_traceparent() -> str | None:
+    """The span in which the message is written, if OpenTelemetry is in use; who never imported it has no span."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    span = trace.get_current_span().get_span_context()
+    if not span.is_valid:
+        return None
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
 
 
 def _encoded(data: Any) -> tuple[bytes, str]:
@@ -151,5 +165,10 @@ def attributes(row: Row) -> dict[str, str]:
 
 def iso_time(at_us: int) -> str:
     """An instant in the form that CloudEvents want."""
-    at = datetime.fromtimestamp(at_us // 1_000_000, UTC)
-    return f"{at:%Y-%m-%dT%H:%M:%S}.{at_us % 1_000_000:06d}Z"
+    return f"{_iso_second(at_us // 1_000_000)}.{at_us % 1_000_000:06d}Z"
+
+
+@lru_cache(maxsize=256)
+def _iso_second(at_s: int) -> str:
+    """Kept, because messages of one batch were written within a few seconds."""
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%S}"

@@ -11,7 +11,18 @@ import psycopg
 
 from semel.core.relaying import Failure, Row
 from semel.errors import StoreRefused
-from semel.outbox.rows import COLUMNS, ENTRY_COLUMNS, FOREVER, STATES, Counts, Entry, State, entry_of, row_of
+from semel.outbox.rows import (
+    COLUMNS,
+    ENTRY_COLUMNS,
+    FOREVER,
+    KEEP_US,
+    STATES,
+    Counts,
+    Entry,
+    State,
+    entry_of,
+    row_of,
+)
 from semel.stores.postgres.lines import CONTEXT, AsyncLine
 from semel.stores.postgres.statements import outbox_channel_of
 from semel.stores.postgres.store import PostgresStore
@@ -21,9 +32,10 @@ __all__ = ["PostgresRows"]
 
 SHARDS = 64
 """As in the table: enough for as many relays, few enough to be locked one by one."""
-SILENT_MAX_S = 60
+SILENT_MAX_S = 60.0
 """A session that says nothing for so long is ended by the server, and its shards go to others: it was stopped."""
-BEAT_S = 15.0
+BEATS = 4
+"""Signs of life in that time, while a broker is slow."""
 _IDLE_TIMEOUT_SINCE = 140000
 
 _T = "WITH t AS MATERIALIZED (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now)"
@@ -50,7 +62,9 @@ ORDER BY seq
 """
 _PUBLISHED = """
 {t}
-UPDATE {table} SET state = 1, settled_at = t.now, next_at = 0, error = NULL FROM t
+UPDATE {table} SET
+    state = 1, settled_at = t.now, gone_at = t.now + greatest(keep_us, %(keep)s), next_at = 0, error = NULL
+FROM t
 WHERE id = ANY(%(ids)s::uuid[]) AND settled_at IS NULL
 """
 _FAILED = """
@@ -69,8 +83,8 @@ _CLEAN = """
 {t}
 DELETE FROM {table} WHERE id IN (
     SELECT id FROM {table}, t
-    WHERE settled_at < t.now - greatest(%(keep)s, (SELECT coalesce(max(window_us), 0) FROM {schema}.windows))
-    ORDER BY settled_at LIMIT %(rows)s FOR UPDATE OF outbox SKIP LOCKED)
+    WHERE gone_at <= t.now AND settled_at <= t.now - (SELECT coalesce(max(window_us), 0) FROM {schema}.windows)
+    ORDER BY gone_at LIMIT %(rows)s FOR UPDATE OF outbox SKIP LOCKED)
 """
 _COUNTS = """
 {t}
@@ -84,7 +98,7 @@ WHERE settled_at IS NULL AND state = 2 AND (%(ids)s::uuid[] IS NULL OR id = ANY(
 """
 _DROP = """
 {t}
-UPDATE {table} SET state = 3, settled_at = t.now, next_at = 0 FROM t
+UPDATE {table} SET state = 3, settled_at = t.now, gone_at = t.now + greatest(keep_us, %(keep)s), next_at = 0 FROM t
 WHERE id = ANY(%(ids)s::uuid[]) AND settled_at IS NULL
 """
 _HELD = """
@@ -108,8 +122,9 @@ _WORK = "DELETE FROM {schema}.outbox_idle WHERE pid = pg_backend_pid()"
 class PostgresRows:
     """The outbox in a store's schema, over one session that holds the locks."""
 
-    def __init__(self, store: PostgresStore) -> None:
+    def __init__(self, store: PostgresStore, *, silent_max_s: float = SILENT_MAX_S) -> None:
         self._store = store
+        self._silent_max_s = silent_max_s
         self._place = store.place
         self.name: str = store.name
         self._line: AsyncLine | None = None
@@ -136,7 +151,7 @@ class PostgresRows:
         # A mark that a crash of the server loses means one more publication, which is harmless.
         await self._ask("SET synchronous_commit = off")
         if line.info.server_version >= _IDLE_TIMEOUT_SINCE:
-            await self._ask(f"SET idle_session_timeout = '{SILENT_MAX_S}s'")
+            await self._ask(f"SET idle_session_timeout = {round(self._silent_max_s * 1000)}")
 
     async def close(self) -> None:
         """The end of the session gives up its locks."""
@@ -186,7 +201,7 @@ class PostgresRows:
 
     async def _keep_alive(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(self._silent_max_s / BEATS)
             line = self._line
             if line is None or line.closed:
                 return
@@ -203,10 +218,12 @@ class PostgresRows:
             self._resting = False
         return [row_of(values) for values in found]
 
-    async def settle(self, published: Sequence[str], failures: Sequence[Failure]) -> None:
+    async def settle(self, published: Sequence[str], failures: Sequence[Failure], keep_us: int) -> None:
         """One statement for what was published, one for what was not."""
         if published:
-            await self._ask(_PUBLISHED, ids=list(published))
+            await self._ask(
+                _PUBLISHED, ids="{" + ",".join(published) + "}", keep=keep_us
+            )  # quicker than a list
         if failures:
             await self._ask(
                 _FAILED,
@@ -231,9 +248,9 @@ class PostgresRows:
         except psycopg.Error as error:
             raise translated(error, self.name) from error
 
-    async def clean(self, keep_us: int, rows_max: int) -> int:
+    async def clean(self, rows_max: int) -> int:
         """By the relay that holds the first shard."""
-        return await self._change(_CLEAN, keep=keep_us, rows=rows_max) if 0 in self._shards else 0
+        return await self._change(_CLEAN, rows=rows_max) if 0 in self._shards else 0
 
     # --- for operators ---
 
@@ -264,7 +281,7 @@ class PostgresRows:
 
     async def drop(self, message_ids: Sequence[str]) -> int:
         """One statement."""
-        return await self._change(_DROP, ids=list(message_ids))
+        return await self._change(_DROP, ids=list(message_ids), keep=KEEP_US)
 
     # --- the session ---
 

@@ -1,7 +1,8 @@
 """`once.outbox(handle)`: write a message in the caller's own transaction."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from semel.context import Context, _current
@@ -10,47 +11,75 @@ from semel.errors import StoreRefused, UsageError
 from semel.handles import AsyncHandle, Handle, Statement, Talk, code_of, handle_for
 from semel.outbox import ids
 from semel.outbox.message import Draft, Message, drafted
+from semel.plans import Plan
 
 __all__ = ["AsyncOutbox", "Outbox", "outbox_for"]
 
-COLUMNS = "id, name, created_at, " + ", ".join(Draft.__struct_fields__)
+COLUMNS = "id, name, created_at, keep_us, " + ", ".join(Draft.__struct_fields__)
+WRITTEN_MAX = 500
+"""Messages in one statement: what every driver has parameters for."""
 _NO_TABLE = frozenset(("42P01", "3F000"))
+_NOW_SQLITE = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"
 _NOW_US = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 SCHEMA = "semel"
 
 Ready: TypeAlias = Callable[[], Awaitable[Any]]
 
 
+class Terms(NamedTuple):
+    """What an outbox knows of its client."""
+
+    schema: str
+    source: str
+    bytes_max: int
+    keep_us: int
+    """The window of its consumer: a handler may run again, and has to find its messages, as long."""
+
+
+columns_of = attrgetter(*Draft.__struct_fields__)
+
+
 class _Writer:
     """What both colours write."""
 
-    def __init__(self, dialect: str, schema: str, source: str, bytes_max: int) -> None:
-        self._schema = schema
-        self._source = source
-        self._bytes_max = bytes_max
+    def __init__(self, dialect: str, terms: "Terms") -> None:
+        self._terms = terms
         self._named: set[str] = set()
-        count = len(Draft.__struct_fields__)
-        if dialect == "sqlite":
-            now = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"
-            table, places = "semel_outbox", f"?, ?, {now}, {', '.join('?' * count)}"
-        else:
-            numbered = ", ".join(f"${number}" for number in range(3, count + 3))
-            table, places = f'"{schema}".outbox', f"$1, $2, {_NOW_US}, {numbered}"
-        self._text = f"INSERT INTO {table} ({COLUMNS}) VALUES ({places}) ON CONFLICT (id) DO NOTHING"
+        self._sqlite = dialect == "sqlite"
+        table = "semel_outbox" if self._sqlite else f'"{terms.schema}".outbox'
+        self._head = f"INSERT INTO {table} ({COLUMNS}) VALUES "
 
-    def _write(self, message: Message, name: str | None) -> Talk[str]:
-        draft = drafted(message, self._source, self._bytes_max)
-        message_id = self._id_for(name)
-        written: tuple[Any, ...] = tuple(getattr(draft, each) for each in Draft.__struct_fields__)
-        try:
-            yield Statement(self._text, (str(message_id), name, *written))
-        except Exception as error:
-            if code_of(error) in _NO_TABLE or "no such table" in str(error):
-                raise StoreRefused(
-                    f"this database has no outbox of semel's ({error}); make its tables with: semel migrate --store ..."
-                ) from error
-            raise
-        return str(message_id)
+    def _write(self, messages: Sequence[Message], names: Sequence[str | None]) -> Talk[list[str]]:
+        if len(messages) != len(names):
+            raise UsageError(f"{len(messages)} messages have {len(names)} names; give one for each")
+        terms = self._terms
+        drafts = [drafted(each, terms.source, terms.bytes_max) for each in messages]
+        ids = [str(self._id_for(name)) for name in names]
+        for at in range(0, len(drafts), WRITTEN_MAX):
+            some = drafts[at : at + WRITTEN_MAX]
+            values: list[Any] = []
+            for message_id, name, draft in zip(ids[at:], names[at:], some, strict=False):
+                values += (message_id, name, terms.keep_us, *columns_of(draft))
+            try:
+                yield Statement(self._text(len(some)), tuple(values))
+            except Exception as error:
+                if code_of(error) in _NO_TABLE or "no such table" in str(error):
+                    raise StoreRefused(
+                        f"this database has no outbox of semel's ({error}); make its tables with:"
+                        " semel migrate --store ..."
+                    ) from error
+                raise
+        return ids
+
+    def _text(self, count: int) -> str:
+        width = len(Draft.__struct_fields__) + 3
+        rows = []
+        for row in range(count):
+            first = row * width + 1
+            each = ["?"] * width if self._sqlite else [f"${number}" for number in range(first, first + width)]
+            each.insert(2, _NOW_SQLITE if self._sqlite else _NOW_US)
+            rows.append(f"({', '.join(each)})")
+        return f"{self._head}{', '.join(rows)} ON CONFLICT (id) DO NOTHING"
 
     def _id_for(self, name: str | None) -> Any:
         context: Context | None = _current.get()
@@ -80,8 +109,8 @@ class _Writer:
 class Outbox(_Writer):
     """An outbox on a connection that blocks. It joins the caller's transaction and never ends it."""
 
-    def __init__(self, handle: Handle, schema: str, source: str, bytes_max: int) -> None:
-        super().__init__(handle.dialect, schema, source, bytes_max)
+    def __init__(self, handle: Handle, terms: Terms) -> None:
+        super().__init__(handle.dialect, terms)
         self._handle = handle
 
     def publish(self, message: Message, *, name: str | None = None) -> str:
@@ -93,16 +122,19 @@ class Outbox(_Writer):
         statement.
         """
         self._handle.require_transaction()
-        return self._handle.run(self._write(message, name))
+        return self._handle.run(self._write((message,), (name,)))[0]
+
+    def publish_many(self, messages: Sequence[Message], *, names: Sequence[str] | None = None) -> list[str]:
+        """Write many messages with one statement, in their order; their ids. Inside a handler each needs its name."""
+        self._handle.require_transaction()
+        return self._handle.run(self._write(messages, names or [None] * len(messages)))
 
 
 class AsyncOutbox(_Writer):
     """An outbox on a connection whose calls are awaited."""
 
-    def __init__(
-        self, handle: AsyncHandle, schema: str, source: str, bytes_max: int, ready: Ready | None
-    ) -> None:
-        super().__init__(handle.dialect, schema, source, bytes_max)
+    def __init__(self, handle: AsyncHandle, terms: Terms, ready: Ready | None) -> None:
+        super().__init__(handle.dialect, terms)
         self._handle = handle
         self._ready = ready
 
@@ -117,17 +149,25 @@ class AsyncOutbox(_Writer):
         if self._ready is not None:
             await self._ready()
         await self._handle.require_transaction()
-        return await self._handle.run(self._write(message, name))
+        return (await self._handle.run(self._write((message,), (name,))))[0]
+
+    async def publish_many(
+        self, messages: Sequence[Message], *, names: Sequence[str] | None = None
+    ) -> list[str]:
+        """Write many messages with one statement, in their order; their ids. Inside a handler each needs its name."""
+        if self._ready is not None:
+            await self._ready()
+        await self._handle.require_transaction()
+        return await self._handle.run(self._write(messages, names or [None] * len(messages)))
 
 
-def outbox_for(
-    given: Any, store: Store | AsyncStore, consumer: str, bytes_max: int, ready: Ready | None = None
-) -> Any:
+def outbox_for(given: Any, store: Store | AsyncStore, plan: Plan, ready: Ready | None = None) -> Any:
     """The outbox for this kind of handle; `ready` is awaited before the first message, where it can be."""
     handle = handle_for(given)
     place = getattr(store, "place", None)
     schema = place.schema if handle.dialect == "postgresql" and place is not None else SCHEMA
-    source = quote(consumer, safe="/:@!$&'()*+,;=~")
+    source = quote(plan.consumer, safe="/:@!$&'()*+,;=~")
+    terms = Terms(schema, source, plan.policy.value_bytes_max, plan.window_us({}, ""))
     if isinstance(handle, AsyncHandle):
-        return AsyncOutbox(handle, schema, source, bytes_max, ready)
-    return Outbox(handle, schema, source, bytes_max)
+        return AsyncOutbox(handle, terms, ready)
+    return Outbox(handle, terms)

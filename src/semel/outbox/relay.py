@@ -59,8 +59,9 @@ class Relay:
     """Publishes the messages of one outbox to one sink; as many of them at once as you like.
 
     `source`: a store URL (`postgresql:`, `sqlite:`), `sink`: a sink URL. `retrying`: how often a row is tried, and
-    whether a dead one stops its aggregate. `keep`: how long settled rows stay, at least; never shorter than the
-    longest window in the store. Memory: `rows_max` rows of at most `bytes_max` of payload.
+    whether a dead one stops its aggregate. `keep`: how long rows stay that it has published; never shorter than the
+    window of whoever wrote them, and than the longest that is set in the store. Memory: `rows_max` rows of at most
+    `bytes_max` of payload.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Relay:
                 await self._interruptible(asyncio.sleep(self._poll_s / 4))
                 return False
         if now >= self._clean_due:
-            cleaned = await self.rows.clean(self._keep_us, CLEAN_ROWS)
+            cleaned = await self.rows.clean(CLEAN_ROWS)
             self.totals.cleaned += cleaned
             self._clean_due = now if cleaned >= CLEAN_ROWS else now + CLEAN_S
         step = await adrive(relay_step(self._retrying, ordered=self.sink.ordered), self._perform)
@@ -171,7 +172,7 @@ class Relay:
                     if failure.pauses is not None and len(self._pauses) < PAUSES_MAX:
                         until = now + failure.delay_us / 1e6
                         self._pauses[failure.pauses] = max(until, self._pauses.get(failure.pauses, 0.0))
-                return await self.rows.settle(command.published, command.failures)
+                return await self.rows.settle(command.published, command.failures, self._keep_us)
             case _:
                 raise TypeError(f"a relay does not know {command!r}")
 

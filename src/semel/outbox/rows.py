@@ -8,7 +8,18 @@ import msgspec
 from semel.core.relaying import Failure, Row
 from semel.errors import StoreUnknown, UsageError
 
-__all__ = ["COLUMNS", "FOREVER", "STATES", "Counts", "Entry", "Rows", "State", "row_of", "rows_for"]
+__all__ = [
+    "COLUMNS",
+    "FOREVER",
+    "KEEP_US",
+    "STATES",
+    "Counts",
+    "Entry",
+    "Rows",
+    "State",
+    "row_of",
+    "rows_for",
+]
 
 State: TypeAlias = Literal["pending", "published", "dead", "dropped"]
 STATES: tuple[State, ...] = get_args(State)
@@ -17,6 +28,8 @@ COLUMNS = (
     "seq, id, created_at, attempts, aggregate_type, aggregate_id, event_type, source, subject, destination,"
     " content_type, traceparent, headers, payload"
 )
+KEEP_US = 7 * 86_400_000_000
+"""How long a settled row stays, unless it is said otherwise."""
 FOREVER = 2**63 - 1
 """When a dead row is tried again."""
 ENTRY_COLUMNS = f"{COLUMNS}, state, not_before, next_at, settled_at, name, error"
@@ -64,16 +77,19 @@ class Rows(Protocol):
         """Rows of ours whose turn it is, oldest first. Every row is seen, however late it was committed."""
         ...
 
-    async def settle(self, published: Sequence[str], failures: Sequence[Failure]) -> None:
-        """Remember what became of rows. Those settled meanwhile are left as they are."""
+    async def settle(self, published: Sequence[str], failures: Sequence[Failure], keep_us: int) -> None:
+        """Remember what became of rows. Those settled meanwhile are left as they are.
+
+        What was published stays for `keep_us`, and for as long as the window of whoever wrote it.
+        """
         ...
 
     async def wait(self, wait_s: float) -> None:
         """Until something may have been written, or the time is over."""
         ...
 
-    async def clean(self, keep_us: int, rows_max: int) -> int:
-        """Remove rows settled longer ago than this and than every window; how many it were."""
+    async def clean(self, rows_max: int) -> int:
+        """Remove settled rows whose time is over, none sooner than the longest window; how many it were."""
         ...
 
     async def counts(self) -> Counts:

@@ -11,7 +11,18 @@ from typing import TypeVar
 
 from semel.core.relaying import Failure, Row
 from semel.errors import StoreRefused
-from semel.outbox.rows import COLUMNS, ENTRY_COLUMNS, FOREVER, STATES, Counts, Entry, State, entry_of, row_of
+from semel.outbox.rows import (
+    COLUMNS,
+    ENTRY_COLUMNS,
+    FOREVER,
+    KEEP_US,
+    STATES,
+    Counts,
+    Entry,
+    State,
+    entry_of,
+    row_of,
+)
 from semel.stores.sqlite.store import SqliteStore
 from semel.stores.sqlite.trouble import translated
 
@@ -32,7 +43,9 @@ WHERE settled_at IS NULL AND state = 0 AND next_at <= :now AND (not_before IS NU
 ORDER BY seq LIMIT :rows
 """
 _PUBLISHED = """
-UPDATE semel_outbox SET state = 1, settled_at = ?, next_at = 0, error = NULL WHERE id = ? AND settled_at IS NULL
+UPDATE semel_outbox SET
+    state = 1, settled_at = :now, gone_at = :now + max(keep_us, :keep), next_at = 0, error = NULL
+WHERE id = :id AND settled_at IS NULL
 """
 _FAILED = """
 UPDATE semel_outbox SET attempts = attempts + ?, error = coalesce(?, error), state = ?, next_at = ?
@@ -41,8 +54,8 @@ WHERE id = ? AND settled_at IS NULL AND state = 0
 _CLEAN = """
 DELETE FROM semel_outbox WHERE seq IN (
     SELECT seq FROM semel_outbox
-    WHERE settled_at < :now - max(:keep, (SELECT coalesce(max(window_us), 0) FROM semel_windows))
-    ORDER BY settled_at LIMIT :rows)
+    WHERE gone_at <= :now AND settled_at <= :now - (SELECT coalesce(max(window_us), 0) FROM semel_windows)
+    ORDER BY gone_at LIMIT :rows)
 """
 _COUNTS = """
 SELECT coalesce(sum(state = 0), 0), coalesce(sum(state = 2), 0),
@@ -50,7 +63,10 @@ SELECT coalesce(sum(state = 0), 0), coalesce(sum(state = 2), 0),
 FROM semel_outbox WHERE settled_at IS NULL
 """
 _RETRY = "UPDATE semel_outbox SET state = 0, attempts = 0, next_at = 0 WHERE settled_at IS NULL AND state = 2"
-_DROP = "UPDATE semel_outbox SET state = 3, settled_at = ?, next_at = 0 WHERE id = ? AND settled_at IS NULL"
+_DROP = """
+UPDATE semel_outbox SET state = 3, settled_at = :now, gone_at = :now + max(keep_us, :keep), next_at = 0
+WHERE id = :id AND settled_at IS NULL
+"""
 
 
 class SqliteRows:
@@ -122,12 +138,14 @@ class SqliteRows:
 
         return await self._with(read)
 
-    async def settle(self, published: Sequence[str], failures: Sequence[Failure]) -> None:
+    async def settle(self, published: Sequence[str], failures: Sequence[Failure], keep_us: int) -> None:
         """One transaction."""
         now = now_us()
 
         def write(connection: sqlite3.Connection) -> None:
-            connection.executemany(_PUBLISHED, [(now, each) for each in published])
+            connection.executemany(
+                _PUBLISHED, [{"now": now, "keep": keep_us, "id": each} for each in published]
+            )
             connection.executemany(
                 _FAILED,
                 [
@@ -155,9 +173,9 @@ class SqliteRows:
                 return
             await asyncio.sleep(min(LOOK_S, wait_s))
 
-    async def clean(self, keep_us: int, rows_max: int) -> int:
+    async def clean(self, rows_max: int) -> int:
         """One statement."""
-        values = {"now": now_us(), "keep": keep_us, "rows": rows_max}
+        values = {"now": now_us(), "rows": rows_max}
         return await self._with(lambda connection: connection.execute(_CLEAN, values).rowcount, writes=True)
 
     # --- for operators ---
@@ -196,7 +214,7 @@ class SqliteRows:
 
     async def drop(self, message_ids: Sequence[str]) -> int:
         """One transaction."""
-        values = [(now_us(), each) for each in message_ids]
+        values = [{"now": now_us(), "keep": KEEP_US, "id": each} for each in message_ids]
         return await self._with(
             lambda connection: connection.executemany(_DROP, values).rowcount, writes=True
         )

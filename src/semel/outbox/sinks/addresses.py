@@ -2,9 +2,14 @@
 
 import asyncio
 import socket
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
-__all__ = ["AddressRefused", "checked_address", "is_public"]
+from msgspec import Struct
+
+from semel.errors import PolicyInvalid
+
+__all__ = ["AddressRefused", "Allowed", "checked_address", "is_public"]
 
 _NAT64 = 0x0064FF9B << 96
 _NAT64_MASK = ((1 << 96) - 1) << 32
@@ -14,18 +19,59 @@ class AddressRefused(Exception):
     """The name leads to where a webhook must not go."""
 
 
-async def checked_address(host: str, port: int, *, private: bool) -> str:
+class Allowed(Struct, frozen=True):
+    """The only targets there may be: hosts by name (`*.example.com`: all below it), addresses by network."""
+
+    names: tuple[str, ...] = ()
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+
+    @classmethod
+    def of(cls, given: Sequence[str]) -> "Allowed":
+        """From names and networks such as `10.1.0.0/16`. Raises `PolicyInvalid`."""
+        names: list[str] = []
+        networks: list[IPv4Network | IPv6Network] = []
+        for each in given:
+            try:
+                networks.append(ip_network(each))
+            except ValueError:
+                name = each.lower().rstrip(".")
+                bare = name.removeprefix("*.")
+                if not bare or any(one in bare for one in "*/:@ ") or bare.replace(".", "").isdigit():
+                    raise PolicyInvalid(
+                        f"{each!r} is no target to allow; write a host, *.example.com or a network such as 10.1.0.0/16"
+                    ) from None
+                names.append(name)
+        return cls(tuple(names), tuple(networks))
+
+    def names_host(self, host: str) -> bool:
+        """Whether the name may be called at all."""
+        host = host.lower().rstrip(".")
+        return not self.names or any(
+            host.endswith(name[1:]) if name.startswith("*.") else host == name for name in self.names
+        )
+
+    def holds(self, address: str, *, private: bool) -> bool:
+        """Whether the address may be called: by the networks that are named, else if it is public or `private`."""
+        if not self.networks:
+            return private or is_public(address)
+        found = ip_address(address.partition("%")[0])
+        return any(found.version == each.version and found in each for each in self.networks)
+
+
+async def checked_address(host: str, port: int, *, private: bool, allowed: Allowed) -> str:
     """An address of the host, resolved once; connect to it and to no other.
 
-    Raises `AddressRefused` where any of its addresses is not public, unless `private`, and `OSError` where it has none.
+    Raises `AddressRefused` where the host or any of its addresses is not allowed, and `OSError` where it has none.
     """
+    if not allowed.names_host(host):
+        raise AddressRefused(f"{host} is not among the hosts that are allowed")
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [str(entry[4][0]) for entry in found]
-    if not private:
-        for address in addresses:
-            if not is_public(address):
-                raise AddressRefused(f"{host} leads to {address}, which is not a public address")
+    for address in addresses:
+        if not allowed.holds(address, private=private):
+            why = "in no network that is allowed" if allowed.networks else "not a public address"
+            raise AddressRefused(f"{host} leads to {address}, which is {why}")
     if not addresses:
         raise OSError(f"{host} has no address")
     return addresses[0]

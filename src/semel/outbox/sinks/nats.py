@@ -12,6 +12,7 @@ import nats.js.errors
 from semel.core.relaying import Published, Refused, Row, Sent, Unsent
 from semel.outbox.message import attributes
 from semel.outbox.sinks import destination_of, options_of, unavailable
+from semel.outbox.sinks.turns import in_turns
 
 __all__ = ["NatsSink", "from_url"]
 
@@ -22,7 +23,7 @@ HEADER_FREE = str.maketrans({"\r": " ", "\n": " "})
 class NatsSink:
     """Subjects that a stream of the server takes. `Nats-Msg-Id` is the row's id."""
 
-    ordered: bool = False
+    ordered: bool = True
     batch_max: int = 500
 
     def __init__(self, url: str, *, subject: str = "", name: str = "nats") -> None:
@@ -56,8 +57,8 @@ class NatsSink:
             await client.close()
 
     async def publish(self, rows: Sequence[Row]) -> list[Sent]:
-        """All at once, each confirmed by itself."""
-        return list(await asyncio.gather(*map(self._send, rows)))
+        """Aggregates beside one another, each row confirmed by itself."""
+        return await in_turns(rows, self._send)
 
     async def _send(self, row: Row) -> Sent:
         subject = destination_of(row, self._subject)

@@ -1,6 +1,5 @@
 """A sink on RabbitMQ: persistent messages, publisher confirms, and a word about what no queue took."""
 
-import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +12,7 @@ from aio_pika.exceptions import AMQPException, ChannelClosed, DeliveryError
 from semel.core.relaying import Published, Refused, Row, Sent, Unsent
 from semel.outbox.message import attributes
 from semel.outbox.sinks import destination_of, options_of, unavailable
+from semel.outbox.sinks.turns import in_turns
 
 __all__ = ["RabbitmqSink", "from_url"]
 
@@ -22,7 +22,7 @@ WAIT_S = 10.0
 class RabbitmqSink:
     """An exchange of one server; without a name, the one that leads to queues by their names."""
 
-    ordered: bool = False
+    ordered: bool = True
     batch_max: int = 500
 
     def __init__(self, url: str, *, exchange: str = "", routing_key: str = "", name: str = "amqp") -> None:
@@ -55,8 +55,8 @@ class RabbitmqSink:
             await connection.close()
 
     async def publish(self, rows: Sequence[Row]) -> list[Sent]:
-        """All at once, each confirmed by itself."""
-        return list(await asyncio.gather(*map(self._send, rows)))
+        """Aggregates beside one another, each row confirmed by itself."""
+        return await in_turns(rows, self._send)
 
     async def _send(self, row: Row) -> Sent:
         key = destination_of(row, self._routing_key)

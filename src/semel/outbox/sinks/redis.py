@@ -14,6 +14,7 @@ from semel.core.relaying import Published, Refused, Row, Sent, Unsent
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
 from semel.outbox.sinks import destination_of, options_of, unavailable
+from semel.outbox.sinks.turns import HELD, stretches
 
 __all__ = ["RedisSink", "from_url"]
 
@@ -59,18 +60,18 @@ class RedisSink:
 
     async def publish(self, rows: Sequence[Row]) -> list[Sent]:
         """One round trip per stream; a row is published once the server has answered for it."""
-        by_stream: dict[str, list[int]] = {}
-        for at, row in enumerate(rows):
-            by_stream.setdefault(destination_of(row, self._stream), []).append(at)
-        answers: list[Sent] = [Unsent("an earlier one of its aggregate was not published")] * len(rows)
+        answers: list[Sent] = [HELD] * len(rows)
         stopped: set[tuple[str, str] | None] = set()
-        for stream, places in by_stream.items():
-            due = [at for at in places if rows[at].aggregate not in stopped]
-            sent = await self._add(stream, [rows[at] for at in due])
-            for at, answer in zip(due, sent, strict=True):
-                answers[at] = answer
-                if not isinstance(answer, Published):
-                    stopped.add(rows[at].aggregate)
+        for places in stretches(rows):
+            by_stream: dict[str, list[int]] = {}
+            for at in places:
+                if rows[at].aggregate not in stopped:
+                    by_stream.setdefault(destination_of(rows[at], self._stream), []).append(at)
+            for stream, due in by_stream.items():
+                for at, answer in zip(due, await self._add(stream, [rows[at] for at in due]), strict=True):
+                    answers[at] = answer
+                    if not isinstance(answer, Published):
+                        stopped.add(rows[at].aggregate)
             stopped.discard(None)
         return answers
 
@@ -93,7 +94,7 @@ def _answer(told: str) -> Sent:
     if not told:
         return Published()
     if told == "-":
-        return Unsent("an earlier one of its aggregate was not published")
+        return HELD
     return Unsent(told) if told.startswith(_UNWELL) else Refused(told)
 
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import base64
+import re
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -14,6 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from semel.core.relaying import Published, Refused, Row, Sent, Unsent
 from semel.outbox.message import attributes
 from semel.outbox.sinks import destination_of, options_of, unavailable
+from semel.outbox.sinks.turns import BEGIN_MAX_S, HELD, LATER
 
 __all__ = ["SqsSink", "from_url"]
 
@@ -22,12 +26,14 @@ ENTRIES_MAX = 10
 BATCH_BYTES_MAX = 256 * 1024
 CALLS_MAX = 8
 ATTRIBUTES_MAX = 10
+FIFO = ".fifo"
+_GROUP = re.compile(r"[!-~]{1,128}")
 
 
 class SqsSink:
     """Queues of one region, by name or URL. Credentials are found as AWS's own tools find them."""
 
-    ordered: bool = False
+    ordered: bool = True
     batch_max: int = 200
 
     def __init__(self, *, queue: str = "", region: str | None = None, endpoint: str | None = None) -> None:
@@ -59,36 +65,68 @@ class SqsSink:
             await stack.aclose()
 
     async def publish(self, rows: Sequence[Row]) -> list[Sent]:
-        """Ten to a call, several calls at once."""
-        answers: list[Sent] = [Unsent()] * len(rows)
+        """Ten to a call, several calls at once; of an aggregate towards a FIFO queue, one row at a time.
+
+        A batch may be refused in the middle and taken at its end, also by a FIFO queue. A standard queue keeps no
+        order, so none is kept towards it.
+        """
+        answers: list[Sent] = [LATER] * len(rows)
+        left = list(range(len(rows)))
+        give_up_at = time.monotonic() + BEGIN_MAX_S
+        while left:
+            due, left = self._round(rows, left)
+            await self._call_all(rows, due, answers)
+            stopped = {rows[at].aggregate for at in due if not isinstance(answers[at], Published)} - {None}
+            for at in left:
+                if rows[at].aggregate in stopped:
+                    answers[at] = HELD
+            left = [at for at in left if rows[at].aggregate not in stopped]
+            if time.monotonic() >= give_up_at:
+                break
+        return answers
+
+    def _round(self, rows: Sequence[Row], places: list[int]) -> tuple[list[int], list[int]]:
+        """What may be sent now, and what has to wait for it."""
+        due: list[int] = []
+        later: list[int] = []
+        begun: set[tuple[str, str]] = set()
+        for at in places:
+            aggregate = rows[at].aggregate
+            if aggregate is None or not destination_of(rows[at], self._queue).endswith(FIFO):
+                due.append(at)
+            elif aggregate in begun:
+                later.append(at)
+            else:
+                begun.add(aggregate)
+                due.append(at)
+        return due, later
+
+    async def _call_all(self, rows: Sequence[Row], places: list[int], answers: list[Sent]) -> None:
         room = asyncio.Semaphore(CALLS_MAX)
 
-        async def send(queue: str, places: list[int]) -> None:
+        async def send(queue: str, some: list[int]) -> None:
             async with room:
-                told = await self._send(queue, [rows[at] for at in places])
-            for at, answer in zip(places, told, strict=True):
+                told = await self._send(queue, [rows[at] for at in some])
+            for at, answer in zip(some, told, strict=True):
                 answers[at] = answer
 
-        by_queue: dict[str, list[list[int]]] = {}
+        batches: dict[str, list[list[int]]] = {}
         sizes: dict[str, int] = {}
-        for at, row in enumerate(rows):
-            queue = destination_of(row, self._queue)
-            batches = by_queue.setdefault(queue, [[]])
-            size = len(body_of(row)) + 2048
-            if len(batches[-1]) == ENTRIES_MAX or sizes.get(queue, 0) + size > BATCH_BYTES_MAX:
-                batches.append([])
+        for at in places:
+            queue = destination_of(rows[at], self._queue)
+            size = len(body_of(rows[at])) + 2048
+            made = batches.setdefault(queue, [[]])
+            if len(made[-1]) == ENTRIES_MAX or sizes.get(queue, 0) + size > BATCH_BYTES_MAX:
+                made.append([])
                 sizes[queue] = 0
-            batches[-1].append(at)
+            made[-1].append(at)
             sizes[queue] = sizes.get(queue, 0) + size
-        await asyncio.gather(
-            *(send(queue, batch) for queue, batches in by_queue.items() for batch in batches if batch)
-        )
-        return answers
+        await asyncio.gather(*(send(queue, some) for queue, made in batches.items() for some in made if some))
 
     async def _send(self, queue: str, rows: list[Row]) -> list[Sent]:
         try:
             url = await self._url(queue)
-            entries = [entry_of(at, row, fifo=url.endswith(".fifo")) for at, row in enumerate(rows)]
+            entries = [entry_of(at, row, fifo=url.endswith(FIFO)) for at, row in enumerate(rows)]
             told = await self._client.send_message_batch(QueueUrl=url, Entries=entries)
         except ClientError as error:
             said = error.response.get("Error", {})
@@ -144,9 +182,14 @@ def entry_of(at: int, row: Row, *, fifo: bool) -> dict[str, Any]:
         },
     }
     if fifo:
-        group = row.id if row.aggregate is None else "/".join(row.aggregate)
-        entry |= {"MessageDeduplicationId": row.id, "MessageGroupId": group[:128]}
+        entry |= {"MessageDeduplicationId": row.id, "MessageGroupId": group_of(row)}
     return entry
+
+
+def group_of(row: Row) -> str:
+    """The aggregate, if SQS takes it as a name; else what stands for it."""
+    group = row.id if row.aggregate is None else "/".join(row.aggregate)
+    return group if _GROUP.fullmatch(group) else sha256(group.encode()).hexdigest()
 
 
 def from_url(url: str) -> SqsSink:

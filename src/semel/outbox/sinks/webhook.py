@@ -6,8 +6,8 @@ import binascii
 import hmac
 import ssl
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import httpx2
@@ -15,7 +15,8 @@ import httpx2
 from semel.core.relaying import Published, Refused, Row, Sent, Unsent
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
-from semel.outbox.sinks.addresses import AddressRefused, checked_address
+from semel.outbox.sinks.addresses import AddressRefused, Allowed, checked_address
+from semel.outbox.sinks.turns import in_turns
 
 __all__ = ["WebhookSink", "from_url", "signatures"]
 
@@ -29,6 +30,9 @@ CALLS_MAX = 16
 """At once."""
 SECRET_BYTES_MIN = 16
 SECRETS_MAX = 8
+SEED_BYTES = 32
+Signer: TypeAlias = Callable[[bytes], str]
+"""The signature of some bytes, with the name of its scheme."""
 _MESSAGE_REFUSED = frozenset((400, 409, 411, 413, 415, 422))
 """What a target says of one message; the other answers are about the target itself."""
 
@@ -36,10 +40,12 @@ _MESSAGE_REFUSED = frozenset((400, 409, 411, 413, 415, 422))
 class WebhookSink:
     """Calls one target. `private=True` lets it be on a private network, and without TLS: for tests and for your own.
 
+    `allow`: hosts and networks of which it must be one; a network that is named may be private. `secrets`: `whsec_`
+    for a signature that the receiver can make too (`v1`), `whsk_` for one that it can only verify (`v1a`).
     A 2xx is a confirmation. Other answers, timeouts and refused addresses count as attempts.
     """
 
-    ordered: bool = False
+    ordered: bool = True
     batch_max: int = 64
 
     def __init__(
@@ -48,6 +54,7 @@ class WebhookSink:
         secrets: Sequence[str],
         *,
         private: bool = False,
+        allow: Sequence[str] = (),
         wait_s: float = WAIT_S,
         call_max_s: float = CALL_MAX_S,
         ssl_context: ssl.SSLContext | None = None,
@@ -61,7 +68,8 @@ class WebhookSink:
             raise PolicyInvalid("a webhook's URL has a host, and neither user nor password nor fragment")
         if not 1 <= len(secrets) <= SECRETS_MAX:
             raise PolicyInvalid(f"a webhook needs 1 to {SECRETS_MAX} secrets to sign with, the newest first")
-        self._keys = [key_of(secret) for secret in secrets]
+        self._signers = [signer_of(secret) for secret in secrets]
+        self._allowed = Allowed.of(allow)
         self._parts = parts
         self._host: str = parts.hostname
         self._port: int = parts.port or (443 if parts.scheme == "https" else 80)
@@ -91,7 +99,9 @@ class WebhookSink:
     async def publish(self, rows: Sequence[Row]) -> list[Sent]:
         """Several calls at once; after one that shows the target to be unwell, no more are begun."""
         try:
-            address = await checked_address(self._host, self._port, private=self._private)
+            address = await checked_address(
+                self._host, self._port, private=self._private, allowed=self._allowed
+            )
         except AddressRefused as error:
             return [Refused(str(error))] * len(rows)
         except OSError as error:
@@ -109,7 +119,7 @@ class WebhookSink:
                     unwell = True
                 return sent
 
-        return list(await asyncio.gather(*map(call, rows)))
+        return await in_turns(rows, call)
 
     async def _call(self, address: str, row: Row) -> Sent:
         try:
@@ -164,28 +174,45 @@ class WebhookSink:
             "accept-encoding": "identity",
             "webhook-id": row.id,
             "webhook-timestamp": str(timestamp),
-            "webhook-signature": signatures(self._keys, row.id, timestamp, row.payload),
+            "webhook-signature": signatures(self._signers, row.id, timestamp, row.payload),
         }
 
 
-def signatures(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) -> str:
-    """One `v1` signature for each key, so that a receiver knows one of them while secrets are changed."""
+def signatures(signers: Sequence[Signer], message_id: str, timestamp: int, body: bytes) -> str:
+    """One signature by each secret, so that a receiver knows one of them while secrets are changed."""
     signed = f"{message_id}.{timestamp}.".encode() + body
-    made = (base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys)
-    return " ".join(f"v1,{each}" for each in made)
+    return " ".join(sign(signed) for sign in signers)
 
 
-def key_of(secret: str) -> bytes:
-    """The key in a secret such as `whsec_MfKQ...`, which is base64. Raises `PolicyInvalid`."""
+def signer_of(secret: str) -> Signer:
+    """How a secret such as `whsec_MfKQ...` or `whsk_6Xb/...`, which is base64, signs. Raises `PolicyInvalid`."""
+    secret = secret.strip()
+    private = secret.startswith("whsk_")
     try:
-        key = base64.b64decode(secret.strip().removeprefix("whsec_"), validate=True)
+        key = base64.b64decode(secret.removeprefix("whsk_" if private else "whsec_"), validate=True)
     except (binascii.Error, ValueError):
-        raise PolicyInvalid("a webhook's secret is whsec_ and base64, as Standard Webhooks say") from None
+        raise PolicyInvalid(
+            "a webhook's secret is whsec_ or whsk_ and base64, as Standard Webhooks say"
+        ) from None
+    if private:
+        return _ed25519(key)
     if len(key) < SECRET_BYTES_MIN:
         raise PolicyInvalid(
             f"a webhook's secret holds {len(key)} bytes; at least {SECRET_BYTES_MIN} are needed"
         )
-    return key
+    return lambda signed: f"v1,{base64.b64encode(hmac.digest(key, signed, 'sha256')).decode()}"
+
+
+def _ed25519(key: bytes) -> Signer:
+    """A signer by a private key: its seed, with or without the public key behind it."""
+    if len(key) not in (SEED_BYTES, 2 * SEED_BYTES):
+        raise PolicyInvalid(f"a whsk_ secret holds {SEED_BYTES} or {2 * SEED_BYTES} bytes, not {len(key)}")
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ModuleNotFoundError as error:
+        raise PolicyInvalid("whsk_ needs cryptography; pip install 'semel[ed25519]'") from error
+    private = Ed25519PrivateKey.from_private_bytes(key[:SEED_BYTES])
+    return lambda signed: f"v1a,{base64.b64encode(private.sign(signed)).decode()}"
 
 
 def _percent(value: str) -> str:
@@ -196,6 +223,8 @@ def _percent(value: str) -> str:
     )
 
 
-def from_url(url: str, *, secrets: Sequence[str] = (), private: bool = False) -> WebhookSink:
+def from_url(
+    url: str, *, secrets: Sequence[str] = (), private: bool = False, allow: Sequence[str] = ()
+) -> WebhookSink:
     """`https://host/path`; the secrets are never part of it."""
-    return WebhookSink(url, secrets, private=private)
+    return WebhookSink(url, secrets, private=private, allow=allow)

@@ -114,6 +114,9 @@ def _purge(batch: Batch, position: int, item: Purge) -> Talk[Purged]:
         yield Ask("commit")
         return Purged(0, cleaner=who[0][0] if who else "another cleaner")
     purged = yield from _purge_batch(batch, item)
+    if not purged.more:
+        messages = yield Ask("purge_outbox", {"now": batch.now, "limit": item.limit})
+        purged = replace(purged, count=purged.count + len(messages), more=len(messages) == item.limit)
     yield Ask("commit")
     found = yield from tend(batch, position, batch.schema)
     if found.low is not None:
@@ -158,12 +161,13 @@ def _would_purge(batch: Batch) -> Talk[Purged]:
     yield Ask("begin")
     yield Ask("any_plan")
     ((now, count, oldest, marks),) = yield Ask("would_purge", {"now": batch.now})
+    ((messages,),) = yield Ask("would_purge_outbox", {"now": batch.now})
     timed = 0
     if overdue:
         ((timed,),) = yield Ask("would_remove", {"upper": overdue[-1].upper})
     yield Ask("commit")
     lag_s = 0.0 if oldest is None else (now - oldest) / 1e6
-    return Purged(count + marks + timed, max(lag_s, found.lag_s()), partitions=len(overdue))
+    return Purged(count + marks + messages + timed, max(lag_s, found.lag_s()), partitions=len(overdue))
 
 
 def _count(batch: Batch, item: Count) -> Talk[Stats]:

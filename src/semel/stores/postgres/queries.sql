@@ -429,6 +429,17 @@ DELETE FROM {schema}.marks WHERE ctid = ANY (ARRAY(
 ))
 RETURNING 1
 
+-- query: purge_outbox
+DELETE FROM {schema}.outbox WHERE id IN (
+    SELECT o.id FROM {schema}.outbox AS o, {now} AS t
+    WHERE o.gone_at <= t.now AND o.settled_at <= t.now - (SELECT coalesce(max(window_us), 0) FROM {schema}.windows)
+    ORDER BY o.gone_at LIMIT %(limit)b FOR UPDATE OF o SKIP LOCKED)
+RETURNING 1
+
+-- query: would_purge_outbox
+SELECT count(*) FROM {schema}.outbox AS o, {now} AS t
+WHERE o.gone_at <= t.now AND o.settled_at <= t.now - (SELECT coalesce(max(window_us), 0) FROM {schema}.windows)
+
 -- query: move_marks_cursor
 INSERT INTO {schema}.meta (name, value) VALUES ('marks_purged_to', %(block)s)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value

@@ -15,6 +15,13 @@ EXAMINED_PER_REMOVED = 4
 """How many rows a purge looks at for each that it may remove, so that one call's cost is bounded."""
 
 _MARKS_CURSOR = "marks_purged_to"
+_MESSAGE_GONE = (
+    "gone_at <= :now AND settled_at <= :now - (SELECT coalesce(max(window_us), 0) FROM semel_windows)"
+)
+_PURGE_OUTBOX = f"""
+DELETE FROM semel_outbox WHERE seq IN (
+    SELECT seq FROM semel_outbox WHERE {_MESSAGE_GONE} ORDER BY gone_at LIMIT :limit)
+"""
 _SCAN_COLUMNS = wire.COLUMNS.replace("id,", "r.id,", 1)
 
 
@@ -88,7 +95,7 @@ def extras_of(connection: sqlite3.Connection | sqlite3.Cursor, rows: list[wire.R
 def purge(connection: sqlite3.Connection, item: Purge, now: int) -> tuple[Purged, bool]:
     """Remove what is over, oldest first; the second answer says whether anything was written."""
     if item.dry_run:
-        return _would_purge(connection, now - EPOCH_US), False
+        return _would_purge(connection, now), False
     at = now - EPOCH_US
     minute = at // GRANULE_US
     rows = connection.execute(
@@ -109,7 +116,11 @@ def purge(connection: sqlite3.Connection, item: Purge, now: int) -> tuple[Purged
     )
     marks, marks_more, moved = _purge_marks(connection, item.limit - len(removed), at)
     lag_s = (at - min((row[2] for row in removed), default=at)) / 1e6
-    return Purged(len(removed) + marks, lag_s, more or marks_more), bool(removed or early or marks or moved)
+    messages = connection.execute(_PURGE_OUTBOX, {"now": now, "limit": item.limit}).rowcount
+    return (
+        Purged(len(removed) + marks + messages, lag_s, more or marks_more or messages == item.limit),
+        bool(removed or early or marks or moved or messages),
+    )
 
 
 def _purge_marks(connection: sqlite3.Connection, limit: int, at: int) -> tuple[int, bool, bool]:
@@ -133,12 +144,16 @@ def _purge_marks(connection: sqlite3.Connection, limit: int, at: int) -> tuple[i
     return len(gone[:limit]), more, more or stored is not None
 
 
-def _would_purge(connection: sqlite3.Connection, at: int) -> Purged:
+def _would_purge(connection: sqlite3.Connection, now: int) -> Purged:
+    at = now - EPOCH_US
     count, oldest = connection.execute(
         f"SELECT count(*), min({GONE_AT}) FROM semel_records WHERE NOT {LIVE}", (at,)
     ).fetchone()
     (marks,) = connection.execute("SELECT count(*) FROM semel_marks WHERE expires_at <= ?", (at,)).fetchone()
-    return Purged(count + marks, 0.0 if oldest is None else (at - oldest) / 1e6)
+    (messages,) = connection.execute(
+        f"SELECT count(*) FROM semel_outbox WHERE {_MESSAGE_GONE}", {"now": now}
+    ).fetchone()
+    return Purged(count + marks + messages, 0.0 if oldest is None else (at - oldest) / 1e6)
 
 
 def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:

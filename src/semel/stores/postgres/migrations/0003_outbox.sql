@@ -9,6 +9,8 @@ CREATE TABLE {schema}.outbox (
     not_before bigint,              -- NULL: at once
     next_at bigint NOT NULL DEFAULT 0,  -- not to be tried before; later than now, it stops its aggregate
     settled_at bigint,              -- published or dropped; NULL: neither
+    keep_us bigint NOT NULL DEFAULT 0,  -- how long it stays after that, at least: the window of whoever wrote it
+    gone_at bigint,                 -- when it may be removed; NULL: not settled
     state smallint NOT NULL DEFAULT 0,  -- 0 pending, 1 published, 2 dead, 3 dropped
     attempts smallint NOT NULL DEFAULT 0,
     shard smallint NOT NULL GENERATED ALWAYS AS (mod(mod(
@@ -27,12 +29,13 @@ CREATE TABLE {schema}.outbox (
     error text,                     -- why the last attempt failed
     payload bytea NOT NULL,
     CHECK ((aggregate_type IS NULL) = (aggregate_id IS NULL)),
-    CHECK ((settled_at IS NULL) = (state IN (0, 2)))
+    CHECK ((settled_at IS NULL) = (state IN (0, 2))),
+    CHECK ((settled_at IS NULL) = (gone_at IS NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
 CREATE INDEX outbox_unsettled ON {schema}.outbox (seq, shard) WHERE settled_at IS NULL;
 CREATE INDEX outbox_stopped ON {schema}.outbox (aggregate_type, aggregate_id, seq)
     WHERE settled_at IS NULL AND next_at > 0;
-CREATE INDEX outbox_settled ON {schema}.outbox (settled_at) WHERE settled_at IS NOT NULL;
+CREATE INDEX outbox_gone ON {schema}.outbox (gone_at) WHERE gone_at IS NOT NULL;
 
 -- Relays that have nothing to do; only while there is one are they told of new messages, since telling makes
 -- commits queue up. It lists sessions, so a crash of the server empties it, which is right.

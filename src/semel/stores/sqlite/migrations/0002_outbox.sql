@@ -8,6 +8,8 @@ CREATE TABLE semel_outbox (
     not_before INTEGER,                 -- NULL: at once
     next_at INTEGER NOT NULL DEFAULT 0, -- not to be tried before; later than now, it stops its aggregate
     settled_at INTEGER,                 -- published or dropped; NULL: neither
+    keep_us INTEGER NOT NULL DEFAULT 0, -- how long it stays after that, at least: the window of whoever wrote it
+    gone_at INTEGER,                    -- when it may be removed; NULL: not settled
     state INTEGER NOT NULL DEFAULT 0,   -- 0 pending, 1 published, 2 dead, 3 dropped
     attempts INTEGER NOT NULL DEFAULT 0,
     aggregate_type TEXT,
@@ -23,11 +25,12 @@ CREATE TABLE semel_outbox (
     error TEXT,                         -- why the last attempt failed
     payload BLOB NOT NULL,
     CHECK ((aggregate_type IS NULL) = (aggregate_id IS NULL)),
-    CHECK ((settled_at IS NULL) = (state IN (0, 2)))
+    CHECK ((settled_at IS NULL) = (state IN (0, 2))),
+    CHECK ((settled_at IS NULL) = (gone_at IS NULL))
 );
 CREATE INDEX semel_outbox_unsettled ON semel_outbox (seq) WHERE settled_at IS NULL;
 CREATE INDEX semel_outbox_stopped ON semel_outbox (aggregate_type, aggregate_id, seq)
     WHERE settled_at IS NULL AND next_at > 0;
-CREATE INDEX semel_outbox_settled ON semel_outbox (settled_at) WHERE settled_at IS NOT NULL;
+CREATE INDEX semel_outbox_gone ON semel_outbox (gone_at) WHERE gone_at IS NOT NULL;
 
 UPDATE semel_meta SET value = 2 WHERE name = 'schema_version';
