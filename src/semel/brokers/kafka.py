@@ -135,7 +135,8 @@ class KafkaSource:
         """Join the group. After a break it is the same member: the client reconnects by itself."""
         if self._consumer is not None:
             return
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-kafka")
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-kafka")
         await self._in_thread(self._join)
 
     def _join(self) -> None:

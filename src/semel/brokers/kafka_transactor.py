@@ -109,11 +109,11 @@ class Transactor(KafkaSource):
         """What a commit without an answer is about; the call is repeated until there is one."""
         self._aborting = False
 
-    async def open(self) -> None:
-        """Join the group, and end what an earlier instance with our id left open."""
+    def _join(self) -> None:
+        """End what an earlier instance with our id left open, then join the group."""
         if self._writer is None:
-            await super().open()
-            await self._in_thread(self._prepare)
+            self._prepare()
+        super()._join()
 
     def _prepare(self) -> None:
         writer = Producer(
@@ -132,7 +132,8 @@ class Transactor(KafkaSource):
 
     def _check_topics(self, writer: Any) -> None:
         """Topics that are missing would be found out amid the first transaction. Raises `UsageError`."""
-        needed = {name for name in (self._output, self.marks.topic if self.marks is not None else "") if name}
+        marks = self.marks.topic if self.marks is not None else ""
+        needed = {name for name in (*self._topics, self._output, marks) if name}
         known = writer.list_topics(timeout=CALL_S).topics
         give_up_at = monotonic() + NEW_TOPIC_S
         while not needed <= known.keys() and monotonic() < give_up_at:
@@ -140,12 +141,12 @@ class Transactor(KafkaSource):
             known = writer.list_topics(timeout=CALL_S).topics
         for name in needed - known.keys():
             raise UsageError(f"there is no topic {name}; create it first")
-        sources = {name: len(known[name].partitions) for name in self._topics if name in known}
-        if self.marks is not None and sources:
-            most, have = max(sources.values()), len(known[self.marks.topic].partitions)
+        if marks:
+            most = max(len(known[name].partitions) for name in self._topics)
+            have = len(known[marks].partitions)
             if have < most:
                 raise UsageError(
-                    f"{self.marks.topic} has {have} partitions and needs {most}: a mark lies beside its event"
+                    f"{marks} has {have} partitions and needs {most}: a mark lies beside its event"
                 )
 
     # --- in the thread: rebalances ---
