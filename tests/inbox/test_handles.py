@@ -10,6 +10,7 @@ import pytest
 import semel
 from semel import Busy, Delivery, Done, Errored
 from semel.core.commands import Forget, Lookup
+from semel.digests import fingerprint
 from semel.inbox import aretry, is_undone, retry
 from semel.types import Absent
 from tests.inbox.bench import CONSUMER, Bench
@@ -55,6 +56,31 @@ def test_mark_and_effect_commit_together(bench: Bench) -> None:
     assert len(record.owner) == 16
     assert record.fence == record.first_seen == record.settled_at
     assert record.expires_at == record.settled_at + 3600 * 1_000_000
+
+
+async def reused(bench: Bench) -> None:
+    mine, other = fingerprint(b"mine"), fingerprint(b"other")
+    async with bench.client() as client, bench.connection() as connection:
+        await connection.begin()
+        assert await had(client.inbox(connection.handle).first("evt_1", fingerprint=mine))
+        await connection.commit()
+        await connection.begin()
+        inbox = client.inbox(connection.handle)
+        with pytest.raises(semel.PayloadMismatch, match="evt_1"):
+            await had(inbox.first("evt_1", fingerprint=other))
+        assert await had(inbox.first("evt_1", fingerprint=mine)) is False
+        assert await had(inbox.first("evt_1", fingerprint=b"\xff" + other[1:])) is False  # of another version
+        assert await had(inbox.first("evt_1")) is False
+        assert await had(inbox.first("evt_2"))
+        await bench.credit(connection)  # the transaction is still usable
+        await connection.commit()
+
+
+def test_a_key_that_comes_with_another_payload_is_no_duplicate(bench: Bench) -> None:
+    holds(bench, reused)
+    assert bench.balance() == 1
+    assert bench.record("evt_1").fingerprint == fingerprint(b"mine")
+    assert bench.record("evt_2").fingerprint is None
 
 
 async def apart(bench: Bench) -> None:

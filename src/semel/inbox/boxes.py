@@ -52,17 +52,21 @@ class Inbox(_Box):
         self._handle = handle
         self._connect = connect
 
-    def first(self, key: str, *, event_type: str = "") -> bool:
+    def first(self, key: str, *, event_type: str = "", fingerprint: bytes | None = None) -> bool:
         """Mark the event in the caller's transaction; `False`: it was marked before. One round trip.
 
         A transaction that has marked the same key is waited for, at most `Policy.lock_wait_s`. Raises
         `StillRunning` when it has not ended by then or a claim is running on the key, with the caller's
-        transaction still usable; `NoTransaction` where nothing would hold the mark; `WrongDatabase`.
+        transaction still usable; `NoTransaction` where nothing would hold the mark; `WrongDatabase`. With a
+        `fingerprint`, as a claim takes it, that differs from the one kept with the mark: `PayloadMismatch`.
         """
-        return self.first_many((key,), event_type=event_type)[0]
+        return self._mark((key,), event_type, fingerprint)[0]
 
     def first_many(self, keys: Sequence[str], *, event_type: str = "") -> list[bool]:
         """Mark many events with one statement, all or none; a later copy of a key is `False`."""
+        return self._mark(keys, event_type)
+
+    def _mark(self, keys: Sequence[str], event_type: str, fingerprint: bytes | None = None) -> list[bool]:
         check_all(keys)
         event_type = self._type(event_type)
         window_us = self._window_us(self._connect(), event_type)
@@ -71,7 +75,11 @@ class Inbox(_Box):
             return [True] * len(keys)  # no deduplication for this type
         first_at, place_of = leaders(keys)
         distinct = [keys[at] for at in first_at]
-        new = self._handle.run(self._words.first_many(distinct, event_type, window_us)) if distinct else []
+        new = (
+            self._handle.run(self._words.first_many(distinct, event_type, window_us, fingerprint))
+            if distinct
+            else []
+        )
         return [new[place] and first_at[place] == at for at, place in enumerate(place_of)]
 
     def store(self, key: str, value: Any) -> None:
@@ -157,17 +165,23 @@ class AsyncInbox(_Box):
         self._handle = handle
         self._connect = connect
 
-    async def first(self, key: str, *, event_type: str = "") -> bool:
+    async def first(self, key: str, *, event_type: str = "", fingerprint: bytes | None = None) -> bool:
         """Mark the event in the caller's transaction; `False`: it was marked before. One round trip.
 
         A transaction that has marked the same key is waited for, at most `Policy.lock_wait_s`. Raises
         `StillRunning` when it has not ended by then or a claim is running on the key, with the caller's
-        transaction still usable; `NoTransaction` where nothing would hold the mark; `WrongDatabase`.
+        transaction still usable; `NoTransaction` where nothing would hold the mark; `WrongDatabase`. With a
+        `fingerprint`, as a claim takes it, that differs from the one kept with the mark: `PayloadMismatch`.
         """
-        return (await self.first_many((key,), event_type=event_type))[0]
+        return (await self._mark((key,), event_type, fingerprint))[0]
 
     async def first_many(self, keys: Sequence[str], *, event_type: str = "") -> list[bool]:
         """Mark many events with one statement, all or none; a later copy of a key is `False`."""
+        return await self._mark(keys, event_type)
+
+    async def _mark(
+        self, keys: Sequence[str], event_type: str, fingerprint: bytes | None = None
+    ) -> list[bool]:
         check_all(keys)
         event_type = self._type(event_type)
         window_us = self._window_us(await self._connect(), event_type)
@@ -177,7 +191,7 @@ class AsyncInbox(_Box):
         first_at, place_of = leaders(keys)
         distinct = [keys[at] for at in first_at]
         new = (
-            await self._handle.run(self._words.first_many(distinct, event_type, window_us))
+            await self._handle.run(self._words.first_many(distinct, event_type, window_us, fingerprint))
             if distinct
             else []
         )

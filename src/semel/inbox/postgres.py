@@ -21,7 +21,7 @@ LOCK_TIMEOUT = "55P03"
 
 FIRST = (
     "SELECT verdict, detail, place, firsts FROM {schema}.inbox_first($1::text, $2::text, $3::text, $4::text, $5::text,"
-    " $6::text, $7::bigint, $8::bytea, $9::integer)"
+    " $6::text, $7::bigint, $8::bytea, $9::integer, $10::bytea)"
 )
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 STORE = (
@@ -42,7 +42,9 @@ class PostgresWords(Words):
         self._store = store
         self._schema = f'"{store.place.schema}"'
 
-    def first_many(self, keys: Sequence[str], event_type: str, window_us: int) -> Talk[list[bool]]:
+    def first_many(
+        self, keys: Sequence[str], event_type: str, window_us: int, fingerprint: bytes | None = None
+    ) -> Talk[list[bool]]:
         """Mark keys that differ from one another, in the order of their digests, so that nobody waits in a circle."""
         digests = digests_of(self.tenant, self.consumer, keys)
         places = sorted(range(len(keys)), key=digests.__getitem__)
@@ -60,6 +62,7 @@ class PostgresWords(Words):
             window_us,
             self.attempt,
             self.wait_ms,
+            fingerprint,
         )
         if verdict != "marked":
             key = "one of the keys" if place is None else repr(keys[places[place - 1]])
@@ -135,6 +138,8 @@ class PostgresWords(Words):
             )
         if verdict == "unknown":
             return OutcomeUnknown(f"{key} is quarantined: resolve it first")
+        if verdict == "mismatch":
+            return self.mismatch(key)
         assert verdict == "claimed", verdict
         rest_s = int(detail or 0) / 1e6
         return StillRunning(f"another attempt holds {key} for {rest_s:.3f} s", rest_s)

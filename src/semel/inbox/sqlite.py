@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from semel.core.commands import Lookup, Renew
-from semel.core.machine import check, standing
+from semel.core.machine import check, differs, standing
 from semel.digests import digest
 from semel.errors import ModeMismatch, OutcomeUnknown, StillRunning, StoreUnavailable, WrongDatabase
 from semel.handles import Pause, Row, Statement, Talk
@@ -40,14 +42,24 @@ class SqliteWords(Words):
         super().__init__(plan)
         self._store = store
 
-    def first_many(self, keys: Sequence[str], event_type: str, window_us: int) -> Talk[list[bool]]:
+    def first_many(
+        self, keys: Sequence[str], event_type: str, window_us: int, fingerprint: bytes | None = None
+    ) -> Talk[list[bool]]:
         """Mark keys that differ from one another, by one statement for all that are new to the database."""
         yield from self._check_database()
         now = yield from self._lock()
         rows = yield from self._read(keys)
         new: dict[str, Record] = {}
         for key, (_, stored) in rows.items():
+            record = standing(stored, now)
+            orphaned = record is not None and record.state == "claimed" and record.lease_until <= now
+            settled = record is not None and record.state in ("done", "failed")
+            if record is not None and (orphaned or settled) and differs(fingerprint, record.fingerprint):
+                raise self.mismatch(repr(key))
             mark = self._decide((self.tenant, self.consumer, key), stored, now, window_us, event_type)
+            if mark is not None:
+                known = record.fingerprint if record is not None and orphaned else None
+                mark = replace(mark, fingerprint=fingerprint or known)
             if mark is not None:
                 new[key] = mark
         if new:

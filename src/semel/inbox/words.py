@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from semel.errors import UsageError
+from semel.errors import PayloadMismatch, UsageError
 from semel.handles import Talk
 from semel.plans import Plan
 
@@ -36,8 +36,13 @@ class Words(ABC):
         return max(1, round(self.lock_wait_s * 1000))
 
     @abstractmethod
-    def first_many(self, keys: Sequence[str], event_type: str, window_us: int) -> Talk[list[bool]]:
-        """Mark keys that differ from one another, all or none: which of them were new."""
+    def first_many(
+        self, keys: Sequence[str], event_type: str, window_us: int, fingerprint: bytes | None = None
+    ) -> Talk[list[bool]]:
+        """Mark keys that differ from one another, all or none: which of them were new.
+
+        Raises `PayloadMismatch` where a fingerprint is known that differs; it is given for a single key.
+        """
 
     @abstractmethod
     def store(self, key: str, encoded: bytes) -> Talk[None]:
@@ -54,6 +59,10 @@ class Words(ABC):
     @abstractmethod
     async def acommitted(self, key: str) -> bool:
         """The same, awaited."""
+
+    def mismatch(self, key: str) -> PayloadMismatch:
+        """The error for a key that was used for another payload."""
+        return PayloadMismatch(f"{key} was marked with another payload: each event needs a key of its own")
 
     def not_marked(self, key: str) -> UsageError:
         """The error for a value without a mark."""

@@ -9,14 +9,15 @@ END $$;
 
 -- Marks the keys as done, all or none, waiting at most wait_ms for each transaction that holds one of them.
 --   digests, names: literals of arrays, in the order of the digests; names is NULL where only digests are kept
---   verdict: 'marked', or why nothing was: 'elsewhere', 'mode', 'waited', 'claimed', 'unknown'
+--   print: the fingerprint of the payload, for one key; NULL: not to be compared
+--   verdict: 'marked', or why nothing was: 'elsewhere', 'mode', 'waited', 'claimed', 'mismatch', 'unknown'
 --   detail: the mode found, or what is left of the lease in microseconds;  place: which key it is about, from 1
 --   firsts: for each key 1 if it was new, 0 if it was done
 -- The settings below hold inside, and what they were before is back when it ends, however it ends. The planner
 -- is to probe the index for each key: on a table without statistics it would think of another plan, and keep it.
 CREATE FUNCTION {schema}.inbox_first(
     known_identity text, known_tenant text, known_consumer text, digests text, names text, type_name text,
-    span bigint, attempt_owner bytea, wait_ms integer,
+    span bigint, attempt_owner bytea, wait_ms integer, print bytea,
     OUT verdict text, OUT detail text, OUT place integer, OUT firsts text
 ) LANGUAGE plpgsql
     SET lock_timeout = '2s'
@@ -60,7 +61,9 @@ BEGIN
                         WHEN r.state IS NULL OR r.state & 7 = 4 THEN 0
                         WHEN r.state & 7 = 0 AND r.lease_until > t.now THEN 3
                         WHEN r.state & 7 = 3 OR (r.state & 15 = 8 AND r.owner <> ''::bytea) THEN 7
-                        WHEN r.state & 7 = 0 OR r.expires_at <= t.now THEN 0
+                        WHEN r.expires_at <= t.now THEN 0
+                        WHEN substr(r.fingerprint, 1, 1) = substr(print, 1, 1) AND r.fingerprint <> print THEN 5
+                        WHEN r.state & 7 = 0 THEN 0
                         ELSE 1
                     END AS standing
                 FROM t CROSS JOIN inp AS i
@@ -68,9 +71,9 @@ BEGIN
             ),
             won AS (
                 INSERT INTO {schema}.records AS r (digest, state, owner, fence, settled_at, attempt, expires_at,
-                    purge_at, consumer_id, event_type, key)
+                    purge_at, consumer_id, event_type, key, fingerprint)
                 SELECT c.digest, 1, attempt_owner, c.now, c.now, 1, c.now + span,
-                    (c.now + span + 59999999) / 60000000, number, type_name, c.key
+                    (c.now + span + 59999999) / 60000000, number, type_name, c.key, print
                 FROM cur AS c WHERE c.standing = 0
                 ORDER BY c.digest
                 ON CONFLICT (digest) DO UPDATE SET
@@ -80,7 +83,9 @@ BEGIN
                     lease_until = NULL,
                     settled_at = excluded.settled_at,
                     value = NULL,
-                    fingerprint = NULL,
+                    fingerprint = CASE
+                        WHEN r.state & 7 = 0 AND (r.expires_at IS NULL OR r.expires_at > excluded.fence)
+                        THEN coalesce(excluded.fingerprint, r.fingerprint) ELSE excluded.fingerprint END,
                     attempt = CASE WHEN r.state & 7 = 0 AND (r.expires_at IS NULL OR r.expires_at > excluded.fence)
                         THEN r.attempt + 1 ELSE 1 END,
                     first_seen = CASE WHEN r.state & 7 = 0 AND (r.expires_at IS NULL OR r.expires_at > excluded.fence)
@@ -101,7 +106,7 @@ BEGIN
             SELECT string_agg(CASE WHEN w.digest IS NULL THEN '0' ELSE '1' END, '' ORDER BY c.n),
                 count(*) FILTER (WHERE c.standing = 0 AND w.digest IS NULL),
                 (array_agg(c.n ORDER BY c.standing, c.n) FILTER (WHERE c.standing > 1))[1],
-                min(CASE c.standing WHEN 3 THEN 'claimed' WHEN 7 THEN 'unknown' END),
+                min(CASE c.standing WHEN 3 THEN 'claimed' WHEN 5 THEN 'mismatch' WHEN 7 THEN 'unknown' END),
                 max(c.lease_until - c.now) FILTER (WHERE c.standing = 3)
             INTO new_ones, raced, place, verdict, detail
             FROM cur AS c LEFT JOIN won AS w ON w.digest = c.digest;
