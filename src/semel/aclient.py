@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from semel.base import ClaimOutcome, Client, raised
 from semel.batches import adrive_many, copies
 from semel.claims import Claimed
+from semel.coalesce import LoopCoalescer
 from semel.core import flows
 from semel.core.commands import Item
 from semel.core.folding import leaders
 from semel.decorators import AsyncGuard, KeySource, awaitable
 from semel.drive import AsyncHands, adrive
+from semel.keys.limits import check
 from semel.keys.sliding import Sliding
-from semel.plans import Plan, reachable, unreachable
+from semel.plans import Plan, marks_of, reachable, unreachable
 from semel.policy import Policy
 from semel.records import AsyncRecords, AsyncWindows
 from semel.runtime import Runtime
@@ -233,7 +235,15 @@ class AsyncSemel(Client):
 
     async def mark(self, key: str) -> bool:
         """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event."""
-        return (await self.mark_many((key,)))[0]
+        channel = self._runtime.channel
+        if type(channel) is not LoopCoalescer:
+            return (await self.mark_many((key,)))[0]
+        plan = self._plan
+        stored = await self._connect()
+        plan.require("mark")
+        window_us = plan.window_us(stored, plan.policy.event_type)
+        first = await channel.mark(plan.tenant, plan.consumer, window_us, check(key))
+        return first if type(first) is bool else marks_of(first)[0]
 
     async def mark_many(self, keys: Sequence[str]) -> list[bool]:
         """Note many keys in one round trip; a later copy of a key is `False`."""
