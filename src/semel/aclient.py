@@ -235,13 +235,16 @@ class AsyncSemel(Client):
 
     async def mark(self, key: str) -> bool:
         """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event."""
-        channel = self._runtime.channel
-        if type(channel) is not LoopCoalescer:
+        runtime, plan = self._runtime, self._plan
+        channel = runtime.channel
+        if (
+            type(channel) is not LoopCoalescer
+            or plan.mode != "mark"
+            or not self._admitted
+            or monotonic() >= runtime.fresh_until
+        ):
             return (await self.mark_many((key,)))[0]
-        plan = self._plan
-        stored = await self._connect()
-        plan.require("mark")
-        window_us = plan.window_us(stored, plan.policy.event_type)
+        window_us = plan.window_us(runtime.windows, plan.policy.event_type)
         first = await channel.mark(plan.tenant, plan.consumer, window_us, check(key))
         return first if type(first) is bool else marks_of(first)[0]
 
