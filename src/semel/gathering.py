@@ -73,6 +73,10 @@ class Call:
         self.abandoned: bool = False
 
 
+def _by_future(_call: "Call") -> None:
+    """Its waiter is woken by `resolve`."""
+
+
 class LoopCall(Call):
     """A call whose waiter sits in an event loop."""
 
@@ -81,7 +85,7 @@ class LoopCall(Call):
     def __init__(
         self, items: Sequence[Item], loop: "asyncio.AbstractEventLoop", future: "asyncio.Future[None]"
     ) -> None:
-        super().__init__(items, lambda _call: None)
+        super().__init__(items, _by_future)
         self.loop: asyncio.AbstractEventLoop = loop
         self.future: asyncio.Future[None] = future
 
@@ -127,10 +131,11 @@ def finisher(done: Callback) -> Callable[[Call], None]:
 def resolve(calls: list[LoopCall], channel: Channel) -> None:
     """In the loop: wake the waiters; what a waiter no longer wants is undone."""
     for call in calls:
-        if call.future.done():
+        future = call.future
+        if future.done():
             undo(channel, call)
         else:
-            call.future.set_result(None)
+            future.set_result(None)
 
 
 # --- everybody's items --------------------------------------------------------------------------
@@ -188,18 +193,13 @@ class Queue:
 def spread(fold: Fold[Taker], answers: Sequence[Answer], error: BaseException | None) -> list[Call]:
     """Hand the answers to their takers; returns the calls that now have all of theirs."""
     finished: list[Call] = []
-
-    def give(taker: Taker, answer: Answer) -> None:
-        call, at = taker
+    for (call, at), answer in fold.ready:
         call.answers[at] = answer
         call.left -= 1
         if not call.left:
             finished.append(call)
-
-    for taker, answer in fold.ready:
-        give(taker, answer)
     for slot, answer in zip(fold.slots, answers, strict=True):
-        for taker, view in slot.takers:
+        for (call, at), view in slot.takers:
             mine, trouble = answer, error
             if view is not None and error is None:
                 try:
@@ -207,8 +207,11 @@ def spread(fold: Fold[Taker], answers: Sequence[Answer], error: BaseException | 
                 except Exception as strange:  # noqa: BLE001 - an answer of the wrong shape is its caller's trouble
                     trouble = strange
             if trouble is not None:
-                taker[0].error = trouble
-            give(taker, mine)
+                call.error = trouble
+            call.answers[at] = mine
+            call.left -= 1
+            if not call.left:
+                finished.append(call)
     return finished
 
 
