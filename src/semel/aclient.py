@@ -15,14 +15,16 @@ from msgspec.structs import replace
 from semel.base import ClaimOutcome, Client, raised
 from semel.batches import adrive_many, copies
 from semel.claims import Claimed
+from semel.coalesce import LoopCoalescer
 from semel.core import flows
 from semel.core.commands import Granted, Item
 from semel.core.folding import leaders
 from semel.core.verdicts import Task
 from semel.decorators import AsyncGuard, KeySource, awaitable
 from semel.drive import AsyncHands, adrive
+from semel.keys.limits import check
 from semel.keys.sliding import Sliding
-from semel.plans import Plan, reachable, unreachable
+from semel.plans import Plan, marks_of, reachable, unreachable
 from semel.policy import ATTEMPTS_LIMIT, Policy
 from semel.records import AsyncRecords, AsyncWindows
 from semel.runtime import Runtime
@@ -276,7 +278,18 @@ class AsyncSemel(Client):
 
     async def mark(self, key: str) -> bool:
         """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event."""
-        return (await self.mark_many((key,)))[0]
+        runtime, plan = self._runtime, self._plan
+        channel = runtime.channel
+        if (
+            type(channel) is not LoopCoalescer
+            or plan.mode != "mark"
+            or not self._admitted
+            or monotonic() >= runtime.fresh_until
+        ):
+            return (await self.mark_many((key,)))[0]
+        window_us = plan.window_us(runtime.windows, plan.policy.event_type)
+        first = await channel.mark(plan.tenant, plan.consumer, window_us, check(key))
+        return first if type(first) is bool else marks_of(first)[0]
 
     async def mark_many(self, keys: Sequence[str]) -> list[bool]:
         """Note many keys in one round trip; a later copy of a key is `False`."""

@@ -156,12 +156,13 @@ class Client:
     def _outcomes(self, claims: list[Claim], answers: list[Any], sent_at: float, fold: Any) -> list[Any]:
         """The outcomes of `claim_many`: a later copy of a key is answered from the first one's answer."""
         first_at, place_of = fold
+        outcome = self._outcome
         outcomes: list[Any] = []
         for claim, place in zip(claims, place_of, strict=True):
             answer, leader = answers[place], claims[first_at[place]]
             try:
                 answer = answer if claim is leader else copy_of_claim(leader, claim, answer)
-                outcomes.append(self._outcome(claim, answer, sent_at))
+                outcomes.append(outcome(claim, answer, sent_at))
             except RecordCorrupt as error:  # one that does not read must not cost the others their claims
                 outcomes.append(Unavailable(error))
         return outcomes
@@ -229,14 +230,15 @@ class Client:
 
     def _as_of_now(self, claim: Claimed) -> Claim:
         """The claim with the window that is in force now: a change applies to completions from then on."""
-        item = claim.claim
-        window_us = self._window_known(item.event_type)
+        item, windows = claim.claim, self._runtime.windows
+        window_us = self._plan.window_us(windows, item.event_type)
         return item if item.sliding or item.window_us == window_us else replace(item, window_us=window_us)
 
     def _completions(self, claims: Sequence[Claimed], values: Sequence[Any] | None) -> list[Settle]:
         values = [None] * len(claims) if values is None else values
+        as_of_now, completion = self._as_of_now, self._plan.completion
         return [
-            self._plan.completion(self._as_of_now(claim), claim.granted, value)
+            completion(as_of_now(claim), claim.granted, value)
             for claim, value in zip(claims, values, strict=True)
         ]
 

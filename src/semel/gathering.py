@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
-from semel.core.commands import Answer, Claim, Granted, Item, Renew, Settle
+from semel.core.commands import Answer, Claim, Granted, Item, Mark, Marked, Renew, Settle
 from semel.core.folding import Fold
 from semel.core.ports import AsyncStore, Store
 from semel.errors import StoreClosed, StoreError, StoreUnavailable
@@ -18,6 +18,7 @@ __all__ = [
     "Channel",
     "LoopCall",
     "Queue",
+    "Singles",
     "give_back",
     "post_quietly",
     "recall",
@@ -72,6 +73,10 @@ class Call:
         self.abandoned: bool = False
 
 
+def _by_future(_call: "Call") -> None:
+    """Its waiter is woken by `resolve`."""
+
+
 class LoopCall(Call):
     """A call whose waiter sits in an event loop."""
 
@@ -80,9 +85,34 @@ class LoopCall(Call):
     def __init__(
         self, items: Sequence[Item], loop: "asyncio.AbstractEventLoop", future: "asyncio.Future[None]"
     ) -> None:
-        super().__init__(items, lambda _call: None)
+        super().__init__(items, _by_future)
         self.loop: asyncio.AbstractEventLoop = loop
         self.future: asyncio.Future[None] = future
+
+
+class Singles(Call):
+    """Single marks of many callers in an event loop: one item for all, and for each caller a future and no more."""
+
+    __slots__ = ("futures", "keys")
+
+    def __init__(self, tenant: str, consumer: str, window_us: int) -> None:
+        self.keys: list[str] = []
+        self.futures: list[asyncio.Future[Any]] = []
+        super().__init__((Mark(tenant, consumer, self.keys, window_us),), _hand_out)
+
+
+def _hand_out(call: Call) -> None:
+    """Wake those who made the marks. Whoever left in the meantime is not told: a mark is not taken back."""
+    assert isinstance(call, Singles)
+    answer = call.answers[0]
+    results = answer.firsts if isinstance(answer, Marked) else [answer] * len(call.futures)
+    for future, result in zip(call.futures, results, strict=True):
+        if future.done():
+            continue
+        if call.error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(call.error)
 
 
 def finisher(done: Callback) -> Callable[[Call], None]:
@@ -101,10 +131,11 @@ def finisher(done: Callback) -> Callable[[Call], None]:
 def resolve(calls: list[LoopCall], channel: Channel) -> None:
     """In the loop: wake the waiters; what a waiter no longer wants is undone."""
     for call in calls:
-        if call.future.done():
+        future = call.future
+        if future.done():
             undo(channel, call)
         else:
-            call.future.set_result(None)
+            future.set_result(None)
 
 
 # --- everybody's items --------------------------------------------------------------------------
@@ -118,6 +149,8 @@ class Queue:
     def __init__(self) -> None:
         self._urgent: deque[tuple[Item, Taker]] = deque()
         self._others: deque[tuple[Item, Taker]] = deque()
+        self._singles: dict[tuple[str, str, int], Singles] = {}
+        """Those among the others that still take more."""
 
     def __len__(self) -> int:
         return len(self._urgent) + len(self._others)
@@ -128,11 +161,29 @@ class Queue:
             queue = self._urgent if type(item) in URGENT else self._others
             queue.append((item, (call, at)))
 
+    def mark(
+        self, tenant: str, consumer: str, window_us: int, key: str, future: "asyncio.Future[Any]"
+    ) -> None:
+        """Queue one mark, with those of others that wait already."""
+        scope = (tenant, consumer, window_us)
+        singles = self._singles.get(scope)
+        if singles is None or len(singles.keys) >= BATCH_MAX:
+            singles = self._singles[scope] = Singles(tenant, consumer, window_us)
+            self.add(singles)
+        singles.keys.append(key)
+        singles.futures.append(future)
+
     def take(self) -> Fold[Taker]:
         """The next batch, folded; what cannot go with it goes first into the one after."""
         entries: list[tuple[Item, Taker]] = []
+        room = BATCH_MAX
         for queue in (self._urgent, self._others):
-            entries += [queue.popleft() for _ in range(min(len(queue), BATCH_MAX - len(entries)))]
+            while queue and room > 0:
+                entry = queue.popleft()
+                entries.append(entry)
+                call = entry[1][0]
+                room -= len(call.keys) if type(call) is Singles else 1
+        self._singles.clear()
         fold = Fold(entries)
         for item, taker in reversed(fold.later):
             (self._urgent if type(item) in URGENT else self._others).appendleft((item, taker))
@@ -142,18 +193,13 @@ class Queue:
 def spread(fold: Fold[Taker], answers: Sequence[Answer], error: BaseException | None) -> list[Call]:
     """Hand the answers to their takers; returns the calls that now have all of theirs."""
     finished: list[Call] = []
-
-    def give(taker: Taker, answer: Answer) -> None:
-        call, at = taker
+    for (call, at), answer in fold.ready:
         call.answers[at] = answer
         call.left -= 1
         if not call.left:
             finished.append(call)
-
-    for taker, answer in fold.ready:
-        give(taker, answer)
     for slot, answer in zip(fold.slots, answers, strict=True):
-        for taker, view in slot.takers:
+        for (call, at), view in slot.takers:
             mine, trouble = answer, error
             if view is not None and error is None:
                 try:
@@ -161,8 +207,11 @@ def spread(fold: Fold[Taker], answers: Sequence[Answer], error: BaseException | 
                 except Exception as strange:  # noqa: BLE001 - an answer of the wrong shape is its caller's trouble
                     trouble = strange
             if trouble is not None:
-                taker[0].error = trouble
-            give(taker, mine)
+                call.error = trouble
+            call.answers[at] = mine
+            call.left -= 1
+            if not call.left:
+                finished.append(call)
     return finished
 
 
@@ -181,7 +230,12 @@ def unreachable(items: Sequence[Item], error: StoreUnavailable) -> list[Answer]:
 def refuse(store: Store | AsyncStore, items: Sequence[Item]) -> None:
     """After `close` only the ends of claims are let through: the store may still take them."""
     if not all(isinstance(item, Settle) for item in items):
-        raise StoreClosed(f"this client of {store.name} is closed; open a new one")
+        raise closed(store)
+
+
+def closed(store: Store | AsyncStore) -> StoreClosed:
+    """What is said to who comes after `close`."""
+    return StoreClosed(f"this client of {store.name} is closed; open a new one")
 
 
 # --- what nobody waits for any more -------------------------------------------------------------

@@ -234,9 +234,9 @@ class Plan:
             granted.fence,
             to,
             value,
-            window_us=claim.window_us,
-            lease_us=claim.lease_us,
-            sliding=claim.sliding,
+            claim.window_us,
+            claim.lease_us,
+            claim.sliding,
             event_time_us=claim.event_time_us if claim.apart_us else None,
             **more,
         )

@@ -152,7 +152,12 @@ class Fold(Generic[T]):
             group[0].takers.clear()
             self.slots.append(group[0])
         slot, places = group
-        share = [None if key in places else places.setdefault(key, len(places)) for key in item.keys]
+        share: Sequence[int | None]
+        if not places and len(set(item.keys)) == len(item.keys):
+            places.update(zip(item.keys, range(len(item.keys)), strict=True))
+            share = range(len(item.keys))
+        else:
+            share = [None if key in places else places.setdefault(key, len(places)) for key in item.keys]
         slot.takers.append((taker, partial(_share_of_mark, share)))
 
     def _outrun(self, slot: Slot[T]) -> bool:
@@ -179,7 +184,7 @@ def _weighs_the_same(one: Claim, other: Claim) -> bool:
     )
 
 
-def _share_of_mark(share: list[int | None], answer: Answer) -> Answer:
+def _share_of_mark(share: Sequence[int | None], answer: Answer) -> Answer:
     if not isinstance(answer, Marked):
         return answer
     return Marked([place is not None and answer.firsts[place] for place in share])

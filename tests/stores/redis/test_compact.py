@@ -123,6 +123,30 @@ def test_a_mark_may_be_looked_up_counted_and_forgotten(store: RedisStore) -> Non
     assert not mark(store, "b")
 
 
+def test_every_set_ends(tmp_path: Path) -> None:
+    with (
+        redis.own(tmp_path) as server,
+        opened(f"{server.url}?marks=compact&marks_expected=1024") as store,  # four sets
+    ):
+        raw: Any = driver.Redis(port=server.port)
+
+        def ends(count: int) -> bool:
+            sets = raw.keys("semel:{0}c*")
+            return len(sets) == count and all(0 < raw.pttl(key) <= 121_000 for key in sets)
+
+        assert mark(store, "alone")
+        assert ends(1)
+        assert isinstance(store.send([Forget(("", "marks", "alone"))])[0], Forgotten)
+        assert ends(0)
+        assert mark(store, "alone")  # the set is made anew
+        assert ends(1)
+        many = [f"k{at}" for at in range(100)]
+        store.send([Mark("", "marks", many, MINUTE_US)])  # some of their sets are there, the others not
+        assert ends(4)
+        store.send([Mark("", "marks", [*many, "new"], MINUTE_US)])  # all are there
+        assert ends(4)
+
+
 def test_a_mark_takes_few_bytes(tmp_path: Path) -> None:
     with (
         redis.own(tmp_path, appendonly="no") as own,

@@ -286,7 +286,8 @@ def test_an_older_server_is_told_without_flags(store: RedisStore) -> None:
 
 RIGHTS = (
     "eval evalsha get set setrange del getrange pttl time info role wait ping select publish subscribe pubsub|numsub"
-    " scan dbsize hset hget hsetnx hdel hgetall zadd zrem zrangebyscore sadd srem scard sismember pexpire cluster|slots"
+    " scan dbsize hset hget hsetnx hdel hgetall zadd zrem zrangebyscore sadd srem scard sismember exists pexpire"
+    " cluster|slots"
 )
 
 

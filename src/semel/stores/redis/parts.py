@@ -12,7 +12,7 @@ from semel.types import Unavailable
 
 ITEMS_MAX = 1000
 """Items of one call: the server serves nobody else meanwhile."""
-AHEAD_ITEMS = 32
+AHEAD_ITEMS = 64
 """Items that are sent while the next are made ready, so that the server and its client work at the same time."""
 AHEAD_GROWTH = 2.5
 """How many times faster a client makes items ready than its server carries them out, roughly."""

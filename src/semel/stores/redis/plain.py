@@ -56,7 +56,7 @@ def _call(x: "Exchange", part: Part, *, first: bool) -> Call:
     """The commands of a part; the first also asks for the epoch."""
     item: Mark = part.items[0]
     tail = b"\r\n$0\r\n\r\n$2\r\nPX\r\n%b\r\n$2\r\nNX\r\n" % _sized(b"%d" % -(-item.window_us // 1000))
-    heads = {len(key): b"*6\r\n$3\r\nSET\r\n$%d\r\n" % len(key) for key in part.keys}
+    heads = {size: b"*6\r\n$3\r\nSET\r\n$%d\r\n" % size for size in set(map(len, part.keys))}
     packed = b"".join([heads[len(key)] + key + tail for key in part.keys])
     if not first:
         return Call((), packed=packed, lines=len(part.keys))

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from semel.core.commands import Claim, Forget, Granted, Lookup, RecordItem, Renew, Resolve, Settle
 from semel.core.machine import standing
-from semel.digests import DIGEST_BYTES, scope
+from semel.digests import DIGEST_BYTES, digest, scope
 from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
 from semel.stores.redis.records import (
     ANCHOR,
@@ -99,14 +99,14 @@ def claims(items: Sequence[Claim], *, readable: bool) -> list[Encoded]:
     """What the claim script takes, a call for each kind of claim; mostly there is one kind."""
     groups: dict[Any, Encoded] = {}
     shape_before: Any = None
-    group: Encoded = (b"", [], [], [])
+    which, digests, args = list[int](), list[bytes](), list[bytes]()
+    tenant_before = consumer_before = "\0"
     prefix = name = b""
-    whose_before: tuple[str, str] | None = None
     named: dict[int, bytes] = {}
     for at, item in enumerate(items):
         tenant, consumer, text = item.id
-        if whose_before != (tenant, consumer):
-            whose_before = (tenant, consumer)
+        if tenant != tenant_before or consumer != consumer_before:
+            tenant_before, consumer_before = tenant, consumer
             prefix, name, named = scope(tenant, consumer), scope_name(tenant, consumer), {}
         key, owner = text.encode(), item.owner
         shape: Any
@@ -127,10 +127,10 @@ def claims(items: Sequence[Claim], *, readable: bool) -> list[Encoded]:
             if found is None:
                 common = shape if isinstance(shape, bytes) else _head(item, 0, NAME)
                 found = groups[shape] = (common, [], [], [])
-            group = found
-        group[1].append(at)
-        group[2].append(sha256(prefix + key).digest()[:DIGEST_BYTES])
-        group[3].append(own)
+            _, which, digests, args = found
+        which.append(at)
+        digests.append(sha256(prefix + key).digest()[:DIGEST_BYTES])
+        args.append(own)
     return list(groups.values())
 
 
@@ -194,41 +194,34 @@ def _short(text: bytes, what: str) -> bytes:
 
 def ends(items: Sequence[RecordItem]) -> list[Encoded]:
     """What the settle script takes: settles that are alike in one call; where there is anything else, all in one."""
-    digests = [
-        sha256(scope(tenant, consumer) + key.encode()).digest()[:DIGEST_BYTES]
-        for tenant, consumer, key in [item.id for item in items]
-    ]
     if any(type(item) is not Settle or item.event_time_us is not None for item in items):
         args = [settle(item) if isinstance(item, Settle) else _ENDS[type(item)](item) for item in items]
-        return [(b"", list(range(len(items))), digests, args)]
+        return [(b"", list(range(len(items))), [digest(item.id) for item in items], args)]
     alike: dict[Any, Encoded] = {}
     shape_before: Any = None
-    group: Encoded = (b"", [], [], [])
+    which, digests, args = list[int](), list[bytes](), list[bytes]()
+    tenant_before = consumer_before = "\0"
+    prefix = b""
     for at, item in enumerate(items):
         assert type(item) is Settle
-        owner, value = item.owner, item.value
+        tenant, consumer, key = item.id
+        if tenant != tenant_before or consumer != consumer_before:
+            tenant_before, consumer_before, prefix = tenant, consumer, scope(tenant, consumer)
+        owner, value, to = item.owner, item.value, item.to
         void = value == NULL
-        shape = (
-            item.to,
-            item.window_us,
-            item.lease_us,
-            item.sliding,
-            item.delay_us,
-            item.count_attempt,
-            void,
-        )
+        shape = (to, item.window_us, item.lease_us, item.sliding, item.delay_us, item.count_attempt, void)
         if shape != shape_before:
             shape_before = shape
             found = alike.get(shape)
             if found is None:
                 found = alike[shape] = (_settle_head(item, 0, VOID if void else 0), [], [], [])
-            group = found
+            _, which, digests, args = found
         own = item.fence.to_bytes(_U7) + _BYTE[len(owner)] + owner
-        if value is not None and not void and item.to in _KEEPING:
+        if value is not None and not void and to in _KEEPING:
             own += len(value).to_bytes(4) + value
-        group[1].append(at)
-        group[2].append(digests[at])
-        group[3].append(own)
+        which.append(at)
+        digests.append(sha256(prefix + key.encode()).digest()[:DIGEST_BYTES])
+        args.append(own)
     return list(alike.values())
 
 

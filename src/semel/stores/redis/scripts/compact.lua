@@ -39,11 +39,20 @@ if op == 'M' and not mine and window > 0 then
   end
 end
 
--- How the sets end in which a mark may be, and when they do.
-local endings, expiries = {}, {}
+-- The sets in which a mark may be, a name for each item, and when they end. Where none of a generation is there, and
+-- that is so until a window has passed, it is not looked through.
+local places, expiries = {}, {}
+local function names(length, n)
+  local ending, found = ':' .. number(length) .. '.' .. number(n), {}
+  for i = 3, #KEYS do found[i - 2] = KEYS[i] .. ending end
+  return found
+end
 local function generation(length, n)
-  endings[#endings + 1] = ':' .. number(length) .. '.' .. number(n)
-  expiries[#expiries + 1] = number((n + 2) * length)
+  local found = names(length, n)
+  if call('EXISTS', unpack(found)) > 0 then
+    places[#places + 1] = found
+    expiries[#expiries + 1] = number((n + 2) * length)
+  end
 end
 for _, each in ipairs(windows) do
   local n = floor(now / each)
@@ -51,48 +60,49 @@ for _, each in ipairs(windows) do
   if each ~= window or op ~= 'M' then generation(each, n) end
 end
 
-local running, till
+local running, till, begun
 if window > 0 then
   local n = floor(now / window)
-  running, till = ':' .. number(window) .. '.' .. number(n), milliseconds((n + 2) * window)
+  running, till = names(window, n), milliseconds((n + 2) * window)
+  begun = call('EXISTS', unpack(running)) == #running -- then each of them ends already
 end
 
-local function find(base, id)
-  for at = 1, #endings do
-    local there = pcall_('SISMEMBER', base .. endings[at], id)
-    if there == 1 then return at end
+local function find(at, id)
+  for place = 1, #places do
+    local there = pcall_('SISMEMBER', places[place][at], id)
+    if there == 1 then return place end
     if there ~= 0 then return nil end
   end
   return 0
 end
 
 for i = 3, #KEYS do
-  local base, id = KEYS[i], ARGV[i + 8]
-  local at = find(base, id)
-  if not at then
-    out[i - 2] = 'X'
+  local item, id = i - 2, ARGV[i + 8]
+  local place = find(item, id)
+  if not place then
+    out[item] = 'X'
   elseif op == 'L' then
-    if at > 0 then
-      out[i - 2] = '1'
-      details[#details + 1] = expiries[at]
+    if place > 0 then
+      out[item] = '1'
+      details[#details + 1] = expiries[place]
     else
-      out[i - 2] = '0'
+      out[item] = '0'
     end
   elseif op == 'F' then
-    out[i - 2] = at > 0 and '1' or '0'
-    for each = 1, #endings do call('SREM', base .. endings[each], id) end
-  elseif at > 0 then
-    out[i - 2] = '0'
+    out[item] = place > 0 and '1' or '0'
+    for each = 1, #places do call('SREM', places[each][item], id) end
+  elseif place > 0 then
+    out[item] = '0'
   elseif not running then
-    out[i - 2] = '1'
+    out[item] = '1'
   else
-    local key = base .. running
+    local key = running[item]
     local added = pcall_('SADD', key, id)
     if added == 1 then
-      out[i - 2] = '1'
-      if call('SCARD', key) == 1 then call('PEXPIRE', key, till) end
+      out[item] = '1'
+      if not begun and call('SCARD', key) == 1 then call('PEXPIRE', key, till) end
     elseif added == 0 or pcall_('SISMEMBER', key, id) == 1 then -- at the memory limit, what is known is still answered
-      out[i - 2] = '0'
+      out[item] = '0'
     else
       denied(i - 1, added)
     end

@@ -267,13 +267,14 @@ local function write(key, new)
   return pcall_('SET', key, new)
 end
 
+-- Strings are compared where they are: to cut one out costs more than to look at it.
 local function quickly(i, key, arg, raw)
-  if #raw <= HEADER_BYTES then return false end
-  local head = sub(raw, 1, ALIKE_BYTES)
-  if head ~= seen then successor(head) end
-  if not without then return false end
+  if not seen or find(raw, seen, 1, true) ~= 1 then
+    if #raw <= HEADER_BYTES then return false end
+    successor(sub(raw, 1, ALIKE_BYTES))
+  end
   local n = byte(arg, 8)
-  if n == 0 then return false end
+  if not without or n == 0 then return false end
   local done
   if #arg == 8 + n then
     if find(raw, arg, ALIKE_BYTES + 1, true) ~= ALIKE_BYTES + 1 then return false end
