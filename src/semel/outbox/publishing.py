@@ -36,7 +36,7 @@ class Terms(NamedTuple):
     """The window of its consumer: a handler may run again, and has to find its messages, as long."""
 
 
-columns_of = attrgetter(*Draft.__struct_fields__)
+columns_of: Any = attrgetter(*Draft.__struct_fields__)
 
 
 class _Writer:
