@@ -44,7 +44,7 @@ LAYERS: list[set[str]] = [
         "records",
     },
     {""},  # semel/__init__.py: the front door; nothing below it comes in through it
-    {"__main__", "asgi", "cli", "server", "testing", "webhooks", "wsgi"},
+    {"__main__", "asgi", "cli", "fastapi", "http", "server", "testing", "webhooks", "wsgi"},
 ]
 """Lowest first. A module imports from its own layer and from those before it."""
 

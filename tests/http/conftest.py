@@ -88,14 +88,13 @@ def house(serve: Callable[..., Served]) -> Iterator[Callable[..., House]]:
         *,
         caller: Any = None,
         store: Any = None,
-        wrap: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> House:
         shop = Shop()
         client = semel.aopen(store or MemoryStore(), consumer="shop", **options)
         clients.append(client)
-        guarded = IdempotencyMiddleware(shop.app, client, caller=caller, rules=rules)
-        return House(shop, client, serve(guarded if wrap is None else wrap(guarded)))
+        shop.app.add_middleware(IdempotencyMiddleware, client, caller=caller, rules=rules)
+        return House(shop, client, serve(shop.app))
 
     yield build
     for client in clients:

@@ -14,9 +14,9 @@ import pytest
 
 import semel
 from semel import MemoryStore
-from semel.asgi import by_authorization
+from semel.asgi import IdempotencyMiddleware, by_authorization
 from semel.http import Preset, Rules
-from tests.http.apps import WAIT_S
+from tests.http.apps import WAIT_S, Shop
 from tests.http.conftest import House
 
 Build = Callable[..., House]
@@ -125,13 +125,9 @@ def test_the_same_key_on_another_method_or_route_is_another_request(house: Build
     assert shop.shop.ran == {"POST /charges": 1, "POST /refunds": 1, "PATCH /charges": 1}
 
 
-def test_by_its_route_the_path_belongs_to_the_fingerprint(house: Build, serve: Any) -> None:
-    from semel.asgi import IdempotencyMiddleware
-
-    shop = house()
-    app = IdempotencyMiddleware(
-        shop.shop.app, shop.client, caller=None, route=lambda scope: "/orders/{number}/pay"
-    )
+def test_by_its_route_the_path_belongs_to_the_fingerprint(serve: Any) -> None:
+    client = semel.aopen(MemoryStore(), consumer="shop")
+    app = IdempotencyMiddleware(Shop().app, client, caller=None, route=lambda scope: "/orders/{number}/pay")
     url = serve(app).url
     with httpx2.Client(base_url=url, headers={"Idempotency-Key": "k1"}, trust_env=False) as http:
         assert http.post("/orders/1/pay").status_code == 201
@@ -345,6 +341,18 @@ def test_an_exception_runs_again_or_is_kept_by_preset(house: Build) -> None:
     assert problem(first) == problem(retry) == (500, "handler-failed")
     assert first.content == retry.content
     assert stripe.shop.ran["boom"] == 1
+
+
+def test_around_the_whole_application_its_own_error_page_is_kept(serve: Any) -> None:
+    shop, client = Shop(), semel.aopen(MemoryStore(), consumer="shop")
+    url = serve(IdempotencyMiddleware(shop.app, client, caller=None, rules=Rules(preset="stripe-v1"))).url
+    headers = {"Idempotency-Key": "k1"}
+    first, retry = (httpx2.post(f"{url}/boom", headers=headers, trust_env=False) for _ in range(2))
+    assert (
+        (first.status_code, first.text) == (retry.status_code, retry.text) == (500, "Internal Server Error")
+    )
+    assert retry.headers["idempotent-replayed"] == "true"
+    assert shop.ran["boom"] == 1
 
 
 def test_in_quarantine_an_exception_is_not_run_again_unasked(house: Build) -> None:
