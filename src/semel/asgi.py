@@ -39,7 +39,8 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
+"""Every framework types scope and messages in its own way."""
 Caller: TypeAlias = Callable[[Scope], str | Awaitable[str | None] | None]
 
 SENT_BY_SERVER = ("http.response.pathsend", "http.response.zerocopysend")
@@ -88,7 +89,7 @@ class IdempotencyMiddleware:
         self.keeps_errors: bool = keeps_errors(self.client, self.rules)
         self._running: set[asyncio.Task[Any]] = set()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass what is not looked at; guard the rest."""
         if scope["type"] != "http" or scope["method"] not in self._methods or GUARDED in scope:
             await self.app(scope, receive, send)
@@ -142,28 +143,39 @@ class IdempotencyMiddleware:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _guard(self, exchange: "Exchange", key: str) -> None:
-        running = self.own(self.client.run(key, _serve, exchange))
+        conducting = asyncio.get_running_loop().create_task(self._conduct(exchange, key))
         try:
-            outcome: Outcome[Any] = await asyncio.shield(running)
-        except asyncio.CancelledError:
-            running.add_done_callback(exchange.finish_alone)
+            await asyncio.shield(conducting)
+            await exchange.wind_up()
+        except (
+            asyncio.CancelledError
+        ):  # by a server whose client has gone, or that shuts down: both tasks go on
+            self._adopt(exchange.abandon())
+            self._adopt(conducting)
             raise
+
+    async def _conduct(self, exchange: "Exchange", key: str) -> None:
+        """Run the protocol around the application, and answer."""
+        try:
+            outcome: Outcome[Any] = await self.client.run(key, _serve, exchange)
         except (StoreUnavailable, StoreClosed) as error:
             outcome = Unavailable(error)
         if type(outcome) is Unavailable and self.rules.fail_open:
             await exchange.run_unguarded()
-            return
-        try:
+        else:
             await exchange.respond(outcome)
-        finally:
-            await exchange.wind_up()
 
-    def own(self, work: Awaitable[Any]) -> "asyncio.Task[Any]":
-        """A task that is held here until it ends, whoever else lets go of it."""
-        task: asyncio.Task[Any] = asyncio.ensure_future(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
+    def _adopt(self, task: "asyncio.Task[None] | None") -> None:
+        """Hold a task that nobody waits for until it ends, and let no error of it get lost."""
+        if task is not None and not task.done():
+            self._running.add(task)
+            task.add_done_callback(self._let_go)
+
+    def _let_go(self, task: "asyncio.Task[None]") -> None:
+        self._running.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logging.getLogger("semel").error("a request failed after its client had gone", exc_info=error)
 
     def max_age(self) -> tuple[bytes, bytes]:
         """The header that says how long keys are remembered."""
@@ -205,6 +217,7 @@ class Exchange:
         self._own: Reply | None = None
         self._error: Exception | None = None
         self._gone = False
+        self._abandoned = False
 
     # --- the application's side ---
 
@@ -288,14 +301,17 @@ class Exchange:
 
     async def run(self) -> Any:
         """Start the application, and come back with what the record is to keep once its response is whole."""
-        self._task = self._middleware.own(self._middleware.app(self.scope, self.receive, self.send))
-        self._task.add_done_callback(self._settle_gathered)
+        self._task = task = asyncio.get_running_loop().create_task(self._apply())
+        task.add_done_callback(self._settle_gathered)
         try:
             await self._gathered
         except asyncio.CancelledError:  # the claim is lost, or the server shuts down
-            await self._stop()
+            await self._stop(task)
             raise
-        return self._verdict(self._task)
+        return self._verdict(task)
+
+    async def _apply(self) -> None:
+        await self._middleware.app(self.scope, self.receive, self.send)
 
     def _verdict(self, task: "asyncio.Task[None]") -> Any:
         """What the record keeps. Raises what the application raised, or `Failure`."""
@@ -313,10 +329,8 @@ class Exchange:
             return verdict(self._rules, self._own.status, self._own)
         raise error
 
-    async def _stop(self) -> None:
+    async def _stop(self, task: "asyncio.Task[None]") -> None:
         """Cancel the application, and wait until it has ended: a claim is never released before."""
-        task = self._task
-        assert task is not None
         task.cancel()
         while not task.done():
             try:
@@ -333,17 +347,27 @@ class Exchange:
     # --- the client's side ---
 
     async def respond(self, outcome: Outcome[Any]) -> None:
-        """Send the response that the outcome means, or the end of the one that streams."""
-        if self._streaming:
-            await self._finish_stream(outcome)
-            return
-        reply = answer(self._rules.docs, outcome, self._own)
-        self._opened.set()
-        await _send(self.forward, reply, self._middleware.max_age())
-        if reply is self._own:
-            self._sent.set()
+        """Send the response that the outcome means, or the end of the one that streams.
+
+        Then the application goes on behind it; where its response does not count, it is stopped instead.
+        """
+        try:
+            if self._streaming:
+                await self._finish_stream(outcome)
+            else:
+                await self._reply(answer(self._rules.docs, outcome, self._own))
+        finally:
+            if self._task is not None and not self._sent.is_set():
+                self._task.cancel()
         if self._error is not None:
             raise self._error
+
+    async def _reply(self, reply: Reply) -> None:
+        if not self._abandoned:
+            await _send(self.forward, reply, self._middleware.max_age())
+        self._opened.set()
+        if reply is self._own:
+            self._sent.set()
 
     async def _finish_stream(self, outcome: Outcome[Any]) -> None:
         match outcome:
@@ -357,27 +381,20 @@ class Exchange:
                 raise ClaimLost(f"a streamed response came to {type(outcome).__name__}; its end is not sent")
 
     async def wind_up(self) -> None:
-        """Let what the application does behind its response end; stop it if the response does not count."""
+        """Wait for what the application does behind its response; its error there is the request's."""
         task = self._task
         if task is None:
             return
-        if not self._sent.is_set():
-            task.cancel()
-        await asyncio.wait({task})
+        if not task.done():
+            await asyncio.wait({task})
         error = None if task.cancelled() else task.exception()
-        if error is not None and self._sent.is_set() and self._error is None:
+        if error is not None:
             raise error
 
-    def finish_alone(self, running: "asyncio.Task[Outcome[Any]]") -> None:
-        """Nobody waits for the response any more: what follows it may begin, and an error must not get lost."""
-        self._sent.set()
-        if running.cancelled() or running.exception() is not None:
-            return
-        outcome = running.result()
-        if isinstance(outcome, Errored) and not isinstance(outcome.error, Failure):
-            logging.getLogger("semel").error(
-                "a request failed after its client had gone", exc_info=outcome.error
-            )
+    def abandon(self) -> "asyncio.Task[None] | None":
+        """Nobody waits for the response any more; the application's task, to be held by somebody else."""
+        self._abandoned = True
+        return self._task
 
     def _settle_gathered(self, _ended: object = None) -> None:
         if not self._gathered.done():

@@ -5,7 +5,6 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -137,20 +136,3 @@ class Shop:
         await socket.accept()
         await socket.send_text("hello")
         await socket.close()
-
-
-class Asked:
-    """Drives an ASGI application by hand, for what a server cannot be made to do."""
-
-    def __init__(self, *messages: dict[str, Any]) -> None:
-        self.messages = list(messages)
-        self.sent: list[Any] = []
-
-    async def receive(self) -> Any:
-        if self.messages:
-            return self.messages.pop(0)
-        await asyncio.Event().wait()
-        return None
-
-    async def send(self, message: Any) -> None:
-        self.sent.append(message)
