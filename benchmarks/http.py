@@ -159,9 +159,9 @@ def main() -> None:
         for package in ("idemkit", "asgi-idempotency-header"):
             with suppress(PackageNotFoundError):
                 versions[package] = version(package)
-        report = {"versions": versions, "us": figures, "added_us": added}
-        text = msgspec.json.encode(msgspec.json.decode(msgspec.json.encode(report)))
-        options.out.write_bytes(msgspec.json.format(text) + b"\n")
+        rounded = [{name: round(us, 1) for name, us in each.items()} for each in (figures, added)]
+        report = {"versions": versions, "us": rounded[0], "added_us": rounded[1]}
+        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
 
 
 if __name__ == "__main__":

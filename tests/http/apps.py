@@ -3,7 +3,8 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -46,7 +47,15 @@ class Shop:
             Route("/current", self.current, methods=["POST"]),
             WebSocketRoute("/socket", self.socket),
         ]
-        self.app = Starlette(routes=routes)
+        self.closing: list[Callable[[], Awaitable[None]]] = []
+        self.app = Starlette(routes=routes, lifespan=self.life)
+
+    @asynccontextmanager
+    async def life(self, app: Starlette) -> AsyncIterator[None]:
+        """What belongs to the server's loop is closed in it."""
+        yield
+        for close in self.closing:
+            await close()
 
     async def charge(self, request: Request) -> Response:
         body = await request.body()

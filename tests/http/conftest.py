@@ -1,6 +1,5 @@
 """A real server for every test of the middlewares."""
 
-import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ class Served:
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none", **options)
+        config = uvicorn.Config(app, log_level="critical", ws="none", **options)
         self.server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self.server.run, args=([self._socket],))
         self._thread.start()
@@ -79,9 +78,8 @@ def serve() -> Iterator[Callable[..., Served]]:
 
 
 @pytest.fixture
-def house(serve: Callable[..., Served]) -> Iterator[Callable[..., House]]:
+def house(serve: Callable[..., Served]) -> Callable[..., House]:
     """Build a shop behind the middleware, with these rules, and serve it."""
-    clients: list[AsyncSemel] = []
 
     def build(
         rules: Rules | None = None,
@@ -92,10 +90,8 @@ def house(serve: Callable[..., Served]) -> Iterator[Callable[..., House]]:
     ) -> House:
         shop = Shop()
         client = semel.aopen(store or MemoryStore(), consumer="shop", **options)
-        clients.append(client)
+        shop.closing.append(client.close)
         shop.app.add_middleware(IdempotencyMiddleware, client, caller=caller, rules=rules)
         return House(shop, client, serve(shop.app))
 
-    yield build
-    for client in clients:
-        asyncio.run(client.close())
+    return build

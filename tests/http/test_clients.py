@@ -17,10 +17,17 @@ from semel.asgi import by_authorization
 from semel.http import Rules
 from tests.http.apps import WAIT_S
 from tests.http.conftest import House, Served
+from tests.services import postgres, redis
 
 Build = Callable[..., House]
 SOAK = bool(os.environ.get("SEMEL_SOAK"))
 STORM = 2_000 if SOAK else 200
+PLACES: dict[str, Callable[[Any], str | None]] = {
+    "memory": lambda folder: None,
+    "sqlite": lambda folder: f"sqlite:///{folder}/keys.db",
+    "redis": redis.place,
+    "postgres": postgres.place,
+}
 
 
 class Bank:
@@ -94,9 +101,9 @@ def test_curl_retries_and_runs_once(house: Build) -> None:
 
 
 @pytest.mark.parametrize("wait_s", [0.0, WAIT_S])
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis", "postgres"])
 def test_a_storm_on_one_key_runs_once(house: Build, tmp_path: Any, wait_s: float, kind: str) -> None:
-    store = f"sqlite:///{tmp_path}/keys.db" if kind == "sqlite" else None
+    store = PLACES[kind](tmp_path)
     shop = house(Rules(wait_s=wait_s), store=store)
 
     async def storm() -> Counter[tuple[int, str]]:

@@ -70,7 +70,7 @@ def test_quart(serve: Serve) -> None:
     async def charge() -> tuple[dict[str, int], int]:
         return {"number": next(numbers)}, 201
 
-    app.asgi_app = IdempotencyMiddleware(app.asgi_app, opened(), caller=None)  # type: ignore[method-assign,assignment]
+    app.asgi_app = IdempotencyMiddleware(app.asgi_app, opened(), caller=None)  # type: ignore[method-assign]
     runs_once(serve(app).url)
 
 

@@ -1,5 +1,6 @@
 """The settings of the middlewares, and what they make of a request and of a finished handler."""
 
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -7,7 +8,7 @@ from msgspec.structs import replace
 
 from semel.aclient import AsyncSemel
 from semel.client import Semel
-from semel.errors import ModeMismatch, NotApplied, PolicyInvalid
+from semel.errors import ModeMismatch, NotApplied, PolicyInvalid, UsageError
 from semel.http import problems
 from semel.http.keys import KeyMalformed, read
 from semel.http.presets import PRESETS, SERVER_ERRORS, Preset
@@ -102,6 +103,8 @@ def prepared(client: C, rules: Rules, take: Any) -> C:
         raise ModeMismatch(
             f"consumer {client.consumer!r} works in mode {client.mode!r}; HTTP is for {' or '.join(MODES)}"
         )
+    if find_spec("http_sf") is None:
+        raise UsageError("keys are structured fields, which need http-sf: pip install 'semel[http]'")
     window_s = max(rules.keeping.window_s_min, window_s_of(client))
     return client.using(
         replace(
