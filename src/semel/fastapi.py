@@ -45,7 +45,7 @@ class Idempotent:
         self._client = client
         self._caller = caller
         self.rules: Rules = rules or Rules()
-        self.__signature__ = self._signature()
+        self.__signature__: Signature = self._signature()
 
     def __call__(self, request: Request, idempotency_key: str | None = None) -> str | None:
         """The key of this request, as the client sent it."""
