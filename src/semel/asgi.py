@@ -147,11 +147,10 @@ class IdempotencyMiddleware:
         try:
             await asyncio.shield(conducting)
             await exchange.wind_up()
-        except (
-            asyncio.CancelledError
-        ):  # by a server whose client has gone, or that shuts down: both tasks go on
-            self._adopt(exchange.abandon())
-            self._adopt(conducting)
+        except asyncio.CancelledError:
+            # By a server whose client has gone, or that shuts down: both tasks go on until they end or are cancelled.
+            self.adopt(exchange.abandon())
+            self.adopt(conducting)
             raise
 
     async def _conduct(self, exchange: "Exchange", key: str) -> None:
@@ -165,7 +164,7 @@ class IdempotencyMiddleware:
         else:
             await exchange.respond(outcome)
 
-    def _adopt(self, task: "asyncio.Task[None] | None") -> None:
+    def adopt(self, task: "asyncio.Task[None] | None") -> None:
         """Hold a task that nobody waits for until it ends, and let no error of it get lost."""
         if task is not None and not task.done():
             self._running.add(task)
@@ -303,6 +302,8 @@ class Exchange:
         """Start the application, and come back with what the record is to keep once its response is whole."""
         self._task = task = asyncio.get_running_loop().create_task(self._apply())
         task.add_done_callback(self._settle_gathered)
+        if self._abandoned:  # while it waited for its claim
+            self._middleware.adopt(task)
         try:
             await self._gathered
         except asyncio.CancelledError:  # the claim is lost, or the server shuts down
