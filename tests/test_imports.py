@@ -44,7 +44,7 @@ LAYERS: list[set[str]] = [
         "records",
     },
     {""},  # semel/__init__.py: the front door; nothing below it comes in through it
-    {"__main__", "asgi", "cli", "integrations", "server", "testing", "webhooks", "wsgi"},
+    {"__main__", "asgi", "cli", "fastapi", "http", "integrations", "server", "testing", "webhooks", "wsgi"},
 ]
 """Lowest first. A module imports from its own layer and from those before it."""
 
@@ -62,7 +62,7 @@ WORLD = {
 """What no module that core stands on may import."""
 
 HEAVY = [
-    "aiobotocore", "aio_pika", "asyncpg", "boto3", "confluent_kafka", "django", "fastapi", "httpx2", "nats",
+    "aiobotocore", "aio_pika", "asyncpg", "boto3", "confluent_kafka", "django", "fastapi", "http_sf", "httpx2", "nats",
     "opentelemetry", "orjson", "prometheus_client", "psycopg", "pydantic", "rbloom", "redis", "rich", "sqlalchemy",
     "sqlite3", "starlette", "structlog", "typer", "uvicorn", "websockets",
 ]  # fmt: skip
