@@ -100,7 +100,7 @@ class IdempotentRoute(APIRoute):
                 }
                 for each in SHOWN
             }
-            self.responses = {**shown, **self.responses}
+            self.responses: dict[int | str, dict[str, Any]] = {**shown, **self.responses}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the route, once for each key."""
