@@ -143,7 +143,7 @@ def stop_between_writes(process: "subprocess.Popen[str]", job: Job) -> None:
     while True:
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        if job.mode == "inbox" or job.server or is_free(Path(job.folder) / "events.db"):
+        if job.mode == "inbox" or job.server or is_free(job.database):
             return
         process.send_signal(signal.SIGCONT)
 
