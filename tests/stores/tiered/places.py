@@ -41,5 +41,7 @@ def redis_over_sqlite(folder: Path, clock: Clock | None = None) -> Store:
 def memory_over_sqlite(folder: Path, clock: Clock | None = None) -> Store:
     name = (folder, id(clock))
     if name not in _memories:
-        _memories[name] = MemoryCache() if clock is None else MemoryCache(now_us=clock.now_us)
+        # A process's own steady clock never goes back; one that a test turns by hand does, so it is made steady.
+        steady = ticking(clock) if isinstance(clock, ManualClock) else clock
+        _memories[name] = MemoryCache() if steady is None else MemoryCache(now_us=steady.now_us)
     return tiered(cache=_memories[name], truth=over_sqlite(folder, clock))
