@@ -35,8 +35,12 @@ def know(batch: Batch, scopes: set[Scope], *, timed: bool | None = None) -> Talk
 def meet(batch: Batch, _positions: Sequence[int]) -> Talk[None]:
     """Learn what the routes of the items depend on; consumers of items that make records are entered."""
     unknown = batch.unknown()
-    if unknown:
-        yield from ask_for(batch, dict(sorted(unknown.items())))
+    for _ in range(RACES_MAX):
+        if not unknown:
+            return
+        found = yield from ask_for(batch, dict(sorted(unknown.items())))
+        # One that another transaction has entered after our snapshot is in neither half of the answer: ask again.
+        unknown = {scope: make for scope, make in unknown.items() if make and scope not in found}
 
 
 def ask_for(batch: Batch, unknown: Mapping[Scope, bool]) -> Talk[dict[Scope, str]]:
