@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # What a change breaks most often, on the stores that need no server; everything else is for `make test`.
-FAST := $(wildcard tests/test_*.py) $(addprefix tests/,cli client contract core faults keys simulation stores/sqlite)
+FAST := $(wildcard tests/test_*.py) $(addprefix tests/,cli client contract core keys simulation stores/sqlite)
 
 # The first interpreter that really runs and is new enough; `make PYTHON=/path/to/python` overrides the search.
 PYTHON ?=
