@@ -13,16 +13,17 @@ from starlette.types import ASGIApp
 
 from semel.core.ports import AsyncStore, Store
 from semel.errors import SemelError
+from semel.server.events import Intake
 from semel.server.guard import Guard
 from semel.server.openapi import Document
 from semel.server.problems import Problem, problem_of
-from semel.server.routes import health, items
+from semel.server.routes import claims, docs, events, health, items, records
 from semel.server.service import Service
 from semel.server.settings import ServeSettings
 
 __all__ = ["create_app"]
 
-ROUTES = (items, health)
+ROUTES = (items, claims, events, records, health, docs)
 
 
 def create_app(
@@ -38,19 +39,31 @@ def create_app(
     """
     settings = settings or ServeSettings()
     service = Service(settings, store)
+    intake = Intake(service)
     document = Document()
 
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(service.close)
-            await service.open()
+            try:
+                await service.open()
+                stack.push_async_callback(intake.close)
+                await intake.open()
+            except SemelError as error:
+                service.failure = error  # whoever starts the server tells it in a line
+                raise
             yield
 
     app = FastAPI(
-        title="semel", version=version("semel"), lifespan=life, docs_url=None, redoc_url=None, separate_input_output_schemas=False
+        title="semel",
+        version=version("semel"),
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
     )
-    app.state.service = service
+    app.state.service, app.state.intake = service, intake
     for each in ROUTES:
         each.add(app, document)
     app.openapi = lambda: document.made(app)  # type: ignore[method-assign]

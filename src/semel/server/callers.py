@@ -4,8 +4,7 @@ For a token of one tenant the store has no tenants: its items name none, and its
 tenants says whom it acts for, item by item.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -35,6 +34,8 @@ from semel.server.tokens import ROLES, TENANT, Role
 from semel.types import Record, Stats
 
 __all__ = ["ANYBODY", "Caller", "scoped", "unscoped"]
+
+R = TypeVar("R", Claim, Renew, Settle, Lookup, Forget, Resolve)
 
 RESERVED = "semel."
 """Consumers of semel's own, such as the audit: only admins write there."""
@@ -72,6 +73,11 @@ class Caller(Struct, frozen=True):
         if ROLES.index(self.role) < ROLES.index(role):
             raise Problem(403, "forbidden", f"this needs a token with the role {role}; yours has {self.role}")
 
+    def may_write(self, consumer: str) -> None:
+        """Raises `Problem` for a consumer of semel's own, unless an admin asks."""
+        if consumer.startswith(RESERVED):
+            self.require("admin")
+
     def acting_for(self, named: str | None) -> str:
         """The tenant of a request that may name one in its header `Semel-Tenant`."""
         if self.tenant is None:
@@ -95,7 +101,9 @@ def scoped(caller: Caller, item: Item) -> Item:
             return item
         case Purge():
             if caller.tenant is not None:
-                raise Problem(403, "forbidden", "purging is for a token of all tenants: it cleans up for everybody")
+                raise Problem(
+                    403, "forbidden", "purging is for a token of all tenants: it cleans up for everybody"
+                )
             return item
         case Scan() | Count():
             tenant = item.tenant if caller.tenant is None else _own(caller, item.tenant or "")
@@ -103,13 +111,13 @@ def scoped(caller: Caller, item: Item) -> Item:
                 raise _tokens_are_hidden()
             return item if tenant == item.tenant else replace(item, tenant=tenant)
         case Mark() | SetWindow() | Admit() | SwitchMode():
-            _reserve(caller, item.consumer)
+            caller.may_write(item.consumer)
             tenant = _own(caller, item.tenant)
             return item if tenant == item.tenant else replace(item, tenant=tenant)
         case Lookup():
             return _with_own_id(caller, item)
         case Claim() | Renew() | Settle() | Forget() | Resolve():
-            _reserve(caller, item.id[1])
+            caller.may_write(item.id[1])
             return _with_own_id(caller, item)
 
 
@@ -128,12 +136,7 @@ def unscoped(caller: Caller, answer: Answer) -> Answer:
     return _nameless(answer) if isinstance(answer, Record) and caller.tenant else answer
 
 
-def unscoped_all(caller: Caller, answers: Sequence[Answer]) -> list[Answer]:
-    """All of them."""
-    return [unscoped(caller, answer) for answer in answers]
-
-
-def _with_own_id(caller: Caller, item: Any) -> Any:
+def _with_own_id(caller: Caller, item: R) -> R:
     said, consumer, key = item.id
     tenant = _own(caller, said)
     return item if tenant == said else replace(item, id=(tenant, consumer, key))
@@ -147,11 +150,6 @@ def _own(caller: Caller, said: str) -> str:
     if said:
         raise _named_a_tenant()
     return caller.tenant
-
-
-def _reserve(caller: Caller, consumer: str) -> None:
-    if consumer.startswith(RESERVED):
-        caller.require("admin")
 
 
 def _own_settings(caller: Caller, settings: Settings) -> Settings:

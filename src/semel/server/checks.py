@@ -26,7 +26,6 @@ from semel.forks import OWNER_BYTES
 from semel.ids import check_kind
 from semel.keys.limits import KEY_BYTES_MAX, check_all, check_consumer
 from semel.keys.limits import check as check_key
-from semel.plans import META_BYTES_MAX
 from semel.policy import LEASE_MAX_S
 from semel.server.problems import Problem, problem_of
 from semel.server.settings import Limits
@@ -62,7 +61,7 @@ def _claim(item: Claim, limits: Limits) -> None:
     _short(item.event_type, "event_type")
     _size(item.fingerprint, FINGERPRINT_BYTES_MAX, "fingerprint")
     _size(item.journal, limits.value_bytes_max, "journal")
-    _size(item.meta, META_BYTES_MAX, "meta")
+    _size(item.meta, limits.value_bytes_max, "meta")
     _instant(item.event_time_us, "event_time_us", -INSTANT_MAX)
     _window(item.apart_us, limits)
 
@@ -92,7 +91,9 @@ def _settle(item: Settle, limits: Limits) -> None:
 def _mark(item: Mark, limits: Limits) -> None:
     _names(item.tenant, item.consumer)
     if len(item.keys) > limits.batch_items_max:
-        raise Problem(413, "too-many", f"a mark takes {limits.batch_items_max} keys at once, not {len(item.keys)}")
+        raise Problem(
+            413, "too-many", f"a mark takes {limits.batch_items_max} keys at once, not {len(item.keys)}"
+        )
     check_all(item.keys)
     if len(set(item.keys)) != len(item.keys):
         raise _out("the keys of a mark differ from one another")

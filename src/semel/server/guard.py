@@ -61,7 +61,9 @@ class Guard:
         token = await service.token(text.strip()) if scheme.lower() == "bearer" else None
         if token is None:
             service.pace(f"peer {(scope.get('client') or ('',))[0]}")
-            raise Problem(401, "unauthorized", "a valid token is needed: Authorization: Bearer semel_...", CHALLENGE)
+            raise Problem(
+                401, "unauthorized", "a valid token is needed: Authorization: Bearer semel_...", CHALLENGE
+            )
         service.pace(f"token {token.id}")
         return Caller(f"token {token.id}", token.tenant, token.role)
 

@@ -1,10 +1,17 @@
 """What the service counts about itself, for Prometheus."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 
 __all__ = ["Metrics"]
 
-disable_created_metrics()  # a second series for each counter, which nobody asked for
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody asked for
 
 
 class Metrics:
@@ -20,7 +27,10 @@ class Metrics:
         )
         self.items = Counter("semel_http_items", "Items carried out.", ["kind"], registry=self.registry)
         self.events = Counter(
-            "semel_http_events", "Events taken in, by what became of them.", ["status"], registry=self.registry
+            "semel_http_events",
+            "Events taken in, by what became of them.",
+            ["status"],
+            registry=self.registry,
         )
         self.in_flight = Gauge(
             "semel_http_requests_in_flight", "Requests that wait for their answers.", registry=self.registry

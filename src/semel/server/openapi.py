@@ -1,6 +1,6 @@
 """The OpenAPI document: the shapes that requests are really read with, and an example for each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ EVERYWHERE = (400, 401, 403, 408, 413, 415, 422, 429, 503)
 ABOUT = """\
 Events arrive many times; semel makes their effect happen once. Any store, for every language.
 
-Every endpoint needs `Authorization: Bearer semel_...`, unless the server listens on loopback only and no token was made.
+Every endpoint needs `Authorization: Bearer semel_...`, unless the server listens on loopback and no token was made.
 A token belongs to one tenant, or to all; then `Semel-Tenant` names the one to act for.
 """
 
@@ -59,7 +59,10 @@ class Document:
             content = {"schema": shape(takes)} | ({} if example is None else {"example": example})
             extra["requestBody"] = {
                 "required": True,
-                "content": {kind: content if kind.endswith("json") else {"schema": shape(takes)} for kind in takes_types},
+                "content": {
+                    kind: content if kind.endswith("json") else {"schema": shape(takes)}
+                    for kind in takes_types
+                },
             }
         good: dict[str, Any] = {"description": "Done."}
         if gives is not None:
@@ -80,7 +83,7 @@ class Document:
         parts = document.setdefault("components", {})
         parts["schemas"] = {
             name: each for name, each in parts.get("schemas", {}).items() if "Validation" not in name
-        } | {name: _tidied(each) for name, each in components.items()}
+        } | components
         parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}, {}]
         return document
@@ -88,14 +91,6 @@ class Document:
 
 def shape(kind: Any) -> dict[str, Any]:
     """The reference to a type's schema."""
+    schema: dict[str, Any]
     (schema,), _ = msgspec.json.schema_components([kind], ref_template=REF)
-    return _tidied(schema)
-
-
-def _tidied(schema: Any) -> Any:
-    """Without defaults that are no JSON."""
-    if isinstance(schema, Mapping):
-        return {name: _tidied(each) for name, each in schema.items()}
-    if isinstance(schema, list | tuple):
-        return [_tidied(each) for each in schema]
     return schema

@@ -38,9 +38,7 @@ class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True, rename={"
 class Problem(Exception):
     """Ends a request with a status and a sentence."""
 
-    def __init__(
-        self, status: int, kind: str, detail: str, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, status: int, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
         self.status = status
         self.kind = kind
@@ -49,7 +47,9 @@ class Problem(Exception):
 
     def document(self) -> ProblemDocument:
         """What is sent."""
-        return ProblemDocument(f"urn:semel:{self.kind}", HTTPStatus(self.status).phrase, self.status, self.detail)
+        return ProblemDocument(
+            f"urn:semel:{self.kind}", HTTPStatus(self.status).phrase, self.status, self.detail
+        )
 
     def response(self) -> Response:
         """The answer."""

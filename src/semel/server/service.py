@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from semel.core.commands import Admit, Answer, Claim, Command, Granted, Item, Renew, Scan, Settle
+from semel.core.commands import Admit, Answer, Claim, Granted, Item, Renew, Scan, Settle
 from semel.core.ports import AsyncStore, Store, Twofold
-from semel.errors import RecordCorrupt, StoreError, StoreUnavailable
+from semel.errors import RecordCorrupt, SemelError, StoreError, StoreUnavailable
 from semel.runtime import Runtime
 from semel.server import tokens
 from semel.server.callers import Caller
@@ -27,6 +27,7 @@ TOKEN_LIVE_S = 5.0
 """How long a token is believed without asking the store: a revoked one is refused after that."""
 TOKENS_MAX = 10_000
 CONSUMERS_MAX = 10_000
+CROWDED = Refusal(429, "too-many-claims", "too many claims at a time; complete some first")
 LEASED: tuple[Mode, ...] = ("lease", "quarantine")
 
 
@@ -45,6 +46,8 @@ class Service:
         self.metrics = Metrics()
         self.draining: bool = False
         self.needs_token: bool = True
+        self.failure: SemelError | None = None
+        """What kept it from starting."""
         self._clock = clock
         self._buckets = Buckets(settings.limits.rate_per_s, clock)
         self._live = LiveClaims(settings.limits.live_claims_max, clock)
@@ -92,7 +95,9 @@ class Service:
         wait_s = self._buckets.take(name)
         if wait_s:
             seconds = {"Retry-After": str(max(1, round(wait_s + 0.5)))}
-            raise Problem(429, "too-fast", "too many requests; slow down, or send more items in each", seconds)
+            raise Problem(
+                429, "too-fast", "too many requests; slow down, or send more items in each", seconds
+            )
 
     # --- the store ---
 
@@ -101,8 +106,8 @@ class Service:
         answer: Any = None
         try:
             while True:
-                item: Command[Any] = asking.send(answer)
-                answer = (await self.runtime.channel.asend((item,)))[0]  # type: ignore[arg-type]
+                item = asking.send(answer)
+                answer = (await self.runtime.channel.asend((item,)))[0]
         except StopIteration as end:
             return end.value
 
@@ -114,14 +119,15 @@ class Service:
         for at, item in enumerate(items):
             try:
                 check(item, self.settings.limits)
-                if isinstance(item, Claim):
-                    room -= 1
-                    if room < 0:
-                        raise Problem(429, "too-many-claims", "too many claims at a time; complete some first")
             except Problem as problem:
                 answers[at] = refusal(problem)
-            else:
-                places.append(at)
+                continue
+            if isinstance(item, Claim):
+                room -= 1
+                if room < 0:
+                    answers[at] = CROWDED
+                    continue
+            places.append(at)
         sent = [items[at] for at in places]
         for at, answer in zip(places, await self._send(sent), strict=True):
             answers[at] = answer
@@ -144,7 +150,9 @@ class Service:
         if mode is None:
             mode = await self.one(caller, Admit(tenant, consumer, "lease"))
             if mode not in LEASED:
-                raise Problem(409, "mode-mismatch", f"consumer {consumer!r} works in mode {mode}: it has no claims")
+                raise Problem(
+                    409, "mode-mismatch", f"consumer {consumer!r} works in mode {mode}: it has no claims"
+                )
             if len(self._modes) >= CONSUMERS_MAX:
                 self._modes.clear()
             self._modes[place] = mode

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import msgspec
 
 from semel.codec import decode, encode
-from semel.core.commands import Admit, Claim, Command, Forget, Granted, Lookup, Page, Scan, Settle
+from semel.core.commands import Admit, Claim, Forget, Granted, Item, Lookup, Page, Scan, Settle
 from semel.errors import KeyInvalid, RecordCorrupt, StoreError
 from semel.forks import new_owner
 from semel.keys.limits import check_consumer
@@ -38,7 +38,7 @@ SECRET_BYTES = 32
 PAGE = 200
 SHAPE = re.compile(r"semel_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 
-Asking: TypeAlias = Generator[Command[Any], Any, Any]
+Asking: TypeAlias = Generator[Item, Any, Any]
 """Yields items, is sent their answers: the same for the command line and the server."""
 
 

@@ -12,7 +12,18 @@ from semel.server.problems import Problem, malformed
 from semel.server.service import Service
 from semel.server.tokens import Role
 
-__all__ = ["JSON", "Asked", "answer", "asked", "body_of", "content_type", "read", "tenant_of"]
+__all__ = [
+    "JSON",
+    "TENANT_HEADER",
+    "Asked",
+    "answer",
+    "asked",
+    "body_of",
+    "content_type",
+    "many",
+    "read",
+    "wrong_type",
+]
 
 T = TypeVar("T")
 

@@ -21,12 +21,20 @@ def add(app: FastAPI, document: Document) -> None:
     """Add the routes."""
     routes = APIRouter(tags=["health"])
 
-    @routes.get("/livez", summary="Whether the process runs", **document.operation(gives=str, gives_types=("text/plain",)))
+    @routes.get(
+        "/livez",
+        summary="Whether the process runs",
+        **document.operation(gives=str, gives_types=("text/plain",)),
+    )
     async def livez() -> Response:
         """Always, as long as it can answer at all: a store that is down is no reason to restart it."""
         return Response("alive\n", media_type=TEXT)
 
-    @routes.get("/readyz", summary="Whether to send requests here", **document.operation(gives=str, gives_types=("text/plain",)))
+    @routes.get(
+        "/readyz",
+        summary="Whether to send requests here",
+        **document.operation(gives=str, gives_types=("text/plain",)),
+    )
     async def readyz(request: Request) -> Response:
         """Not while it drains, and not while its store gives no answer."""
         service: Service = request.app.state.service
@@ -40,7 +48,9 @@ def add(app: FastAPI, document: Document) -> None:
             raise unavailable()
         return Response("ready\n", media_type=TEXT)
 
-    @routes.get("/metrics", summary="For Prometheus", **document.operation(gives=str, gives_types=("text/plain",)))
+    @routes.get(
+        "/metrics", summary="For Prometheus", **document.operation(gives=str, gives_types=("text/plain",))
+    )
     async def metrics(request: Request) -> Response:
         """Counters of this instance. Needs a token of all tenants, with any role."""
         ask = asked(request, "read")

@@ -28,7 +28,14 @@ EXAMPLE = [
     }
 ]
 GRANTED = [
-    {"granted": {"fence": 1731700000000000, "attempt": 1, "lease_until": 1731700030000000, "first_seen": 1731700000000000}}
+    {
+        "granted": {
+            "fence": 1731700000000000,
+            "attempt": 1,
+            "lease_until": 1731700030000000,
+            "first_seen": 1731700000000000,
+        }
+    }
 ]
 TYPES = (JSON, wire.ITEMS_JSON, wire.ITEMS_MSGPACK)
 
@@ -73,9 +80,7 @@ def add(app: FastAPI, document: Document) -> None:
         """
         return await carry_out(request)
 
-    @routes.get(
-        "/store", summary="What is behind this service", **document.operation(gives=StoreDocument)
-    )
+    @routes.get("/store", summary="What is behind this service", **document.operation(gives=StoreDocument))
     async def store(request: Request) -> Response:
         """Its powers and the limits of this service; what the http store asks when it is opened."""
         service = asked(request, "read").service

@@ -13,7 +13,9 @@ __all__ = ["from_url"]
 def from_url(url: str) -> "HttpStore":
     """The store that the URL names; nothing is opened. Raises `PolicyInvalid` for options it does not know."""
     try:
-        from semel.stores.http.store import HttpStore  # not above: the server reads `wire` without this driver
+        from semel.stores.http.store import (
+            HttpStore,
+        )  # not above: the server reads `wire` without this driver
     except ModuleNotFoundError as error:
         if error.name != "httpx2":
             raise

@@ -7,18 +7,7 @@ from typing import Any
 import httpx2
 import msgspec
 
-from semel.core.commands import (
-    Admit,
-    Answer,
-    Claim,
-    Count,
-    Item,
-    Lookup,
-    ReadSettings,
-    Renew,
-    Scan,
-    Settle,
-)
+from semel.core.commands import Admit, Answer, Claim, Count, Item, Lookup, ReadSettings, Renew, Scan, Settle
 from semel.core.ports import Capabilities, Listener
 from semel.errors import StoreClosed, StoreError, StoreRefused, StoreUnavailable
 from semel.stores.http import options, wire

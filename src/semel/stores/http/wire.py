@@ -11,16 +11,7 @@ from typing import Any
 import msgspec
 
 from semel import errors
-from semel.core.commands import (
-    Answer,
-    Granted,
-    Item,
-    Known,
-    Marked,
-    Page,
-    Purged,
-    Settings,
-)
+from semel.core.commands import Answer, Granted, Item, Known, Marked, Page, Purged, Settings
 from semel.errors import StoreError, StoreRefused, StoreUnavailable
 from semel.types import (
     Absent,
@@ -112,8 +103,9 @@ def _trouble_out(answer: Unavailable) -> Trouble:
 def _trouble_in(found: Trouble) -> Unavailable:
     """The same kind of error where it is one of a store's: a full store is no broken connection."""
     kind = getattr(errors, found.error, None)
-    known = isinstance(kind, type) and issubclass(kind, StoreError)
-    return Unavailable((kind if known else StoreUnavailable)(found.detail))
+    if not (isinstance(kind, type) and issubclass(kind, StoreError)):
+        kind = StoreUnavailable
+    return Unavailable(kind(found.detail))
 
 
 def _same(answer: Any) -> Any:
