@@ -175,7 +175,9 @@ class Service:
             return await asyncio.to_thread(store.send, items)
         except StoreUnavailable as error:
             return [Unavailable(error)] * len(items)
-        except (ValueError, TypeError) as error:
+        except StoreError:
+            raise
+        except Exception as error:
             if any(isinstance(item, Scan) and item.cursor for item in items):  # each store reads its own kind
                 raise Problem(422, "out-of-bounds", "that is no cursor that was given out here") from error
             raise

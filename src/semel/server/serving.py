@@ -42,6 +42,14 @@ class Patient(H11Protocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio takes the answer, uvicorn gives none
+        """The client says no more, and may still listen: a whole request is answered before the connection ends."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body or self.scheme == "https":
+            return None
+        cycle.keep_alive = False
+        return True
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing to wait for any more."""
         if self._head_timer is not None:
