@@ -87,7 +87,9 @@ def test_a_socket_answers_each_event(service: Running) -> None:
 
 def test_a_page_of_another_site_gets_no_socket(service: Running) -> None:
     with pytest.raises(InvalidStatus) as refused:
-        connect(f"ws://127.0.0.1:{service.port}/v1/events", origin="https://evil.example")  # type: ignore[arg-type]
+        connect(
+            f"ws://127.0.0.1:{service.port}/v1/events", additional_headers={"origin": "https://evil.example"}
+        )
     assert refused.value.response.status_code == 403
 
 
@@ -105,6 +107,16 @@ def test_a_socket_needs_a_token_with_the_role(tmp_path: Path) -> None:
         with connect(address, additional_headers={"authorization": f"Bearer {writes}"}) as socket:
             socket.send('{"id": "w"}')
             assert json.loads(socket.recv(10))["status"] == "accepted"
+
+
+def test_a_sink_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0, sink="stdout:")
+    with serving(settings) as running:
+        for status in ("accepted", "duplicate"):
+            answer = running.post("/v1/events", {"amount": 1, "type": "paid"}, **{"idempotency-key": "s1"})
+            assert statuses(answer) == [status]
+    lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [(line["id"], line["type"]) for line in lines] == [("s1", "paid")]
 
 
 HANDLER = """

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -17,12 +17,13 @@ from semel.stores.sqlite import SqliteStore
 from tests.server.tools import Running, serving, token_for
 
 
-class Town(NamedTuple):
+class Town:
     """One service, and a caller for each kind of token."""
 
-    address: str
-    texts: dict[str, str]
-    callers: dict[str, Running]
+    def __init__(self, address: str, texts: dict[str, str]) -> None:
+        self.address = address
+        self.texts = texts
+        self.callers: dict[str, Running] = {}
 
     def __getitem__(self, name: str) -> Running:
         if name not in self.callers:
@@ -46,7 +47,7 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     }
     store.close()
     with serving(ServeSettings(store=f"sqlite:///{path}?synchronous=normal", port=0)) as running:
-        town = Town(running.address, texts, {})
+        town = Town(running.address, texts)
         yield town
         for caller in town.callers.values():
             caller.client.close()
