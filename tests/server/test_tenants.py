@@ -70,7 +70,7 @@ def lookup(key: str, tenant: str = "") -> dict[str, Any]:
 )
 def test_a_stranger_is_refused(town: Town, authorization: str) -> None:
     stranger = town[""]
-    headers = {"authorization": authorization.encode("latin-1")} if authorization else {}
+    headers = {b"authorization": authorization.encode("latin-1")} if authorization else {}
     for path in ("/v1/store", "/v1/stats", "/metrics", "/v1/records/billing/x"):
         answer = stranger.client.get(path, headers=headers)
         assert answer.status_code == 401

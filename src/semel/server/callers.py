@@ -35,7 +35,7 @@ from semel.types import Record, Stats
 
 __all__ = ["ANYBODY", "Caller", "scoped", "unscoped"]
 
-R = TypeVar("R", Claim, Renew, Settle, Lookup, Forget, Resolve)
+R = TypeVar("R", bound=Claim | Renew | Settle | Lookup | Forget | Resolve)
 
 RESERVED = "semel."
 """Consumers of semel's own, such as the audit: only admins write there."""
