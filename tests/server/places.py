@@ -40,6 +40,7 @@ class Host:
     def __init__(self) -> None:
         self.apps: dict[str, FastAPI] = {}
         self._socket = socket.socket()
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self._server = uvicorn.Server(uvicorn.Config(self, lifespan="off", log_level="error"))

@@ -211,12 +211,12 @@ def test_a_body_that_ends_early_changes_nothing(service: Running) -> None:
 def test_slow_clients_are_let_go(tmp_path: Path) -> None:
     limits = Limits(head_wait_s=0.2, body_wait_s=0.2)
     with serving(ServeSettings(store=url(tmp_path), port=0, limits=limits)) as running:
-        assert running.raw(b"POST /v1/items HT") == b""
+        assert running.raw(b"POST /v1/items HT", hangs_up=True) == b""
         slow = head("/v1/items", "content-type: application/json", "content-length: 100") + b"["
         assert running.raw(slow).startswith(b"HTTP/1.1 408")
         # A second request on the connection has no more time for its head than the first.
         first = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
-        assert running.raw(first + b"GET /li").count(b"HTTP/1.1 200") == 1
+        assert running.raw(first + b"GET /li", hangs_up=True).count(b"HTTP/1.1 200") == 1
 
 
 def test_many_slow_clients_keep_nobody_else_waiting(tmp_path: Path) -> None:

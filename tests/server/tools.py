@@ -65,18 +65,20 @@ class Running:
         found: dict[str, Any] = answer.json()["outcomes"][0]
         return found
 
-    def raw(self, sent: bytes, *, half_close: bool = False) -> bytes:
-        """Send bytes as they are; all that comes back until the server hangs up or is quiet."""
+    def raw(self, sent: bytes, *, half_close: bool = False, hangs_up: bool = False) -> bytes:
+        """Send bytes as they are; all that comes back until the server hangs up or is quiet, unless it must not be."""
         with socket.create_connection(("127.0.0.1", self.port), 10) as connection:
             connection.sendall(sent)
             if half_close:
                 connection.shutdown(socket.SHUT_WR)
-            connection.settimeout(5)
+            connection.settimeout(5 if hangs_up else 1)
             got = b""
             try:
                 while piece := connection.recv(65536):
                     got += piece
-            except (TimeoutError, ConnectionResetError):
+            except TimeoutError:
+                assert not hangs_up, "the server is quiet, and does not hang up"
+            except ConnectionResetError:
                 pass
             return got
 

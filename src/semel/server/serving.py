@@ -42,6 +42,12 @@ class Patient(H11Protocol):
             self._head_timer.cancel()
             self._head_timer = None
 
+    def on_response_complete(self) -> None:
+        """The next head may have begun already, behind the request that was just answered."""
+        super().on_response_complete()
+        if self._head_timer is None and self._is_between() and self.conn.trailing_data[0]:
+            self._await_head()
+
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio takes the answer, uvicorn gives none
         """The client says no more, and may still listen: a whole request is answered before the connection ends."""
         cycle: RequestResponseCycle | None = self.cycle
@@ -120,6 +126,9 @@ def server_for(app: FastAPI, settings: ServeSettings, listening: Callable[[str],
     limits = settings.limits
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     bound = socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=2048)
+    # Inherited by its connections. asyncio sets it only where the protocol is said, and an answer in two pieces would
+    # otherwise wait for the client's acknowledgement, some 40 ms.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     protocol = type("Patient", (Patient,), {"head_wait_s": limits.head_wait_s})
     config = uvicorn.Config(
         app,
