@@ -23,8 +23,8 @@ class Guard:
     """ASGI middleware: authenticates, counts, and turns what is raised into an answer."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app = app
-        self.service = service
+        self.app: ASGIApp = app
+        self.service: Service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or answer it."""
@@ -73,7 +73,7 @@ class Answered:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self.status = 0
+        self.status: int = 0
 
     async def __call__(self, message: Message) -> None:
         """Pass it on."""

@@ -40,10 +40,10 @@ class Problem(Exception):
 
     def __init__(self, status: int, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
-        self.status = status
-        self.kind = kind
-        self.detail = detail[:DETAIL_CHARS_MAX]
-        self.headers = dict(headers or {})
+        self.status: int = status
+        self.kind: str = kind
+        self.detail: str = detail[:DETAIL_CHARS_MAX]
+        self.headers: dict[str, str] = dict(headers or {})
 
     def document(self) -> ProblemDocument:
         """What is sent."""

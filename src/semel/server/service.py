@@ -40,10 +40,10 @@ class Service:
         store: Store | AsyncStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings = settings
+        self.settings: ServeSettings = settings
         found = store_for(settings.store) if store is None else store
-        self.runtime = Runtime(found.twin() if isinstance(found, Twofold) else found, owned=True)
-        self.metrics = Metrics()
+        self.runtime: Runtime = Runtime(found.twin() if isinstance(found, Twofold) else found, owned=True)
+        self.metrics: Metrics = Metrics()
         self.draining: bool = False
         self.needs_token: bool = True
         self.failure: SemelError | None = None

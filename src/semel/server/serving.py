@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
         listening: Callable[[str], None],
     ) -> None:
         super().__init__(config)
-        self.bound = bound
+        self.bound: socket.socket = bound
         self._service = service
         self._listening = listening
 
@@ -109,7 +109,7 @@ class Server(uvicorn.Server):
         """The first signal asks, the second insists. It is not raised again at the end: draining is no failure."""
         del frame
         unready_s = 0.0 if self._service.draining else self._service.settings.unready_s
-        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.force_exit: bool = self.should_exit and sig == signal.SIGINT
         self._service.draining = True
         if unready_s and sig == signal.SIGTERM:
             loop = asyncio.get_running_loop()
@@ -118,7 +118,7 @@ class Server(uvicorn.Server):
             self._end()
 
     def _end(self) -> None:
-        self.should_exit = True
+        self.should_exit: bool = True
 
 
 def server_for(app: FastAPI, settings: ServeSettings, listening: Callable[[str], None]) -> Server:

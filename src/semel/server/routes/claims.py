@@ -40,8 +40,8 @@ from semel.windows import resolve
 
 __all__ = ["add"]
 
-CLAIM = {"consumer": "billing", "claims": [{"key": "evt_1"}], "lease": "30s", "window": "24h"}
-CLAIMED = {
+CLAIM: dict[str, Any] = {"consumer": "billing", "claims": [{"key": "evt_1"}], "lease": "30s", "window": "24h"}
+CLAIMED: dict[str, Any] = {
     "outcomes": [
         {
             "key": "evt_1",

@@ -18,7 +18,7 @@ from semel.stores.http.wire import Refusal
 __all__ = ["add"]
 
 TAG = "items"
-EXAMPLE = [
+EXAMPLE: list[dict[str, Any]] = [
     {
         "type": "claim",
         "id": ["", "billing", "evt_1"],
@@ -27,7 +27,7 @@ EXAMPLE = [
         "window_us": 86_400_000_000,
     }
 ]
-GRANTED = [
+GRANTED: list[dict[str, Any]] = [
     {
         "granted": {
             "fence": 1731700000000000,
