@@ -70,6 +70,10 @@ test: lint types ## Lint, type and run every test
 soak: $(STAMP) ## Run every test in its long form: many more schedules, examples and kills
 	SEMEL_SOAK=1 $(PYTEST) --hypothesis-profile=soak --timeout=0
 
+.PHONY: run
+run: $(STAMP) ## Start the service on SQLite, in semel.db
+	@$(BIN)/semel serve
+
 .PHONY: demo
 demo: $(STAMP) ## Kill workers amid a storm of duplicates, and count what is lost or doubled
 	@$(BIN)/semel demo

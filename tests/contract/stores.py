@@ -12,6 +12,7 @@ from semel.testing import ManualClock
 from semel.testing.contract.running import AnyStore
 from semel.testing.store_contract import Colour, Harness
 from tests.contract.dict_store import DictStore
+from tests.server import places as servers
 from tests.stores.postgres import places
 from tests.stores.redis import places as redis_places
 from tests.stores.tiered import places as tiers
@@ -61,6 +62,7 @@ KINDS = [
     Kind("postgres-timed", places.CAPABILITIES, places.make_timed, lasts=True, without=TIMED),
     Kind("redis", redis_places.CAPABILITIES, redis_places.make, lasts=True),
     Kind("redis-async", redis_places.CAPABILITIES, redis_places.make_in_loop, lasts=True, in_loop=True),
+    Kind("http", servers.CAPABILITIES, servers.make, lasts=True, without=servers.NAMES),
     Kind("redis-over-postgres", tiers.CAPABILITIES, tiers.redis_over_postgres, lasts=True),
     Kind("redis-over-sqlite", tiers.CAPABILITIES, tiers.redis_over_sqlite, lasts=True),
     Kind("memory-over-sqlite", tiers.CAPABILITIES, tiers.memory_over_sqlite, lasts=True),

@@ -17,6 +17,8 @@ from semel.cli.options import Globals
 from semel.cli.outbox import outbox
 from semel.cli.records import forget, list_records, resolve, show
 from semel.cli.relay import relay
+from semel.cli.serve import serve
+from semel.cli.tokens import token
 from semel.cli.upkeep import migrate, purge, stats
 from semel.cli.windows import window
 
@@ -113,6 +115,8 @@ app.add_typer(config_group, name="config")
 app.add_typer(dlq, name="dlq", help="Dead letters: what was given up, and how to let it run again.")
 app.command("relay")(relay)
 app.add_typer(outbox, name="outbox", help="Messages that wait to be published, or were given up.")
+app.command("serve")(serve)
+app.add_typer(token, name="token", help="Who may use the service, for which tenant, in which role.")
 app.command("migrate")(migrate)
 app.command("explain")(explain)
 app.command("bench")(bench)

@@ -28,8 +28,8 @@ DEFAULT = "default"
 SECRET_CHARS_MAX = 64 * 1024
 """A longer secret is another file, named by mistake."""
 
-_NOT_OURS = ("SEMEL_TEST_", "SEMEL_SERVICE_", "SEMEL_PORT_")
-"""Set by semel's own tests, and by Kubernetes for a service that is called semel."""
+_NOT_OURS = ("SEMEL_TEST_", "SEMEL_SERVICE_", "SEMEL_PORT_", "SEMEL_SERVE_")
+"""Set by semel's own tests, by Kubernetes for a service that is called semel, and for `semel serve` alone."""
 _NOT_SETTINGS = {"SEMEL_CONFIG", "SEMEL_PORT"}
 
 

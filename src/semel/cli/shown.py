@@ -11,7 +11,17 @@ from semel.codec import decode, decode_error
 from semel.errors import RecordCorrupt
 from semel.types import FOREVER, Record
 
-__all__ = ["ROW_HEADERS", "document", "exact_text", "lines", "now_us", "readable", "row", "summary"]
+__all__ = [
+    "ROW_HEADERS",
+    "document",
+    "error_of",
+    "exact_text",
+    "lines",
+    "now_us",
+    "readable",
+    "row",
+    "summary",
+]
 
 ROW_HEADERS = ("KEY", "CONSUMER", "STATE", "ATTEMPT", "FIRST SEEN", "AGE", "EXPIRES IN", "TENANT")
 TEXT_CHARS_MAX = 2000
@@ -80,7 +90,7 @@ def document(record: Record, now: int) -> dict[str, Any]:
     shown = summary(record, now)
     value, form = (None, "none") if record.state in ("claimed", "unknown") else readable(record.value)
     if record.state == "failed":
-        value, form, shown["error"] = None, "none", _error(record.value)
+        value, form, shown["error"] = None, "none", error_of(record.value)
     journal, journal_form = (None, "none") if record.journal is None else readable(record.journal)
     return {
         **shown,
@@ -139,7 +149,7 @@ def lines(record: Record, now: int) -> list[tuple[str, str]]:
         ("fingerprint", record.fingerprint.hex() if record.fingerprint else ""),
     ]
     if record.state == "failed":
-        error = _error(record.value)
+        error = error_of(record.value)
         shown.append(("error", f"{error['kind']}: {error['message']}"))
     elif record.state == "done":
         shown.append(("value", value_text(record.value)))
@@ -191,7 +201,8 @@ def _instant(at_us: int) -> str | None:
         return None
 
 
-def _error(encoded: bytes | None) -> dict[str, str]:
+def error_of(encoded: bytes | None) -> dict[str, str]:
+    """The kind and the message of a stored failure."""
     try:
         failure = decode_error(encoded)
     except (RecordCorrupt, ValueError, TypeError) as error:

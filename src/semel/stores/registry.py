@@ -29,6 +29,8 @@ _BUILT_IN: dict[str, str] = {
     "valkeys": "semel.stores.redis:from_url",
     "postgresql": "semel.stores.postgres:from_url",
     "postgres": "semel.stores.postgres:from_url",
+    "http": "semel.stores.http:from_url",
+    "https": "semel.stores.http:from_url",
     "tiered": "semel.stores.tiered:from_url",
 }
 

@@ -1,0 +1,95 @@
+"""The application: routes, door and life of one instance."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from semel.core.ports import AsyncStore, Store
+from semel.errors import SemelError
+from semel.server.events import Intake
+from semel.server.guard import Guard
+from semel.server.openapi import Document
+from semel.server.problems import Problem, problem_of
+from semel.server.routes import claims, docs, events, health, items, records
+from semel.server.service import Service
+from semel.server.settings import ServeSettings
+
+__all__ = ["create_app"]
+
+ROUTES = (items, claims, events, records, health, docs)
+
+
+def create_app(
+    settings: ServeSettings | None = None,
+    *,
+    store: Store | AsyncStore | None = None,
+    mounts: Mapping[str, ASGIApp] | None = None,
+) -> FastAPI:
+    """The service as an ASGI application; `store` instead of the one that the settings name.
+
+    `mounts`: further applications by path, such as a dashboard at `/`. They find the service in `app.state.service`
+    of this application and let in whom they like: the door asks for tokens on `/v1` and `/metrics` only.
+    """
+    settings = settings or ServeSettings()
+    service = Service(settings, store)
+    intake = Intake(service)
+    document = Document()
+
+    @asynccontextmanager
+    async def life(_app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(service.close)
+            try:
+                await service.open()
+                stack.push_async_callback(intake.close)
+                await intake.open()
+            except SemelError as error:
+                service.failure = error  # whoever starts the server tells it in a line
+                raise
+            yield
+
+    app = FastAPI(
+        title="semel",
+        version=version("semel"),
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    app.state.service, app.state.intake = service, intake
+    for each in ROUTES:
+        each.add(app, document)
+    app.openapi = lambda: document.made(app)  # type: ignore[method-assign]
+    app.add_middleware(Guard, service=service)
+    app.add_exception_handler(Problem, _problem)
+    app.add_exception_handler(SemelError, _semel_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _parameter_error)
+    for path, mounted in (mounts or {}).items():
+        app.mount(path, mounted)
+    return app
+
+
+async def _problem(_request: Request, error: Any) -> Response:
+    response: Response = error.response()
+    return response
+
+
+async def _semel_error(_request: Request, error: Any) -> Response:
+    return problem_of(error).response()
+
+
+async def _http_error(_request: Request, error: Any) -> Response:
+    return Problem(error.status_code, "http", str(error.detail), error.headers).response()
+
+
+async def _parameter_error(_request: Request, error: Any) -> Response:
+    first = error.errors()[0]
+    return Problem(422, "invalid", f"{first['loc'][-1]}: {first['msg']}").response()

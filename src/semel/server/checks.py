@@ -1,0 +1,221 @@
+"""The bounds of an item from outside, before any store sees it."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from semel.core.commands import (
+    Admit,
+    Claim,
+    Count,
+    Forget,
+    Item,
+    Lookup,
+    Mark,
+    Purge,
+    ReadSettings,
+    Renew,
+    Resolve,
+    Scan,
+    Settle,
+    SetWindow,
+    SwitchMode,
+)
+from semel.errors import SemelError
+from semel.forks import OWNER_BYTES
+from semel.ids import check_kind
+from semel.keys.limits import KEY_BYTES_MAX, check_all, check_consumer
+from semel.keys.limits import check as check_key
+from semel.policy import LEASE_MAX_S
+from semel.server.problems import Problem, problem_of
+from semel.server.settings import Limits
+
+__all__ = ["check"]
+
+INSTANT_MAX = 2**53 - 1
+"""Times and fences are exact in every store, and in JSON, up to here."""
+TEXT_BYTES_MAX = 128
+"""Of an event's type and a step's name."""
+CURSOR_CHARS_MAX = 64 * 1024
+FINGERPRINT_BYTES_MAX = 64
+SCAN_MAX = 1000
+PURGE_MAX = 100_000
+DELAY_MAX_US = round(LEASE_MAX_S * 1e6)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def check(item: Item, limits: Limits) -> None:
+    """Raises `Problem` for an item that is out of bounds."""
+    try:
+        _CHECKS[type(item)](item, limits)
+    except SemelError as error:
+        raise problem_of(error) from error
+
+
+def _claim(item: Claim, limits: Limits) -> None:
+    _place(item.id)
+    if len(item.owner) != OWNER_BYTES:
+        raise _out(f"owner has {len(item.owner)} bytes; it is {OWNER_BYTES} random ones, new for every call")
+    _lease(item.lease_us, limits)
+    _window(item.window_us, limits)
+    _short(item.event_type, "event_type")
+    _size(item.fingerprint, FINGERPRINT_BYTES_MAX, "fingerprint")
+    _size(item.journal, limits.value_bytes_max, "journal")
+    _size(item.meta, limits.value_bytes_max, "meta")
+    _instant(item.event_time_us, "event_time_us", -INSTANT_MAX)
+    _window(item.apart_us, limits)
+
+
+def _renew(item: Renew, limits: Limits) -> None:
+    _place(item.id)
+    _size(item.owner, OWNER_BYTES, "owner")
+    _instant(item.fence, "fence")
+    _lease(item.lease_us, limits)
+    if item.step is not None:
+        name, value = item.step
+        _short(name, "the name of a step", least=1)
+        _size(value, limits.value_bytes_max, "the value of a step")
+
+
+def _settle(item: Settle, limits: Limits) -> None:
+    _place(item.id)
+    _size(item.owner, OWNER_BYTES, "owner")
+    _instant(item.fence, "fence")
+    _size(item.value, limits.value_bytes_max, "value")
+    _window(item.window_us, limits)
+    _range(item.lease_us, 0, limits.lease_max_us, "lease_us")
+    _range(item.delay_us, 0, DELAY_MAX_US, "delay_us")
+    _instant(item.event_time_us, "event_time_us", -INSTANT_MAX)
+
+
+def _mark(item: Mark, limits: Limits) -> None:
+    _names(item.tenant, item.consumer)
+    if len(item.keys) > limits.batch_items_max:
+        raise Problem(
+            413, "too-many", f"a mark takes {limits.batch_items_max} keys at once, not {len(item.keys)}"
+        )
+    check_all(item.keys)
+    if len(set(item.keys)) != len(item.keys):
+        raise _out("the keys of a mark differ from one another")
+    _window(item.window_us, limits)
+
+
+def _lookup(item: Lookup, _limits: Limits) -> None:
+    _place(item.id)
+
+
+def _forget(item: Forget, _limits: Limits) -> None:
+    _place(item.id)
+    _instant(item.fence, "fence")
+
+
+def _resolve(item: Resolve, limits: Limits) -> None:
+    _place(item.id)
+    _instant(item.fence, "fence")
+    _size(item.value, limits.value_bytes_max, "value")
+    _window(item.window_us, limits)
+
+
+def _scan(item: Scan, _limits: Limits) -> None:
+    if item.tenant:
+        check_consumer(item.tenant)
+    if item.consumer is not None:
+        check_consumer(item.consumer)
+    _short(item.prefix, "prefix", KEY_BYTES_MAX)
+    _instant(item.seen_before, "seen_before")
+    _range(item.limit, 1, SCAN_MAX, "limit")
+    if item.cursor is not None and (len(item.cursor) > CURSOR_CHARS_MAX or not item.cursor.isprintable()):
+        raise _out("that is no cursor that was given out here")
+
+
+def _purge(item: Purge, _limits: Limits) -> None:
+    _range(item.limit, 1, PURGE_MAX, "limit")
+
+
+def _count(item: Count, _limits: Limits) -> None:
+    if item.tenant:
+        check_consumer(item.tenant)
+
+
+def _nothing(_item: ReadSettings, _limits: Limits) -> None:
+    """There is nothing in it."""
+
+
+def _set_window(item: SetWindow, limits: Limits) -> None:
+    _names(item.tenant, item.consumer)
+    _short(item.event_type, "event_type")
+    if item.window_us is not None:
+        _window(item.window_us, limits)
+
+
+def _admit(item: Admit, _limits: Limits) -> None:
+    _names(item.tenant, item.consumer)
+    if item.ids:
+        check_kind(item.ids)
+
+
+def _switch_mode(item: SwitchMode, _limits: Limits) -> None:
+    _names(item.tenant, item.consumer)
+
+
+_CHECKS: dict[type, Callable[[Any, Limits], None]] = {
+    Claim: _claim,
+    Renew: _renew,
+    Settle: _settle,
+    Mark: _mark,
+    Lookup: _lookup,
+    Forget: _forget,
+    Resolve: _resolve,
+    Scan: _scan,
+    Purge: _purge,
+    Count: _count,
+    ReadSettings: _nothing,
+    SetWindow: _set_window,
+    Admit: _admit,
+    SwitchMode: _switch_mode,
+}
+
+# --- one field each -----------------------------------------------------------------------------
+
+
+def _place(record_id: tuple[str, str, str]) -> None:
+    _names(record_id[0], record_id[1])
+    check_key(record_id[2])
+
+
+def _names(tenant: str, consumer: str) -> None:
+    if tenant:
+        check_consumer(tenant)
+    check_consumer(consumer)
+
+
+def _lease(lease_us: int, limits: Limits) -> None:
+    _range(lease_us, limits.lease_min_us, limits.lease_max_us, "lease_us")
+
+
+def _window(window_us: int, limits: Limits) -> None:
+    _range(window_us, 0, limits.window_max_us, "a window, in microseconds,")
+
+
+def _instant(number: int | None, what: str, least: int = 0) -> None:
+    if number is not None:
+        _range(number, least, INSTANT_MAX, what)
+
+
+def _range(number: int, least: int, most: int, what: str) -> None:
+    if not least <= number <= most:
+        raise _out(f"{what} is {number}; it must lie between {least} and {most}")
+
+
+def _short(text: str, what: str, bytes_max: int = TEXT_BYTES_MAX, *, least: int = 0) -> None:
+    if not least <= len(text.encode()) <= bytes_max or _CONTROL.search(text):
+        raise _out(f"{what} must have {least} to {bytes_max} bytes and no control characters")
+
+
+def _size(data: bytes | None, bytes_max: int, what: str) -> None:
+    if data is not None and len(data) > bytes_max:
+        raise Problem(413, "value-too-large", f"{what} has {len(data)} bytes; {bytes_max} are allowed")
+
+
+def _out(detail: str) -> Problem:
+    return Problem(422, "out-of-bounds", detail)

@@ -1,0 +1,133 @@
+"""The door: whoever may not come in is told so before anything of the request's body is read."""
+
+import asyncio
+import time
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from semel.errors import StoreError
+from semel.server.callers import ANYBODY, Caller
+from semel.server.problems import Problem, unavailable
+from semel.server.service import Service
+from semel.server.settings import is_loopback
+
+__all__ = ["Guard", "read_body", "too_long"]
+
+GUARDED = ("/v1/", "/metrics")
+CHALLENGE = {"WWW-Authenticate": 'Bearer realm="semel"'}
+
+
+class Guard:
+    """ASGI middleware: authenticates, counts, and turns what is raised into an answer."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app: ASGIApp = app
+        self.service: Service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or answer it."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        service, began = self.service, time.perf_counter()
+        answered = Answered(send)
+        service.metrics.in_flight.inc()
+        try:
+            scope.setdefault("state", {})["caller"] = await self._caller(scope)
+            await self.app(scope, receive, answered)
+        except Problem as problem:
+            await _refuse(scope, receive, answered, problem)
+        except StoreError:
+            await _refuse(scope, receive, answered, unavailable())
+        finally:
+            service.metrics.in_flight.dec()
+            if scope["type"] == "http":
+                route = getattr(scope.get("route"), "path", "other")
+                service.metrics.requests.labels(route, str(answered.status or 499)).inc()
+                service.metrics.durations.labels(route).observe(time.perf_counter() - began)
+
+    async def _caller(self, scope: Scope) -> Caller | None:
+        headers, service = Headers(scope=scope), self.service
+        if not service.needs_token:
+            _keep_browsers_out(headers)
+        if not scope["path"].startswith(GUARDED):
+            return None
+        if not service.needs_token:
+            service.pace(ANYBODY.name)
+            return ANYBODY
+        scheme, _, text = headers.get("authorization", "").partition(" ")
+        token = await service.token(text.strip()) if scheme.lower() == "bearer" else None
+        if token is None:
+            service.pace(f"peer {(scope.get('client') or ('',))[0]}")
+            raise Problem(
+                401, "unauthorized", "a valid token is needed: Authorization: Bearer semel_...", CHALLENGE
+            )
+        service.pace(f"token {token.id}")
+        return Caller(f"token {token.id}", token.tenant, token.role)
+
+
+class Answered:
+    """The way out, which remembers whether an answer has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status: int = 0
+
+    async def __call__(self, message: Message) -> None:
+        """Pass it on."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+
+
+def _keep_browsers_out(headers: Headers) -> None:
+    """Without tokens, a page that somebody looks at must not reach the service through their browser.
+
+    A foreign name that resolves to this computer shows in `Host`, a foreign page in `Origin`.
+    """
+    host = headers.get("host", "").rpartition("@")[2]
+    if not is_loopback(_name_of(host)):
+        raise Problem(403, "forbidden", f"this server answers to loopback names only, not to {host[:100]!r}")
+    origin = headers.get("origin")
+    if origin is not None and origin.partition("://")[2] != host:
+        raise Problem(403, "forbidden", "requests from other sites are refused")
+
+
+def _name_of(host: str) -> str:
+    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Answered, problem: Problem) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008, "reason": problem.detail[:100]})
+    elif not send.status:
+        await problem.response()(scope, receive, send)
+
+
+async def read_body(request: Request, bytes_max: int, wait_s: float) -> bytes:
+    """The whole body of a request. Raises `Problem` where it is too long, too slow or packed."""
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Problem(415, "packed", "send the body as it is: no Content-Encoding is taken here")
+    said = request.headers.get("content-length", "0")
+    if said.isdecimal() and int(said) > bytes_max:
+        raise too_long(bytes_max)
+    pieces, size = list[bytes](), 0
+    try:
+        async with asyncio.timeout(wait_s):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > bytes_max:
+                    raise too_long(bytes_max)
+                pieces.append(piece)
+    except TimeoutError:
+        raise Problem(408, "too-slow", f"the body did not arrive in {wait_s:g} s") from None
+    except ClientDisconnect:
+        raise Problem(400, "malformed", "the body ended too early") from None
+    return b"".join(pieces)
+
+
+def too_long(bytes_max: int) -> Problem:
+    """The problem of a body past its bound."""
+    return Problem(413, "too-long", f"the body may have {bytes_max} bytes; send fewer items at once")

@@ -1,0 +1,88 @@
+"""What every route needs: who asks, what was sent, how to answer."""
+
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+
+from semel.server.callers import Caller
+from semel.server.guard import read_body
+from semel.server.problems import Problem, malformed
+from semel.server.service import Service
+from semel.server.tokens import Role
+
+__all__ = [
+    "JSON",
+    "TENANT_HEADER",
+    "Asked",
+    "answer",
+    "asked",
+    "body_of",
+    "content_type",
+    "many",
+    "read",
+    "wrong_type",
+]
+
+T = TypeVar("T")
+
+JSON = "application/json"
+TENANT_HEADER = "semel-tenant"
+_encode = msgspec.json.Encoder().encode
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """Who asks what of whom."""
+
+    service: Service
+    caller: Caller
+    tenant: str
+    """The tenant of endpoints that name none."""
+
+
+def asked(request: Request, role: Role) -> Asked:
+    """The service and the caller, who has at least that role. Raises `Problem`."""
+    caller: Caller = request.state.caller
+    caller.require(role)
+    return Asked(request.app.state.service, caller, caller.acting_for(request.headers.get(TENANT_HEADER)))
+
+
+def content_type(request: Request) -> str:
+    """The media type of the body, without its parameters."""
+    return str(request.headers.get("content-type", "")).partition(";")[0].strip().lower()
+
+
+async def body_of(request: Request) -> bytes:
+    """The body, within its bounds. Raises `Problem`."""
+    limits = request.app.state.service.settings.limits
+    return await read_body(request, limits.body_bytes_max, limits.body_wait_s)
+
+
+async def read(request: Request, decoder: "msgspec.json.Decoder[T]") -> T:
+    """The JSON body as the decoder's type. Raises `Problem`."""
+    if content_type(request) != JSON:
+        raise wrong_type(request, JSON)
+    body = await body_of(request)
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(error) from error
+
+
+def wrong_type(request: Request, *wanted: str) -> Problem:
+    """The problem of a body of another kind."""
+    found = content_type(request)[:100] or "nothing"
+    return Problem(415, "wrong-type", f"the content type is {found!r}; send {' or '.join(wanted)}")
+
+
+def many(count: int, service: Service) -> None:
+    """Raises `Problem` for more at once than are taken."""
+    most = service.settings.limits.batch_items_max
+    if count > most:
+        raise Problem(413, "too-many", f"{most} are taken at once, not {count}; send them in parts")
+
+
+def answer(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON answer."""
+    return Response(_encode(document), status, headers, media_type=JSON)

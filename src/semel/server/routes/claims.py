@@ -1,0 +1,273 @@
+"""`/v1/claims`: the protocol for people with curl, and for languages without a client."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Request
+from msgspec.structs import replace
+from starlette.responses import Response
+
+from semel.cli.shown import error_of, readable
+from semel.codec import encode
+from semel.core.commands import Answer, Claim, Granted, Item, Known, Renew, Settle
+from semel.digests import idempotency_key
+from semel.errors import ValueInvalid
+from semel.plans import Plan, time_us
+from semel.policy import Policy
+from semel.server.openapi import Document
+from semel.server.problems import Problem
+from semel.server.routes.base import Asked, answer, asked, many, read
+from semel.server.shapes import (
+    ClaimAsked,
+    ClaimOutcome,
+    ClaimOutcomes,
+    ClaimsAsked,
+    Completing,
+    Ending,
+    Failing,
+    Handle,
+    Releasing,
+    Renewing,
+    Verdict,
+    Verdicts,
+)
+from semel.stores.http.wire import Refusal
+from semel.types import Busy, Completed, Late, Lost, Mismatch, Renewed, Unavailable, Unknown
+from semel.windows import resolve
+
+__all__ = ["add"]
+
+CLAIM: dict[str, Any] = {"consumer": "billing", "claims": [{"key": "evt_1"}], "lease": "30s", "window": "24h"}
+CLAIMED: dict[str, Any] = {
+    "outcomes": [
+        {
+            "key": "evt_1",
+            "outcome": "claimed",
+            "claim": "l6diaWxsaW5n...",
+            "fence": 1731700000000000,
+            "attempt": 1,
+        }
+    ]
+}
+HELD = "l6diaWxsaW5n..."
+FAILURE = "reported"
+"""The kind of a failure that a caller reports: it has no class here."""
+
+_handle = msgspec.msgpack.Decoder(Handle)
+_pack = msgspec.msgpack.Encoder()
+_claims = msgspec.json.Decoder(ClaimsAsked)
+
+
+class Completions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Claims to complete."""
+
+    claims: list[Completing]
+
+
+class Failures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Claims to fail."""
+
+    claims: list[Failing]
+
+
+class Releases(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Claims to release."""
+
+    claims: list[Releasing]
+
+
+class Renewals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Claims to renew."""
+
+    claims: list[Renewing]
+
+
+ENDS: dict[str, tuple[Any, str, Any]] = {
+    "complete": (Completions, "The effect has happened: remember it", {"claim": HELD, "value": {"ok": True}}),
+    "renew": (Renewals, "Prolong the lease", {"claim": HELD}),
+    "release": (Releases, "Give a claim up; anybody may try again", {"claim": HELD, "delay_s": 5}),
+    "fail": (
+        Failures,
+        "It failed for good: every duplicate is told so",
+        {"claim": HELD, "error": "no such card"},
+    ),
+}
+
+
+def add(app: FastAPI, document: Document) -> None:
+    """Add the routes."""
+    routes = APIRouter(prefix="/v1/claims", tags=["claims"])
+
+    @routes.post(
+        "",
+        summary="Claim events before processing them",
+        **document.operation(
+            takes=ClaimsAsked, gives=ClaimOutcomes, example=CLAIM, answer=CLAIMED, also=(409,)
+        ),
+    )
+    async def claims(request: Request) -> Response:
+        """`claimed`: process it, then complete. `done`: a duplicate, with the first one's value. `busy`: come back."""
+        return await claim_many(request)
+
+    for name, (shape, summary, example) in ENDS.items():
+        _add_end(routes, document, name, shape, summary, example)
+    app.include_router(routes)
+
+
+def _add_end(
+    routes: APIRouter, document: Document, name: str, shape: Any, summary: str, example: Any
+) -> None:
+    decoder = msgspec.json.Decoder(shape)
+    about = document.operation(takes=shape, gives=Verdicts, example={"claims": [example]})
+
+    @routes.post(f"/{name}", name=name, summary=summary, **about)
+    async def end(request: Request) -> Response:
+        return await end_many(request, (await read(request, decoder)).claims)
+
+
+async def claim_many(request: Request) -> Response:
+    """Claims of one consumer; a second claim of a key in one request is busy."""
+    ask = asked(request, "write")
+    said = await read(request, _claims)
+    many(len(said.claims), ask.service)
+    ask.caller.may_write(said.consumer)
+    limits = ask.service.settings.limits
+    plan = Plan(
+        consumer=said.consumer,
+        tenant=ask.tenant,
+        window=said.window,
+        lease=said.lease,
+        mode="lease",
+        policy=Policy(value_bytes_max=limits.value_bytes_max),
+    )
+    mode = await ask.service.mode(ask.caller, ask.tenant, said.consumer)
+    runtime = ask.service.runtime
+    await runtime.arefresh()
+    if any(each.journal is not None for each in said.claims) and not runtime.store.capabilities.durable:
+        raise Problem(422, "misused", "a journal needs a store that outlives its process")
+    claims = [_claim(plan, runtime.windows, each, quarantine=mode == "quarantine") for each in said.claims]
+    answers = await ask.service.carry_out(ask.caller, claims)
+    base_us = plan.window_us({}, "")
+    return answer(ClaimOutcomes([_outcome(*pair, base_us) for pair in zip(claims, answers, strict=True)]))
+
+
+def _claim(plan: Plan, stored: Any, each: ClaimAsked, *, quarantine: bool) -> Claim:
+    made = plan.claim(
+        stored,
+        each.key,
+        None if each.fingerprint is None else each.fingerprint.encode(),
+        event_type=each.event_type,
+        event_time_us=time_us(each.event_time),
+        journal=each.journal,
+    )
+    owner = made.owner if each.owner is None else bytes.fromhex(each.owner)
+    return replace(made, owner=owner, quarantine=quarantine)
+
+
+def _outcome(claim: Claim, found: Answer, window_us: int) -> ClaimOutcome:
+    key = claim.id[2]
+    match found:
+        case Granted():
+            held = Handle(
+                claim.id[1], key, claim.owner, found.fence, claim.lease_us, window_us, claim.event_type
+            )
+            return ClaimOutcome(
+                key,
+                "claimed",
+                claim=base64.urlsafe_b64encode(_pack.encode(held)).decode(),
+                fence=found.fence,
+                attempt=found.attempt,
+                lease_s=claim.lease_us / 1e6,
+                idempotency_key=idempotency_key(claim.id),
+                journal=None if found.journal is None else readable(found.journal)[0],
+            )
+        case Known(state="done"):
+            value, form = readable(found.value)
+            return ClaimOutcome(key, "done", value=value, kept=form != "not_kept", fence=found.fence)
+        case Known():
+            return ClaimOutcome(key, "failed", error=error_of(found.value))
+        case Busy():
+            return ClaimOutcome(key, "busy", retry_after_s=found.retry_after_s, recoverable=found.recoverable)
+        case Mismatch():
+            return ClaimOutcome(key, "mismatch", detail="the key was used before with another fingerprint")
+        case Late():
+            return ClaimOutcome(key, "late", age_s=found.age_s)
+        case Unknown():
+            return ClaimOutcome(
+                key, "unknown", detail="an attempt ended without saying what happened; resolve it"
+            )
+        case Refusal():
+            return ClaimOutcome(key, "refused", detail=found.detail)
+        case _:
+            return ClaimOutcome(
+                key, "unavailable", detail="the store gave no answer; send the same claim again"
+            )
+
+
+async def end_many(request: Request, endings: Sequence[Ending]) -> Response:
+    """Complete, fail, release or renew claims that this caller shows the handles of."""
+    ask = asked(request, "write")
+    many(len(endings), ask.service)
+    await ask.service.runtime.arefresh()
+    items = [_item(ask, each) for each in endings]
+    answers = await ask.service.carry_out(ask.caller, items)
+    return answer(Verdicts([_verdict(*pair) for pair in zip(items, answers, strict=True)]))
+
+
+def _item(ask: Asked, ending: Ending) -> Item:
+    held = _held(ending.claim)
+    ask.caller.may_write(held.consumer)
+    place = (ask.tenant, held.consumer, held.key)
+    if isinstance(ending, Renewing):
+        return Renew(place, held.owner, held.fence, held.lease_us)
+    window_us = resolve(
+        ask.service.runtime.windows, ask.tenant, held.consumer, held.event_type, held.window_us
+    )
+
+    def settle(to: Any, value: bytes | None = None, **more: Any) -> Settle:
+        return Settle(
+            place, held.owner, held.fence, to, value, window_us=window_us, lease_us=held.lease_us, **more
+        )
+
+    match ending:
+        case Completing():
+            return settle("done", _value(ending.value, ask.service.settings.limits.value_bytes_max))
+        case Failing():
+            return settle("failed", encode([FAILURE, ending.error]))
+        case Releasing():
+            return settle(
+                "released", delay_us=round(ending.delay_s * 1e6), count_attempt=ending.count_attempt
+            )
+
+
+def _value(value: Any, bytes_max: int) -> bytes | None:
+    """The effect has happened: a value that cannot be kept must not keep it from being completed."""
+    try:
+        return encode(value, None, bytes_max)
+    except ValueInvalid:
+        return None
+
+
+def _held(text: str) -> Handle:
+    try:
+        return _handle.decode(base64.urlsafe_b64decode(text))
+    except (binascii.Error, msgspec.MsgspecError, ValueError) as error:
+        raise Problem(422, "invalid", "that is no claim that was given out here") from error
+
+
+def _verdict(item: Item, found: Answer) -> Verdict:
+    match found:
+        case Completed():
+            kept = not (isinstance(item, Settle) and item.to == "done" and item.value is None)
+            return Verdict("completed", already=found.already, recreated=found.recreated, kept=kept)
+        case Renewed():
+            return Verdict("renewed", lease_s=item.lease_us / 1e6 if isinstance(item, Renew) else None)
+        case Lost():
+            return Verdict("lost", detail="another attempt took over; nothing was overwritten")
+        case Refusal():
+            return Verdict("refused", detail=found.detail)
+        case Unavailable() | _:
+            return Verdict("unavailable", detail="the store gave no answer; send the same again")

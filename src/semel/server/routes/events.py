@@ -1,0 +1,144 @@
+"""`/v1/events`: events come in, one or many, over HTTP or a WebSocket, and each is answered."""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Request, WebSocket
+from starlette.responses import Response
+from starlette.websockets import WebSocketDisconnect
+
+from semel.server.callers import Caller
+from semel.server.events import Event, Intake, event_of
+from semel.server.openapi import Document
+from semel.server.problems import Problem, malformed
+from semel.server.routes.base import (
+    JSON,
+    TENANT_HEADER,
+    answer,
+    asked,
+    body_of,
+    content_type,
+    many,
+    wrong_type,
+)
+from semel.server.service import Service
+from semel.server.shapes import EventOutcome, EventOutcomes
+
+__all__ = ["add"]
+
+CLOUDEVENT = "application/cloudevents+json"
+CLOUDEVENTS = "application/cloudevents-batch+json"
+TYPES = (JSON, CLOUDEVENT, CLOUDEVENTS)
+EXAMPLE = {"id": "evt_1", "type": "order.placed", "amount": "12.50"}
+STATUSES = {"accepted": 200, "duplicate": 200, "failed": 200, "busy": 409, "invalid": 422, "retry": 503}
+"""Of a single event, so that a producer that knows only HTTP repeats what it has to."""
+
+Body = dict[str, Any] | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+
+_decode = msgspec.json.Decoder(Body).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def add(app: FastAPI, document: Document) -> None:
+    """Add the routes."""
+    routes = APIRouter(prefix="/v1", tags=["events"])
+
+    @routes.post(
+        "/events",
+        summary="Take events in, each once",
+        **document.operation(
+            takes=Body,
+            gives=EventOutcomes,
+            example=EXAMPLE,
+            answer={"events": [{"status": "accepted", "key": "evt_1"}]},
+            also=(409,),
+            takes_types=TYPES,
+        ),
+    )
+    async def events(request: Request) -> Response:
+        """A JSON object or an array of them; CloudEvents in every mode.
+
+        A single event is also answered by the status: 409 while another delivery of it is being handled, 422 without
+        a key, 503 where it must be sent again.
+        """
+        return await take(request)
+
+    @routes.websocket("/events")
+    async def socket(websocket: WebSocket) -> None:
+        await listen(websocket)
+
+    app.include_router(routes)
+
+
+async def take(request: Request) -> Response:
+    """The events of one request."""
+    kind = content_type(request)
+    if kind not in TYPES:
+        raise wrong_type(request, *TYPES)
+    ask = asked(request, "write")
+    body = await body_of(request)
+    found = _parsed(body)
+    headers = [(name, value) for name, value in request.headers.items() if isinstance(found, dict)]
+    events = _events(found, len(body), headers)
+    many(len(events), ask.service)
+    outcomes = await _intake(request).take(ask.tenant, events)
+    if isinstance(found, dict) or all(each.status == "invalid" for each in outcomes):
+        first = outcomes[0]
+        if STATUSES[first.status] != 200:  # noqa: PLR2004 - what HTTP calls success
+            raise _problem(first)
+    return answer(EventOutcomes(outcomes))
+
+
+async def listen(websocket: WebSocket) -> None:
+    """A message is an event or an array of events, and is answered by one answer or an array of answers.
+
+    The server that carries the application bounds a message's length: it is in memory before it comes here.
+    """
+    caller: Caller = websocket.state.caller
+    caller.require("write")
+    tenant = caller.acting_for(websocket.headers.get(TENANT_HEADER))
+    service: Service = websocket.app.state.service
+    await websocket.accept()
+    while True:
+        try:
+            message = await websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            data = message.get("bytes") or (message.get("text") or "").encode()
+            service.pace(caller.name)
+            found = _parsed(data)
+            events = _events(found, len(data), ())
+            many(len(events), service)
+            outcomes = await _intake(websocket).take(tenant, events)
+            said: Any = outcomes[0] if isinstance(found, dict) else outcomes
+        except Problem as problem:
+            retry = problem.status == 429  # noqa: PLR2004
+            said = EventOutcome("busy" if retry else "invalid", detail=problem.detail)
+        except WebSocketDisconnect:
+            return
+        await websocket.send_text(_encode(said).decode())
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return _decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(error) from error
+
+
+def _events(found: Any, size_bytes: int, headers: Any) -> list[Event]:
+    if isinstance(found, dict):
+        return [event_of(found, size_bytes, headers)]
+    return [event_of(each, len(_encode(each))) for each in found]
+
+
+def _intake(connection: Any) -> Intake:
+    intake: Intake = connection.app.state.intake
+    return intake
+
+
+def _problem(outcome: EventOutcome) -> Problem:
+    headers = (
+        {} if outcome.retry_after_s is None else {"Retry-After": str(max(1, round(outcome.retry_after_s)))}
+    )
+    return Problem(STATUSES[outcome.status], outcome.status, outcome.detail or outcome.status, headers)

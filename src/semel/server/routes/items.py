@@ -1,0 +1,133 @@
+"""`POST /v1/items`: a mixed batch of every kind of item, which is all that the http store needs."""
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import Response
+
+from semel.core.commands import Answer, Item
+from semel.server.callers import scoped, unscoped
+from semel.server.openapi import Document
+from semel.server.problems import Problem, malformed
+from semel.server.routes.base import JSON, answer, asked, body_of, content_type, many, wrong_type
+from semel.server.service import refusal
+from semel.stores.http import wire
+from semel.stores.http.wire import Refusal
+
+__all__ = ["add"]
+
+TAG = "items"
+EXAMPLE: list[dict[str, Any]] = [
+    {
+        "type": "claim",
+        "id": ["", "billing", "evt_1"],
+        "owner": "AAECAwQFBgcICQoLDA0ODw==",
+        "lease_us": 30_000_000,
+        "window_us": 86_400_000_000,
+    }
+]
+GRANTED: list[dict[str, Any]] = [
+    {
+        "granted": {
+            "fence": 1731700000000000,
+            "attempt": 1,
+            "lease_until": 1731700030000000,
+            "first_seen": 1731700000000000,
+        }
+    }
+]
+TYPES = (JSON, wire.ITEMS_JSON, wire.ITEMS_MSGPACK)
+
+
+class StoreDocument(msgspec.Struct, frozen=True):
+    """What is behind the service, and how much it takes at once."""
+
+    store: str
+    durable: bool
+    exact: bool
+    fenced: bool
+    shared: bool
+    batch_items_max: int
+    body_bytes_max: int
+    value_bytes_max: int
+    lease_min_us: int
+    lease_max_us: int
+    window_max_us: int
+
+
+def add(app: FastAPI, document: Document) -> None:
+    """Add the routes."""
+    routes = APIRouter(prefix="/v1", tags=[TAG])
+
+    @routes.post(
+        "/items",
+        summary="Carry out a batch of items",
+        **document.operation(
+            takes=list[Item],
+            gives=list[dict[str, Any]],
+            example=EXAMPLE,
+            answer=GRANTED,
+            takes_types=TYPES,
+            gives_types=TYPES,
+        ),
+    )
+    async def items(request: Request) -> Response:
+        """Answers stand in the order of their items, each an object of one member that says what it is.
+
+        Items are atomic each, and carried out in order where two are about the same record. An item that this token
+        may not send, or that is out of bounds, is answered `refused`; where all are, that is the status.
+        """
+        return await carry_out(request)
+
+    @routes.get("/store", summary="What is behind this service", **document.operation(gives=StoreDocument))
+    async def store(request: Request) -> Response:
+        """Its powers and the limits of this service; what the http store asks when it is opened."""
+        service = asked(request, "read").service
+        behind, limits = service.runtime.store, service.settings.limits
+        powers = behind.capabilities
+        return answer(
+            StoreDocument(
+                behind.name.partition(":")[0],
+                powers.durable,
+                powers.exact,
+                powers.fenced,
+                powers.shared,
+                limits.batch_items_max,
+                limits.body_bytes_max,
+                limits.value_bytes_max,
+                limits.lease_min_us,
+                limits.lease_max_us,
+                limits.window_max_us,
+            )
+        )
+
+    app.include_router(routes)
+
+
+async def carry_out(request: Request) -> Response:
+    """The items of a request, for the caller's tenant alone."""
+    kind = content_type(request)
+    if kind not in TYPES:
+        raise wrong_type(request, *TYPES)
+    ask = asked(request, "read")
+    packed = kind == wire.ITEMS_MSGPACK
+    body = await body_of(request)
+    try:
+        items = wire.items_from(body, packed=packed)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed(error) from error
+    many(len(items), ask.service)
+    mine: list[Item] = []
+    answers: list[Answer] = []
+    for item in items:
+        try:
+            mine.append(scoped(ask.caller, item))
+            answers.append(None)
+        except Problem as problem:
+            answers.append(refusal(problem))
+    found = iter(await ask.service.carry_out(ask.caller, mine))
+    answers = [each if isinstance(each, Refusal) else unscoped(ask.caller, next(found)) for each in answers]
+    if answers and all(isinstance(each, Refusal) for each in answers):
+        raise Problem(answers[0].status, answers[0].title, answers[0].detail)
+    return Response(wire.answers_to(answers, packed=packed), media_type=kind)

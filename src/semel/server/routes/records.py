@@ -1,0 +1,176 @@
+"""Records, windows, statistics, purging: what operators look at and decide."""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Path, Query, Request
+from starlette.responses import Response
+
+from semel import audit
+from semel.cli.shown import document as document_of
+from semel.cli.shown import exact_text, now_us, summary
+from semel.core.commands import Count, Forget, Lookup, Page, Purge, ReadSettings, Scan, Settings, SetWindow
+from semel.server.openapi import Document
+from semel.server.problems import Problem
+from semel.server.routes.base import Asked, answer, asked, read
+from semel.server.shapes import Purging, WindowAsked
+from semel.server.tokens import TENANT
+from semel.types import Absent, Busy, Record, State, Stats
+from semel.windows import window_us
+
+__all__ = ["add"]
+
+Consumer = Annotated[str, Path(min_length=1, max_length=128)]
+Key = Annotated[str, Path(min_length=1, max_length=512)]
+
+_window = msgspec.json.Decoder(WindowAsked)
+_purging = msgspec.json.Decoder(Purging)
+
+
+class RecordsDocument(msgspec.Struct, frozen=True):
+    """A page of records; `cursor` leads to the next, null: that was all."""
+
+    records: list[dict[str, Any]]
+    cursor: str | None
+
+
+class WindowsDocument(msgspec.Struct, frozen=True):
+    """The stored windows."""
+
+    windows: list[dict[str, str]]
+
+
+def add(app: FastAPI, document: Document) -> None:
+    """Add the routes."""
+    routes = APIRouter(prefix="/v1", tags=["operate"])
+    _add_records(routes, document)
+    _add_upkeep(routes, document)
+    app.include_router(routes)
+
+
+def _add_records(routes: APIRouter, document: Document) -> None:
+    @routes.get(
+        "/records/{consumer}/{key:path}",
+        summary="One record",
+        **document.operation(gives=dict[str, Any], also=(404,)),
+    )
+    async def show(request: Request, consumer: Consumer, key: Key) -> Response:
+        """What is known of a key, without any effect on it. Reading takes the role `read`."""
+        return answer(_shown(document_of(await _found(asked(request, "read"), consumer, key), now_us())))
+
+    @routes.delete(
+        "/records/{consumer}/{key:path}",
+        summary="Make a key new again",
+        **document.operation(gives=dict[str, Any], also=(404, 409)),
+    )
+    async def forget(request: Request, consumer: Consumer, key: Key, *, force: bool = False) -> Response:
+        """409 while a claim runs, unless forced, which is written into the audit. Takes the role `admin`."""
+        ask = asked(request, "admin")
+        record = await _found(ask, consumer, key)
+        if force and audit.is_forced(record):
+            for item in audit.trail(record, ask.caller.name):
+                await ask.service.one(ask.caller, item)
+            audit.warn(record, ask.caller.name)
+        found = await ask.service.one(ask.caller, Forget(record.id, force))
+        if isinstance(found, Busy):
+            after = {"Retry-After": str(max(1, round(found.retry_after_s)))}
+            raise Problem(409, "running", "a claim runs; wait for it, or force it with ?force=true", after)
+        if isinstance(found, Absent):
+            raise _nothing(key)
+        return answer({"forgotten": key})
+
+    @routes.get("/records", summary="Records, a page at a time", **document.operation(gives=RecordsDocument))
+    async def scan(
+        request: Request,
+        consumer: Annotated[str | None, Query(min_length=1, max_length=128)] = None,
+        state: State | None = None,
+        prefix: Annotated[str, Query(max_length=512)] = "",
+        cursor: Annotated[str | None, Query(min_length=1, max_length=4096)] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Response:
+        """By consumer, state and the beginning of the key. Takes the role `admin`."""
+        ask = asked(request, "admin")
+        item = Scan(ask.tenant, consumer, state, prefix, cursor=cursor, limit=limit)
+        page: Page = await ask.service.one(ask.caller, item)
+        now = now_us()
+        return answer(RecordsDocument([_shown(summary(each, now)) for each in page.records], page.cursor))
+
+
+def _add_upkeep(routes: APIRouter, document: Document) -> None:
+    @routes.get("/windows", summary="The stored windows", **document.operation(gives=WindowsDocument))
+    async def windows(request: Request) -> Response:
+        """How long finished keys are remembered, by consumer and event type (empty: all types)."""
+        ask = asked(request, "read")
+        found: Settings = await ask.service.one(ask.caller, ReadSettings())
+        mine = sorted((place, us) for place, us in found.windows.items() if place[0] == ask.tenant)
+        rows = [
+            {"consumer": consumer, "event_type": kind, "window": exact_text(us)}
+            for (_, consumer, kind), us in mine
+        ]
+        return answer(WindowsDocument(rows))
+
+    @routes.put(
+        "/windows",
+        summary="Set or remove a window",
+        **document.operation(
+            takes=WindowAsked, gives=dict[str, Any], example={"consumer": "billing", "window": "24h"}
+        ),
+    )
+    async def set_window(request: Request) -> Response:
+        """In force everywhere within 10 seconds. Takes the role `admin`."""
+        ask = asked(request, "admin")
+        said = await read(request, _window)
+        us = None if said.window is None else window_us(said.window)
+        item = SetWindow(ask.tenant, said.consumer, said.event_type, us, said.existing)
+        await ask.service.one(ask.caller, item)
+        ask.service.runtime.expire_settings()
+        return answer({"consumer": said.consumer, "event_type": said.event_type, "window": said.window})
+
+    @routes.get("/stats", summary="How much the store holds", **document.operation(gives=dict[str, Any]))
+    async def stats(request: Request) -> Response:
+        """For the token's tenant; a token of all tenants that names none gets all of them."""
+        ask = asked(request, "read")
+        everything = ask.caller.tenant is None and not ask.tenant
+        found: Stats = await ask.service.one(ask.caller, Count(None if everything else ask.tenant))
+        shown = {"states": found.states, "consumers": found.consumers, "marks": found.marks}
+        if ask.caller.tenant is None:
+            shown |= {
+                "expired": found.expired,
+                "purge_lag_s": found.purge_lag_s,
+                "bytes_used": found.bytes_used,
+            }
+        return answer(shown)
+
+    @routes.post(
+        "/purge",
+        summary="Remove what is over",
+        **document.operation(takes=Purging, gives=dict[str, Any], example={"limit": 5000}),
+    )
+    async def purge(request: Request) -> Response:
+        """It never changes an answer. For a token of all tenants with the role `admin`."""
+        ask = asked(request, "admin")
+        if ask.caller.tenant is not None:
+            raise Problem(
+                403, "forbidden", "purging is for a token of all tenants: it cleans up for everybody"
+            )
+        said = await read(request, _purging)
+        purged = await ask.service.one(ask.caller, Purge(said.limit, said.dry_run))
+        return answer({"removed": purged.count, "more": purged.more, "lag_s": purged.lag_s})
+
+
+async def _found(ask: Asked, consumer: str, key: str) -> Record:
+    record = await ask.service.one(ask.caller, Lookup((ask.tenant, consumer, key)))
+    if isinstance(record, Absent):
+        raise _nothing(key)
+    assert isinstance(record, Record)
+    assert record.tenant != TENANT
+    return record
+
+
+def _nothing(key: str) -> Problem:
+    return Problem(404, "absent", f"no record of {key!a}: new, expired or forgotten")
+
+
+def _shown(record: dict[str, Any]) -> dict[str, Any]:
+    """A record for a caller who knows whose it is, and who must not settle it for its owner."""
+    return {name: value for name, value in record.items() if name not in ("tenant", "owner")}

@@ -1,0 +1,156 @@
+"""Listen, serve, drain: one instance of the service in this process, until it is told to end."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from semel.server.service import Service
+from semel.server.settings import ServeSettings
+
+__all__ = ["Server", "serve", "server_for"]
+
+HEAD_BYTES_MAX = 8 * 1024
+KEEP_ALIVE_S = 75
+"""Longer than the http store keeps a connection that it does not use."""
+
+
+class Patient(H11Protocol):
+    """HTTP/1.1 with a bound on how long a request's head may take: a client that dribbles is let go."""
+
+    head_wait_s: float = 15.0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """A piece of a head or of a body."""
+        if self._head_timer is None and self._is_between():
+            self._await_head()
+        super().data_received(data)
+        if self._head_timer is not None and not self._is_between():
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def on_response_complete(self) -> None:
+        """The next head may have begun already, behind the request that was just answered."""
+        super().on_response_complete()
+        if self._head_timer is None and self._is_between() and self.conn.trailing_data[0]:
+            self._await_head()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio takes the answer, uvicorn gives none
+        """The client says no more, and may still listen: a whole request is answered before the connection ends."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body or self.scheme == "https":
+            return None
+        cycle.keep_alive = False
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing to wait for any more."""
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        super().connection_lost(exc)
+
+    def _is_between(self) -> bool:
+        """Whether no request is being served: the next one's head has not come whole."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is None or cycle.response_complete
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_wait_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if self._is_between() and not self.transport.is_closing():
+            self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """Ends as a service should: not ready first, then no new connections, then what is under way is finished."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        bound: socket.socket,
+        listening: Callable[[str], None],
+    ) -> None:
+        super().__init__(config)
+        self.bound: socket.socket = bound
+        self._service = service
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Tell the address once somebody can connect to it; what keeps it from starting is the caller's to tell."""
+        log = logging.getLogger("uvicorn.error")
+        log.disabled = True
+        try:
+            await super().startup(sockets)
+        finally:
+            log.disabled = False
+        if self.started and sockets:
+            host, port = sockets[0].getsockname()[:2]
+            scheme = "https" if self.config.is_ssl else "http"
+            self._listening(f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}")
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal asks, the second insists. It is not raised again at the end: draining is no failure."""
+        del frame
+        unready_s = 0.0 if self._service.draining else self._service.settings.unready_s
+        self.force_exit: bool = self.should_exit and sig == signal.SIGINT
+        self._service.draining = True
+        if unready_s and sig == signal.SIGTERM:
+            loop = asyncio.get_running_loop()
+            loop.call_soon_threadsafe(loop.call_later, unready_s, self._end)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        self.should_exit: bool = True
+
+
+def server_for(app: FastAPI, settings: ServeSettings, listening: Callable[[str], None]) -> Server:
+    """A server that listens, to be run; `listening` is told the address. Raises `OSError` where it cannot listen."""
+    limits = settings.limits
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    bound = socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=2048)
+    # Inherited by its connections. asyncio sets it only where the protocol is said, and an answer in two pieces would
+    # otherwise wait for the client's acknowledgement, some 40 ms.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    protocol = type("Patient", (Patient,), {"head_wait_s": limits.head_wait_s})
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="websockets-sansio",
+        ws_max_size=limits.body_bytes_max,
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+        limit_concurrency=limits.connections_max,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        ssl_certfile=settings.tls_cert or None,
+        ssl_keyfile=settings.tls_key or None,
+        access_log=False,  # paths hold keys
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+    )
+    return Server(config, app.state.service, bound, listening)
+
+
+def serve(app: FastAPI, settings: ServeSettings, listening: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT. Raises `SystemExit` where the application does not start."""
+    made = server_for(app, settings, listening)
+    made.run(sockets=[made.bound])

@@ -1,0 +1,121 @@
+"""How the service is set up: frozen, keyword-only, checked on birth; the bounds of all that comes from outside."""
+
+import ipaddress
+from typing import Literal, TypeAlias
+
+from msgspec import Struct, field
+
+from semel.errors import PolicyInvalid
+from semel.keys.limits import check_consumer
+from semel.policy import LEASE_MAX_S
+
+__all__ = ["Auth", "Limits", "ServeSettings", "is_loopback"]
+
+Auth: TypeAlias = Literal["tokens", "none"]
+
+PORT = 8787
+KIB = 1024
+MIB = 1024 * KIB
+US = 1_000_000
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What one caller may ask for. Whatever is beyond is refused, and nothing of it carried out."""
+
+    body_bytes_max: int = 4 * MIB
+    """Of one request, and of one message on a WebSocket: 413."""
+    batch_items_max: int = 1000
+    """Items, claims or events in one request, and keys in one mark: 413."""
+    value_bytes_max: int = 256 * KIB
+    """Of a value, a journaled payload or a step: 413. At most 1 MiB."""
+    lease_min_us: int = US
+    lease_max_us: int = 15 * 60 * US
+    """A caller that claims and never completes keeps others waiting for no longer than this: 422."""
+    window_max_us: int = 90 * 86400 * US
+    rate_per_s: float = 1000.0
+    """Requests of one token, with a burst of twice as many; 0: no bound. 429."""
+    live_claims_max: int = 10_000
+    """Claims that one token holds at a time, as seen by this instance: 429."""
+    body_wait_s: float = 30.0
+    """For a request's body to arrive: 408."""
+    head_wait_s: float = 15.0
+    """For a request's head to arrive, before the connection is closed."""
+    connections_max: int = 2000
+    """At once; more are answered 503."""
+
+    def __post_init__(self) -> None:
+        bounds: dict[str, tuple[float, float]] = {
+            "body_bytes_max": (KIB, 64 * MIB),
+            "batch_items_max": (1, 10_000),
+            "value_bytes_max": (1, MIB),
+            "lease_min_us": (1, LEASE_MAX_S * US),
+            "lease_max_us": (self.lease_min_us, LEASE_MAX_S * US),
+            "window_max_us": (1, 90 * 86400 * US),
+            "rate_per_s": (0, 1e6),
+            "live_claims_max": (1, 1_000_000),
+            "body_wait_s": (0.01, 3600),
+            "head_wait_s": (0.01, 3600),
+            "connections_max": (1, 100_000),
+        }
+        for name, (least, most) in bounds.items():
+            if not least <= getattr(self, name) <= most:
+                raise PolicyInvalid(
+                    f"{name} is {getattr(self, name):g}; it must lie between {least:g} and {most:g}"
+                )
+
+
+class ServeSettings(Struct, frozen=True, kw_only=True):
+    """Where to listen, whom to believe, and what happens to events."""
+
+    store: str = "sqlite:///semel.db"
+    host: str = "127.0.0.1"
+    port: int = PORT
+    """0: any that is free."""
+    auth: Auth | None = None
+    """`None`: tokens, unless the address is loopback and no token was ever made."""
+    tls_cert: str = ""
+    tls_key: str = ""
+    """PEM files; both or neither."""
+    drain_s: float = 30.0
+    """How long requests under way may take after SIGTERM."""
+    unready_s: float = 0.0
+    """How long to go on serving after SIGTERM while `/readyz` says no, so that a balancer can notice."""
+    events_consumer: str = "events"
+    """Whose records the events of `/v1/events` are."""
+    events_key: str = ""
+    """Where an event's id is in its JSON; empty: CloudEvents, headers, and else the member `id`."""
+    handler: str = ""
+    """`package.module:function`: what is called with each event; empty: it is kept in its record."""
+    sink: str = ""
+    """Where each event is published instead: a URL as of `semel relay --to`."""
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        check_consumer(self.events_consumer)
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise PolicyInvalid("TLS needs both a certificate and its key: --tls-cert and --tls-key")
+        if self.handler and self.sink:
+            raise PolicyInvalid("events go to a handler or to a sink: give --handler or --sink, not both")
+        if not 0 <= self.port < 2**16:
+            raise PolicyInvalid(f"port is {self.port}; it must lie between 0 and 65535")
+        if self.auth == "none" and not is_loopback(self.host):
+            raise PolicyInvalid(
+                f"refusing to listen on {self.host} without authentication: anybody who reaches it could claim, read"
+                " and forget; make a token with `semel token create` and leave --auth out"
+            )
+
+    def auth_for(self, *, has_tokens: bool) -> Auth:
+        """Whether callers need a token: asked for, or whenever others could come."""
+        if self.auth is not None:
+            return self.auth
+        return "tokens" if has_tokens or not is_loopback(self.host) else "none"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this computer can come in at that address; a name other than localhost may be anything."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

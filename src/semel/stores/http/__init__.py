@@ -1,0 +1,25 @@
+"""Records behind `semel serve`: any store, reached over HTTP by any number of machines."""
+
+from typing import TYPE_CHECKING
+
+from semel.errors import StoreUnknown
+
+if TYPE_CHECKING:
+    from semel.stores.http.store import HttpStore
+
+__all__ = ["from_url"]
+
+
+def from_url(url: str) -> "HttpStore":
+    """The store that the URL names; nothing is opened. Raises `PolicyInvalid` for options it does not know."""
+    try:
+        from semel.stores.http.store import (
+            HttpStore,
+        )  # not above: the server reads `wire` without this driver
+    except ModuleNotFoundError as error:
+        if error.name != "httpx2":
+            raise
+        raise StoreUnknown(
+            'http: and https: need their driver; install it with: pip install "semel[http-client]"'
+        ) from error
+    return HttpStore(url)

@@ -1,0 +1,194 @@
+"""Items and answers as bytes: what the http store and the server say to each other.
+
+A request is an array of items, each an object with its `type`; a reply is an array of answers in the same order,
+each an object of one member whose name says what it is: `{"granted": {...}}`. The same in MessagePack and in JSON,
+where bytes are base64. The content type carries the version; another one is another content type.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from semel import errors
+from semel.core.commands import Answer, Granted, Item, Known, Marked, Page, Purged, Settings
+from semel.errors import StoreError, StoreRefused, StoreUnavailable
+from semel.types import (
+    Absent,
+    Busy,
+    Completed,
+    Forgotten,
+    Late,
+    Lost,
+    Mismatch,
+    Mode,
+    Record,
+    Renewed,
+    Stats,
+    Unavailable,
+    Unknown,
+)
+
+__all__ = [
+    "ITEMS_JSON",
+    "ITEMS_MSGPACK",
+    "Refusal",
+    "answers_from",
+    "answers_to",
+    "batch_of",
+    "encode_item",
+    "items_from",
+]
+
+ITEMS_MSGPACK = "application/vnd.semel.items.v1+msgpack"
+ITEMS_JSON = "application/vnd.semel.items.v1+json"
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """The server did not carry the item out, and would not next time; the other items are not concerned."""
+
+    status: int
+    title: str
+    detail: str
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """The store behind the server gave no answer for the item."""
+
+    error: str
+    detail: str
+
+
+class Scopes(msgspec.Struct, frozen=True):
+    """`Settings` without tuples as keys, which JSON does not have."""
+
+    windows: list[tuple[str, str, str, int]]
+    modes: list[tuple[str, str, Mode]]
+    ids: list[tuple[str, str, str]]
+    live_us: int
+
+
+class Since(msgspec.Struct, frozen=True):
+    """`Unknown` without the caller's own error, which a store never has."""
+
+    since: int
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """An answer that says only what it is."""
+
+
+def _settings_out(answer: Settings) -> Scopes:
+    return Scopes(
+        [(*place, us) for place, us in answer.windows.items()],
+        [(*place, mode) for place, mode in answer.modes.items()],
+        [(*place, kind) for place, kind in answer.ids.items()],
+        answer.live_us,
+    )
+
+
+def _settings_in(found: Scopes) -> Settings:
+    return Settings(
+        {(tenant, consumer, kind): us for tenant, consumer, kind, us in found.windows},
+        {(tenant, consumer): mode for tenant, consumer, mode in found.modes},
+        {(tenant, consumer): kind for tenant, consumer, kind in found.ids},
+        found.live_us,
+    )
+
+
+def _trouble_out(answer: Unavailable) -> Trouble:
+    return Trouble(type(answer.error).__name__, str(answer.error))
+
+
+def _trouble_in(found: Trouble) -> Unavailable:
+    """The same kind of error where it is one of a store's: a full store is no broken connection."""
+    kind = getattr(errors, found.error, None)
+    if not (isinstance(kind, type) and issubclass(kind, StoreError)):
+        kind = StoreUnavailable
+    return Unavailable(kind(found.detail))
+
+
+def _same(answer: Any) -> Any:
+    return answer
+
+
+def _nothing(_answer: Any) -> Nothing:
+    return Nothing()
+
+
+_KINDS: list[tuple[str, type, Any, Callable[[Any], Any], Callable[[Any], Any]]] = [
+    # name, type of the answer, type on the wire, how it goes out, how it comes in
+    ("granted", Granted, Granted, _same, _same),
+    ("known", Known, Known, _same, _same),
+    ("busy", Busy, Busy, _same, _same),
+    ("mismatch", Mismatch, Nothing, _nothing, lambda _: Mismatch()),
+    ("late", Late, Late, _same, _same),
+    ("unknown", Unknown, Since, lambda answer: Since(answer.since), lambda found: Unknown(found.since)),
+    ("completed", Completed, Completed, _same, _same),
+    ("lost", Lost, Nothing, _nothing, lambda _: Lost()),
+    ("renewed", Renewed, Renewed, _same, _same),
+    ("marked", Marked, Marked, _same, _same),
+    ("record", Record, Record, _same, _same),
+    ("absent", Absent, Nothing, _nothing, lambda _: Absent()),
+    ("forgotten", Forgotten, Forgotten, _same, _same),
+    ("page", Page, Page, _same, _same),
+    ("purged", Purged, Purged, _same, _same),
+    ("stats", Stats, Stats, _same, _same),
+    ("settings", Settings, Scopes, _settings_out, _settings_in),
+    ("unavailable", Unavailable, Trouble, _trouble_out, _trouble_in),
+    ("refused", Refusal, Refusal, _same, lambda found: Unavailable(StoreRefused(found.detail))),
+    ("mode", str, Mode, _same, _same),
+    ("count", int, int, _same, _same),
+    ("none", type(None), None, _same, _same),
+]
+KINDS: dict[str, Any] = {name: wire for name, _, wire, _, _ in _KINDS}
+"""What each answer looks like on the wire, by its name."""
+
+_OUT = {kind: (name, None if out is _same else out) for name, kind, _, out, _ in _KINDS}
+_IN = {
+    name: (msgspec.msgpack.Decoder(wire).decode, msgspec.json.Decoder(wire).decode, into)
+    for name, _, wire, _, into in _KINDS
+}
+_pack = msgspec.msgpack.Encoder()
+_json = msgspec.json.Encoder()
+_unpack_items = msgspec.msgpack.Decoder(list[Item]).decode
+_parse_items = msgspec.json.Decoder(list[Item]).decode
+_unpack_answers = msgspec.msgpack.Decoder(list[dict[str, msgspec.Raw]]).decode
+_parse_answers = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+
+
+def encode_item(item: Item) -> bytes:
+    """One item in MessagePack, to be put into a batch."""
+    return _pack.encode(item)
+
+
+def batch_of(pieces: Sequence[bytes]) -> bytes:
+    """A MessagePack array of items that are encoded already."""
+    return b"\xdd" + len(pieces).to_bytes(4) + b"".join(pieces)
+
+
+def items_from(body: bytes, *, packed: bool) -> list[Item]:
+    """The items of a request. Raises `msgspec.MsgspecError`, `UnicodeDecodeError` or `RecursionError`."""
+    return (_unpack_items if packed else _parse_items)(body)
+
+
+def answers_to(answers: Sequence[Answer], *, packed: bool) -> bytes:
+    """The reply for answers; a `Refusal` may stand in the place of one."""
+    out = []
+    for answer in answers:
+        name, shape = _OUT[type(answer)]
+        out.append({name: answer if shape is None else shape(answer)})
+    return (_pack if packed else _json).encode(out)
+
+
+def answers_from(body: bytes, *, packed: bool = True) -> list[Answer]:
+    """The answers in a reply. Raises `StoreError` for what no server of this version says."""
+    try:
+        answers: list[Answer] = []
+        for each in (_unpack_answers if packed else _parse_answers)(body):
+            ((name, raw),) = each.items()
+            unpack, parse, into = _IN[name]
+            answers.append(into((unpack if packed else parse)(raw)))
+        return answers
+    except (msgspec.MsgspecError, ValueError, KeyError) as error:
+        raise StoreError(f"the server's answer does not read: {error!r}") from error

@@ -1,0 +1,76 @@
+"""The OpenAPI document is what the service does: fixed examples of it, with no 5xx and no answer it does not know."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from semel.server.app import create_app
+from semel.server.settings import Limits, ServeSettings
+from semel.stores.memory import MemoryStore
+from tests.server.tools import serving
+
+EXAMPLES = 25
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    store = f"sqlite:///{tmp_path_factory.mktemp('openapi')}/semel.db?synchronous=normal"
+    with serving(ServeSettings(store=store, port=0, limits=Limits(rate_per_s=0))) as running:
+        yield schemathesis.openapi.from_url(f"{running.address}/openapi.json")
+
+
+OPERATIONS = [
+    (path, method, "requestBody" in each)
+    for path, methods in create_app(ServeSettings(), store=MemoryStore()).openapi()["paths"].items()
+    for method, each in methods.items()
+]
+
+
+CASES = [(path, method, GenerationMode.POSITIVE) for path, method, _ in OPERATIONS] + [
+    (path, method, GenerationMode.NEGATIVE) for path, method, takes in OPERATIONS if takes
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "method", "mode"), CASES)
+def test_the_document_holds(document: Any, path: str, method: str, mode: GenerationMode) -> None:
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=document[path][method].as_strategy(generation_mode=mode))
+    def holds(case: Any) -> None:
+        case.call_and_validate(checks=CHECKS)
+
+    holds()
+
+
+def test_every_endpoint_says_what_it_is_for() -> None:
+    document = create_app(ServeSettings(), store=MemoryStore()).openapi()
+    operations = [each for path in document["paths"].values() for each in path.values()]
+    assert len(operations) >= 16
+    for each in operations:
+        assert each["summary"]
+        assert set(each["responses"]) >= {"200", "401", "429", "503"}
+    bodies = [each["requestBody"]["content"] for each in operations if "requestBody" in each]
+    assert all(any("example" in kind for kind in body.values()) for body in bodies)

@@ -1,0 +1,122 @@
+"""A service on a port of its own, in a process or in this one's thread, and callers for it."""
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from semel.server import tokens
+from semel.server.app import create_app
+from semel.server.serving import server_for
+from semel.server.settings import ServeSettings
+from semel.server.tokens import Role, Token
+from semel.stores.sqlite import SqliteStore
+from tests.cli.processes import WITHIN_S, start
+
+JSON = {"content-type": "application/json"}
+
+
+def token_for(store: SqliteStore, tenant: str | None = "", role: Role = "write") -> tuple[str, Token]:
+    """A new token of the store, as it is sent and as it is kept."""
+    asking, answer = tokens.create("test", tenant, role), None
+    while True:
+        try:
+            (answer,) = store.send((asking.send(answer),))
+        except StopIteration as end:
+            kept, text = end.value
+            return text, kept
+
+
+class Running:
+    """A service that listens, and a client for it."""
+
+    def __init__(self, address: str, token: str = "") -> None:
+        self.address = address
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self.client = httpx2.Client(base_url=address, headers=headers, verify=False, trust_env=False)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.address.rpartition(":")[2])
+
+    def post(self, path: str, document: Any, **headers: str) -> httpx2.Response:
+        """Send JSON."""
+        return self.client.post(path, content=json.dumps(document), headers={**JSON, **headers})
+
+    def claim(self, key: str, **more: Any) -> dict[str, Any]:
+        """Claim one key; the outcome."""
+        answer = self.post("/v1/claims", {"consumer": "billing", "claims": [{"key": key, **more}]})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()["outcomes"][0]
+        return found
+
+    def end(self, verb: str, claim: str, **more: Any) -> dict[str, Any]:
+        """Complete, fail, release or renew one claim; the verdict."""
+        answer = self.post(f"/v1/claims/{verb}", {"claims": [{"claim": claim, **more}]})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()["outcomes"][0]
+        return found
+
+    def raw(self, sent: bytes, *, half_close: bool = False, hangs_up: bool = False) -> bytes:
+        """Send bytes as they are; all that comes back until the server hangs up or is quiet, unless it must not be."""
+        with socket.create_connection(("127.0.0.1", self.port), 10) as connection:
+            connection.sendall(sent)
+            if half_close:
+                connection.shutdown(socket.SHUT_WR)
+            connection.settimeout(5 if hangs_up else 1)
+            got = b""
+            try:
+                while piece := connection.recv(65536):
+                    got += piece
+            except TimeoutError:
+                assert not hangs_up, "the server is quiet, and does not hang up"
+            except ConnectionResetError:
+                pass
+            return got
+
+
+@contextmanager
+def serving(settings: ServeSettings, token: str = "") -> Iterator[Running]:
+    """The service in a thread, as `semel serve` runs it but for the signals."""
+    app = create_app(settings)
+    told: list[str] = []
+    up = threading.Event()
+
+    def listening(address: str) -> None:
+        told.append(address)
+        up.set()
+
+    server = server_for(app, settings, listening)
+    thread = threading.Thread(target=server.run, args=([server.bound],), daemon=True)
+    thread.start()
+    assert up.wait(30)
+    running = Running(told[0], token)
+    try:
+        yield running
+    finally:
+        running.client.close()
+        server.should_exit = True
+        thread.join(30)
+
+
+@contextmanager
+def process(folder: Path, *options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """`semel serve` in a process of its own, on any port; the process and its address."""
+    running = start("serve", "--port", "0", *options, cwd=folder, **environment)
+    assert running.stderr is not None
+    try:
+        line = running.stderr.readline().decode()
+        assert line.startswith("Serving "), line + running.stderr.read().decode()
+        yield running, line.partition(" at ")[2].partition(" ")[0]
+    finally:
+        if running.poll() is None:
+            running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=WITHIN_S)
