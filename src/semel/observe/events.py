@@ -85,6 +85,8 @@ class Claimed(Event, frozen=True):
     attempt: int = 1
     first_seen: int = 0
     """When the key was first claimed (store clock, microseconds)."""
+    window_s: float = 0.0
+    """How long it will be remembered."""
 
 
 class Began(Event, frozen=True):

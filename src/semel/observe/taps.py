@@ -116,7 +116,9 @@ class Tap:
         kind = type(answer)
         if kind is Granted:
             self._hooks.note_time(answer.lease_until - self._claim.lease_us)
-            self._hooks(events.Claimed(*self._who, answer.attempt, answer.first_seen))
+            self._hooks(
+                events.Claimed(*self._who, answer.attempt, answer.first_seen, self._claim.window_us / 1e6)
+            )
         elif kind is Busy and not self._waited:
             self._waited = True
             self._hooks(events.Busy(*self._who, answer.retry_after_s))
