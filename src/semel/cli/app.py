@@ -7,10 +7,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from semel.cli.advise import advise
 from semel.cli.bench import bench
 from semel.cli.config import config as config_group
 from semel.cli.consumers import consumer
+from semel.cli.doctor import doctor
 from semel.cli.explain import explain
+from semel.cli.history import history
 from semel.cli.options import Globals
 from semel.cli.outbox import outbox
 from semel.cli.records import forget, list_records, resolve, show
@@ -111,4 +114,7 @@ app.command("relay")(relay)
 app.add_typer(outbox, name="outbox", help="Messages that wait to be published, or were given up.")
 app.command("migrate")(migrate)
 app.command("explain")(explain)
+app.command("doctor")(doctor)
+app.command("advise")(advise)
+app.command("history")(history)
 app.command("bench")(bench)
