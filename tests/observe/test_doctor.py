@@ -56,14 +56,12 @@ def test_every_warning_and_error_says_how_to_mend_it(tmp_path: Path) -> None:
 
 def test_orphans_and_unknown_events_are_found(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/events.db"
-    with library.open(url, consumer="billing", lease="10ms") as once:
+    with library.open(url, consumer="billing", lease="20ms") as once:
         once.claim("lost-worker")
     with library.open(url, consumer="mails", mode="quarantine") as mails:
         mails.run("vanished", lambda: 1 / 0)
     with sqlite3.connect(tmp_path / "events.db") as line:
-        line.execute(
-            "UPDATE semel_records SET lease_until = lease_until - 120000000 WHERE key = 'lost-worker'"
-        )
+        line.execute("UPDATE semel_records SET fence = fence - 120000000 WHERE key = 'lost-worker'")
     line.close()
     (orphan,) = found(url, "claims", "warning")
     assert "lost-worker" in orphan.what
@@ -99,20 +97,17 @@ def test_a_missing_index_is_found(tmp_path: Path) -> None:
 
 def test_records_that_nobody_removes_are_found(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/events.db"
-    with library.open(url, consumer="billing", window="1ms") as once:
+    with library.open(url, consumer="billing", window="20ms") as once:
         once.run("a", int)
     with sqlite3.connect(tmp_path / "events.db") as line:
-        line.execute(
-            "UPDATE semel_records SET expires_at = expires_at - 7200000000, purge_at = purge_at - 7200000000,"
-            " lease_until = lease_until - 7300000000"
-        )
+        line.execute("UPDATE semel_records SET fence = fence - 7200000000, purge_at = purge_at - 120")
     line.close()
     (behind,) = found(url, "clean-up", "warning")
     assert "semel purge" in behind.fix
 
 
-def test_missing_rights_are_found(tmp_path: Path) -> None:
-    with postgres.own(tmp_path) as own:
+def test_missing_rights_are_found() -> None:
+    with postgres.own() as own:
         with library.open(own.url, consumer="billing") as once:
             once.run("a", int)
         postgres.execute(own.url, "CREATE ROLE reader LOGIN")
@@ -127,8 +122,8 @@ def test_missing_rights_are_found(tmp_path: Path) -> None:
         assert found(reader, "permissions", "error") == []
 
 
-def test_an_invalid_index_is_found(tmp_path: Path) -> None:
-    with postgres.own(tmp_path) as own:
+def test_an_invalid_index_is_found() -> None:
+    with postgres.own() as own:
         with library.open(own.url, consumer="billing") as once:
             once.run("a", int)
         postgres.execute(

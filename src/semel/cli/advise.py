@@ -56,8 +56,8 @@ def advise(
 ) -> None:
     """Suggest a window from measured redelivery lags: what each would catch, and what it costs.
 
-    A history also shows the duplicates that came after the window and ran again; metrics cannot. Where duplicates come as
-    late as the window lasts, the suggestion says so.
+    A history also shows the duplicates that came after the window and ran again; metrics cannot. Where duplicates
+    come as late as the window lasts, the suggestion says so.
     """
     if bool(histories) == bool(metrics):
         raise Stop("give the history to look at, or --metrics", USAGE)
