@@ -58,7 +58,7 @@ def test_redis_that_evicts(tmp_path: Path) -> None:
         ({"appendonly": "no", "save": "60 1"}, "snapshots only"),
     ],
 )
-def test_redis_that_forgets(tmp_path: Path, settings: dict[str, str], words: str) -> None:
+def test_redis_that_forgets(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
     with redis.own(tmp_path, **settings) as own:
         result = explained(own.url)
     assert told(result, words) == (True, "CONFIG SET appendonly yes")

@@ -70,12 +70,10 @@ def test_a_delivery_is_a_span(colour: str, traced: Traced) -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "redis", "postgres"])
 def test_a_duplicate_links_to_the_span_that_did_the_work(kind: str, tmp_path: Path, traced: Traced) -> None:
-    store = {
-        "memory": lambda: "memory:",
-        "sqlite": lambda: f"sqlite:///{tmp_path}/events.db",
-        "redis": lambda: redis.place(tmp_path),
-        "postgres": lambda: postgres.place(tmp_path),
-    }[kind]()
+    store = "memory:"
+    if kind != "memory":
+        at = {"redis": redis.place, "postgres": postgres.place}
+        store = at[kind](tmp_path) if kind in at else f"sqlite:///{tmp_path}/events.db"
     first = [semel.Delivery(key="a", body=1, source="orders", meta={"tag": "kept"})]
     with semel.open(store, consumer="billing", hooks=[traced.hook()]) as once:
         once.run_many(first, lambda body: body)

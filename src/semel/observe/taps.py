@@ -206,7 +206,15 @@ class Tap:
 def _state(answer: Any) -> str:
     if isinstance(answer, Known):
         return answer.state
-    return {Busy: "claimed", Unknown: "unknown", Mismatch: ""}.get(type(answer), "marked")
+    match answer:
+        case Busy():
+            return "claimed"
+        case Unknown():
+            return "unknown"
+        case Mismatch():
+            return ""
+        case _:
+            return "marked"
 
 
 def _words(answer: Any) -> dict[str, str] | None:
@@ -308,16 +316,20 @@ class _Timed:
         hooks = self._hooks
         op = _op(items)
         hooks(events.StoreSent(op, len(items), time.perf_counter() - began))
-        failed = next((each.error for each in answers if isinstance(each, Unavailable)), None)
+        failed: BaseException | None = None
+        for item, answer in zip(items, answers, strict=True):
+            kind = type(answer)
+            if kind is Completed:
+                if answer.recreated:
+                    hooks(events.StoreLost())
+            elif kind is Unavailable:
+                failed = failed or answer.error
+            elif kind is Purged and not (isinstance(item, Purge) and item.dry_run):
+                hooks(events.Purged(answer.count, answer.lag_s, answer.partitions))
+            elif kind is Stats:
+                hooks(events.Counted(answer))
         if failed is not None:
             hooks(events.StoreFailed(op, failed))
-        for item, answer in zip(items, answers, strict=True):
-            if isinstance(answer, Completed) and answer.recreated:
-                hooks(events.StoreLost())
-            elif isinstance(answer, Purged) and not (isinstance(item, Purge) and item.dry_run):
-                hooks(events.Purged(answer.count, answer.lag_s, answer.partitions))
-            elif isinstance(answer, Stats):
-                hooks(events.Counted(answer))
         lost = getattr(self._store, "stores_lost", 0)
         if lost > self._stores_lost:
             self._stores_lost = lost
@@ -325,7 +337,7 @@ class _Timed:
 
 
 def _op(items: Sequence[Item]) -> str:
-    kinds = {type(item) for item in items}
+    kinds = {type(items[0])} if len(items) == 1 else {type(item) for item in items}
     return kinds.pop().__struct_config__.tag if len(kinds) == 1 else "mixed"  # type: ignore[return-value]
 
 
