@@ -52,12 +52,13 @@ def test_shares_grow_with_the_window_and_the_space_with_it() -> None:
 
 
 def test_what_the_window_hid_is_not_taken_for_nothing() -> None:
-    """Lags are uniform up to two days, but the window was a day: only half of them could be seen."""
+    """Lags are uniform up to ten minutes, but the window was five: only half of them could be seen."""
     drawn = random.Random(3)
-    seen = tuple(sorted(each for _ in range(2000) if (each := drawn.uniform(0, 2 * DAY)) < DAY))
-    advice = advise(Lags(seen), current_s=DAY)
-    assert advice.suggested_s >= 2 * DAY
+    seen = tuple(sorted(each for _ in range(2000) if (each := drawn.uniform(0, 600.0)) < 300.0))
+    advice = advise(Lags(seen), current_s=300.0, safety=1.0)
+    assert advice.suggested_s == 900.0
     assert "later ones were not seen" in advice.reason
+    assert advise(Lags(seen, censored=False), current_s=300.0, safety=1.0).suggested_s == 300.0
 
 
 def test_too_few_lags_are_refused() -> None:

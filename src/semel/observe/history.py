@@ -57,7 +57,7 @@ class HistoryHook:
     def __init__(
         self, folder: str | os.PathLike[str], *, keep: str | float = "90d", hashed: bool = False
     ) -> None:
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
         self._keep = timedelta(microseconds=duration_us(keep))
         self._hashed = hashed
         self._day: date | None = None
@@ -76,9 +76,12 @@ class HistoryHook:
             return
         now = datetime.now(UTC)
         line = self._encode(_line(happening, now, hashed=self._hashed)) + b"\n"
-        if self._day != now.date():
-            self._turn(now.date())
-        os.write(self._file, line)
+        with (
+            self._lock
+        ):  # nobody may close the file, and its number be another's, between the look and the write
+            if self._day != now.date():
+                self._turn(now.date())
+            os.write(self._file, line)
 
     def close(self) -> None:
         """Let go of the file; the next event opens it again."""
@@ -89,19 +92,16 @@ class HistoryHook:
 
     def _turn(self, today: date) -> None:
         """A new day: a new file, and the old ones go."""
-        with self._lock:
-            if self._day == today:
-                return
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path = self.folder / f"{PREFIX}{today.isoformat()}{SUFFIX}"
-            opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
-            before, self._file, self._day = self._file, opened, today
-            if before >= 0:
-                os.close(before)
-            for old, day in _files(self.folder):
-                if day < today - self._keep:
-                    with suppress(FileNotFoundError):  # another process was quicker
-                        old.unlink()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{PREFIX}{today.isoformat()}{SUFFIX}"
+        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+        before, self._file, self._day = self._file, opened, today
+        if before >= 0:
+            os.close(before)
+        for old, day in _files(self.folder):
+            if day < today - self._keep:
+                with suppress(FileNotFoundError):  # another process was quicker
+                    old.unlink()
 
 
 def _line(event: Any, now: datetime, *, hashed: bool) -> Line:

@@ -3,6 +3,7 @@
 Needs the extra `otel`, which is the API alone: without an SDK in the program nothing is recorded.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from semel.digests import digest
@@ -55,7 +56,8 @@ class TraceHook:
         self._spans: dict[bytes, Span] = {}
         self._tokens: dict[bytes, Any] = {}
         if links:
-            self.carry = self._carry
+            self.carry: Callable[[events.Received], dict[str, str]] = self._carry
+            """Told to `Hooks` by being there: what is kept with the record of a delivery."""
 
     def __call__(self, happening: events.Happening) -> None:
         """Begin, note or end the span of a delivery."""

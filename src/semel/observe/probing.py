@@ -78,27 +78,35 @@ def probe(store: Store) -> Facts:
 def _postgres(store: Any) -> Facts:
     import psycopg
 
-    schema = store.place.schema
-    with psycopg.connect(**store.place.parameters()) as line:
+    from semel.stores.postgres.trouble import translated
 
-        def ask(name: str, *parameters: Any) -> list[tuple[Any, ...]]:
-            return line.execute(_PG[name], parameters or None).fetchall()
+    try:
+        with psycopg.connect(**store.place.parameters()) as line:
+            return _look_at(line, store.place.schema)
+    except psycopg.Error as error:
+        raise translated(error, store.name) from error
 
-        before = time.time_ns()
-        ((clock_us,),) = ask("clock")
-        ahead_us = clock_us - (before + time.time_ns()) // 2000
-        made = {name for (name,) in ask("indexes", schema)}
-        return Facts(
-            version=f"PostgreSQL {ask('version')[0][0]}",
-            ahead_us=ahead_us,
-            replicas=tuple(
-                Replica(name, state in ("sync", "quorum"), lag_s, behind or 0)
-                for name, state, lag_s, behind in ask("replicas")
-            ),
-            missing_indexes=tuple(name for name in INDEXES["postgres"] if name not in made),
-            invalid_indexes=tuple(name for (name,) in ask("invalid", schema)),
-            lacking_rights=tuple(sorted(name for (name,) in ask("rights", schema, list(_PG_TABLES)))),
-        )
+
+def _look_at(line: Any, schema: str) -> Facts:
+    def ask(name: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = line.execute(_PG[name], parameters or None).fetchall()
+        return rows
+
+    before = time.time_ns()
+    ((clock_us,),) = ask("clock")
+    ahead_us = clock_us - (before + time.time_ns()) // 2000
+    made = {name for (name,) in ask("indexes", schema)}
+    return Facts(
+        version=f"PostgreSQL {ask('version')[0][0]}",
+        ahead_us=ahead_us,
+        replicas=tuple(
+            Replica(name, state in ("sync", "quorum"), lag_s, behind or 0)
+            for name, state, lag_s, behind in ask("replicas")
+        ),
+        missing_indexes=tuple(name for name in INDEXES["postgres"] if name not in made),
+        invalid_indexes=tuple(name for (name,) in ask("invalid", schema)),
+        lacking_rights=tuple(sorted(name for (name,) in ask("rights", schema, list(_PG_TABLES)))),
+    )
 
 
 def _sqlite(store: Any) -> Facts:

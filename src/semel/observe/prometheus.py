@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from threading import Lock
 from typing import Any
 
 from msgspec import Struct
@@ -98,6 +99,7 @@ class PrometheusHook:
         self, registry: CollectorRegistry = REGISTRY, *, prefix: str = "semel_", labels_max: int = LABELS_MAX
     ) -> None:
         self._labels_max = labels_max
+        self._lock = Lock()
         self._values: dict[str, set[str]] = {}
         self._metrics: dict[str, Any] = {}
         for name, metric in METRICS.items():
@@ -183,11 +185,14 @@ class PrometheusHook:
         return series
 
     def _capped(self, label: str, value: str) -> str:
-        known = self._values.setdefault(label, set())
-        if value in known or len(known) < self._labels_max:
-            known.add(value)
+        known = self._values.get(label)
+        if known is not None and value in known:
             return value
-        return OTHER
+        with self._lock:
+            known = self._values.setdefault(label, set())
+            if len(known) < self._labels_max:
+                known.add(value)
+            return value if value in known else OTHER
 
     def _count(self, name: str) -> Callable[[events.Event], None]:
         def count(event: events.Event) -> None:
