@@ -119,8 +119,11 @@ class AsyncSemel(Client):
         stored = await self._connect()
         claim = self._plan.called(stored, key, fingerprint, sliding, event_time_us)
         hands = self._hands()
+        flow = self._plan.flow(claim, call, fn)
+        if self._runtime.hooks is not None:
+            flow = self._watched(flow, claim, fn)
         try:
-            outcome = await adrive(self._plan.flow(claim, call, fn), hands)
+            outcome = await adrive(flow, hands)
         except BaseException:
             hands.forsake((claim.owner,))
             raise
@@ -158,7 +161,9 @@ class AsyncSemel(Client):
             outcomes = await adrive_many([flow for flow, _ in made], hands, concurrency, tell)
         finally:
             hands.forsake(owner for _, owner in made)
-        return copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
+        spread = copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
+        self._tell_copies(deliveries, handler, first_at, place_of, spread)
+        return spread
 
     async def _give_up(
         self,
@@ -188,7 +193,7 @@ class AsyncSemel(Client):
         task, owners = self._recovery(await self._connect(), awaitable(handler))
         hands = self._hands()
         try:
-            outcomes = await adrive(flows.sweep(self._plan.orphans(limit), task), hands)
+            outcomes = await adrive(flows.sweep(self._plan.orphans(limit), task, self._once(handler)), hands)
         finally:
             hands.forsake(owners)
         return [raised(outcome) for outcome in outcomes]
@@ -220,14 +225,18 @@ class AsyncSemel(Client):
         stored = await self._connect()
         item = self._claim_item(stored, key, event_type, fingerprint, event_time, journal, sliding)
         sent_at = monotonic()
-        return self._outcome(item, reachable((await self._runtime.channel.asend((item,)))[0]), sent_at)  # type: ignore[no-any-return]
+        answer = (await self._runtime.channel.asend((item,)))[0]
+        self._tell_claimed((item,), (answer,))
+        return self._outcome(item, reachable(answer), sent_at)  # type: ignore[no-any-return]
 
     async def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
         """Claims for all, in one round trip per 500; a later copy of a key gets `Busy`."""
         claims = self._claim_items(await self._connect(), deliveries)
         first_at, place_of = leaders([claim.id[2] for claim in claims])
         sent_at = monotonic()
-        answers = await self._runtime.channel.asend([claims[at] for at in first_at])
+        asked = [claims[at] for at in first_at]
+        answers = await self._runtime.channel.asend(asked)
+        self._tell_claimed(asked, answers)
         return self._outcomes(claims, answers, sent_at, (first_at, place_of))
 
     async def complete(self, claim: Claimed, value: Any = None) -> Completed | Lost[Any]:
@@ -294,7 +303,9 @@ class AsyncSemel(Client):
     async def mark_many(self, keys: Sequence[str]) -> list[bool]:
         """Note many keys in one round trip; a later copy of a key is `False`."""
         item, unfold = self._marks(await self._connect(), keys)
-        return unfold((await self._runtime.channel.asend((item,)))[0])
+        firsts = unfold((await self._runtime.channel.asend((item,)))[0])
+        self._tell_marked(keys, firsts)
+        return firsts
 
     def inbox(self, handle: Any) -> "AsyncInbox":
         """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does.
@@ -310,7 +321,7 @@ class AsyncSemel(Client):
             raise TypeError(
                 f"a {type(handle).__name__} that blocks would block the event loop; open the client with semel.open()"
             )
-        return ainbox_for(found, self._runtime.store, self._plan, self._connect)
+        return ainbox_for(found, self._runtime.store, self._plan, self._connect, self._tell_marked)
 
     def outbox(self, handle: Any) -> Any:
         """Write messages in your own transaction on `handle`: effect and message commit together, or neither does.
@@ -328,6 +339,7 @@ class AsyncSemel(Client):
             claim.settled = True
         verdicts = await self._runtime.channel.asend(items)
         self._drop_settled(claims, verdicts, self._runtime.loop_keeper())
+        self._tell_settled(items, verdicts)
         return verdicts
 
     def _hold(self, claim: Claimed) -> None:
@@ -340,4 +352,5 @@ class AsyncSemel(Client):
         claim.settled = True
         verdict = self._plan.leaving(claim.claim, claim.granted, error)
         answer = await adrive(flows.settle(claim.claim, claim.granted, verdict), self._hands())
+        self._tell_left(claim, verdict.to, answer)
         self._left(claim, error, answer)

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from semel.claims import Claimed
-from semel.core.commands import Claim, Granted, Mark, Renew, Settle
+from semel.core import flows
+from semel.core.commands import Claim, Flow, Granted, Mark, Renew, Settle
 from semel.core.folding import copy_of_claim, leaders, leaders_in_time
 from semel.core.ports import AsyncStore, Store
 from semel.core.verdicts import Task, replay
@@ -191,8 +192,74 @@ class Client:
             claim = self._plan.delivered(stored, delivery)
             words = None if last_words is None else partial(last_words, delivery)
             flow = self._plan.flow(claim, partial(handler, delivery.body), handler, words)
+            if self._runtime.hooks is not None:
+                flow = self._watched(flow, claim, handler, delivery)
             made.append((flow, claim.owner))
         return made, first_at, place_of
+
+    # --- those who listen ---
+
+    def _once(self, handler: Any) -> Callable[[Task], Flow[Outcome[Any]]]:
+        """The flow of an orphan, told of if somebody listens."""
+        if self._runtime.hooks is None:
+            return flows.once
+        return lambda task: self._watched(flows.once(task), task.claim, handler)
+
+    def _watched(
+        self, flow: Flow[Outcome[Any]], claim: Claim, fn: Any, delivery: Delivery[Any] | None = None
+    ) -> Flow[Outcome[Any]]:
+        """The flow of a delivery with a tap on it."""
+        from semel.observe.taps import Tap, name_of
+
+        hooks = self._runtime.hooks
+        assert hooks is not None
+        source, redelivered = ("", None) if delivery is None else (delivery.source, delivery.redelivered)
+        tap = Tap(hooks, claim, name_of(fn), source, redelivered)
+        return tap.watch(flow, awaits=self.awaits, observes=self._plan.mode == "observe")
+
+    def _tell_copies(
+        self,
+        deliveries: Sequence[Delivery[Any]],
+        handler: Any,
+        first_at: Sequence[int],
+        place_of: Sequence[int],
+        outcomes: Sequence[Outcome[Any]],
+    ) -> None:
+        """Later copies of a key in one batch have no flow of their own."""
+        hooks = self._runtime.hooks
+        if hooks is None or len(first_at) == len(deliveries):
+            return
+        from semel.observe.taps import copied, name_of
+
+        for at, place in enumerate(place_of):
+            if first_at[place] != at:
+                copied(
+                    hooks, self._plan.id(deliveries[at].key), name_of(handler), deliveries[at], outcomes[at]
+                )
+
+    def _tell_claimed(self, claims: Sequence[Claim], answers: Sequence[Any]) -> None:
+        if self._runtime.hooks is not None:
+            from semel.observe.taps import claimed
+
+            claimed(self._runtime.hooks, claims, answers)
+
+    def _tell_settled(self, items: Sequence[Any], verdicts: Sequence[Any]) -> None:
+        if self._runtime.hooks is not None:
+            from semel.observe.taps import settled
+
+            settled(self._runtime.hooks, items, verdicts)
+
+    def _tell_left(self, claim: Claimed, to: Any, answer: Any) -> None:
+        """A `with` block has settled its claim."""
+        if self._runtime.hooks is not None:
+            item = claim.claim
+            self._tell_settled((Settle(item.id, item.owner, claim.granted.fence, to),), (answer,))
+
+    def _tell_marked(self, keys: Sequence[str], firsts: Sequence[bool]) -> None:
+        if self._runtime.hooks is not None:
+            from semel.observe.taps import marked
+
+            marked(self._runtime.hooks, self._plan.tenant, self._plan.consumer, keys, firsts)
 
     def _recovery(
         self, stored: Any, handler: Callable[[Any], Any]

@@ -3,12 +3,12 @@
 What it says to the store is in `plans`, the protocol in `core.flows`; here is only how it waits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from semel.aclient import AsyncSemel
 from semel.base import ClaimOutcome, Client, raised
@@ -30,6 +30,9 @@ from semel.stores.memory import MemoryStore
 from semel.stores.registry import store_for
 from semel.types import Completed, Delivery, Done, Lost, Mode, Outcome, Renewed, Unavailable, Verdict
 
+if TYPE_CHECKING:
+    from semel.observe.events import Hook  # loaded when somebody listens
+
 __all__ = ["Semel", "aopen", "open"]
 
 P = ParamSpec("P")
@@ -47,11 +50,13 @@ def open(
     mode: Mode = "lease",
     policy: Policy | None = None,
     ids: str | None = None,
+    hooks: "Iterable[Hook]" = (),
 ) -> "Semel":
     """A client of a store, named by its URL or given. No I/O yet: the first use connects, or `with`.
 
     `ids` declares that every key is an id with a time inside (`"uuid7"`, `"ulid"`, `"ksuid"`, `"snowflake"`), by
-    which a store may lay out its records and remove the old ones at once.
+    which a store may lay out its records and remove the old ones at once. `hooks`: callables that are told what
+    happens, one event at a time (`semel.observe`).
     """
     plan = Plan(
         consumer=consumer,
@@ -62,7 +67,7 @@ def open(
         policy=policy or Policy(),
         ids=ids,
     )
-    return Semel(plan, _runtime(store, mode))
+    return Semel(plan, _runtime(store, mode, hooks))
 
 
 def aopen(
@@ -75,6 +80,7 @@ def aopen(
     mode: Mode = "lease",
     policy: Policy | None = None,
     ids: str | None = None,
+    hooks: "Iterable[Hook]" = (),
 ) -> AsyncSemel:
     """The same for an event loop. No I/O yet: the first use connects, or `async with`."""
     plan = Plan(
@@ -86,13 +92,13 @@ def aopen(
         policy=policy or Policy(),
         ids=ids,
     )
-    runtime = _runtime(store, mode)
+    runtime = _runtime(store, mode, hooks)
     if isinstance(runtime.store, Twofold):
-        runtime = Runtime(runtime.store.twin(), owned=True)  # made here, so closed here
+        runtime = Runtime(runtime.store.twin(), owned=True, hooks=runtime.hooks)  # made here, so closed here
     return AsyncSemel(plan, runtime)
 
 
-def _runtime(store: str | Store | AsyncStore, mode: Mode) -> Runtime:
+def _runtime(store: str | Store | AsyncStore, mode: Mode, hooks: "Iterable[Hook]") -> Runtime:
     owned = isinstance(store, str)
     found = store_for(store) if isinstance(store, str) else store
     if not isinstance(found, Store | AsyncStore):
@@ -102,7 +108,12 @@ def _runtime(store: str | Store | AsyncStore, mode: Mode) -> Runtime:
             raise PolicyInvalid(f"{found.name} cannot hold an inbox: your transaction does not reach it")
         if owned and hasattr(found, "adopt"):
             found.adopt()  # the tables belong beside the application's own
-    return Runtime(found, owned=owned)
+    hooks = tuple(hooks)
+    if not hooks:
+        return Runtime(found, owned=owned)
+    from semel.observe.events import Hooks  # not loaded unless somebody listens
+
+    return Runtime(found, owned=owned, hooks=Hooks(hooks))
 
 
 class Semel(Client):
@@ -178,8 +189,11 @@ class Semel(Client):
     ) -> Outcome[Any]:
         stored = self._connect()
         claim = self._plan.called(stored, key, fingerprint, sliding, event_time_us)
+        flow = self._plan.flow(claim, call, fn)
+        if self._runtime.hooks is not None:
+            flow = self._watched(flow, claim, fn)
         try:
-            outcome = drive(self._plan.flow(claim, call, fn), self._perform)
+            outcome = drive(flow, self._perform)
         except BaseException:
             self._hands.forsake((claim.owner,))
             raise
@@ -200,13 +214,15 @@ class Semel(Client):
             outcomes = drive_many([flow for flow, _ in made], self._hands, concurrency)
         finally:
             self._hands.forsake(owner for _, owner in made)
-        return copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
+        spread = copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
+        self._tell_copies(deliveries, handler, first_at, place_of, spread)
+        return spread
 
     def sweep(self, handler: Callable[[Any], R], *, limit: int = 100) -> list[Outcome[R]]:
         """Take over journaled claims whose owner died, and run `handler(payload)` for each."""
         task, owners = self._recovery(self._connect(), handler)
         try:
-            outcomes = drive(flows.sweep(self._plan.orphans(limit), task), self._hands)
+            outcomes = drive(flows.sweep(self._plan.orphans(limit), task, self._once(handler)), self._hands)
         finally:
             self._hands.forsake(owners)
         return [raised(outcome) for outcome in outcomes]
@@ -238,14 +254,18 @@ class Semel(Client):
         stored = self._connect()
         item = self._claim_item(stored, key, event_type, fingerprint, event_time, journal, sliding)
         sent_at = self._hands.steady_s()
-        return self._outcome(item, reachable(self._runtime.channel.send((item,))[0]), sent_at)  # type: ignore[no-any-return]
+        answer = self._runtime.channel.send((item,))[0]
+        self._tell_claimed((item,), (answer,))
+        return self._outcome(item, reachable(answer), sent_at)  # type: ignore[no-any-return]
 
     def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
         """Claims for all, in one round trip per 500; a later copy of a key gets `Busy`."""
         claims = self._claim_items(self._connect(), deliveries)
         first_at, place_of = leaders([claim.id[2] for claim in claims])
         sent_at = self._hands.steady_s()
-        answers = self._runtime.channel.send([claims[at] for at in first_at])
+        asked = [claims[at] for at in first_at]
+        answers = self._runtime.channel.send(asked)
+        self._tell_claimed(asked, answers)
         return self._outcomes(claims, answers, sent_at, (first_at, place_of))
 
     def complete(self, claim: Claimed, value: Any = None) -> Completed | Lost[Any]:
@@ -294,7 +314,7 @@ class Semel(Client):
         """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event."""
         first = self.mark_many((key,))[0]
         store, plan = self._runtime.store, self._plan
-        if isinstance(store, MemoryStore):
+        if isinstance(store, MemoryStore) and self._runtime.hooks is None:
             # No round trip to wait for: from now on this object's `mark` is the store's own, without us in between.
             window = partial(self._window_us, plan.policy.event_type)
             vars(self)["mark"] = store.marker(plan.tenant, plan.consumer, window)
@@ -303,7 +323,9 @@ class Semel(Client):
     def mark_many(self, keys: Sequence[str]) -> list[bool]:
         """Note many keys in one round trip; a later copy of a key is `False`."""
         item, unfold = self._marks(self._connect(), keys)
-        return unfold((self._runtime.channel.send((item,)))[0])
+        firsts = unfold((self._runtime.channel.send((item,)))[0])
+        self._tell_marked(keys, firsts)
+        return firsts
 
     def inbox(self, handle: Any) -> Any:
         """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does.
@@ -317,7 +339,7 @@ class Semel(Client):
         found = handle_for(handle)
         if isinstance(found, AsyncHandle):
             return self.twin.inbox(handle)
-        return inbox_for(found, self._runtime.store, self._plan, self._connect)
+        return inbox_for(found, self._runtime.store, self._plan, self._connect, self._tell_marked)
 
     def outbox(self, handle: Any) -> Any:
         """Write messages in your own transaction on `handle`: effect and message commit together, or neither does.
@@ -339,6 +361,7 @@ class Semel(Client):
             claim.settled = True
         verdicts = self._runtime.channel.send(items)
         self._drop_settled(claims, verdicts, self._runtime.keeper)
+        self._tell_settled(items, verdicts)
         return verdicts
 
     def _hold(self, claim: Claimed) -> None:
@@ -351,4 +374,5 @@ class Semel(Client):
         claim.settled = True
         verdict = self._plan.leaving(claim.claim, claim.granted, error)
         answer = drive(flows.settle(claim.claim, claim.granted, verdict), self._hands)
+        self._tell_left(claim, verdict.to, answer)
         self._left(claim, error, answer)

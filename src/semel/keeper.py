@@ -80,9 +80,15 @@ class Kept(Struct, eq=False):
 class Ledger:
     """The live claims by owner, and what is to be done about them at a given time."""
 
-    def __init__(self, channel: Channel, steady_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        steady_s: Callable[[], float],
+        on_expired: Callable[[Kept], None] | None = None,
+    ) -> None:
         self._channel = channel
         self._steady_s = steady_s
+        self._on_expired = on_expired
         self.kept: dict[bytes, Kept] = {}
 
     def drop(self, owner: bytes) -> Kept | None:
@@ -106,6 +112,8 @@ class Ledger:
             return None
         if now >= kept.tell_at:
             kept.tell()
+            if self._on_expired is not None:
+                self._on_expired(kept)
             return None
         if kept.posted_at:
             return kept.tell_at
@@ -150,8 +158,13 @@ class Ledger:
 class Keeper(Ledger):
     """A ledger with a thread for its alarm, started by the first claim and ended when idle or closed."""
 
-    def __init__(self, channel: Channel, steady_s: Callable[[], float]) -> None:
-        super().__init__(channel, steady_s)
+    def __init__(
+        self,
+        channel: Channel,
+        steady_s: Callable[[], float],
+        on_expired: Callable[[Kept], None] | None = None,
+    ) -> None:
+        super().__init__(channel, steady_s, on_expired)
         self.after_fork()
         restart_after_fork(self)
 
@@ -226,8 +239,13 @@ class Keeper(Ledger):
 class LoopKeeper(Ledger):
     """A ledger with the event loop for its alarm: no thread, no task."""
 
-    def __init__(self, channel: Channel, steady_s: Callable[[], float]) -> None:
-        super().__init__(channel, steady_s)
+    def __init__(
+        self,
+        channel: Channel,
+        steady_s: Callable[[], float],
+        on_expired: Callable[[Kept], None] | None = None,
+    ) -> None:
+        super().__init__(channel, steady_s, on_expired)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = 0.0

@@ -4,17 +4,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semel.coalesce import Channel, LoopCoalescer, channel_for
 from semel.core.commands import Admit, ReadSettings, Settings
 from semel.core.ports import AsyncStore, Store, Twofold
 from semel.errors import IdsMismatch, ModeMismatch, StoreClosed, StoreUnavailable
 from semel.forks import restart_after_fork
-from semel.keeper import Keeper, LoopKeeper
+from semel.keeper import Keeper, Kept, LoopKeeper
 from semel.lazily import asyncio
 from semel.types import Mode, Unavailable
 from semel.waiting import Watches
+
+if TYPE_CHECKING:
+    from semel.observe.events import Hooks
 
 __all__ = ["Runtime"]
 
@@ -25,11 +28,13 @@ SETTINGS_LIVE_S = 5.0
 class Runtime:
     """The machinery behind a client and everything made from it by `using` or `guard`."""
 
-    def __init__(self, store: Store | AsyncStore, *, owned: bool) -> None:
+    def __init__(self, store: Store | AsyncStore, *, owned: bool, hooks: "Hooks | None" = None) -> None:
         self.store: Store | AsyncStore = store
         self._owned = owned
-        self.channel: Channel = channel_for(store)
-        self.keeper: Keeper = Keeper(self.channel, time.monotonic)
+        self.hooks: Hooks | None = hooks
+        """Those who are told what happens; `None`: nobody, and nothing is built for them."""
+        self.channel: Channel = channel_for(store if hooks is None else _told_of(store, hooks))
+        self.keeper: Keeper = Keeper(self.channel, time.monotonic, _expiry(hooks))
         self.watches: Watches = Watches(store.capabilities, store.watch, time.monotonic)
         self.windows: dict[tuple[str, str, str], int] = {}
         self.fresh_until: float = 0.0
@@ -55,7 +60,9 @@ class Runtime:
         with self._lock:
             if self._twin is None:
                 self._twin = (
-                    Runtime(self.store.twin(), owned=True) if isinstance(self.store, Twofold) else self
+                    Runtime(self.store.twin(), owned=True, hooks=self.hooks)
+                    if isinstance(self.store, Twofold)
+                    else self
                 )
             return self._twin
 
@@ -69,7 +76,7 @@ class Runtime:
         if desk is None:
             with self._lock:  # a program may run a loop per call: what belongs to closed ones is let go
                 self._desks = {each: desk for each, desk in self._desks.items() if not each.is_closed()}
-                desk = self._desks[loop] = Desk(self.channel)
+                desk = self._desks[loop] = Desk(self.channel, self.hooks)
         return desk
 
     def connect(self, tenant: str, consumer: str, mode: Mode, ids: str) -> None:
@@ -248,10 +255,25 @@ class Runtime:
 class Desk:
     """What belongs to one event loop."""
 
-    def __init__(self, channel: Channel) -> None:
-        self.keeper: LoopKeeper = LoopKeeper(channel, time.monotonic)
+    def __init__(self, channel: Channel, hooks: "Hooks | None") -> None:
+        self.keeper: LoopKeeper = LoopKeeper(channel, time.monotonic, _expiry(hooks))
         self.opening: asyncio.Future[None] | None = None
         """Ends when the one who opens the store is done with it."""
+
+
+def _told_of(store: Store | AsyncStore, hooks: "Hooks") -> Store | AsyncStore:
+    from semel.observe.taps import timed  # not loaded unless somebody listens
+
+    return timed(store, hooks)
+
+
+def _expiry(hooks: "Hooks | None") -> Callable[[Kept], None] | None:
+    """How the keepers say that a lease could not be kept."""
+    if hooks is None:
+        return None
+    from semel.observe.events import Expired
+
+    return lambda kept: hooks(Expired(*kept.claim.id, kept.claim.owner))
 
 
 async def _in_thread(function: Callable[[], None], name: str) -> None:

@@ -158,6 +158,10 @@ class Delivery(Struct, Generic[T], frozen=True, kw_only=True):
     """Kept with the claim, for sources that never send again."""
     meta: dict[str, str] | None = None
     """Kept with the record, for whoever looks at it later."""
+    source: str = ""
+    """Where it came from, for metrics and traces: a topic, a queue."""
+    redelivered: bool | None = None
+    """Whether its source says that it sends it again; `None`: it does not say. Told of, never decided by."""
 
 
 class Record(Struct, frozen=True, gc=False, kw_only=True):

@@ -7,12 +7,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from semel.cli.advise import advise
 from semel.cli.bench import bench
 from semel.cli.config import config as config_group
 from semel.cli.consume import consume
 from semel.cli.consumers import consumer
 from semel.cli.dlq import dlq
+from semel.cli.doctor import doctor
 from semel.cli.explain import explain
+from semel.cli.history import history
 from semel.cli.options import Globals
 from semel.cli.outbox import outbox
 from semel.cli.records import forget, list_records, resolve, show
@@ -119,4 +122,7 @@ app.command("serve")(serve)
 app.add_typer(token, name="token", help="Who may use the service, for which tenant, in which role.")
 app.command("migrate")(migrate)
 app.command("explain")(explain)
+app.command("doctor")(doctor)
+app.command("advise")(advise)
+app.command("history")(history)
 app.command("bench")(bench)

@@ -14,15 +14,17 @@ from semel.cli.options import (
     StoreOption,
     TenantOption,
     WindowOption,
+    parse_duration_us,
     settings_for,
 )
 from semel.cli.output import console, print_json, print_rows, say, table
 from semel.cli.reach import exists, found, opened
 from semel.cli.shown import exact_text
 from semel.errors import SemelError
-from semel.observe.explain import Explanation
+from semel.observe.explain import Circumstances, Explanation, Keys, Weakness
 from semel.observe.explain import explain as explained
 from semel.observe.guarantees import WINDOWS, Cell, Sink
+from semel.observe.probing import weaknesses
 from semel.types import Mode
 from semel.windows import duration_us, resolve, window_us
 
@@ -37,7 +39,7 @@ Required = Annotated[
 ]
 
 
-def explain(
+def explain(  # noqa: PLR0913, PLR0917 - an option each
     require: Required = None,
     sink: Annotated[
         Sink, typer.Option("--sink", help="What the system that the handler calls honours, in mode lease.")
@@ -48,19 +50,46 @@ def explain(
     window: WindowOption = None,
     lease: LeaseOption = None,
     mode: ModeOption = None,
+    visibility: Annotated[
+        str | None,
+        typer.Option(
+            "--visibility", metavar="DURATION", help="After how long without an ack the source sends again."
+        ),
+    ] = None,
+    redelivers_for: Annotated[
+        str | None,
+        typer.Option(
+            "--redelivers-for", metavar="DURATION", help="How long the source may send an event again."
+        ),
+    ] = None,
+    redrive_after: Annotated[
+        str | None,
+        typer.Option("--redrive-after", metavar="DURATION", help="How late dead letters may be put back."),
+    ] = None,
+    keys: Annotated[Keys, typer.Option("--keys", help="What makes the key of an event.")] = "given",
     *,
+    tenants: Annotated[bool, typer.Option("--tenants", help="Several tenants use the consumer.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what holds in which crash, and what weakens it.
 
-    With --consumer, the mode and window that the store has for it count. Exit codes: 0 it holds, 1 it is weaker
-    than --require, 78 the two cannot be used together.
+    The store's servers are asked for what they would lose. With --consumer, the mode and window that the store has for
+    it count. What semel cannot know (the source, the keys, the tenants) is told by options. Exit codes: 0 it holds, 1
+    it is weaker than --require, 78 the two cannot be used together.
     """
     settings = settings_for(
         store=store, consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode
     )
+    around = Circumstances(
+        visibility_us=_duration(visibility, "--visibility"),
+        horizon_us=_duration(redelivers_for, "--redelivers-for"),
+        redrive_us=_duration(redrive_after, "--redrive-after"),
+        keys=keys,
+        tenants=tenants,
+        tenant=settings.tenant or "",
+    )
     try:
-        result, lasting_us = _explained(settings, sink)
+        result, lasting_us = _explained(settings, sink, around)
     except SemelError as error:
         raise Stop(str(error), BAD_CONFIGURATION) from error
     holds = require is None or result.satisfies(require)
@@ -74,14 +103,20 @@ def explain(
         )
 
 
-def _explained(settings: "Settings", sink: Sink) -> tuple[Explanation, int]:
+def _duration(given: str | None, option: str) -> int | None:
+    return None if given is None else parse_duration_us(given, option)
+
+
+def _explained(settings: "Settings", sink: Sink, around: Circumstances) -> tuple[Explanation, int]:
     """The explanation, and the window that it stands on."""
     target = found(settings)
+    live: list[Weakness] = []
     mode, lasting_us = settings.mode, window_us(settings.window)
     if exists(target):
         with opened(settings) as reach:
             stored = reach.stored_settings()
             target = reach.store  # it knows what the start checks found
+            live = weaknesses(target)
         if settings.consumer is not None:
             scope = (settings.tenant or "", settings.consumer)
             recorded = stored.modes.get(scope, mode)
@@ -95,7 +130,10 @@ def _explained(settings: "Settings", sink: Sink) -> tuple[Explanation, int]:
     else:
         say(f"{target.name} does not exist yet.")
     lease_us = duration_us(settings.lease)
-    return explained(target, mode, window_us=lasting_us, lease_us=lease_us, sink=sink), lasting_us
+    told = explained(
+        target, mode, window_us=lasting_us, lease_us=lease_us, sink=sink, around=around, live=live
+    )
+    return told, lasting_us
 
 
 def _print(result: Explanation, lasting_us: int, settings: "Settings") -> None:
@@ -106,7 +144,12 @@ def _print(result: Explanation, lasting_us: int, settings: "Settings") -> None:
         ("lease", exact_text(duration_us(settings.lease))),
     ]
     effects = [(text, _effects(result.windows[window])) for window, text in WINDOWS.items()]
-    weakened = [("! " if weakness.breaks else "- ") + weakness.what for weakness in result.weaknesses]
+    weakened = [
+        ("! " if weakness.breaks else "- ")
+        + weakness.what
+        + (f" Change: {weakness.fix}." if weakness.fix else "")
+        for weakness in result.weaknesses
+    ]
     if not sys.stdout.isatty():
         print_rows((), [*facts, *effects, *(("weakened by", line[2:]) for line in weakened)])
         return
@@ -147,7 +190,10 @@ def _document(
             }
             for window, text in WINDOWS.items()
         ],
-        "weakened_by": [{"what": weakness.what, "breaks": weakness.breaks} for weakness in result.weaknesses],
+        "weakened_by": [
+            {"what": weakness.what, "breaks": weakness.breaks, "fix": weakness.fix or None}
+            for weakness in result.weaknesses
+        ],
         "table_holds": result.holds,
         "required": require,
         "satisfied": holds,

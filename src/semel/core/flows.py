@@ -130,13 +130,15 @@ def step(
     return ran, answer
 
 
-def sweep(orphans: Scan, task: Callable[[Record], Task]) -> Flow[list[Outcome[Any]]]:
-    """Take over journaled claims whose owner died: their source will never send them again."""
+def sweep(
+    orphans: Scan, task: Callable[[Record], Task], run: Callable[[Task], Flow[Outcome[Any]]] = once
+) -> Flow[list[Outcome[Any]]]:
+    """Take over journaled claims whose owner died: their source will never send them again. `run`: each of them."""
     page = yield from orphans
     outcomes: list[Outcome[Any]] = []
     if isinstance(page, Page):
         for record in page.records:
-            outcomes.append((yield from once(task(record))))
+            outcomes.append((yield from run(task(record))))
             if interrupted(outcomes[-1]):
                 break
     return outcomes

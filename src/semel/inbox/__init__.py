@@ -5,7 +5,7 @@ from typing import Any
 
 from semel.core.ports import AsyncStore, Store
 from semel.handles import AsyncHandle, Handle
-from semel.inbox.boxes import AsyncInbox, Inbox, Windows
+from semel.inbox.boxes import AsyncInbox, Inbox, Tell, Windows
 from semel.inbox.trouble import aretry, is_undone, retry
 from semel.inbox.words import Words
 from semel.plans import Plan
@@ -13,16 +13,22 @@ from semel.plans import Plan
 __all__ = ["AsyncInbox", "Inbox", "ainbox_for", "aretry", "inbox_for", "is_undone", "retry"]
 
 
-def inbox_for(handle: Handle, store: Any, plan: Plan, connect: Callable[[], Windows]) -> Inbox:
+def inbox_for(
+    handle: Handle, store: Any, plan: Plan, connect: Callable[[], Windows], tell: Tell | None = None
+) -> Inbox:
     """The inbox on a handle that blocks. Raises `TypeError` where handle and store are of different kinds."""
-    return Inbox(handle, _words(handle, store, plan), plan, connect)
+    return Inbox(handle, _words(handle, store, plan), plan, connect, tell)
 
 
 def ainbox_for(
-    handle: AsyncHandle, store: Any, plan: Plan, connect: Callable[[], Awaitable[Windows]]
+    handle: AsyncHandle,
+    store: Any,
+    plan: Plan,
+    connect: Callable[[], Awaitable[Windows]],
+    tell: Tell | None = None,
 ) -> AsyncInbox:
     """The inbox on a handle that is awaited."""
-    return AsyncInbox(handle, _words(handle, store, plan), plan, connect)
+    return AsyncInbox(handle, _words(handle, store, plan), plan, connect, tell)
 
 
 def _words(handle: Handle | AsyncHandle, store: Store | AsyncStore, plan: Plan) -> Words:

@@ -17,14 +17,26 @@ __all__ = ["AsyncInbox", "Inbox"]
 
 T = TypeVar("T")
 Windows: TypeAlias = Mapping[tuple[str, str, str], int]
+Tell: TypeAlias = Callable[[Sequence[str], Sequence[bool]], None]
+"""Told which keys were marked, and which of them for the first time."""
 
 
 class _Box:
     """What both colours share. Nothing that happens is kept here: a rollback brings `True` back."""
 
-    def __init__(self, words: Words, plan: Plan) -> None:
+    def __init__(self, words: Words, plan: Plan, tell: Tell | None) -> None:
         self._words = words
         self._plan = plan
+        self._tell = tell
+
+    def _spread(
+        self, keys: Sequence[str], new: Sequence[bool], first_at: Sequence[int], place_of: Sequence[int]
+    ) -> list[bool]:
+        """Which of the keys, as they were given, are new: a later copy of one is not."""
+        firsts = [new[place] and first_at[place] == at for at, place in enumerate(place_of)]
+        if self._tell is not None:
+            self._tell(keys, firsts)
+        return firsts
 
     def _window_us(self, stored: Windows, event_type: str) -> int:
         return self._plan.window_us(stored, event_type)
@@ -47,8 +59,15 @@ class _Box:
 class Inbox(_Box):
     """Marks in the transaction of a handle that blocks. It never commits, and never opens a transaction."""
 
-    def __init__(self, handle: Handle, words: Words, plan: Plan, connect: Callable[[], Windows]) -> None:
-        super().__init__(words, plan)
+    def __init__(
+        self,
+        handle: Handle,
+        words: Words,
+        plan: Plan,
+        connect: Callable[[], Windows],
+        tell: Tell | None = None,
+    ) -> None:
+        super().__init__(words, plan, tell)
         self._handle = handle
         self._connect = connect
 
@@ -80,7 +99,7 @@ class Inbox(_Box):
             if distinct
             else []
         )
-        return [new[place] and first_at[place] == at for at, place in enumerate(place_of)]
+        return self._spread(keys, new, first_at, place_of)
 
     def store(self, key: str, value: Any) -> None:
         """Keep a value with the mark, for `replay`. Raises `UsageError` if the key is not marked."""
@@ -159,9 +178,14 @@ class AsyncInbox(_Box):
     """Marks in the transaction of a handle that is awaited. It never commits, and never opens a transaction."""
 
     def __init__(
-        self, handle: AsyncHandle, words: Words, plan: Plan, connect: Callable[[], Awaitable[Windows]]
+        self,
+        handle: AsyncHandle,
+        words: Words,
+        plan: Plan,
+        connect: Callable[[], Awaitable[Windows]],
+        tell: Tell | None = None,
     ) -> None:
-        super().__init__(words, plan)
+        super().__init__(words, plan, tell)
         self._handle = handle
         self._connect = connect
 
@@ -195,7 +219,7 @@ class AsyncInbox(_Box):
             if distinct
             else []
         )
-        return [new[place] and first_at[place] == at for at, place in enumerate(place_of)]
+        return self._spread(keys, new, first_at, place_of)
 
     async def store(self, key: str, value: Any) -> None:
         """Keep a value with the mark, for `replay`. Raises `UsageError` if the key is not marked."""

@@ -1,5 +1,8 @@
 """Say what a mode on a store really guarantees, and what weakens it."""
 
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
 from msgspec import Struct
 
 from semel.core.ports import AsyncStore, Store
@@ -8,7 +11,7 @@ from semel.observe.guarantees import Cell, Sink, cells, holds_at_least
 from semel.stores.tiered import AsyncTieredStore, TieredStore
 from semel.types import Mode
 
-__all__ = ["Explanation", "Weakness", "explain"]
+__all__ = ["Circumstances", "Explanation", "Keys", "Weakness", "explain"]
 
 _HOW: dict[str, str] = {
     "inbox": "The mark is in the same transaction as the effect: both happen, or neither.",
@@ -26,11 +29,32 @@ _HOW: dict[str, str] = {
 _DAY_US = 86400 * 10**6
 
 
+Keys: TypeAlias = Literal["given", "content", "position"]
+"""What makes the key: the producer's own id, a hash of the content, or the place in the source."""
+
+
 class Weakness(Struct, frozen=True):
     """Something that makes the guarantee weaker; `breaks`: the table does not hold because of it."""
 
     what: str
     breaks: bool = False
+    fix: str = ""
+    """What to change, if it is known."""
+
+
+class Circumstances(Struct, frozen=True, kw_only=True):
+    """What is around the store: where deliveries come from, and what their keys are."""
+
+    visibility_us: int | None = None
+    """How long the source waits for an ack before it sends again (visibility timeout, ack wait)."""
+    horizon_us: int | None = None
+    """How long after the first delivery the source may still send again: its retention."""
+    redrive_us: int | None = None
+    """How long after the first delivery somebody may put it back from the dead letters."""
+    keys: Keys = "given"
+    tenants: bool = False
+    """Whether several tenants use the same consumer."""
+    tenant: str = ""
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -56,9 +80,20 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 def explain(
-    store: Store | AsyncStore, mode: Mode, *, window_us: int, lease_us: int, sink: Sink = "plain"
+    store: Store | AsyncStore,
+    mode: Mode,
+    *,
+    window_us: int,
+    lease_us: int,
+    sink: Sink = "plain",
+    around: Circumstances | None = None,
+    live: Sequence[Weakness] = (),
 ) -> Explanation:
-    """What `mode` on `store` guarantees. Raises `PolicyInvalid` where the two cannot work together. No I/O."""
+    """What `mode` on `store` guarantees. Raises `PolicyInvalid` where the two cannot work together. No I/O.
+
+    `around`: where deliveries come from. `live`: what `probing.weaknesses` found on the servers.
+    """
+    around = around or Circumstances()
     if mode not in _HOW:
         raise PolicyInvalid(f"mode {mode!r} has no tested guarantees here; choose one of {', '.join(_HOW)}")
     if mode == "inbox" and not store.capabilities.transactional:
@@ -71,7 +106,10 @@ def explain(
         sink=sink,
         how=_HOW[mode],
         windows=cells(mode, sink),
-        weaknesses=tuple(_weaknesses(store, mode, window_us, lease_us)),
+        weaknesses=(
+            *_weaknesses(store, mode, window_us, lease_us, around),
+            *(() if mode == "observe" else (*_of_source(around, mode, window_us, lease_us), *live)),
+        ),
     )
 
 
@@ -93,7 +131,123 @@ def _of_tiers(store: TieredStore | AsyncTieredStore) -> list[Weakness]:
     ]
 
 
-def _weaknesses(store: Store | AsyncStore, mode: Mode, window_us: int, lease_us: int) -> list[Weakness]:
+def _of_source(around: Circumstances, mode: Mode, window_us: int, lease_us: int) -> list[Weakness]:
+    """What the source, the keys and the tenants do to it."""
+    found: list[Weakness] = []
+    for lasting_us, what, who in (
+        (around.horizon_us, "the source may send again", "horizon"),
+        (around.redrive_us, "dead letters may be put back", "redrive"),
+    ):
+        if lasting_us is not None and 0 < window_us < lasting_us:
+            found.append(
+                Weakness(
+                    f"The window of {_text(window_us)} is shorter than the {_text(lasting_us)} for which {what}: what"
+                    " comes after the window runs again.",
+                    breaks=True,
+                    fix=f"semel window set CONSUMER {_text(_longer(lasting_us))} (the {who} and a tenth)",
+                )
+            )
+    if (
+        around.visibility_us is not None
+        and mode in ("lease", "quarantine")
+        and lease_us > around.visibility_us
+    ):
+        found.append(
+            Weakness(
+                f"The lease of {_text(lease_us)} is longer than the {_text(around.visibility_us)} after which the"
+                " source sends again: after a crash the event comes back while the dead attempt's lease still runs, is"
+                " turned away, and may use up the source's deliveries and be a dead letter without having run.",
+                fix="a lease shorter than the visibility timeout, or a longer visibility timeout",
+            )
+        )
+    if around.keys == "content":
+        found.append(
+            Weakness(
+                "Keys are hashes of the content: two different events with equal content are taken for one, and the"
+                " second has no effect.",
+                breaks=True,
+                fix="a key that the producer chose for the event",
+            )
+        )
+    elif around.keys == "position":
+        found.append(
+            Weakness(
+                "Keys are positions in the source: an event that its producer sends twice has two, and runs twice.",
+                fix="a key that the producer chose for the event",
+            )
+        )
+    if around.tenants and not around.tenant:
+        found.append(
+            Weakness(
+                "Several tenants share the consumer and none is named: equal keys of two tenants are taken for one"
+                " event, and the second has no effect.",
+                breaks=True,
+                fix="open(..., tenant=...) with the caller's own",
+            )
+        )
+    return found
+
+
+def _longer(us: int) -> int:
+    """A tenth more, in whole hours, or minutes below a day."""
+    unit = 3600 * 10**6 if us >= _DAY_US else 60 * 10**6
+    return -(-us * 11 // (10 * unit)) * unit
+
+
+def _text(us: int) -> str:
+    for unit, size in (("d", _DAY_US), ("h", 3600 * 10**6), ("m", 60 * 10**6), ("s", 10**6)):
+        if us % size == 0:
+            return f"{us // size}{unit}"
+    return f"{us / 1e6:g}s"
+
+
+_FIXES: tuple[tuple[str, str], ...] = (
+    ("eviction", "CONFIG SET maxmemory-policy noeviction, and enough memory"),
+    ("no persistence", "CONFIG SET appendonly yes"),
+    ("snapshots only", "CONFIG SET appendonly yes"),
+    ("replicas follow behind", "open the store with wait_replicas=1"),
+    ("synchronous_commit is off", "ALTER ROLE ... SET synchronous_commit = on"),
+    ("fsync is off", "fsync = on in postgresql.conf"),
+    ("full_page_writes is off", "full_page_writes = on in postgresql.conf"),
+    ("partitions reach only", "run semel purge as the owner of the partitions"),
+)
+"""What to change, by how a store's own sentence begins."""
+
+
+def of_store(store: Store | AsyncStore) -> list[Weakness]:
+    """What the store itself says. Where it may forget, what makes it forget breaks the table."""
+    told: tuple[str, ...] = getattr(store, "weaknesses", ())
+    durable = store.capabilities.durable
+    found = []
+    for each in told:
+        fix = next((fix for begins, fix in _FIXES if each.startswith(begins)), "")
+        loses = each.startswith(_FORGETTING)
+        found.append(Weakness(f"{each}.", breaks=loses and not durable, fix=fix))
+    if not durable and not any(weakness.breaks for weakness in found):
+        found.insert(
+            0,
+            Weakness(
+                f"{store.name} forgets all when its process ends: a redelivery after that runs again.",
+                breaks=True,
+                fix="a store that lasts: sqlite:, postgresql:, or redis: with an append-only file",
+            ),
+        )
+    return found
+
+
+_FORGETTING = (
+    "eviction",
+    "no persistence",
+    "snapshots only",
+    "synchronous_commit",
+    "fsync",
+    "full_page_writes",
+)
+
+
+def _weaknesses(
+    store: Store | AsyncStore, mode: Mode, window_us: int, lease_us: int, around: Circumstances
+) -> list[Weakness]:
     powers = store.capabilities
     found: list[Weakness] = []
     if mode == "observe":
@@ -105,13 +259,6 @@ def _weaknesses(store: Store | AsyncStore, mode: Mode, window_us: int, lease_us:
             Weakness(
                 "The window is shorter than the lease: a duplicate that waited for a dead attempt's lease may find"
                 " the key forgotten, and runs."
-            )
-        )
-    if not powers.durable:
-        found.append(
-            Weakness(
-                f"{store.name} forgets all when its process ends: a redelivery after that runs again.",
-                breaks=True,
             )
         )
     if not powers.shared:
@@ -131,8 +278,8 @@ def _weaknesses(store: Store | AsyncStore, mode: Mode, window_us: int, lease_us:
                 "synchronous=NORMAL: when the power fails, the last commits may be lost, as if never made."
             )
         )
-    found += [Weakness(f"{each}.") for each in getattr(store, "weaknesses", ())]
-    if 0 < window_us < _DAY_US:
+    found += of_store(store)
+    if 0 < window_us < _DAY_US and around.horizon_us is None:
         found.append(
             Weakness(
                 "The window is shorter than a day: what its source sends again later than that runs again."

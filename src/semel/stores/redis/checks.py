@@ -139,6 +139,19 @@ def look(place: Place, masters: Sequence[Address], options: Options) -> Steps:
     return judge(place, told, options)
 
 
+def told_by(masters: Sequence[Address]) -> Steps:
+    """What each master says of itself now. Raises `StoreUnavailable` where one does not answer."""
+    calls = [Call(command, node=node) for node in masters for command in ([b"INFO"], [b"TIME"])]
+    replies = yield Ask(calls)
+    told: list[dict[str, str]] = []
+    for info, instant in zip(replies[::2], replies[1::2], strict=True):
+        for reply in (info, instant):
+            if isinstance(reply, Exception):
+                raise StoreUnavailable(f"a server does not say how it is: {reply}") from reply
+        told.append({**parse_info(info), "time_us": str(int(instant[0]) * 10**6 + int(instant[1]))})
+    return told
+
+
 def parse_info(reply: bytes) -> dict[str, str]:
     """The lines of INFO."""
     lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())

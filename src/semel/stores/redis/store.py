@@ -16,7 +16,7 @@ from semel.core.ports import AsyncStore, Capabilities, Listener
 from semel.errors import StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.stores.redis import plain
-from semel.stores.redis.checks import Facts
+from semel.stores.redis.checks import Facts, told_by
 from semel.stores.redis.core import Core, link_options, pack
 from semel.stores.redis.parts import Address, Ahead, Ask, Call, Nodes, Pause, Refresh, Steps
 from semel.stores.redis.replies import BROKEN, as_message, unsent
@@ -129,6 +129,12 @@ class RedisStore:
             self.open()
         assert self._core.facts is not None
         return self._core.facts
+
+    def say(self) -> list[dict[str, str]]:
+        """What each master says of itself now: the lines of INFO, and `time_us`, its clock. One round trip."""
+        self.facts()
+        told: list[dict[str, str]] = self._drive(told_by(self._core.nodes()))
+        return told
 
     def twin(self) -> AsyncStore:
         """The same store for an event loop, not yet connected."""

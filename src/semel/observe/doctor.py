@@ -1,0 +1,229 @@
+"""Examine a store and everything behind it: what is wrong, and how to mend it."""
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+from semel.core.commands import Count, Lookup, ReadSettings, Renew, Scan
+from semel.core.ports import Store
+from semel.errors import SemelError, StoreError
+from semel.forks import new_owner
+from semel.observe.explain import of_store
+from semel.observe.probing import LAG_WARN_S, Facts, probe
+from semel.types import Lost, Record, Stats, Unavailable
+
+__all__ = ["Finding", "Level", "examine"]
+
+Level: TypeAlias = Literal["ok", "warning", "error"]
+
+LATENCY_WARN_S = 0.05
+"""A claim and a completion are two round trips: beyond this they are what a handler waits for."""
+LATENCY_TRIES = 7
+SKEW_WARN_S = 1.0
+"""The store's clock decides, so skew harms nothing by itself; but times in logs and event times are then off."""
+SKEW_ERROR_S = 60.0
+PURGE_LAG_WARN_S = 3600.0
+STUCK_S = 900.0
+"""As long as a handler may run by default: a claim that is older hangs, or has a longer `run_max_s`."""
+ORPHAN_S = 60.0
+MEMORY_WARN = 0.8
+SCAN_MAX = 1000
+NOBODY = ("", "semel.doctor", "semel.doctor: no such key")
+"""A record that nobody has: to ask for it, or to renew it, changes nothing."""
+
+
+class Finding(Struct, frozen=True):
+    """What one check found."""
+
+    check: str
+    level: Level
+    what: str
+    fix: str = ""
+
+
+def examine(store: Store) -> Iterator[Finding]:
+    """Connect, and look at everything; a check that cannot be made is a finding itself. Changes no record."""
+    yield Finding("semel", "ok", f"semel {version('semel')} on Python {platform.python_version()}")
+    try:
+        store.open()
+    except SemelError as error:
+        yield Finding("connection", "error", str(error), "mend what it says; nothing else can be looked at")
+        return
+    try:
+        yield Finding("connection", "ok", f"{store.name} answers, and its schema is up to date")
+        checks: tuple[Callable[[Store], Iterator[Finding]], ...] = (
+            _servers, _latency, _rights, _durability, _settings, _purging, _claims, _unknown,
+        )  # fmt: skip
+        for check in checks:
+            yield from _guarded(check, store)
+    finally:
+        store.close()
+
+
+def _guarded(check: Callable[[Store], Iterator[Finding]], store: Store) -> Iterator[Finding]:
+    name = check.__name__.strip("_")
+    try:
+        yield from check(store)
+    except StoreError as error:
+        yield Finding(name, "error", str(error), "is the store up, and may this user ask it?")
+    except Exception as error:  # noqa: BLE001 - a driver's error in one check must not hide the other checks
+        yield Finding(name, "error", f"{type(error).__name__}: {error}".strip(), "may this user ask for it?")
+
+
+def _ask(store: Store, item: Any) -> Any:
+    (answer,) = store.send((item,))
+    if isinstance(answer, Unavailable):
+        raise answer.error
+    return answer
+
+
+def _servers(store: Store) -> Iterator[Finding]:
+    facts = probe(store)
+    if facts.version:
+        yield Finding("version", "ok", facts.version)
+    yield from _clock(facts)
+    for replica in facts.replicas:
+        late = replica.lag_s > LAG_WARN_S
+        yield Finding(
+            "replica",
+            "warning" if late or not replica.synchronous else "ok",
+            f"replica {replica.name or '(no name)'}: {'synchronous' if replica.synchronous else 'follows behind'},"
+            f" {replica.lag_s:.1f} s, {replica.behind_bytes:,} bytes",
+            ""
+            if replica.synchronous
+            else "synchronous replication, or wait_replicas on Redis, survives a failover",
+        )
+    for name in facts.missing_indexes:
+        yield Finding("indexes", "error", f"the index {name} is missing", "semel migrate --sql prints it")
+    for name in facts.invalid_indexes:
+        yield Finding(
+            "indexes", "error", f"the index {name} is not valid", f"REINDEX INDEX CONCURRENTLY {name}"
+        )
+    for name in facts.lacking_rights:
+        yield Finding(
+            "permissions",
+            "error",
+            f"this user may not read and write the table {name}",
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name}",
+        )
+    if facts.memory_ratio is not None:
+        yield Finding(
+            "memory",
+            "warning" if facts.memory_ratio > MEMORY_WARN else "ok",
+            f"{facts.memory_ratio:.0%} of the memory limit is used",
+            ""
+            if facts.memory_ratio <= MEMORY_WARN
+            else "a higher maxmemory, shorter windows, or semel purge",
+        )
+
+
+def _clock(facts: Facts) -> Iterator[Finding]:
+    if facts.ahead_us is None:
+        return
+    skew_s = abs(facts.ahead_us) / 1e6
+    level: Level = "ok" if skew_s < SKEW_WARN_S else "warning" if skew_s < SKEW_ERROR_S else "error"
+    side = "ahead of" if facts.ahead_us > 0 else "behind"
+    what = f"the store's clock is {skew_s:.3f} s {side} this computer's"
+    yield Finding(
+        "clock", level, what, "" if level == "ok" else "let NTP set both clocks; the store's decides"
+    )
+
+
+def _latency(store: Store) -> Iterator[Finding]:
+    took: list[float] = []
+    for _ in range(LATENCY_TRIES):
+        began = time.perf_counter()
+        _ask(store, Lookup(NOBODY))
+        took.append(time.perf_counter() - began)
+    median_s = statistics.median(took)
+    slow = median_s > LATENCY_WARN_S
+    yield Finding(
+        "latency",
+        "warning" if slow else "ok",
+        f"a round trip takes {median_s * 1000:.2f} ms (median of {LATENCY_TRIES})",
+        "a store nearer by; run_many shares round trips; a cache in front answers duplicates" if slow else "",
+    )
+
+
+def _rights(store: Store) -> Iterator[Finding]:
+    """To renew what nobody has takes the right to write, and writes nothing."""
+    answer = _ask(store, Renew(NOBODY, new_owner(), 1, 1_000_000))
+    assert isinstance(answer, Lost)
+    yield Finding("permissions", "ok", "this user may write records")
+
+
+def _durability(store: Store) -> Iterator[Finding]:
+    found = [each for each in of_store(getattr(store, "truth", store)) if each.breaks or each.fix]
+    for weakness in found:
+        yield Finding("durability", "error" if weakness.breaks else "warning", weakness.what, weakness.fix)
+    if not any(weakness.breaks for weakness in found):
+        yield Finding("durability", "ok", "what is answered is kept")
+
+
+def _settings(store: Store) -> Iterator[Finding]:
+    settings = _ask(store, ReadSettings())
+    modes: dict[str, int] = {}
+    for mode in settings.modes.values():
+        modes[mode] = modes.get(mode, 0) + 1
+    told = ", ".join(f"{number} in mode {mode}" for mode, number in sorted(modes.items())) or "none yet"
+    yield Finding("consumers", "ok", f"consumers: {told}")
+    mixed = sorted({name for tenant, name in settings.modes if tenant and ("", name) in settings.modes})
+    for name in mixed:
+        yield Finding(
+            "tenants",
+            "warning",
+            f"consumer {name} works both with tenants and without one",
+            "name the tenant everywhere: without it, equal keys of two tenants are one event",
+        )
+
+
+def _purging(store: Store) -> Iterator[Finding]:
+    stats: Stats = _ask(store, Count(None))
+    behind = stats.purge_lag_s > PURGE_LAG_WARN_S
+    yield Finding(
+        "clean-up",
+        "warning" if behind else "ok",
+        f"{stats.expired:,} expired records wait, the oldest for {stats.purge_lag_s:.0f} s",
+        "semel purge --watch, or semel.Cleaner in a service" if behind else "",
+    )
+
+
+def _claims(store: Store) -> Iterator[Finding]:
+    now: int = _ask(store, Count(None)).now
+    claimed: list[Record] = _ask(store, Scan(state="claimed", limit=SCAN_MAX)).records
+    orphans = [each for each in claimed if each.owner and each.lease_until < now - ORPHAN_S * 1e6]
+    running = [each for each in claimed if each.owner and each.lease_until >= now]
+    stuck = [each for each in running if now - each.fence > STUCK_S * 1e6]
+    for found, what, fix in (
+        (
+            stuck,
+            "have been running for more than 15 minutes",
+            "is a handler hanging? semel show KEY names its owner",
+        ),
+        (
+            orphans,
+            "belong to workers that are gone",
+            "they run when they are delivered again; is their source alive?",
+        ),
+    ):
+        if found:
+            names = ", ".join(each.key for each in found[:3])
+            yield Finding("claims", "warning", f"{len(found):,} claims {what}: {names}", fix)
+    if not stuck and not orphans:
+        yield Finding("claims", "ok", f"{len(running):,} claims are running, none of them is stuck")
+
+
+def _unknown(store: Store) -> Iterator[Finding]:
+    found: list[Record] = _ask(store, Scan(state="unknown", limit=SCAN_MAX)).records
+    if found:
+        yield Finding(
+            "unknown",
+            "warning",
+            f"{len(found):,} events wait for a decision: {', '.join(each.key for each in found[:3])}",
+            "find out whether their effect happened, then: semel resolve KEY --fence N --done (or --absent)",
+        )

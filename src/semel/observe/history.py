@@ -1,0 +1,164 @@
+"""An append-only history of what happened to deliveries, kept longer than any window: one JSON line each, a file a day.
+
+It is for those who look, never for deciding: no answer depends on it.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import msgspec
+
+from semel.digests import digest
+from semel.forks import restart_after_fork
+from semel.observe import events
+from semel.windows import duration_us
+
+__all__ = ["HistoryHook", "Line", "read"]
+
+PREFIX, SUFFIX = "semel-", ".jsonl"
+_KEPT: tuple[type[events.Event], ...] = (
+    events.Completed, events.Duplicate, events.Expired, events.Failed, events.Late, events.Lost, events.Marked,
+    events.Quarantined, events.Released, events.Unrecorded,
+)  # fmt: skip
+"""How deliveries ended; what led there would multiply the size and say little more."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the history."""
+
+    at_us: int
+    """When it was written, by this computer's clock: microseconds since 1970."""
+    event: str
+    consumer: str
+    key: str
+    tenant: str = ""
+    handler: str = ""
+    source: str = ""
+    reason: str = ""
+    state: str = ""
+    lag_s: float | None = None
+    ran: bool = False
+    """Of a duplicate: it ran all the same, in mode observe."""
+    error: str = ""
+
+
+class HistoryHook:
+    """A hook that appends to a folder. Several processes of one computer may share it: a line is one write.
+
+    `keep`: files older than this are removed when a new day begins. `hashed`: keys are written as digests, under
+    which they can still be looked up. What was written survives the death of the process, not a power failure.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, keep: str | float = "90d", hashed: bool = False
+    ) -> None:
+        self.folder: Path = Path(folder)
+        self._keep = timedelta(microseconds=duration_us(keep))
+        self._hashed = hashed
+        self._day: date | None = None
+        self._file = -1
+        self._encode = msgspec.json.Encoder().encode
+        self.after_fork()
+        restart_after_fork(self)
+
+    def after_fork(self) -> None:
+        """The file is shared with the parent, which is harmless: both append."""
+        self._lock = Lock()
+
+    def __call__(self, happening: events.Happening) -> None:
+        """Write it down if it is the end of a delivery."""
+        if not isinstance(happening, _KEPT):
+            return
+        now = datetime.now(UTC)
+        line = self._encode(_line(happening, now, hashed=self._hashed)) + b"\n"
+        with (
+            self._lock
+        ):  # nobody may close the file, and its number be another's, between the look and the write
+            if self._day != now.date():
+                self._turn(now.date())
+            os.write(self._file, line)
+
+    def close(self) -> None:
+        """Let go of the file; the next event opens it again."""
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+            self._file, self._day = -1, None
+
+    def _turn(self, today: date) -> None:
+        """A new day: a new file, and the old ones go."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"{PREFIX}{today.isoformat()}{SUFFIX}"
+        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+        before, self._file, self._day = self._file, opened, today
+        if before >= 0:
+            os.close(before)
+        for old, day in _files(self.folder):
+            if day < today - self._keep:
+                with suppress(FileNotFoundError):  # another process was quicker
+                    old.unlink()
+
+
+def _line(event: Any, now: datetime, *, hashed: bool) -> Line:
+    error = getattr(event, "error", None)
+    return Line(
+        at_us=round(now.timestamp() * 1e6),
+        event=type(event).__name__.lower(),
+        consumer=event.consumer,
+        key=hashed_key(event.tenant, event.consumer, event.key) if hashed else event.key,
+        tenant=event.tenant,
+        handler=event.handler,
+        source=event.source,
+        reason=getattr(event, "reason", ""),
+        state=getattr(event, "state", ""),
+        lag_s=getattr(event, "lag_s", None),
+        ran=not getattr(event, "suppressed", True),
+        error="" if not error else error if isinstance(error, str) else type(error).__name__,
+    )
+
+
+def hashed_key(tenant: str, consumer: str, key: str) -> str:
+    """What stands for a key where keys are hashed."""
+    return digest((tenant, consumer, key)).hex()[:32]
+
+
+def _files(folder: Path) -> list[tuple[Path, date]]:
+    """The files of a history and their days, oldest first."""
+    found: list[tuple[Path, date]] = []
+    for path in folder.glob(f"{PREFIX}*{SUFFIX}"):
+        with suppress(ValueError):
+            found.append((path, date.fromisoformat(path.name.removeprefix(PREFIX).removesuffix(SUFFIX))))
+    return sorted(found, key=lambda each: each[1])
+
+
+def read(
+    place: str | os.PathLike[str],
+    *,
+    consumer: str | None = None,
+    key: str | None = None,
+    since_us: int = 0,
+) -> Iterator[Line]:
+    """The lines of a history folder, or of one file, oldest first. A last line that a crash cut short is skipped.
+
+    `key` finds plain and hashed lines alike. Every file that may matter is read from its beginning.
+    """
+    path = Path(place)
+    since = datetime.fromtimestamp(since_us / 1e6, UTC).date()
+    paths = [each for each, day in _files(path) if day >= since] if path.is_dir() else [path]
+    decode = msgspec.json.Decoder(Line).decode
+    for each in paths:
+        with each.open("rb") as file:
+            for text in file:
+                try:
+                    line = decode(text)
+                except msgspec.MsgspecError:
+                    continue
+                if line.at_us < since_us or consumer not in (None, line.consumer):
+                    continue
+                if key is None or line.key in (key, hashed_key(line.tenant, line.consumer, key)):
+                    yield line

@@ -1,0 +1,82 @@
+"""Write what happens to the logger `semel`: duplicates as INFO, lost claims as WARNING."""
+
+import logging
+from typing import Literal, TypeAlias
+
+from semel.digests import digest
+from semel.observe import events
+
+__all__ = ["KeysShown", "LogHook"]
+
+KeysShown: TypeAlias = Literal["plain", "hashed", "hidden"]
+"""How a key stands in the log: as it is, as the first digits of its digest (the same for the same key), or not."""
+HASH_DIGITS = 12
+
+_LEVELS: dict[type[events.Happening], int] = {
+    events.Received: logging.DEBUG,
+    events.Claimed: logging.DEBUG,
+    events.Began: logging.DEBUG,
+    events.Ended: logging.DEBUG,
+    events.Completed: logging.DEBUG,
+    events.Marked: logging.DEBUG,
+    events.StoreSent: logging.DEBUG,
+    events.Counted: logging.DEBUG,
+    events.Duplicate: logging.INFO,
+    events.Busy: logging.INFO,
+    events.Released: logging.INFO,
+    events.Purged: logging.INFO,
+    events.Late: logging.WARNING,
+    events.Dropped: logging.WARNING,
+    events.Expired: logging.WARNING,
+    events.Lost: logging.WARNING,
+    events.Unreachable: logging.WARNING,
+    events.StoreFailed: logging.WARNING,
+    events.Failed: logging.ERROR,
+    events.Quarantined: logging.ERROR,
+    events.Unrecorded: logging.ERROR,
+    events.StoreLost: logging.ERROR,
+}
+_SKIPPED = {"owner", "key", "origin", "stats"}
+
+
+class LogHook:
+    """A hook that logs each event as one line, `name field=value ...`, with the fields in `extra` too.
+
+    `keys`: how keys are shown. Values and payloads are never logged; of errors only their type and message are.
+    """
+
+    def __init__(self, logger: logging.Logger | None = None, *, keys: KeysShown = "plain") -> None:
+        self._logger = logger or logging.getLogger("semel")
+        self._keys = keys
+
+    def __call__(self, happening: events.Happening) -> None:
+        """Log it, if its level is on."""
+        level = _LEVELS.get(type(happening), logging.DEBUG)
+        if not self._logger.isEnabledFor(level):
+            return
+        name = type(happening).__name__.lower()
+        fields = self._fields(happening)
+        text = "".join(f" {field}={value}" for field, value in fields.items())
+        self._logger.log(level, "%s%s", name, text, extra={"event": name, "semel": fields})
+
+    def _fields(self, happening: events.Happening) -> dict[str, str]:
+        fields: dict[str, str] = {}
+        for field in happening.__struct_fields__:
+            value = getattr(happening, field)
+            if field in _SKIPPED or value in ("", None):
+                continue
+            if isinstance(value, BaseException):
+                value = f"{type(value).__name__}({str(value)!r})"
+            elif isinstance(value, float):
+                value = f"{value:.6g}"
+            elif isinstance(value, str) and not value.isprintable():
+                value = ascii(value)
+            fields[field] = str(value)
+        if isinstance(happening, events.Event) and self._keys != "hidden":
+            fields["key"] = self._shown(happening)
+        return fields
+
+    def _shown(self, event: events.Event) -> str:
+        if self._keys == "hashed":
+            return digest((event.tenant, event.consumer, event.key)).hex()[:HASH_DIGITS]
+        return event.key if event.key.isprintable() else ascii(event.key)

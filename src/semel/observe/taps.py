@@ -1,0 +1,392 @@
+"""Watch a flow, a verb or a store from outside, and say what happens there.
+
+A tap stands between a flow and its driver: it sees each command and each answer and passes them on. So the protocol
+knows nothing of it, both colours have it, and without hooks there is none.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from semel.core.commands import (
+    Answer,
+    Claim,
+    Command,
+    Flow,
+    Granted,
+    Invoke,
+    Item,
+    Known,
+    Lookup,
+    Purge,
+    Purged,
+    Settle,
+)
+from semel.core.ports import AsyncStore, Store
+from semel.errors import StoreUnavailable
+from semel.observe import events
+from semel.observe.events import Hooks, Reason
+from semel.types import (
+    Busy,
+    Completed,
+    Delivery,
+    Done,
+    Errored,
+    Failed,
+    Id,
+    Late,
+    Lost,
+    Mismatch,
+    Outcome,
+    Record,
+    Stats,
+    Unavailable,
+    Unknown,
+)
+
+__all__ = ["Tap", "TimedAsyncStore", "TimedStore", "claimed", "copied", "marked", "name_of", "settled"]
+
+
+def name_of(handler: Any) -> str:
+    """How a handler is called in labels and spans."""
+    handler = getattr(handler, "func", handler)
+    return getattr(handler, "__qualname__", "") or type(handler).__name__
+
+
+class Tap:
+    """What is seen of one delivery."""
+
+    def __init__(
+        self,
+        hooks: Hooks,
+        claim: Claim,
+        handler: str = "",
+        source: str = "",
+        redelivered: bool | None = None,  # noqa: FBT001 - as it stands in a Delivery
+    ) -> None:
+        self._hooks = hooks
+        self._claim = claim
+        self._who = (*claim.id, claim.owner, handler, source)
+        self._redelivered = redelivered
+        self._answer: Any = None
+        self._waited = False
+        self._origin: dict[str, str] | None = None
+
+    def watch(self, flow: Flow[Outcome[Any]], *, awaits: bool, observes: bool) -> Flow[Outcome[Any]]:
+        """The same flow, told of. `awaits`: its handler is awaited. `observes`: it runs whatever the store says."""
+        hooks = self._hooks
+        received = events.Received(*self._who, self._claim.event_type)
+        hooks(received)
+        carried = hooks.carried(received) if hooks.carries else None
+        try:
+            answer: Any = None
+            while True:
+                try:
+                    command = flow.send(answer)
+                except StopIteration as end:
+                    self._came_to(end.value, observes=observes)
+                    return end.value  # type: ignore[no-any-return]
+                kind = type(command)
+                if kind is Claim:
+                    answer = yield self._carrying(command, carried)
+                    if self._answered(answer) and hooks.carries:
+                        self._origin = _words((yield Lookup(self._claim.id)))
+                elif kind is Invoke:
+                    answer = yield self._around(command, awaits=awaits)
+                else:
+                    answer = yield command
+        except BaseException:
+            hooks(events.Dropped(*self._who))
+            raise
+
+    @staticmethod
+    def _carrying(command: Command[Any], carried: dict[str, str] | None) -> Command[Any]:
+        assert isinstance(command, Claim)
+        if not carried:
+            return command
+        mine = {} if command.meta is None else msgspec.json.decode(command.meta, type=dict[str, str])
+        return replace(command, meta=msgspec.json.encode({**mine, **carried}))
+
+    def _answered(self, answer: Any) -> bool:
+        """Note the answer to a claim; whether there is an earlier delivery whose words are wanted."""
+        self._answer = answer
+        kind = type(answer)
+        if kind is Granted:
+            self._hooks.note_time(answer.lease_until - self._claim.lease_us)
+            self._hooks(
+                events.Claimed(*self._who, answer.attempt, answer.first_seen, self._claim.window_us / 1e6)
+            )
+        elif kind is Busy and not self._waited:
+            self._waited = True
+            self._hooks(events.Busy(*self._who, answer.retry_after_s))
+        return kind is Known
+
+    def _around(self, command: Command[Any], *, awaits: bool) -> Command[Any]:
+        """The call of the handler, told of in its own thread and context."""
+        assert isinstance(command, Invoke)
+        if command.claim is None:
+            return command
+        call, attempt = command.call, 1 if command.granted is None else command.granted.attempt
+
+        def around() -> Any:
+            began = self._began(attempt)
+            try:
+                value = call()
+            except BaseException as error:
+                self._ended(began, error)
+                raise
+            self._ended(began, None)
+            return value
+
+        async def aaround() -> Any:
+            began = self._began(attempt)
+            try:
+                value = await call()
+            except BaseException as error:
+                self._ended(began, error)
+                raise
+            self._ended(began, None)
+            return value
+
+        return Invoke(aaround if awaits else around, command.claim, command.granted)
+
+    def _began(self, attempt: int) -> float:
+        self._hooks(events.Began(*self._who, attempt))
+        return time.perf_counter()
+
+    def _ended(self, began: float, error: BaseException | None) -> None:
+        self._hooks(events.Ended(*self._who, time.perf_counter() - began, error))
+
+    def _came_to(self, outcome: Outcome[Any], *, observes: bool) -> None:
+        answer, hooks, who = self._answer, self._hooks, self._who
+        if observes and answer is not None and not isinstance(answer, Granted | Unavailable):
+            self.duplicate(answer, suppressed=False)
+        match outcome:
+            case Done(replayed=True) | Failed(replayed=True) | Mismatch() | Busy():
+                self.duplicate(outcome if answer is None else answer)
+            case Done(recorded=False):
+                hooks(events.Unrecorded(*who))
+            case Done():
+                hooks(events.Completed(*who))
+            case Failed(error):
+                hooks(events.Failed(*who, error))
+            case Errored(error, _, retry_after_s):
+                hooks(events.Released(*who, error, retry_after_s))
+            case Lost():
+                hooks(events.Lost(*who))
+            case Late(age_s):
+                hooks(events.Late(*who, age_s))
+            case Unknown(_, error) if isinstance(answer, Granted):
+                hooks(events.Quarantined(*who, error))
+            case Unknown():
+                self.duplicate(outcome)
+            case Unavailable(error):
+                hooks(events.Unreachable(*who, error))
+
+    def duplicate(self, answer: Any, *, suppressed: bool = True) -> None:
+        """Say that the event was known, and why it came again."""
+        lag_s = self._hooks.since_s(answer.first_seen) if isinstance(answer, Known) else None
+        self._hooks(
+            events.Duplicate(
+                *self._who, self._reason(answer), _state(answer), lag_s, suppressed, self._origin
+            )
+        )
+
+    def _reason(self, answer: Any) -> Reason:
+        if isinstance(answer, Mismatch):
+            return "reuse"
+        if self._redelivered is not None:
+            return "redelivery" if self._redelivered else "producer"
+        return "race" if self._waited or isinstance(answer, Busy) else "redelivery"
+
+
+def _state(answer: Any) -> str:
+    if isinstance(answer, Known):
+        return answer.state
+    match answer:
+        case Busy():
+            return "claimed"
+        case Unknown():
+            return "unknown"
+        case Mismatch():
+            return ""
+        case _:
+            return "marked"
+
+
+def _words(answer: Any) -> dict[str, str] | None:
+    """What is kept with a record."""
+    if not isinstance(answer, Record) or answer.meta is None:
+        return None
+    try:
+        return msgspec.json.decode(answer.meta, type=dict[str, str])
+    except msgspec.MsgspecError:
+        return None
+
+
+# --- the plain verbs ----------------------------------------------------------------------------
+
+
+def claimed(hooks: Hooks, claims: Sequence[Claim], answers: Sequence[Answer]) -> None:
+    """Claims by hand were answered."""
+    for claim, answer in zip(claims, answers, strict=True):
+        tap = Tap(hooks, claim)
+        who = (*claim.id, claim.owner)
+        hooks(events.Received(*who, "", "", claim.event_type))
+        tap._answered(answer)  # noqa: SLF001 - one mechanism
+        match answer:
+            case Granted():
+                pass
+            case Late(age_s):
+                hooks(events.Late(*who, age_s=age_s))
+            case Unavailable(error):
+                hooks(events.Unreachable(*who, error=error))
+            case _:
+                tap.duplicate(answer)
+
+
+_SETTLED: dict[str, type[events.Event]] = {
+    "done": events.Completed,
+    "failed": events.Failed,
+    "released": events.Released,
+    "unknown": events.Quarantined,
+}
+
+
+def settled(hooks: Hooks, items: Iterable[Item], verdicts: Iterable[Answer]) -> None:
+    """Claims by hand came to their end."""
+    for item, verdict in zip(items, verdicts, strict=True):
+        if not isinstance(item, Settle):
+            continue
+        who = (*item.id, item.owner)
+        if isinstance(verdict, Completed):
+            hooks(_SETTLED[item.to](*who))
+        elif isinstance(verdict, Lost):
+            hooks(events.Lost(*who))
+        else:
+            hooks(events.Unrecorded(*who))
+
+
+def marked(
+    hooks: Hooks, tenant: str, consumer: str, keys: Sequence[str], firsts: Sequence[bool], handler: str = ""
+) -> None:
+    """Keys were marked, by a mark-mode consumer or in a transaction of the caller's."""
+    for key, first in zip(keys, firsts, strict=True):
+        who = (tenant, consumer, key, b"", handler)
+        hooks(events.Received(*who))
+        hooks(events.Marked(*who) if first else events.Duplicate(*who, state="marked"))
+
+
+def copied(hooks: Hooks, id: Id, handler: str, delivery: Delivery[Any], outcome: Outcome[Any]) -> None:  # noqa: A002
+    """A later copy of a key in one batch: it came while the first one was under way."""
+    who = (*id, b"", handler, delivery.source)
+    hooks(events.Received(*who, delivery.event_type))
+    reason: Reason = "reuse" if isinstance(outcome, Mismatch) else "race"
+    hooks(events.Duplicate(*who, reason, "claimed"))
+
+
+# --- stores -------------------------------------------------------------------------------------
+
+
+class _Timed:
+    """A store whose round trips are told of; in everything else it is the store."""
+
+    def __init__(self, store: Any, hooks: Hooks) -> None:
+        self._store = store
+        self._hooks = hooks
+        self._stores_lost: int = getattr(store, "stores_lost", 0)
+
+    @property
+    def name(self) -> str:
+        name: str = self._store.name
+        return name
+
+    @property
+    def capabilities(self) -> Any:
+        return self._store.capabilities
+
+    def watch(self, listener: Any, /) -> Callable[[], None]:
+        stop: Callable[[], None] = self._store.watch(listener)
+        return stop
+
+    def _sent(self, items: Sequence[Item], answers: Sequence[Answer], began: float) -> None:
+        hooks = self._hooks
+        op = _op(items)
+        hooks(events.StoreSent(op, len(items), time.perf_counter() - began))
+        failed: BaseException | None = None
+        for item, answer in zip(items, answers, strict=True):
+            kind = type(answer)
+            if kind is Completed:
+                if answer.recreated:
+                    hooks(events.StoreLost())
+            elif kind is Unavailable:
+                failed = failed or answer.error
+            elif kind is Purged and not (isinstance(item, Purge) and item.dry_run):
+                hooks(events.Purged(answer.count, answer.lag_s, answer.partitions))
+            elif kind is Stats:
+                hooks(events.Counted(answer))
+        if failed is not None:
+            hooks(events.StoreFailed(op, failed))
+        lost = getattr(self._store, "stores_lost", 0)
+        if lost > self._stores_lost:
+            self._stores_lost = lost
+            hooks(events.StoreLost())
+
+
+def _op(items: Sequence[Item]) -> str:
+    kinds = {type(items[0])} if len(items) == 1 else {type(item) for item in items}
+    return kinds.pop().__struct_config__.tag if len(kinds) == 1 else "mixed"  # type: ignore[return-value]
+
+
+class TimedStore(_Timed):
+    """A store that blocks."""
+
+    def open(self) -> None:
+        """Connect."""
+        self._store.open()
+
+    def close(self) -> None:
+        """Let go."""
+        self._store.close()
+
+    def send(self, items: Sequence[Item], /) -> list[Answer]:
+        """Carry out the items."""
+        began = time.perf_counter()
+        try:
+            answers: list[Answer] = self._store.send(items)
+        except StoreUnavailable as error:
+            self._hooks(events.StoreFailed(_op(items), error))
+            raise
+        self._sent(items, answers, began)
+        return answers
+
+
+class TimedAsyncStore(_Timed):
+    """A store for an event loop."""
+
+    async def aopen(self) -> None:
+        """Connect."""
+        await self._store.aopen()
+
+    async def aclose(self) -> None:
+        """Let go."""
+        await self._store.aclose()
+
+    async def asend(self, items: Sequence[Item], /) -> list[Answer]:
+        """Carry out the items."""
+        began = time.perf_counter()
+        try:
+            answers: list[Answer] = await self._store.asend(items)
+        except StoreUnavailable as error:
+            self._hooks(events.StoreFailed(_op(items), error))
+            raise
+        self._sent(items, answers, began)
+        return answers
+
+
+def timed(store: Store | AsyncStore, hooks: Hooks) -> Store | AsyncStore:
+    """The store, told of."""
+    return TimedStore(store, hooks) if isinstance(store, Store) else TimedAsyncStore(store, hooks)
