@@ -11,6 +11,7 @@ from semel.cli.bench import bench
 from semel.cli.config import config as config_group
 from semel.cli.consumers import consumer
 from semel.cli.explain import explain
+from semel.cli.listen import listen
 from semel.cli.options import Globals
 from semel.cli.outbox import outbox
 from semel.cli.records import forget, list_records, resolve, show
@@ -108,6 +109,7 @@ app.add_typer(window, name="window", help="How long finished keys are remembered
 app.add_typer(consumer, name="consumer", help="Who processes, and in which mode.")
 app.add_typer(config_group, name="config")
 app.command("relay")(relay)
+app.command("listen")(listen)
 app.add_typer(outbox, name="outbox", help="Messages that wait to be published, or were given up.")
 app.command("migrate")(migrate)
 app.command("explain")(explain)

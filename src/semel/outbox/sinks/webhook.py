@@ -1,9 +1,6 @@
 """A sink that calls a webhook: signed as Standard Webhooks say, to public addresses only, no redirects."""
 
 import asyncio
-import base64
-import binascii
-import hmac
 import ssl
 import time
 from collections.abc import Sequence
@@ -16,8 +13,9 @@ from semel.core.relaying import Published, Refused, Row, Sent, Unsent
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
 from semel.outbox.sinks.addresses import AddressRefused, checked_address
+from semel.signing import SECRETS_MAX, key_of, signatures
 
-__all__ = ["WebhookSink", "from_url", "signatures"]
+__all__ = ["WebhookSink", "from_url"]
 
 WAIT_S = 10.0
 """For the connection, and for each piece of an answer."""
@@ -27,8 +25,6 @@ ANSWER_BYTES_MAX = 64 * 1024
 REASON_CHARS_MAX = 200
 CALLS_MAX = 16
 """At once."""
-SECRET_BYTES_MIN = 16
-SECRETS_MAX = 8
 _MESSAGE_REFUSED = frozenset((400, 409, 411, 413, 415, 422))
 """What a target says of one message; the other answers are about the target itself."""
 
@@ -166,26 +162,6 @@ class WebhookSink:
             "webhook-timestamp": str(timestamp),
             "webhook-signature": signatures(self._keys, row.id, timestamp, row.payload),
         }
-
-
-def signatures(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) -> str:
-    """One `v1` signature for each key, so that a receiver knows one of them while secrets are changed."""
-    signed = f"{message_id}.{timestamp}.".encode() + body
-    made = (base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys)
-    return " ".join(f"v1,{each}" for each in made)
-
-
-def key_of(secret: str) -> bytes:
-    """The key in a secret such as `whsec_MfKQ...`, which is base64. Raises `PolicyInvalid`."""
-    try:
-        key = base64.b64decode(secret.strip().removeprefix("whsec_"), validate=True)
-    except (binascii.Error, ValueError):
-        raise PolicyInvalid("a webhook's secret is whsec_ and base64, as Standard Webhooks say") from None
-    if len(key) < SECRET_BYTES_MIN:
-        raise PolicyInvalid(
-            f"a webhook's secret holds {len(key)} bytes; at least {SECRET_BYTES_MIN} are needed"
-        )
-    return key
 
 
 def _percent(value: str) -> str:
