@@ -16,6 +16,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any, Literal, Self
 
@@ -266,7 +267,7 @@ class Intake:
         first = key not in self._here
         self._here.add(key)
         try:
-            outcome = (await self._once.run_many([delivery], lambda event: self._handle(event, receipt)))[0]
+            outcome = (await self._once.run_many([delivery], partial(self._handle, receipt)))[0]
         except StoreError as error:
             outcome = Unavailable(error)
         finally:
@@ -275,7 +276,7 @@ class Intake:
         self._note(key, outcome, ran=receipt is None or receipt.done())
         return outcome
 
-    async def _handle(self, event: Event, receipt: asyncio.Future[Receipt] | None) -> None:
+    async def _handle(self, receipt: asyncio.Future[Receipt] | None, event: Event) -> None:
         """The event is ours, and journaled."""
         if receipt is not None and not receipt.done():
             receipt.set_result(Receipt("accepted"))

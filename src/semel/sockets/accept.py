@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from semel.errors import SemelError
 from semel.intake import Intake, Receipt
 from semel.sockets.message import Fields, Invalid
 
@@ -85,7 +84,7 @@ class Acceptor:
             return await _say(send, event.id, "invalid", reason=event.reason)
         try:
             receipt = await self._intake.take(event, hold_s=self._hold_s)
-        except SemelError:
+        except Exception:
             log.exception("event %r could not be taken", event.id)
             receipt = Receipt("busy", 1.0, "this instance cannot take events")
         status = "invalid" if receipt.status == "refused" else receipt.status

@@ -1,12 +1,11 @@
 """The schemes that are known by name: Standard Webhooks, Stripe, GitHub, Shopify, Slack."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from msgspec import Struct
 
 from semel.errors import PolicyInvalid
-from semel.signing import SECRETS_MAX, key_of, signed_text
+from semel.signing import key_of, signed_text
 from semel.webhooks.verify import (
     HEADER_CHARS_MAX,
     ID_BYTES_MAX,
@@ -48,9 +47,7 @@ def standard(
 
     The key is `webhook-id`, which is signed. `type_field`: where the JSON body names the event's type.
     """
-    given = [secrets] if isinstance(secrets, str) else list(secrets)
-    if not 1 <= len(given) <= SECRETS_MAX:
-        raise PolicyInvalid(f"1 to {SECRETS_MAX} secrets are needed to verify with")
+    given = secrets_of(secrets)
     shared = [key_of(each) for each in given if not each.startswith("whpk_")]
     public = [_public_key(each) for each in given if each.startswith("whpk_")]
 
@@ -100,7 +97,7 @@ def _public_key(text: str) -> Callable[[bytes, bytes], bool]:
         raise PolicyInvalid(
             "v1a signatures need cryptography; install the extra: pip install 'semel[webhooks]'"
         ) from None
-    raw = unbase64(text.strip().removeprefix("whpk_"))
+    raw = unbase64(text.removeprefix("whpk_"))
     try:
         key = Ed25519PublicKey.from_public_bytes(raw or b"")
     except ValueError:
@@ -120,7 +117,7 @@ def _public_key(text: str) -> Callable[[bytes, bytes], bool]:
 
 def stripe(secrets: str | Sequence[str], *, tolerance_s: float = TOLERANCE_S) -> Named:
     """Stripe: `Stripe-Signature: t=...,v1=...`. The key is the event's `id`, in the signed body."""
-    keys = secrets_of(secrets, _text_key)
+    keys = _plain_keys(secrets)
 
     def verify(headers: Headers, body: bytes, now_s: float) -> Verified | Refused | Challenge:
         text = headers.get("stripe-signature", "")
@@ -148,7 +145,7 @@ def github(secrets: str | Sequence[str]) -> Named:
     That header is not signed, and there is no timestamp: what keeps a recorded request from being played again
     under another id is TLS alone.
     """
-    keys = secrets_of(secrets, _text_key)
+    keys = _plain_keys(secrets)
 
     def verify(headers: Headers, body: bytes, now_s: float) -> Verified | Refused | Challenge:
         del now_s
@@ -165,7 +162,7 @@ def shopify(secrets: str | Sequence[str]) -> Named:
 
     As with GitHub, the header with the id is not signed, and there is no timestamp.
     """
-    keys = secrets_of(secrets, _text_key)
+    keys = _plain_keys(secrets)
 
     def verify(headers: Headers, body: bytes, now_s: float) -> Verified | Refused | Challenge:
         del now_s
@@ -182,7 +179,7 @@ def slack(secrets: str | Sequence[str], *, tolerance_s: float = TOLERANCE_S) -> 
 
     The request by which Slack verifies a URL is answered with its challenge.
     """
-    keys = secrets_of(secrets, _text_key)
+    keys = _plain_keys(secrets)
 
     def verify(headers: Headers, body: bytes, now_s: float) -> Verified | Refused | Challenge:
         timestamp = fresh(headers.get("x-slack-request-timestamp", ""), now_s, tolerance_s)
@@ -215,11 +212,9 @@ def _in_body(body: bytes, id_field: str, type_field: str) -> Verified | Refused:
     return verified(fields.get(id_field), fields.get(type_field, ""))
 
 
-def _text_key(secret: Any) -> bytes:
-    """A secret that is used as it is written."""
-    if not isinstance(secret, str) or not secret.strip():
-        raise PolicyInvalid("a webhook's secret is empty; whoever knows that could sign anything")
-    return secret.strip().encode()
+def _plain_keys(secrets: str | Sequence[str]) -> list[bytes]:
+    """Secrets that are used as they are written."""
+    return [secret.encode() for secret in secrets_of(secrets)]
 
 
 def _hex_all(texts: Sequence[str]) -> list[bytes]:

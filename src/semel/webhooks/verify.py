@@ -98,12 +98,14 @@ def headers_of(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str] | None:
     return None if size > 8 * HEADER_CHARS_MAX else found
 
 
-def secrets_of(secrets: str | Sequence[str], key_of: Callable[[str], bytes]) -> list[bytes]:
-    """The keys in one secret or in several, while they are changed. Raises `PolicyInvalid`."""
+def secrets_of(secrets: str | Sequence[str]) -> list[str]:
+    """One secret, or several while they are changed. Raises `PolicyInvalid`."""
     given = [secrets] if isinstance(secrets, str) else list(secrets)
     if not 1 <= len(given) <= SECRETS_MAX:
         raise PolicyInvalid(f"1 to {SECRETS_MAX} secrets are needed to verify with")
-    return [key_of(secret) for secret in given]
+    if any(not isinstance(each, str) or not each.strip() for each in given):
+        raise PolicyInvalid("a webhook's secret is empty; whoever knows that could sign anything")
+    return [each.strip() for each in given]
 
 
 def unbase64(text: str) -> bytes | None:
