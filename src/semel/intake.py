@@ -17,6 +17,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any, Literal, Self
 
@@ -28,7 +29,14 @@ from semel.aclient import AsyncSemel
 from semel.codec import decode
 from semel.context import current
 from semel.decorators import awaitable
-from semel.errors import AttemptsExhausted, NotApplied, PolicyInvalid, StoreError, UsageError
+from semel.errors import (
+    AttemptsExhausted,
+    NotApplied,
+    PolicyInvalid,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
 from semel.policy import ATTEMPTS_LIMIT
 from semel.types import (
     Busy,
@@ -165,7 +173,7 @@ class Intake:
             raise UsageError("this intake has been started before; make another")
         try:
             await self._once.windows.list()  # connects: whether the store lasts is known only then
-        except StoreError as error:
+        except StoreUnavailable as error:
             log.warning("the store gives no answer yet: %s", error)
         self._once._check_journal(b"")  # noqa: SLF001 - the client's own rule, before anything is accepted
         self._sweeper = asyncio.create_task(self._sweep_on(), name="semel-sweeper")
@@ -199,7 +207,7 @@ class Intake:
         """
         if self._sweeper is None:
             raise UsageError("an intake works inside `async with intake:`")
-        give_up_at = None if hold_s is None else monotonic() + hold_s
+        give_up_at = inf if hold_s is None else monotonic() + hold_s
         try:
             async with asyncio.timeout(hold_s):
                 await self._room.acquire()
@@ -234,7 +242,7 @@ class Intake:
             log.error("an event was not finished here; its claim is", exc_info=task.exception())
 
     async def _carry(
-        self, delivery: Delivery[Event], receipt: asyncio.Future[Receipt], give_up_at: float | None
+        self, delivery: Delivery[Event], receipt: asyncio.Future[Receipt], give_up_at: float
     ) -> None:
         """Claim until the store answers, and run what is ours."""
         wait_s = HOLD_FIRST_S
@@ -244,12 +252,11 @@ class Intake:
                 if receipt.done():
                     return
                 answer = receipt_for(outcome)
-                left_s = None if give_up_at is None else give_up_at - monotonic()
-                if answer.status != "busy" or self._draining or (left_s is not None and left_s <= 0):
+                left_s = give_up_at - monotonic()
+                if answer.status != "busy" or self._draining or left_s <= 0:
                     receipt.set_result(answer)
                     return
-                pause_s = min(wait_s, *([left_s] if left_s is not None else []))
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1))  # noqa: S311 - so that not all ask at once
+                await asyncio.sleep(min(left_s, wait_s * random.uniform(0.5, 1)))  # noqa: S311 - not all at once
                 wait_s = min(HOLD_MAX_S, wait_s * 2)
         except asyncio.CancelledError:
             if not receipt.done():

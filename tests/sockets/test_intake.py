@@ -57,8 +57,11 @@ async def taking(
     once = semel.aopen(
         store, consumer="intake", lease=lease, mode=mode, policy=policy or Policy(retry_delay_s=0.02)
     )
-    async with once, Intake(once, work, **options) as intake:
-        yield intake
+    try:
+        async with Intake(once, work, **options) as intake:
+            yield intake
+    finally:
+        await once.close()
 
 
 async def until(condition: Any) -> None:

@@ -152,13 +152,14 @@ async def _listen(
         policy=policy,
     )
     try:
-        async with once, Intake(once, process, pace=pace, dead=dead) as intake:
+        async with Intake(once, process, pace=pace, dead=dead) as intake:  # also before the store is there
             listener = Listener(url, intake, fields=fields, headers=headers)
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, listener.stop)
             say(redacted(f"Listening to {url} as {once.consumer!r}, instance {intake.instance}."))
             await listener.run()
     finally:
+        await once.close()
         if table is not None:
             await table.close()
     counts = listener.counts

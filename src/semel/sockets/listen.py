@@ -153,7 +153,11 @@ class Listener:
             task.add_done_callback(lambda _task: room.release())
 
     async def _take(self, event: Event) -> None:
-        receipt = await self._intake.take(event, hold_s=None)
+        try:
+            receipt = await self._intake.take(event, hold_s=None)
+        except Exception:
+            log.exception("event %r could not be taken", event.id)
+            return
         match receipt.status:
             case "accepted":
                 self.counts.accepted += 1
