@@ -72,7 +72,7 @@ class Fleet:
                 with contextlib.closing(sqlite3.connect(self.rows_url.removeprefix("sqlite:///"))) as file:
                     return Counter(row[0] for row in file.execute(query))
             with psycopg.connect(self.rows_url) as connection:
-                return Counter(row[0] for row in connection.execute(query))  # type: ignore[call-overload]
+                return Counter(row[0] for row in connection.execute(query))
         except (psycopg.errors.UndefinedTable, sqlite3.OperationalError):
             return Counter()  # nothing was persisted yet
 

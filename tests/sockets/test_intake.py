@@ -285,7 +285,7 @@ async def test_wrong_use_is_told(tmp_path: Path) -> None:
         {"drain_s": -1},
     ):
         with pytest.raises(PolicyInvalid):
-            Pace(**wrong)  # type: ignore[arg-type]
+            Pace(**wrong)
     async with once, Intake(once, Work()) as intake:
         with pytest.raises(UsageError, match="before"):
             await intake.__aenter__()

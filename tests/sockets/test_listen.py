@@ -213,7 +213,7 @@ async def test_the_command_takes_over_from_one_that_was_killed(tmp_path: Path) -
                 await until(lambda: set(rows(tmp_path)) == names)
             finally:
                 for pid in pids:
-                    server.end(pid, signal.SIGTERM)
+                    await asyncio.to_thread(server.end, pid, signal.SIGTERM)
     assert rows(tmp_path) == Counter(names)
     hung = [
         line.split() for line in (tmp_path / "runs").read_text().splitlines() if line.startswith("evt-0 ")
@@ -232,7 +232,7 @@ async def test_the_command_buries_what_it_gives_up(tmp_path: Path) -> None:
             feed.send({"event_id": "evt-1", "type": "bad", "amount": 7})
             await until((tmp_path / "dead.jsonl").exists)
         finally:
-            server.end(pid, signal.SIGTERM)
+            await asyncio.to_thread(server.end, pid, signal.SIGTERM)
     letter = json.loads((tmp_path / "dead.jsonl").read_text())
     assert letter["payload"]["amount"] == 7
     assert "AttemptsExhausted" in letter["error"]

@@ -47,7 +47,7 @@ async def serving(
 ) -> AsyncIterator[tuple[Client, semel.AsyncSemel]]:
     once = semel.aopen(store, consumer="hooks", lease="1s", policy=policy or Policy())
     receiver = Receiver(once, webhooks.standard(SECRET), seen, now_s=lambda: NOW, **options)
-    transport = httpx2.ASGITransport(app=receiver)  # type: ignore[arg-type]
+    transport = httpx2.ASGITransport(app=receiver)
     async with once, receiver, Client(transport=transport, base_url="http://here") as client:
         yield client, once
 
@@ -125,7 +125,7 @@ async def test_a_signed_body_without_an_id_is_a_bad_request_and_leaves_no_record
     seen = Seen()
     once = semel.aopen(stored(tmp_path), consumer="hooks")
     receiver = Receiver(once, webhooks.stripe("whsec_plain"), seen, now_s=lambda: NOW)
-    transport = httpx2.ASGITransport(app=receiver)  # type: ignore[arg-type]
+    transport = httpx2.ASGITransport(app=receiver)
     async with once, receiver, Client(transport=transport, base_url="http://here") as client:
         for body in (b"", b"no json", b"[]", b'{"id": null}', b'{"id": "a\\u0000b"}', b'{"id": "\\ud800"}'):
             assert (await client.post("/", content=body, headers=signed.stripe(body))).status_code == 400

@@ -23,6 +23,8 @@ log = logging.getLogger("semel")
 KEEPALIVE_S = 20.0
 """A source that does not answer a ping for so long is taken for gone."""
 OPEN_S = 10.0
+CLOSE_S = 2.0
+GOING_AWAY = 1001
 QUEUE_MAX = 16
 """Messages that are read ahead; then the source is left waiting."""
 IN_FLIGHT_MAX = 100
@@ -116,6 +118,7 @@ class Listener:
                     self._url,
                     additional_headers=self._headers,
                     open_timeout=OPEN_S,
+                    close_timeout=CLOSE_S,
                     ping_interval=KEEPALIVE_S,
                     ping_timeout=KEEPALIVE_S,
                     max_size=self._intake.body_bytes_max,
@@ -124,7 +127,11 @@ class Listener:
                     connected_at = monotonic()
                     self.counts.connected += 1
                     log.info("connected as %s", self._intake.instance)
-                    await self._read(connection)
+                    try:
+                        await self._read(connection)
+                    except asyncio.CancelledError:
+                        await connection.close(GOING_AWAY)
+                        raise
                 why = "the source closed the connection"
             except InvalidURI as error:
                 raise PolicyInvalid(str(error)) from error

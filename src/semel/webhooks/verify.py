@@ -103,7 +103,7 @@ def secrets_of(secrets: str | Sequence[str]) -> list[str]:
     given = [secrets] if isinstance(secrets, str) else list(secrets)
     if not 1 <= len(given) <= SECRETS_MAX:
         raise PolicyInvalid(f"1 to {SECRETS_MAX} secrets are needed to verify with")
-    if any(not isinstance(each, str) or not each.strip() for each in given):
+    if not all(each.strip() for each in given):
         raise PolicyInvalid("a webhook's secret is empty; whoever knows that could sign anything")
     return [each.strip() for each in given]
 
