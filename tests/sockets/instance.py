@@ -18,6 +18,7 @@ SETUP = json.loads(os.environ["FLEET"])
 RUNS = Path(SETUP["runs"])
 
 once = semel.aopen(SETUP["store"], consumer="fleet", lease=SETUP["lease"])
+hooks = semel.aopen(SETUP["store"], consumer="hooks", lease=SETUP["lease"])
 table = EventTable(SETUP["rows"], table=SETUP["table"])
 
 
@@ -36,7 +37,7 @@ async def handle(event: Event) -> None:
 process = table.after(handle)
 intake = Intake(once, process, pace=Pace(sweep_s=0.1))
 receiver = webhooks.Receiver(
-    semel.aopen(SETUP["store"], consumer="hooks", lease=SETUP["lease"]),
+    hooks,
     webhooks.standard(SETUP["secret"]),
     process,
     pace=Pace(sweep_s=0.1),
@@ -45,7 +46,7 @@ receiver = webhooks.Receiver(
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with once, receiver._once, intake, receiver:
+    async with once, hooks, intake, receiver:
         yield
     await table.close()
 

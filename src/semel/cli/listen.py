@@ -29,59 +29,66 @@ __all__ = ["listen"]
 HEADERS_CHARS_MAX = 8 * 1024
 
 
+UrlArgument = Annotated[str, typer.Argument(metavar="URL", callback=text, help="ws://... or wss://...")]
+HandlerArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="MODULE:NAME", callback=text, help="An async def that takes an event."),
+]
+PersistOption = Annotated[
+    str | None,
+    typer.Option(
+        "--persist",
+        metavar="URL",
+        callback=text,
+        help="Write each event into the table `events` of postgresql://... or sqlite:///..., after the handler.",
+    ),
+]
+KeyOption = Annotated[
+    str, typer.Option("--key", "-k", metavar="PATH", callback=text, help="Where the id is in the JSON.")
+]
+TypeOption = Annotated[str, typer.Option("--type", metavar="PATH", callback=text, help="Where the type is.")]
+ConcurrencyOption = Annotated[
+    int, typer.Option("--concurrency", min=1, max=1000, help="How many handlers run at once.")
+]
+AttemptsOption = Annotated[
+    int, typer.Option("--max-attempts", min=1, help="After so many the event is given up.")
+]
+DelayOption = Annotated[
+    str,
+    typer.Option("--retry-delay", metavar="DURATION", help="Before the second attempt; doubled each time."),
+]
+DrainOption = Annotated[
+    str, typer.Option("--drain", metavar="DURATION", help="How long a stop waits for running handlers.")
+]
+DeadOption = Annotated[
+    Path | None,
+    typer.Option("--dead", metavar="FILE", help="Append events that are given up, one JSON line each."),
+]
+HeaderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--header-file", metavar="FILE", help="Headers for the source, such as Authorization: one per line."
+    ),
+]
+
+
 def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    url: Annotated[str, typer.Argument(metavar="URL", callback=text, help="ws://... or wss://...")],
-    handler: Annotated[
-        str | None,
-        typer.Argument(metavar="MODULE:NAME", callback=text, help="An async def that takes an event."),
-    ] = None,
+    url: UrlArgument,
+    handler: HandlerArgument = None,
     store: StoreOption = None,
     consumer: ConsumerOption = None,
     tenant: TenantOption = None,
     window: WindowOption = None,
     lease: LeaseOption = None,
-    persist: Annotated[
-        str | None,
-        typer.Option(
-            "--persist",
-            metavar="URL",
-            callback=text,
-            help="Write each event into the table `events` of postgresql://... or sqlite:///..., after the handler.",
-        ),
-    ] = None,
-    key: Annotated[
-        str, typer.Option("--key", "-k", metavar="PATH", callback=text, help="Where the id is in the JSON.")
-    ] = "event_id",
-    kind: Annotated[
-        str, typer.Option("--type", metavar="PATH", callback=text, help="Where the type is.")
-    ] = "type",
-    concurrency: Annotated[
-        int, typer.Option("--concurrency", min=1, max=1000, help="How many handlers run at once.")
-    ] = 10,
-    max_attempts: Annotated[
-        int, typer.Option("--max-attempts", min=1, help="After so many the event is given up.")
-    ] = 10,
-    retry_delay: Annotated[
-        str,
-        typer.Option(
-            "--retry-delay", metavar="DURATION", help="Before the second attempt; doubled each time."
-        ),
-    ] = "1s",
-    drain: Annotated[
-        str, typer.Option("--drain", metavar="DURATION", help="How long a stop waits for running handlers.")
-    ] = "30s",
-    dead: Annotated[
-        Path | None,
-        typer.Option("--dead", metavar="FILE", help="Append events that are given up, one JSON line each."),
-    ] = None,
-    header_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--header-file",
-            metavar="FILE",
-            help="Headers for the source, such as Authorization: one per line.",
-        ),
-    ] = None,
+    persist: PersistOption = None,
+    key: KeyOption = "event_id",
+    kind: TypeOption = "type",
+    concurrency: ConcurrencyOption = 10,
+    max_attempts: AttemptsOption = 10,
+    retry_delay: DelayOption = "1s",
+    drain: DrainOption = "30s",
+    dead: DeadOption = None,
+    header_file: HeaderOption = None,
 ) -> int:
     """Run a handler once for each event of a WebSocket source, however many instances hear it.
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,10 @@ class Listener:
     ) -> None:
         if not url.startswith(("ws://", "wss://")):
             raise PolicyInvalid("a source is ws://host/path or wss://host/path")
+        if find_spec("websockets") is None:
+            raise PolicyInvalid(
+                "to listen needs websockets; install the extra: pip install 'semel[websocket]'"
+            )
         self._url = url
         self._intake = intake
         self._fields = fields or Fields()
