@@ -67,7 +67,8 @@ async def test_a_connection_that_was_cut_is_made_again() -> None:
         await table.persist(event(1))
         with psycopg.connect(postgres.url(), autocommit=True) as connection:
             connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE %s AND pid <> pg_backend_pid()",
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE query LIKE %s AND pid <> pg_backend_pid()",
                 (f"INSERT INTO {name}%",),
             )
         with pytest.raises(StoreUnavailable):

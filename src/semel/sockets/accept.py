@@ -72,11 +72,12 @@ class Acceptor:
                 answering.add(task)
                 task.add_done_callback(answering.discard)
                 task.add_done_callback(lambda _task: room.release())
+            # The client has left, or this instance is stopping. What was received is not forgotten for that.
+            if answering:
+                await asyncio.wait(answering)
         finally:
-            # The client has gone, or this instance is stopping. What was received is the intake's to finish.
             for task in answering:
                 task.cancel()
-            await asyncio.gather(*answering, return_exceptions=True)
 
     async def _answer(self, message: str | bytes | None, send: Send) -> None:
         event = self._fields.read(message or b"", self._intake.body_bytes_max)
