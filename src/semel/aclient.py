@@ -14,7 +14,7 @@ from semel.base import ClaimOutcome, Client, raised
 from semel.batches import adrive_many, copies
 from semel.claims import Claimed
 from semel.core import flows
-from semel.core.commands import Item
+from semel.core.commands import Claim, Item
 from semel.core.folding import leaders
 from semel.decorators import AsyncGuard, KeySource, awaitable
 from semel.drive import AsyncHands, adrive
@@ -112,6 +112,17 @@ class AsyncSemel(Client):
     ) -> Outcome[Any]:
         stored = await self._connect()
         claim = self._plan.called(stored, key, fingerprint, sliding, event_time_us)
+        return await self._under(claim, call, fn)
+
+    async def _deliver(self, delivery: Delivery[T], handler: Callable[[T], Awaitable[R]]) -> Outcome[R]:
+        """`run_many` of one, without what a batch needs: what comes one by one comes often."""
+        (delivery,) = self._printed((delivery,))
+        self._check_journal(delivery.journal)
+        claim = self._plan.delivered(await self._connect(), delivery)
+        return await self._under(claim, partial(handler, delivery.body), handler)
+
+    async def _under(self, claim: Claim, call: Any, fn: Any) -> Outcome[Any]:
+        """Run the call under this claim, or learn why not."""
         hands = self._hands()
         try:
             outcome = await adrive(self._plan.flow(claim, call, fn), hands)

@@ -274,7 +274,7 @@ class Intake:
         first = key not in self._here
         self._here.add(key)
         try:
-            outcome = (await self._once.run_many([delivery], partial(self._handle, receipt)))[0]
+            outcome: Outcome[Any] = await self._once._deliver(delivery, partial(self._handle, receipt))  # noqa: SLF001
         except StoreError as error:
             outcome = Unavailable(error)
         finally:

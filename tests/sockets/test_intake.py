@@ -289,3 +289,12 @@ async def test_wrong_use_is_told(tmp_path: Path) -> None:
     async with once, Intake(once, Work()) as intake:
         with pytest.raises(UsageError, match="before"):
             await intake.__aenter__()
+
+
+async def test_orphans_can_be_looked_at_in_both_colours(tmp_path: Path) -> None:
+    with semel.open(place(tmp_path), consumer="intake", lease="20ms") as once:
+        assert isinstance(once.claim("evt-1", journal=b"{}"), semel.Claimed)
+        assert isinstance(once.claim("plain"), semel.Claimed)
+        await until(lambda: [record.key for record in once.records.orphans()] == ["evt-1"])
+    async with semel.aopen(place(tmp_path), consumer="intake") as other:
+        assert [record.key for record in await other.records.orphans(limit=5)] == ["evt-1"]

@@ -57,7 +57,7 @@ async def test_what_is_written() -> None:
             await table.persist(Event(id="nul", type="", body=b'{"a": "\\u0000"}'))
         await table.persist(event(8))
     with psycopg.connect(postgres.url()) as connection:
-        rows = connection.execute(f"SELECT id, event_id, type, payload FROM {name} ORDER BY id").fetchall()  # type: ignore[call-overload]
+        rows = connection.execute(f"SELECT id, event_id, type, payload FROM {name} ORDER BY id").fetchall()
     assert [row[1:] for row in rows] == [("evt-7", "paid", {"amount": 7}), ("evt-8", "paid", {"amount": 8})]
 
 
