@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 LAYERS: list[set[str]] = [
     {"errors", "types"},
-    {"clock", "codec", "digests", "forks", "ids", "keys", "policy", "windows"},
+    {"clock", "codec", "digests", "forks", "ids", "keys", "policy", "signing", "windows"},
     {"core"},
     {
         "batches",
@@ -39,12 +39,25 @@ LAYERS: list[set[str]] = [
         "client",
         "decorators",
         "inbox",
+        "intake",
         "outbox",
         "plans",
         "records",
     },
     {""},  # semel/__init__.py: the front door; nothing below it comes in through it
-    {"__main__", "asgi", "cli", "fastapi", "http", "integrations", "server", "testing", "webhooks", "wsgi"},
+    {
+        "__main__",
+        "asgi",
+        "cli",
+        "fastapi",
+        "http",
+        "integrations",
+        "server",
+        "sockets",
+        "testing",
+        "webhooks",
+        "wsgi",
+    },
 ]
 """Lowest first. A module imports from its own layer and from those before it."""
 

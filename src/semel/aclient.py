@@ -17,7 +17,7 @@ from semel.batches import adrive_many, copies
 from semel.claims import Claimed
 from semel.coalesce import LoopCoalescer
 from semel.core import flows
-from semel.core.commands import Granted, Item
+from semel.core.commands import Claim, Granted, Item
 from semel.core.folding import leaders
 from semel.core.verdicts import Task
 from semel.decorators import AsyncGuard, KeySource, awaitable
@@ -118,10 +118,23 @@ class AsyncSemel(Client):
     ) -> Outcome[Any]:
         stored = await self._connect()
         claim = self._plan.called(stored, key, fingerprint, sliding, event_time_us)
+        return await self._under(claim, call, fn)
+
+    async def _deliver_one(self, delivery: Delivery[T], handler: Callable[[T], Awaitable[R]]) -> Outcome[R]:
+        """`run_many` of one, without what a batch needs: what comes one by one comes often."""
+        (delivery,) = self._printed((delivery,))
+        self._check_journal(delivery.journal)
+        claim = self._plan.delivered(await self._connect(), delivery)
+        return await self._under(claim, partial(handler, delivery.body), handler, delivery)
+
+    async def _under(
+        self, claim: Claim, call: Any, fn: Any, delivery: Delivery[Any] | None = None
+    ) -> Outcome[Any]:
+        """Run the call under this claim, or learn why not."""
         hands = self._hands()
         flow = self._plan.flow(claim, call, fn)
         if self._runtime.hooks is not None:
-            flow = self._watched(flow, claim, fn)
+            flow = self._watched(flow, claim, fn, delivery)
         try:
             outcome = await adrive(flow, hands)
         except BaseException:

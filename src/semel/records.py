@@ -3,7 +3,7 @@
 Each facade exists twice, blocking and awaiting; what they ask and what the answers mean is in `Asking`, once.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from semel import audit
@@ -100,6 +100,10 @@ class Records:
                 return
             cursor, left = page.cursor, None if left is None else left - len(page.records)
 
+    def orphans(self, *, limit: int = 100) -> Sequence[Record]:
+        """Journaled claims whose owner is gone, or that were released: what `sweep` would run."""
+        return reachable(self._ask(self._plan.orphans(limit))).records  # type: ignore[no-any-return]
+
     def forget(
         self,
         key: str,
@@ -173,6 +177,10 @@ class AsyncRecords:
             if page.cursor is None:
                 return
             cursor, left = page.cursor, None if left is None else left - len(page.records)
+
+    async def orphans(self, *, limit: int = 100) -> Sequence[Record]:
+        """Journaled claims whose owner is gone, or that were released: what `sweep` would run."""
+        return reachable(await self._ask(self._plan.orphans(limit))).records  # type: ignore[no-any-return]
 
     async def forget(
         self,

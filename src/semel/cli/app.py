@@ -16,6 +16,7 @@ from semel.cli.dlq import dlq
 from semel.cli.doctor import doctor
 from semel.cli.explain import explain
 from semel.cli.history import history
+from semel.cli.listen import listen
 from semel.cli.options import Globals
 from semel.cli.outbox import outbox
 from semel.cli.records import forget, list_records, resolve, show
@@ -117,6 +118,7 @@ app.add_typer(consumer, name="consumer", help="Who processes, and in which mode.
 app.add_typer(config_group, name="config")
 app.add_typer(dlq, name="dlq", help="Dead letters: what was given up, and how to let it run again.")
 app.command("relay")(relay)
+app.command("listen")(listen)
 app.add_typer(outbox, name="outbox", help="Messages that wait to be published, or were given up.")
 app.command("serve")(serve)
 app.add_typer(token, name="token", help="Who may use the service, for which tenant, in which role.")

@@ -1,13 +1,12 @@
 """`semel consume`: run a handler for what a broker delivers, once for each key."""
 
-import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from semel.cli.exits import BAD_CONFIGURATION, USAGE, Stop
+from semel.cli.handlers import loaded
 from semel.cli.options import (
     ConsumerOption,
     LeaseOption,
@@ -128,7 +127,7 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     from semel.brokers import Pace
     from semel.lazily import asyncio
 
-    target = _loaded(handler)
+    target = loaded(handler)
     settings = settings_for(
         store=store, consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode
     )
@@ -183,24 +182,6 @@ def _transactions(
         KafkaTransaction(url, handler, once=once, output=output, marks=marks, key=key, pace=pace)
         for url in urls
     ]
-
-
-def _loaded(spec: str) -> Any:
-    """The object that `module:name` names, looked for in the working directory first."""
-    module_name, colon, name = spec.partition(":")
-    if not colon or not module_name or not name:
-        raise Stop(f"{spec!r} names no handler; write module:function, such as app:charge", USAGE)
-    sys.path.insert(0, "")
-    try:
-        found: Any = import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise Stop(f"{spec}: no module named {error.name!r} here", BAD_CONFIGURATION) from error
-    try:
-        for part in name.split("."):
-            found = getattr(found, part)
-    except AttributeError:
-        raise Stop(f"{spec}: {module_name} has no {name!r}", BAD_CONFIGURATION) from None
-    return found
 
 
 async def _consume(

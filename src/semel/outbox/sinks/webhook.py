@@ -1,13 +1,10 @@
 """A sink that calls a webhook: signed as Standard Webhooks say, to public addresses only, no redirects."""
 
 import asyncio
-import base64
-import binascii
-import hmac
 import ssl
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -17,8 +14,9 @@ from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
 from semel.outbox.sinks.addresses import AddressRefused, Allowed, checked_address
 from semel.outbox.sinks.turns import in_turns
+from semel.signing import SECRETS_MAX, signatures, signer_of
 
-__all__ = ["WebhookSink", "from_url", "signatures"]
+__all__ = ["WebhookSink", "from_url"]
 
 WAIT_S = 10.0
 """For the connection, and for each piece of an answer."""
@@ -28,11 +26,6 @@ ANSWER_BYTES_MAX = 64 * 1024
 REASON_CHARS_MAX = 200
 CALLS_MAX = 16
 """At once."""
-SECRET_BYTES_MIN = 16
-SECRETS_MAX = 8
-SEED_BYTES = 32
-Signer: TypeAlias = Callable[[bytes], str]
-"""The signature of some bytes, with the name of its scheme."""
 _MESSAGE_REFUSED = frozenset((400, 409, 411, 413, 415, 422))
 """What a target says of one message; the other answers are about the target itself."""
 
@@ -176,43 +169,6 @@ class WebhookSink:
             "webhook-timestamp": str(timestamp),
             "webhook-signature": signatures(self._signers, row.id, timestamp, row.payload),
         }
-
-
-def signatures(signers: Sequence[Signer], message_id: str, timestamp: int, body: bytes) -> str:
-    """One signature by each secret, so that a receiver knows one of them while secrets are changed."""
-    signed = f"{message_id}.{timestamp}.".encode() + body
-    return " ".join(sign(signed) for sign in signers)
-
-
-def signer_of(secret: str) -> Signer:
-    """How a secret such as `whsec_MfKQ...` or `whsk_6Xb/...`, which is base64, signs. Raises `PolicyInvalid`."""
-    secret = secret.strip()
-    private = secret.startswith("whsk_")
-    try:
-        key = base64.b64decode(secret.removeprefix("whsk_" if private else "whsec_"), validate=True)
-    except (binascii.Error, ValueError):
-        raise PolicyInvalid(
-            "a webhook's secret is whsec_ or whsk_ and base64, as Standard Webhooks say"
-        ) from None
-    if private:
-        return _ed25519(key)
-    if len(key) < SECRET_BYTES_MIN:
-        raise PolicyInvalid(
-            f"a webhook's secret holds {len(key)} bytes; at least {SECRET_BYTES_MIN} are needed"
-        )
-    return lambda signed: f"v1,{base64.b64encode(hmac.digest(key, signed, 'sha256')).decode()}"
-
-
-def _ed25519(key: bytes) -> Signer:
-    """A signer by a private key: its seed, with or without the public key behind it."""
-    if len(key) not in (SEED_BYTES, 2 * SEED_BYTES):
-        raise PolicyInvalid(f"a whsk_ secret holds {SEED_BYTES} or {2 * SEED_BYTES} bytes, not {len(key)}")
-    try:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    except ModuleNotFoundError as error:
-        raise PolicyInvalid("whsk_ needs cryptography; pip install 'semel[ed25519]'") from error
-    private = Ed25519PrivateKey.from_private_bytes(key[:SEED_BYTES])
-    return lambda signed: f"v1a,{base64.b64encode(private.sign(signed)).decode()}"
 
 
 def _percent(value: str) -> str:

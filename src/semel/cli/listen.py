@@ -1,0 +1,213 @@
+"""`semel listen`: run a handler for the events of a WebSocket source, once for each, in any number of instances."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from semel.cli.exits import BAD_CONFIGURATION, USAGE, Stop
+from semel.cli.handlers import loaded
+from semel.cli.options import (
+    ConsumerOption,
+    LeaseOption,
+    StoreOption,
+    TenantOption,
+    WindowOption,
+    parse_duration_us,
+    settings_for,
+    text,
+)
+
+if TYPE_CHECKING:
+    from semel.cli.settings import Settings
+    from semel.intake import Event, Undertaker
+    from semel.sockets import EventTable
+
+__all__ = ["listen"]
+
+HEADERS_CHARS_MAX = 8 * 1024
+
+
+UrlArgument = Annotated[str, typer.Argument(metavar="URL", callback=text, help="ws://... or wss://...")]
+HandlerArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="MODULE:NAME", callback=text, help="An async def that takes an event."),
+]
+PersistOption = Annotated[
+    str | None,
+    typer.Option(
+        "--persist",
+        metavar="URL",
+        callback=text,
+        help="Write each event into the table `events` of postgresql://... or sqlite:///..., after the handler.",
+    ),
+]
+KeyOption = Annotated[
+    str, typer.Option("--key", "-k", metavar="PATH", callback=text, help="Where the id is in the JSON.")
+]
+TypeOption = Annotated[str, typer.Option("--type", metavar="PATH", callback=text, help="Where the type is.")]
+ConcurrencyOption = Annotated[
+    int, typer.Option("--concurrency", min=1, max=1000, help="How many handlers run at once.")
+]
+AttemptsOption = Annotated[
+    int, typer.Option("--max-attempts", min=1, help="After so many the event is given up.")
+]
+DelayOption = Annotated[
+    str,
+    typer.Option("--retry-delay", metavar="DURATION", help="Before the second attempt; doubled each time."),
+]
+DrainOption = Annotated[
+    str, typer.Option("--drain", metavar="DURATION", help="How long a stop waits for running handlers.")
+]
+DeadOption = Annotated[
+    Path | None,
+    typer.Option("--dead", metavar="FILE", help="Append events that are given up, one JSON line each."),
+]
+HeaderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--header-file", metavar="FILE", help="Headers for the source, such as Authorization: one per line."
+    ),
+]
+
+
+def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    url: UrlArgument,
+    handler: HandlerArgument = None,
+    store: StoreOption = None,
+    consumer: ConsumerOption = None,
+    tenant: TenantOption = None,
+    window: WindowOption = None,
+    lease: LeaseOption = None,
+    persist: PersistOption = None,
+    key: KeyOption = "event_id",
+    kind: TypeOption = "type",
+    concurrency: ConcurrencyOption = 10,
+    max_attempts: AttemptsOption = 10,
+    retry_delay: DelayOption = "1s",
+    drain: DrainOption = "30s",
+    dead: DeadOption = None,
+    header_file: HeaderOption = None,
+) -> int:
+    """Run a handler once for each event of a WebSocket source, however many instances hear it.
+
+    The payload is journaled with the claim: if an instance dies, another takes over. SIGTERM or Ctrl-C: what runs is
+    finished, the rest is left to the others.
+    """
+    from semel import Policy
+    from semel.intake import Pace
+    from semel.lazily import asyncio
+    from semel.sockets import EventTable, Fields
+
+    table = None if persist is None else EventTable(persist)
+    process = _process(handler, table)
+    settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window, lease=lease)
+    policy = Policy(max_attempts=max_attempts, retry_delay_s=parse_duration_us(retry_delay) / 1e6)
+    pace = Pace(
+        concurrency=concurrency,
+        pending_max=max(1000, concurrency),
+        drain_s=parse_duration_us(drain) / 1e6,
+    )
+    listening = _listen(
+        url,
+        process,
+        table,
+        settings,
+        policy,
+        pace,
+        Fields(id=key, type=kind),
+        _headers(header_file),
+        _grave(dead),
+    )
+    return asyncio.run(listening)
+
+
+def _process(spec: str | None, table: "EventTable | None") -> Any:
+    if spec is None:
+        if table is None:
+            raise Stop("name a handler such as app:handle, or a table with --persist", USAGE)
+        return table.persist
+    handler = loaded(spec)
+    return handler if table is None else table.after(handler)
+
+
+async def _listen(
+    url: str,
+    process: Any,
+    table: "EventTable | None",
+    settings: "Settings",
+    policy: Any,
+    pace: Any,
+    fields: Any,
+    headers: dict[str, str],
+    dead: "Undertaker | None",
+) -> int:
+    import signal
+
+    import semel
+    from semel.cli.output import redacted, say
+    from semel.lazily import asyncio
+    from semel.sockets import Intake, Listener
+
+    once = semel.aopen(
+        settings.store,
+        consumer=settings.consumer or "listen",
+        tenant=settings.tenant or "",
+        window=settings.window,
+        lease=settings.lease,
+        policy=policy,
+    )
+    try:
+        async with Intake(once, process, pace=pace, dead=dead) as intake:  # also before the store is there
+            listener = Listener(url, intake, fields=fields, headers=headers)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, listener.stop)
+            say(redacted(f"Listening to {url} as {once.consumer!r}, instance {intake.instance}."))
+            await listener.run()
+    finally:
+        await once.close()
+        if table is not None:
+            await table.close()
+    counts = listener.counts
+    say(
+        f"{counts.received:,} received, {counts.accepted:,} accepted, {counts.duplicates:,} duplicates,"
+        f" {counts.invalid:,} invalid."
+    )
+    return 0
+
+
+def _grave(file: Path | None) -> "Undertaker | None":
+    """What writes events that are given up into a file, on disk before it answers."""
+    if file is None:
+        return None
+
+    def write(line: bytes) -> None:
+        with file.open("ab") as opened:
+            opened.write(line)
+            opened.flush()
+            os.fsync(opened.fileno())
+
+    async def bury(event: "Event", error: Exception) -> None:
+        import msgspec
+
+        from semel.lazily import asyncio
+
+        letter = {"event_id": event.id, "type": event.type, "error": repr(error), "payload": event.payload}
+        await asyncio.to_thread(write, msgspec.json.encode(letter) + b"\n")
+
+    return bury
+
+
+def _headers(file: Path | None) -> dict[str, str]:
+    if file is None:
+        return {}
+    try:
+        with file.open(encoding="utf-8") as opened:
+            lines = [line.strip() for line in opened.read(HEADERS_CHARS_MAX).splitlines() if line.strip()]
+    except (OSError, UnicodeError) as error:
+        raise Stop(f"{file} cannot be read: {error}", BAD_CONFIGURATION) from None
+    pairs = [line.partition(":") for line in lines]
+    if any(not colon or not name.strip() for name, colon, _ in pairs):
+        raise Stop(f"{file}: each line is a header, such as Authorization: Bearer ...", BAD_CONFIGURATION)
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,0 +1,387 @@
+"""Take events that come once from outside: journal each with its claim, answer, then run it, here or elsewhere.
+
+    take ──► claim + journal, one atomic operation ──► "accepted" ──► handler ──► done
+      │          └─► known, or claimed and journaled by another: "duplicate", nothing is kept here
+      └─► no answer of the store: held and asked again, for as long as the caller says, then "busy"
+
+Once the answer is "accepted" the event belongs to the store: whoever dies, any instance finds its journaled claim
+when the lease is over and runs it. That is also how a failed attempt is repeated, so nothing waits in memory.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from math import inf
+from time import monotonic
+from typing import Any, Literal, Self
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from semel.aclient import AsyncSemel
+from semel.codec import decode
+from semel.context import current
+from semel.decorators import awaitable
+from semel.errors import (
+    AttemptsExhausted,
+    NotApplied,
+    PolicyInvalid,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
+from semel.policy import ATTEMPTS_LIMIT
+from semel.types import (
+    Busy,
+    Delivery,
+    Done,
+    Errored,
+    Failed,
+    Late,
+    Lost,
+    Mismatch,
+    Outcome,
+    Record,
+    Unavailable,
+    Unknown,
+)
+
+__all__ = ["Event", "Handler", "Intake", "Pace", "Receipt", "Undertaker"]
+
+log = logging.getLogger("semel")
+
+RETRY_DELAY_S = 1.0
+"""Before the second attempt, where the policy names no delay: an orphan is found at once."""
+HOLD_FIRST_S, HOLD_MAX_S = 0.05, 2.0
+"""Between two questions to a store that does not answer."""
+SWEEP_MIN_S, SWEEP_MAX_S = 0.05, 10.0
+TYPE_BYTES_MAX = 128
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """What a handler is called with."""
+
+    id: str
+    """The event's key: chosen by its producer."""
+    type: str = ""
+    body: bytes
+    """As it came."""
+
+    @property
+    def payload(self) -> Any:
+        """The body read as JSON. Raises `ValueError` where it is none."""
+        return msgspec.json.decode(self.body)
+
+
+Handler = Callable[[Event], Awaitable[Any]]
+Undertaker = Callable[[Event, Exception], Awaitable[None]]
+"""Is given what is given up, before the record says so; raises where it could not keep it, and is asked again."""
+
+
+class Receipt(Struct, frozen=True):
+    """What became of an event that was handed in."""
+
+    status: Literal["accepted", "duplicate", "busy", "refused"]
+    """`busy`: not taken, send it again. `refused`: no repetition cures it."""
+    retry_after_s: float = 0.0
+    reason: str = ""
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    """How much at once, and how often."""
+
+    concurrency: int = 10
+    """Handlers that run at once."""
+    pending_max: int = 1000
+    """Events taken and not finished. Beyond it `take` waits, and so does the socket; a webhook is told 503."""
+    sweep_s: float | None = None
+    """How often orphans are looked for; `None`: a third of the lease, 10 s at most."""
+    drain_s: float = 30.0
+    """How long a stop waits for handlers; what then still runs is cancelled, and released for the others."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.concurrency <= self.pending_max:
+            raise PolicyInvalid("Pace needs 1 <= concurrency <= pending_max")
+        if self.drain_s < 0 or (self.sweep_s is not None and self.sweep_s < SWEEP_MIN_S):
+            raise PolicyInvalid(f"Pace needs drain_s >= 0 and sweep_s >= {SWEEP_MIN_S:g}")
+
+
+class Intake:
+    """Journals events, runs `handler(event)` in tasks of its own, and takes over from instances that died.
+
+    Use it as `async with intake:`; leaving drains. The client needs a durable store, because the journal is there;
+    closing the client is up to whoever opened it. The handler may run again after a crash: hand
+    `semel.current().idempotency_key` to what it calls, or write with a unique id.
+    """
+
+    def __init__(
+        self,
+        once: AsyncSemel,
+        handler: Handler,
+        *,
+        pace: Pace | None = None,
+        dead: Undertaker | None = None,
+        instance: str | None = None,
+    ) -> None:
+        policy = once.policy
+        self._handler = awaitable(handler)
+        self._dead = dead
+        self._pace = pace = pace or Pace()
+        self._max_attempts = policy.max_attempts
+        self._permanent = policy.permanent
+        # Attempts are counted here, so that the undertaker comes before the record says `failed`.
+        self._once = once.using(
+            replace(
+                policy,
+                wait_s=0,
+                max_attempts=ATTEMPTS_LIMIT,
+                retry_delay_s=policy.retry_delay_s or RETRY_DELAY_S,
+            )
+        )
+        lease_s = once._plan.lease_us / 1e6  # noqa: SLF001 - known to the client alone
+        self._sweep_s: float = pace.sweep_s or min(SWEEP_MAX_S, max(SWEEP_MIN_S, lease_s / 3))
+        self.instance: str = instance or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        """Who this is: kept with each record it claims first, for whoever looks at it."""
+        self._room = asyncio.Semaphore(pace.pending_max)
+        self._hands = asyncio.Semaphore(pace.concurrency)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._here: set[str] = set()
+        """Keys under way in this process: not to be swept by it."""
+        self._look = asyncio.Event()
+        self._sweeper: asyncio.Task[None] | None = None
+        self._draining = False
+
+    @property
+    def pending(self) -> int:
+        """Events taken here and not finished."""
+        return len(self._tasks)
+
+    @property
+    def body_bytes_max(self) -> int:
+        """What the journal takes."""
+        return self._once.policy.value_bytes_max - 1  # one byte says how it is written
+
+    async def __aenter__(self) -> Self:
+        if self._sweeper is not None:
+            raise UsageError("this intake has been started before; make another")
+        try:
+            await self._once.windows.list()  # connects: whether the store lasts is known only then
+        except StoreUnavailable as error:
+            log.warning("the store gives no answer yet: %s", error)
+        self._once._check_journal(b"")  # noqa: SLF001 - the client's own rule, before anything is accepted
+        self._sweeper = asyncio.create_task(self._sweep_on(), name="semel-sweeper")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Take nothing more, wait for what runs, release the rest. Idempotent."""
+        self._draining = True
+        sweeper = self._sweeper
+        if sweeper is not None and not sweeper.done():
+            sweeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await sweeper
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._pace.drain_s)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def take(
+        self, event: Event, *, hold_s: float | None = None, fingerprint: bytes | None = None
+    ) -> Receipt:
+        """Journal the event and see to it that it runs. Answers as soon as it is journaled, or known.
+
+        `hold_s`: how long it is held in memory while the store gives no answer, or there is no room; `None`: for
+        ever, for sources that never send again. Whoever stops waiting for the answer does not stop the event.
+        """
+        if self._sweeper is None:
+            raise UsageError("an intake works inside `async with intake:`")
+        give_up_at = inf if hold_s is None else monotonic() + hold_s
+        try:
+            async with asyncio.timeout(hold_s):
+                await self._room.acquire()
+        except TimeoutError:
+            return Receipt("busy", 1.0, "too many events are waiting here")
+        if self._draining:
+            self._room.release()
+            return Receipt("busy", 1.0, "this instance is stopping")
+        receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        delivery = Delivery(
+            key=event.id,
+            body=event,
+            event_type=event.type,
+            fingerprint=fingerprint,
+            journal=event.body,
+            meta={"instance": self.instance},
+        )
+        self._start(self._carry(delivery, receipt, give_up_at))
+        return await asyncio.shield(receipt)
+
+    # --- one event ---
+
+    def _start(self, carrying: Any) -> None:
+        task = asyncio.create_task(carrying)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._room.release()
+        if not task.cancelled() and task.exception() is not None:
+            log.error("an event was not finished here; its claim is", exc_info=task.exception())
+
+    async def _carry(
+        self, delivery: Delivery[Event], receipt: asyncio.Future[Receipt], give_up_at: float
+    ) -> None:
+        """Claim until the store answers, and run what is ours."""
+        wait_s = HOLD_FIRST_S
+        try:
+            while True:
+                outcome = await self._run(delivery, receipt)
+                if receipt.done():
+                    return
+                answer = receipt_for(outcome)
+                left_s = give_up_at - monotonic()
+                if answer.status != "busy" or self._draining or left_s <= 0:
+                    receipt.set_result(answer)
+                    return
+                await asyncio.sleep(min(left_s, wait_s * random.uniform(0.5, 1)))  # noqa: S311 - not all at once
+                wait_s = min(HOLD_MAX_S, wait_s * 2)
+        except asyncio.CancelledError:
+            if not receipt.done():
+                receipt.set_result(Receipt("busy", 1.0, "this instance is stopping"))
+            raise
+        except Exception as error:
+            if receipt.done():
+                raise
+            receipt.set_exception(error)
+
+    async def _run(
+        self, delivery: Delivery[Event], receipt: asyncio.Future[Receipt] | None = None
+    ) -> Outcome[Any]:
+        key = delivery.key
+        first = key not in self._here
+        self._here.add(key)
+        try:
+            outcome: Outcome[Any] = await self._once._deliver_one(delivery, partial(self._handle, receipt))  # noqa: SLF001
+        except StoreError as error:
+            outcome = Unavailable(error)
+        finally:
+            if first:
+                self._here.discard(key)
+        self._note(key, outcome, ran=receipt is None or receipt.done())
+        return outcome
+
+    async def _handle(self, receipt: asyncio.Future[Receipt] | None, event: Event) -> None:
+        """The event is ours, and journaled."""
+        if receipt is not None and not receipt.done():
+            receipt.set_result(Receipt("accepted"))
+        attempt = current().attempt
+        if attempt > self._max_attempts:
+            exhausted = AttemptsExhausted(f"attempt {attempt} of {self._max_attempts} allowed")
+            await self._bury(event, exhausted)
+            raise exhausted
+        try:
+            await self._hands.acquire()
+        except asyncio.CancelledError:
+            if self._once.mode == "quarantine":  # nobody has to decide about what has not begun
+                raise NotApplied("the instance stopped before the handler started") from None
+            raise
+        try:
+            await self._handler(event)
+        except self._permanent as error:
+            await self._bury(event, error)
+            raise
+        finally:
+            self._hands.release()
+
+    async def _bury(self, event: Event, error: Exception) -> None:
+        if self._dead is not None:
+            await self._dead(event, error)
+
+    def _note(self, key: str, outcome: Outcome[Any], *, ran: bool) -> None:
+        """Say what is worth saying, and look for the event again when its turn has come."""
+        match outcome:
+            case Errored(error, attempt, retry_after_s) if isinstance(error, Exception):
+                log.warning(
+                    "attempt %d at event %r failed, the next in %g s: %r", attempt, key, retry_after_s, error
+                )
+                asyncio.get_running_loop().call_later(retry_after_s, self._look.set)
+            case Failed(error, replayed=False):
+                log.error("event %r is given up: %r", key, error)
+            case Lost() if ran:
+                log.warning("another instance took event %r over", key)
+            case Done(recorded=False):
+                log.warning("event %r ran, but the store could not be told: it may run again", key)
+            case _:
+                pass
+
+    # --- orphans ---
+
+    async def _sweep_on(self) -> None:
+        """Now and then, and when a repetition is due: run what nobody holds."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._sweep_s * random.uniform(0.7, 1.3)):  # noqa: S311 - not all at once
+                    await self._look.wait()
+            self._look.clear()
+            try:
+                await self.sweep()
+            except StoreError as error:
+                log.warning("orphans could not be looked for: %s", error)
+            except Exception:
+                log.exception("orphans could not be looked for")
+
+    async def sweep(self) -> int:
+        """Start what lies journaled and unclaimed, as much as there are hands for. Returns how many were begun."""
+        limit = self._pace.concurrency
+        records = list(await self._once.records.orphans(limit=4 * limit))
+        random.shuffle(records)  # the other instances see the same ones: not all begin with the first
+        begun = 0
+        for record in records:
+            if record.key in self._here or self._draining or self._hands.locked() or self._room.locked():
+                continue
+            await self._room.acquire()
+            self._here.add(record.key)
+            self._start(self._recover(record))
+            begun += 1
+            if begun == limit:
+                self._look.set()  # there may be more
+                break
+        return begun
+
+    async def _recover(self, record: Record) -> None:
+        try:
+            body = b"" if record.journal is None else decode(record.journal)
+            event = Event(id=record.key, type=record.event_type, body=body)
+            await self._run(Delivery(key=event.id, body=event, event_type=event.type))
+        finally:
+            self._here.discard(record.key)
+
+
+def receipt_for(outcome: Outcome[Any]) -> Receipt:
+    """What is said of an event whose handler was not called."""
+    match outcome:
+        case Done() | Failed() | Unknown() | Lost() | Busy(recoverable=True):
+            return Receipt("duplicate")
+        case Busy(retry_after_s):
+            return Receipt("busy", retry_after_s, "another attempt holds it without a journal")
+        case Unavailable():
+            return Receipt("busy", 1.0, "the store gives no answer")
+        case Mismatch():
+            return Receipt("refused", reason="this id was used before with another body")
+        case Late(age_s):
+            return Receipt("refused", reason=f"{age_s:g} s old, more than is remembered")
+        case Errored(error):
+            return Receipt("busy", 1.0, type(error).__name__)

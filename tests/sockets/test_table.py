@@ -1,0 +1,83 @@
+"""The table of events: one row for each, whoever writes it and however often."""
+
+import asyncio
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from semel.errors import StoreUnavailable, StoreUnknown
+from semel.intake import Event
+from semel.sockets import EventTable
+from tests.services import postgres
+from tests.sockets.fleet import Fleet
+
+pytestmark = pytest.mark.anyio
+
+
+def event(number: int) -> Event:
+    return Event(id=f"evt-{number}", type="paid", body=b'{"amount": %d}' % number)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Fleet:
+    """Rows without any instance."""
+    rows = f"sqlite:///{tmp_path / 'rows.db'}" if request.param == "sqlite" else postgres.url()
+    return Fleet(tmp_path, "sqlite:///unused.db", rows)
+
+
+async def test_many_writers_make_the_table_and_one_row_for_each_event(place: Fleet) -> None:
+    tables = [EventTable(place.rows_url, table=place.table) for _ in range(5)]
+    await asyncio.gather(*(table.persist(event(number)) for table in tables for number in range(20)))
+    for table in tables:
+        await table.close()
+        await table.close()
+    rows = place.rows()
+    assert len(rows) == 20
+    assert set(rows.values()) == {1}
+
+
+async def test_a_handler_that_fails_leaves_no_row(place: Fleet) -> None:
+    async def handle(given: Event) -> None:
+        raise ConnectionError(given.id)
+
+    async with EventTable(place.rows_url, table=place.table) as table:
+        await table.persist(event(1))
+        with pytest.raises(ConnectionError):
+            await table.after(handle)(event(2))
+    assert list(place.rows()) == ["evt-1"]
+
+
+async def test_what_is_written() -> None:
+    name = f"events_{uuid4().hex[:12]}"
+    async with EventTable(postgres.url(), table=name) as table:
+        await table.persist(event(7))
+        with pytest.raises(psycopg.DataError):
+            await table.persist(Event(id="nul", type="", body=b'{"a": "\\u0000"}'))
+        await table.persist(event(8))
+    with psycopg.connect(postgres.url()) as connection:
+        rows = connection.execute(f"SELECT id, event_id, type, payload FROM {name} ORDER BY id").fetchall()
+    assert [row[1:] for row in rows] == [("evt-7", "paid", {"amount": 7}), ("evt-8", "paid", {"amount": 8})]
+
+
+async def test_a_connection_that_was_cut_is_made_again() -> None:
+    name = f"events_{uuid4().hex[:12]}"
+    async with EventTable(postgres.url(), table=name) as table:
+        await table.persist(event(1))
+        with psycopg.connect(postgres.url(), autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE query LIKE %s AND pid <> pg_backend_pid()",
+                (f"INSERT INTO {name}%",),
+            )
+        with pytest.raises(StoreUnavailable):
+            await table.persist(event(2))
+        await table.persist(event(2))
+
+
+def test_other_places_and_names_are_refused() -> None:
+    with pytest.raises(StoreUnknown):
+        EventTable("mysql://localhost/app")
+    with pytest.raises(StoreUnknown):
+        EventTable("sqlite:///rows.db", table="events; drop table users")
