@@ -8,7 +8,7 @@ import httpx2
 
 import semel
 from semel import webhooks
-from semel.signing import key_of, signatures
+from semel.signing import signatures, signer_of
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of at least 16 bytes").decode()
 ran = asyncio.Event()
@@ -30,7 +30,7 @@ async def main() -> None:
     headers = {
         "webhook-id": "msg_1",
         "webhook-timestamp": str(now),
-        "webhook-signature": signatures([key_of(SECRET)], "msg_1", now, body),
+        "webhook-signature": signatures([signer_of(SECRET)], "msg_1", now, body),
     }
     transport = httpx2.ASGITransport(app=receiver)
     async with once, receiver, httpx2.AsyncClient(transport=transport, base_url="http://shop") as sender:

@@ -55,7 +55,7 @@ from semel.types import (
 
 __all__ = ["Event", "Handler", "Intake", "Pace", "Receipt", "Undertaker"]
 
-log = logging.getLogger("semel")
+_log = logging.getLogger("semel")
 
 RETRY_DELAY_S = 1.0
 """Before the second attempt, where the policy names no delay: an orphan is found at once."""
@@ -174,7 +174,7 @@ class Intake:
         try:
             await self._once.windows.list()  # connects: whether the store lasts is known only then
         except StoreUnavailable as error:
-            log.warning("the store gives no answer yet: %s", error)
+            _log.warning("the store gives no answer yet: %s", error)
         self._once._check_journal(b"")  # noqa: SLF001 - the client's own rule, before anything is accepted
         self._sweeper = asyncio.create_task(self._sweep_on(), name="semel-sweeper")
         return self
@@ -239,7 +239,7 @@ class Intake:
         self._tasks.discard(task)
         self._room.release()
         if not task.cancelled() and task.exception() is not None:
-            log.error("an event was not finished here; its claim is", exc_info=task.exception())
+            _log.error("an event was not finished here; its claim is", exc_info=task.exception())
 
     async def _carry(
         self, delivery: Delivery[Event], receipt: asyncio.Future[Receipt], give_up_at: float
@@ -314,16 +314,16 @@ class Intake:
         """Say what is worth saying, and look for the event again when its turn has come."""
         match outcome:
             case Errored(error, attempt, retry_after_s) if isinstance(error, Exception):
-                log.warning(
+                _log.warning(
                     "attempt %d at event %r failed, the next in %g s: %r", attempt, key, retry_after_s, error
                 )
                 asyncio.get_running_loop().call_later(retry_after_s, self._look.set)
             case Failed(error, replayed=False):
-                log.error("event %r is given up: %r", key, error)
+                _log.error("event %r is given up: %r", key, error)
             case Lost() if ran:
-                log.warning("another instance took event %r over", key)
+                _log.warning("another instance took event %r over", key)
             case Done(recorded=False):
-                log.warning("event %r ran, but the store could not be told: it may run again", key)
+                _log.warning("event %r ran, but the store could not be told: it may run again", key)
             case _:
                 pass
 
@@ -339,9 +339,9 @@ class Intake:
             try:
                 await self.sweep()
             except StoreError as error:
-                log.warning("orphans could not be looked for: %s", error)
+                _log.warning("orphans could not be looked for: %s", error)
             except Exception:
-                log.exception("orphans could not be looked for")
+                _log.exception("orphans could not be looked for")
 
     async def sweep(self) -> int:
         """Start what lies journaled and unclaimed, as much as there are hands for. Returns how many were begun."""

@@ -14,10 +14,10 @@ try:
     from opentelemetry import trace
     from opentelemetry.trace import Span, SpanKind, Status, StatusCode
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-except ImportError as error:
+except ImportError as _error:
     raise ImportError(
         "traces need opentelemetry-api; install the extra: pip install 'semel[otel]'"
-    ) from error
+    ) from _error
 
 __all__ = ["TraceHook"]
 

@@ -14,7 +14,7 @@ __all__ = ["Facts", "probe", "weaknesses"]
 
 LAG_WARN_S = 1.0
 """A replica further behind than this loses more than the writes of a moment."""
-INDEXES = {
+INDEXES: dict[str, tuple[str, ...]] = {
     "postgres": ("records_digest", "records_purge", "marks_digest", "timed_records_id", "outbox_unsettled"),
     "sqlite": ("semel_records_digest", "semel_records_purge", "semel_outbox_unsettled"),
 }

@@ -13,10 +13,10 @@ from semel.types import Stats
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Info
-except ImportError as error:
+except ImportError as _error:
     raise ImportError(
         "metrics need prometheus-client; install the extra: pip install 'semel[prometheus]'"
-    ) from error
+    ) from _error
 
 __all__ = ["LABELS_MAX", "METRICS", "Metric", "PrometheusHook"]
 

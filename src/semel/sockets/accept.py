@@ -14,7 +14,7 @@ from semel.sockets.message import Fields, Invalid
 
 __all__ = ["Acceptor"]
 
-log = logging.getLogger("semel")
+_log = logging.getLogger("semel")
 
 IN_FLIGHT_MAX = 100
 """Events of one socket that wait for their answer; then it is not read."""
@@ -86,7 +86,7 @@ class Acceptor:
         try:
             receipt = await self._intake.take(event, hold_s=self._hold_s)
         except Exception:
-            log.exception("event %r could not be taken", event.id)
+            _log.exception("event %r could not be taken", event.id)
             receipt = Receipt("busy", 1.0, "this instance cannot take events")
         status = "invalid" if receipt.status == "refused" else receipt.status
         await _say(send, event.id, status, receipt.reason, receipt.retry_after_s)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Backoff", "Counts", "Listener"]
 
-log = logging.getLogger("semel")
+_log = logging.getLogger("semel")
 
 KEEPALIVE_S = 20.0
 """A source that does not answer a ping for so long is taken for gone."""
@@ -131,7 +131,7 @@ class Listener:
                 ) as connection:
                     connected_at = monotonic()
                     self.counts.connected += 1
-                    log.info("connected as %s", self._intake.instance)
+                    _log.info("connected as %s", self._intake.instance)
                     try:
                         await self._read(connection)
                     except asyncio.CancelledError:
@@ -145,7 +145,7 @@ class Listener:
             if connected_at is not None and monotonic() - connected_at >= STEADY_S:
                 tries = 0
             delay_s = self._backoff.delay_s(tries, self._chance())
-            log.warning("no connection, the next attempt in %.1f s: %s", delay_s, why)
+            _log.warning("no connection, the next attempt in %.1f s: %s", delay_s, why)
             await asyncio.sleep(delay_s)
             tries += 1
 
@@ -156,7 +156,7 @@ class Listener:
             event = self._fields.read(message, self._intake.body_bytes_max)
             if isinstance(event, Invalid):
                 self.counts.invalid += 1
-                log.warning("a message is no event: %s", event.reason)
+                _log.warning("a message is no event: %s", event.reason)
                 continue
             await room.acquire()
             task = asyncio.create_task(self._take(event))
@@ -168,7 +168,7 @@ class Listener:
         try:
             receipt = await self._intake.take(event, hold_s=None)
         except Exception:
-            log.exception("event %r could not be taken", event.id)
+            _log.exception("event %r could not be taken", event.id)
             return
         match receipt.status:
             case "accepted":
@@ -177,6 +177,6 @@ class Listener:
                 self.counts.duplicates += 1
             case "refused":
                 self.counts.invalid += 1
-                log.warning("event %r is refused: %s", event.id, receipt.reason)
+                _log.warning("event %r is refused: %s", event.id, receipt.reason)
             case "busy":
-                log.error("event %r was not taken: %s", event.id, receipt.reason)
+                _log.error("event %r was not taken: %s", event.id, receipt.reason)

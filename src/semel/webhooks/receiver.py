@@ -33,7 +33,7 @@ from semel.windows import window_us
 
 __all__ = ["Receiver"]
 
-log = logging.getLogger("semel")
+_log = logging.getLogger("semel")
 
 WINDOW = "96h"
 """Senders repeat for days: the example in Standard Webhooks runs for more than 75 hours."""
@@ -144,7 +144,7 @@ class Receiver:
             return body
         found = self._scheme.verify(headers, body, self._now_s())
         if isinstance(found, Refused):
-            log.info("a webhook from %s was refused: %s", self._scheme.name, found.reason)
+            _log.info("a webhook from %s was refused: %s", self._scheme.name, found.reason)
             return Answer(found.status, found.reason)
         if isinstance(found, Challenge):
             return Answer(200, body=found.body)
