@@ -340,7 +340,7 @@ class Intake:
                 await self.sweep()
             except StoreError as error:
                 _log.warning("orphans could not be looked for: %s", error)
-            except Exception:
+            except Exception:  # noqa: BLE001 - the sweeper must not die of one bad turn
                 _log.exception("orphans could not be looked for")
 
     async def sweep(self) -> int:

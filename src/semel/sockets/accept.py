@@ -85,7 +85,7 @@ class Acceptor:
             return await _say(send, event.id, "invalid", reason=event.reason)
         try:
             receipt = await self._intake.take(event, hold_s=self._hold_s)
-        except Exception:
+        except Exception:  # noqa: BLE001 - one event must not end the socket
             _log.exception("event %r could not be taken", event.id)
             receipt = Receipt("busy", 1.0, "this instance cannot take events")
         status = "invalid" if receipt.status == "refused" else receipt.status

@@ -167,7 +167,7 @@ class Listener:
     async def _take(self, event: Event) -> None:
         try:
             receipt = await self._intake.take(event, hold_s=None)
-        except Exception:
+        except Exception:  # noqa: BLE001 - one event must not end the socket
             _log.exception("event %r could not be taken", event.id)
             return
         match receipt.status:
