@@ -87,16 +87,30 @@ class Topic:
         done = self._committed()
         return sum(future.result(30).offset - done.get(place.partition, 0) for place, future in ends.items())
 
+    def _reader(self) -> Consumer:
+        """A reader of no group: it commits nothing."""
+        return Consumer(
+            {
+                "bootstrap.servers": self.address,
+                "group.id": "look",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+            }
+        )
+
     def consumed(self) -> list[str]:
         """The bodies of all that lies before the group's committed offsets."""
         left = {number: offset for number, offset in self._committed().items() if offset}
-        reader = Consumer({"bootstrap.servers": self.address, "group.id": "look"})
+        reader = self._reader()
         try:
             reader.assign([TopicPartition(self.name, number, 0) for number in left])
             found = []
             while left:
                 for message in reader.consume(500, 0.5):
                     number, offset = message.partition() or 0, message.offset() or 0
+                    if message.error() is not None:  # the end
+                        left.pop(number, None)
+                        continue
                     if number in left and offset < left[number]:
                         found.append((message.value() or b"").decode())
                     if number in left and offset + 1 >= left[number]:
@@ -109,9 +123,7 @@ class Topic:
         return await asyncio.to_thread(self._dead)
 
     def _dead(self) -> list[tuple[Mapping[str, str], bytes]]:
-        reader = Consumer(
-            {"bootstrap.servers": self.address, "group.id": "look", "enable.partition.eof": True}
-        )
+        reader = self._reader()
         try:
             reader.assign([TopicPartition(f"{self.name}.dead", 0, 0)])
             found: list[tuple[Mapping[str, str], bytes]] = []
