@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -166,8 +167,9 @@ def test_a_duplicate_of_a_running_request(serve: Serve) -> None:
 
 def test_a_storm_on_one_key_runs_once(serve: Serve) -> None:
     shop = Fixture(serve, Rules(wait_s=WAIT_S))
-    with ThreadPoolExecutor(50) as pool:
-        answers = list(pool.map(lambda _: shop.post("/charges"), range(200)))
+    with httpx2.Client(timeout=WAIT_S, trust_env=False) as http, ThreadPoolExecutor(50) as pool:
+        send = partial(http.post, f"{shop.url}/charges", headers={"Idempotency-Key": "k1"})
+        answers = list(pool.map(lambda _: send(), range(200)))
     assert {(answer.status_code, answer.text) for answer in answers} == {(201, "1")}
     assert shop.shop.ran.total() == 1
 

@@ -50,7 +50,7 @@ async def taking(
     *,
     policy: Policy | None = None,
     mode: Any = "lease",
-    lease: str = "1s",
+    lease: str = "30s",
     **options: Any,
 ) -> AsyncIterator[Intake]:
     options.setdefault("pace", Pace(sweep_s=0.05))
