@@ -10,6 +10,7 @@ where the broker says how to send from outside and what it looks like from outsi
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
@@ -412,7 +413,7 @@ async def arun(name: str, broker: Broker) -> None:
         await broker.close()
 
 
-class Suite:
+class Suite(ABC):
     """The contract as a class for pytest to collect: derive from it, name it `Test...`, say how to connect."""
 
     ordered: bool = False
@@ -421,9 +422,9 @@ class Suite:
     leaves_out: frozenset[str] = frozenset()
     """Scenarios that cannot come about on this broker; say why where you name them."""
 
+    @abstractmethod
     async def broker(self) -> Broker:
         """A fresh queue, topic or stream for one scenario."""
-        raise NotImplementedError("say how to reach the broker")
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Give the test below a case for each scenario."""
