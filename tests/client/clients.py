@@ -158,14 +158,6 @@ async def happens(event: Event) -> None:
     assert await in_thread(event.wait, GUARD_S), "it never happened"
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until something that sends no signal is so."""
-    deadline = asyncio.get_running_loop().time() + GUARD_S
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, "it never became so"
-        await asyncio.sleep(0.001)
-
-
 class Either:
     """A client of either colour behind awaited verbs: what blocks runs in a thread."""
 

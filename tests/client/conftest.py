@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.clients import KINDS, Either, Kind, Place, until
+from tests.client.clients import KINDS, Either, Kind, Place
+from tests.waiting import until
 
 
 def named(thread: threading.Thread) -> bool:

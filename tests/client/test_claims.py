@@ -8,7 +8,8 @@ import pytest
 import semel
 from semel import Busy, Claimed, Completed, Done, Failed, Lost, Mismatch, Renewed, Unavailable
 from semel.core.commands import Renew, Settle
-from tests.client.clients import GUARD_S, Either, Place, down, until
+from tests.client.clients import GUARD_S, Either, Place, down
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,9 @@ import pytest
 import semel
 from semel import Busy, Delivery, Done, Lost, keeper
 from semel.core.commands import Claim, Forget, Renew
-from tests.client.clients import GUARD_S, Gate, Place, down, happens, only_async, only_sync, until
+from tests.client.clients import Gate, Place, down, happens, only_async, only_sync
 from tests.client.conftest import semel_threads
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -110,7 +111,7 @@ async def test_a_loss_is_told_at_once_not_when_the_lease_ends(place: Place) -> N
     async def ahandler() -> None:
         place.spy._store.send([Forget(("", "billing", "k"), force=True)])
         try:
-            await asyncio.sleep(GUARD_S)
+            await asyncio.Event().wait()
         finally:
             left.append(semel.current().deadline_s)
 
@@ -126,7 +127,7 @@ async def test_a_handler_that_awaits_is_cancelled_by_its_loss(place: Place) -> N
     async def handler() -> None:
         place.spy._store.send([Forget(("", "billing", "k"), force=True)])
         try:
-            await asyncio.sleep(GUARD_S)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             told.append(semel.current().lost)
             raise
@@ -146,7 +147,7 @@ async def test_a_cancellation_of_ours_is_taken_back_however_the_handler_ends(pla
     async def handler() -> str:
         place.spy._store.send([Forget(("", "billing", "k"), force=True)])
         try:
-            await asyncio.sleep(GUARD_S)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             if end == "raises":
                 raise ValueError from None
@@ -167,7 +168,7 @@ async def test_a_cancellation_from_outside_is_not_taken_for_a_loss(place: Place)
 
     async def handler() -> None:
         entered.set()
-        await asyncio.sleep(GUARD_S)
+        await asyncio.Event().wait()
 
     task = asyncio.create_task(client.inner.run("k", handler))
     await entered.wait()
@@ -196,7 +197,7 @@ async def test_an_unreachable_store_is_told_before_the_lease_ends(place: Place) 
         place.spy.before = down()
         me = semel.current()
         try:
-            await asyncio.sleep(GUARD_S)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             left.append(me.deadline_s)
             place.spy.before = lambda _items: None

@@ -11,7 +11,8 @@ import pytest
 import semel
 from semel import Busy, Delivery, Done, Errored, Failed
 from semel.core.commands import Count, Mark
-from tests.client.clients import Place, down, only_async, only_sqlite, until
+from tests.client.clients import Place, down, only_async, only_sqlite
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

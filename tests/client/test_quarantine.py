@@ -7,7 +7,8 @@ import pytest
 
 import semel
 from semel import Delivery, Done, Errored, Failed, Lost, Unknown
-from tests.client.clients import GUARD_S, Either, Gate, Place, happens, only_async, until
+from tests.client.clients import Either, Gate, Place, happens, only_async
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -167,7 +168,7 @@ async def test_a_lost_claim_with_everything_permanent_is_not_failed(place: Place
 
     async def ahandler() -> None:
         semel.current()._kept.tell()
-        await asyncio.sleep(GUARD_S)
+        await asyncio.Event().wait()
 
     assert await client.run("k", handler if client.sync else ahandler) == Lost()
     record = place.record("k")

@@ -21,8 +21,8 @@ from tests.client.clients import (
     only_async,
     only_sqlite,
     only_sync,
-    until,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,8 @@ import pytest
 import semel
 from semel import Done, drive, runtime
 from semel.core.commands import Claim, ReadSettings, SetWindow
-from tests.client.clients import Either, Place, in_thread, only_sync, until
+from tests.client.clients import Either, Place, in_thread, only_sync
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
