@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 import semel
+from semel.clock import SystemClock
 from semel.core.commands import Answer, Claim, Item, Settle
 from semel.core.ports import AsyncStore, Capabilities, Listener, Store
 from semel.errors import StoreUnavailable
@@ -21,6 +22,22 @@ from semel.stores.sqlite import SqliteStore
 
 GUARD_S = 10.0
 """How long a test waits for something that must happen: reached only when it fails."""
+
+
+class Hasty(SystemClock):
+    """The computer's clock, for a store: a test makes time pass without waiting for it."""
+
+    def __init__(self) -> None:
+        self._ahead_us = 0
+
+    def now_us(self) -> int:
+        return super().now_us() + self._ahead_us
+
+    def steady_s(self) -> float:
+        return super().steady_s() + self._ahead_us / 1e6
+
+    def skip(self, s: float) -> None:
+        self._ahead_us += round(s * 1e6)
 
 
 class Spy:
@@ -277,14 +294,15 @@ class Place:
     def __init__(self, kind: Kind, folder: Path) -> None:
         self.kind = kind
         self.path = folder / "semel.db"
+        self.clock = Hasty()
         self.spy = Spy(self._store())
         self.native = Native(self.spy)
         self.opened: list[Either] = []
 
     def _store(self) -> Store:
         if self.kind.store == "sqlite":
-            return SqliteStore(self.path, synchronous="NORMAL")
-        return MemoryStore()
+            return SqliteStore(self.path, synchronous="NORMAL", clock=self.clock)
+        return MemoryStore(clock=self.clock)
 
     def open(
         self, *, store: Store | AsyncStore | None = None, consumer: str = "billing", **options: Any

@@ -112,7 +112,7 @@ async def test_those_of_a_batch_that_did_not_start_are_not_unknown(careful: Eith
 
 
 async def test_one_that_lost_its_claim_before_its_turn_is_not_unknown(place: Place) -> None:
-    client = place.open(mode="quarantine", lease="100ms")
+    client = place.open(mode="quarantine")
 
     def handler(body: int) -> None:
         for owner, kept in client.kept.items():

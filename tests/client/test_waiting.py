@@ -81,7 +81,7 @@ async def test_a_duplicate_takes_over_when_the_owner_fails_for_now(client: Eithe
 async def test_a_duplicate_takes_over_when_the_lease_ends(place: Place) -> None:
     client = place.open(lease="80ms")
     assert isinstance(await client.claim("k"), semel.Claimed)  # bare: nobody renews it
-    assert await (await waiting(client, fn=lambda: semel.current().attempt)) == Done(2)
+    assert await (await waiting(client.using(lease_s=30), fn=lambda: semel.current().attempt)) == Done(2)
 
 
 async def test_a_duplicate_is_failed_when_the_owner_failed_for_good(client: Either) -> None:
