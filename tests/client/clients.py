@@ -48,6 +48,7 @@ class Spy:
         self._instant = instant
         self._lock = Lock()
         self.batches: list[list[Item]] = []
+        self.claims_answered = 0
         self.before: Callable[[list[Item]], None] = lambda _items: None
         self.after: Callable[[list[Item]], None] = lambda _items: None
 
@@ -74,6 +75,8 @@ class Spy:
             self.batches.append(list(items))
         self.before(list(items))
         answers = self._store.send(items)
+        with self._lock:
+            self.claims_answered += sum(isinstance(item, Claim) for item in items)
         self.after(list(items))
         return answers
 
