@@ -7,7 +7,7 @@ from pathlib import Path
 import semel
 from semel.cli.gauge import subjects
 from semel.cli.gauge.measure import Fresh, Job, Row, compare
-from semel.cli.gauge.memory import MemoryScratch
+from semel.cli.gauge.memory import Raw
 from semel.cli.gauge.subjects import nothing
 from semel.codec import encode
 from semel.context import Context, _current
@@ -25,7 +25,7 @@ LEASE_US = 30_000_000
 
 def rows(_folder: Path) -> list[Row]:
     """All comparisons in memory."""
-    raw = MemoryScratch(COUNT)
+    raw = Raw(COUNT)
     return [
         compare(
             "memory", "mark, one by one", subjects.marking_singly(client("m", mode="mark"), COUNT),
@@ -33,7 +33,7 @@ def rows(_folder: Path) -> list[Row]:
         ),
         compare(
             "memory", "mark_many of 500", subjects.marking(client("m", mode="mark"), COUNT, BATCH),
-            raw.batch_limit(BATCH), raw.batch(BATCH), 0.8,
+            raw.batch_limit, raw.batch(BATCH), 0.8,
         ),
         compact_mark(),
         run(),

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.leftovers import MARKER
-from tests.services import guard, server
+from tests.services import guard
+from tests.waiting import await_true
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = """
@@ -39,7 +40,7 @@ def test_a_server_ends_with_a_run_that_is_killed(tmp_path: Path, how: signal.Sig
     assert guard.is_alive(pid)  # the run goes on without the worker that started it
     first.send_signal(how)
     first.communicate()
-    assert server.await_true(lambda: not guard.is_alive(pid), 20)
+    assert await_true(lambda: not guard.is_alive(pid), 20)
 
 
 def test_an_id_that_another_process_has_now_is_left_alone(tmp_path: Path) -> None:

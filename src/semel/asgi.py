@@ -6,29 +6,25 @@ record completed, and only then is it sent; what is streamed passes through, all
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 from semel.aclient import AsyncSemel
 from semel.client import Semel
 from semel.errors import ClaimLost, StoreClosed, StoreUnavailable
 from semel.http.answers import answer
+from semel.http.front import Front
 from semel.http.keys import HEADER, digest_of_credentials, payload_of, scoped
 from semel.http.replies import Reply
 from semel.http.rules import (
-    MAX_AGE,
     Failure,
     Refusal,
     Rules,
     caller_unknown,
     failed,
-    keeps_errors,
     key_in,
-    prepared,
     streams,
     too_large,
     verdict,
-    window_s_of,
 )
 from semel.lazily import asyncio, logging
 from semel.types import Done, Errored, Outcome, Unavailable, Unknown
@@ -62,7 +58,7 @@ def path_of(scope: Scope) -> str:
     return str(scope["path"])
 
 
-class IdempotencyMiddleware:
+class IdempotencyMiddleware(Front[AsyncSemel]):
     """Run a request once for its Idempotency-Key; a retry gets the first one's response.
 
     `caller` tells whose key it is from the scope, and `None` from it refuses the request (401); `caller=None` lets
@@ -79,14 +75,10 @@ class IdempotencyMiddleware:
         route: Callable[[Scope], str] = path_of,
         rules: Rules | None = None,
     ) -> None:
+        super().__init__(client.twin if isinstance(client, Semel) else client, rules)
         self.app: App = app
-        self.rules: Rules = rules or Rules()
-        twin = client.twin if isinstance(client, Semel) else client
-        self.client: AsyncSemel = prepared(twin, self.rules, attrgetter("payload"))
         self._caller = caller
         self._route = route
-        self._methods = frozenset(self.rules.methods)
-        self.keeps_errors: bool = keeps_errors(self.client, self.rules)
         self._running: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -175,10 +167,6 @@ class IdempotencyMiddleware:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logging.getLogger("semel").error("a request failed after its client had gone", exc_info=error)
-
-    def max_age(self) -> tuple[bytes, bytes]:
-        """The header that says how long keys are remembered."""
-        return MAX_AGE, b"%d" % window_s_of(self.client)
 
 
 async def _send(send: Send, reply: Reply, *more: tuple[bytes, bytes]) -> None:

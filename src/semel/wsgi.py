@@ -7,28 +7,24 @@ gathered, the record completed, and only then is it returned; what is streamed i
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from io import BytesIO
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 from semel.client import Semel
 from semel.errors import ClaimLost, StoreClosed, StoreUnavailable
 from semel.http.answers import answer
+from semel.http.front import Front
 from semel.http.keys import digest_of_credentials, payload_of, scoped
 from semel.http.replies import Headers, Reply
 from semel.http.rules import (
-    MAX_AGE,
     Failure,
     Refusal,
     Rules,
     caller_unknown,
     failed,
-    keeps_errors,
     key_in,
-    prepared,
     streams,
     too_large,
     verdict,
-    window_s_of,
 )
 from semel.types import Done, Errored, Outcome, Unavailable, Unknown
 
@@ -52,7 +48,7 @@ def path_of(environ: Environ) -> str:
     return str(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", ""))
 
 
-class IdempotencyMiddleware:
+class IdempotencyMiddleware(Front[Semel]):
     """Run a request once for its Idempotency-Key; a retry gets the first one's response.
 
     `caller` tells whose key it is from the environ, and `None` from it refuses the request (401); `caller=None` lets
@@ -69,13 +65,10 @@ class IdempotencyMiddleware:
         route: Callable[[Environ], str] = path_of,
         rules: Rules | None = None,
     ) -> None:
+        super().__init__(client, rules)
         self.app: App = app
-        self.rules: Rules = rules or Rules()
-        self.client: Semel = prepared(client, self.rules, attrgetter("payload"))
         self._caller = caller
         self._route = route
-        self._methods = frozenset(self.rules.methods)
-        self.keeps_errors: bool = keeps_errors(self.client, self.rules)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Pass what is not looked at; guard the rest."""
@@ -124,10 +117,6 @@ class IdempotencyMiddleware:
         if type(outcome) is Unavailable and self.rules.fail_open:
             return self.app(exchange.environ, exchange.start_response)
         return exchange.respond(outcome)
-
-    def max_age(self) -> tuple[bytes, bytes]:
-        """The header that says how long keys are remembered."""
-        return MAX_AGE, b"%d" % window_s_of(self.client)
 
 
 class Exchange:

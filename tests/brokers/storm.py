@@ -64,7 +64,7 @@ class Storm:
         try:
             async with asyncio.timeout(WITHIN_S):
                 while await broker.unsettled():
-                    await asyncio.sleep(0.1 + self._chance.random() / 4)
+                    await asyncio.sleep(0.1 + self._chance.random() / 4)  # killed at any time
                     if self.kills < 2 * WORKERS and self._noted() > events * self.kills // 10:
                         self._kill(workers)
         finally:

@@ -9,7 +9,8 @@ import semel
 from semel.brokers import Arrival, Pace, Route, Runner
 from semel.errors import NotInHandler, UsageError
 from semel.testing.queue import Queue
-from tests.brokers.test_runner import Paid, client, queue, send, until, working
+from tests.brokers.test_runner import Paid, client, queue, send, working
+from tests.waiting import until
 
 __all__ = ["queue"]  # a fixture
 
@@ -99,7 +100,7 @@ async def test_a_drain_cancels_the_call_and_gives_every_attempt_back(queue: Queu
     async def charge(messages: list[Arrival]) -> None:
         started.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         finally:
             ended.append("ended")
 

@@ -18,9 +18,10 @@ from semel.brokers.desks import AsyncPostgresDesk
 from semel.brokers.letters import headers_of
 from semel.errors import UsageError
 from semel.testing.queue import Queue
-from tests.brokers.test_runner import Paid, queue, send, until, working
+from tests.brokers.test_runner import Paid, queue, send, working
 from tests.faults.proxy import Proxy
 from tests.services import postgres
+from tests.waiting import until
 
 __all__ = ["queue"]  # a fixture
 
@@ -305,7 +306,7 @@ async def test_a_stop_rolls_back_what_outlasts_the_drain(queue: Queue, ledger: L
     async def credit(connection: Any, paid: Paid) -> None:
         await connection.execute(ledger.insert, (paid.order,))
         started.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     send(queue, "a")
     async with ledger.client() as once:

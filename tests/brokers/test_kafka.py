@@ -14,7 +14,9 @@ from semel.brokers.offsets import Offsets
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Scene, Sent
 from tests.brokers.storm import Storm
-from tests.brokers.topics import Topic, kcat
+from tests.brokers.topics import Topic
+from tests.services.kcat import kcat
+from tests.waiting import until
 
 
 @pytest.mark.slow
@@ -51,7 +53,7 @@ def test_consumers_join_and_leave_under_load_and_no_offset_passes_what_is_not_do
     effects: Counter[str] = Counter()
 
     async def handler(message: Arrival) -> None:
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.002)  # as work takes; members change in the middle of it
         effects[bytes(message.body).decode()] += 1
 
     async def scene_of(topic: Topic) -> None:
@@ -65,19 +67,20 @@ def test_consumers_join_and_leave_under_load_and_no_offset_passes_what_is_not_do
             while True:
                 done = await asyncio.to_thread(topic.consumed)
                 passed.extend(key for key in done if not effects[key])
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(0.3)  # it asks the broker for every partition
 
-        async def guest(after_s: float) -> None:
-            await asyncio.sleep(after_s)
-            async with scene.running(handler, once=once, batch=10):
-                await asyncio.sleep(1.0)
+        async def guest(number: int) -> None:
+            """Comes when some of the work is done, and leaves when it has had a part in it, if any was left."""
+            await until(lambda: len(effects) >= number * events // (2 * leaving))
+            async with scene.running(handler, once=once, batch=10) as runner:
+                await until(lambda: runner.counts.received or len(effects) == events)
 
         watching = asyncio.create_task(watch())
         async with scene.running(handler, once=once, batch=10):
-            guests = [asyncio.create_task(guest(0.7 * n)) for n in range(leaving)]
+            guests = [asyncio.create_task(guest(number)) for number in range(leaving)]
             for at in range(0, events, 100):
                 await topic.send([Sent(key, key.encode()) for key in keys[at : at + 100]])
-                await asyncio.sleep(0.3)
+                await asyncio.sleep(0.3)  # the load goes on while they come and go
             await asyncio.gather(*guests)
             await scene.settled()
         watching.cancel()
@@ -99,7 +102,9 @@ def test_a_consumer_that_receives_nothing_for_longer_than_the_poll_interval_stay
 
         async def handler(message: Arrival) -> None:
             await scene.note(message)
-            await asyncio.sleep(4.5)  # three times what the group waits for a poll; there is no room for more
+            await asyncio.sleep(
+                4.5
+            )  # real time: three times what the group waits for a poll; there is no room for more
 
         await topic.send([Sent(f"k{n}", f"k{n}".encode()) for n in range(4)])
         source = from_url(f"{topic.url}&session_s=1.5&poll_s=1.5")

@@ -23,9 +23,11 @@ from semel.errors import Fenced, ModeMismatch, UsageError
 from semel.stores.memory import MemoryStore
 from semel.testing.broker_contract import Sent
 from tests.brokers.scenes import Died, Scene, kill, started, woken, worker
-from tests.brokers.topics import Pipe, kcat
+from tests.brokers.topics import Pipe
 from tests.brokers.transformer import copied
 from tests.cli.processes import environment
+from tests.services.kcat import kcat
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -160,8 +162,7 @@ def test_a_stopped_process_that_wakes_up_after_others_took_over_writes_nothing(t
         scene.store = f"sqlite:///{tmp_path}/records.db"
         stalled = tmp_path / "stalled"
         with worker(scene, stall=str(stalled), stall_at="before") as zombie:
-            while not stalled.exists():  # noqa: ASYNC110 - another process makes it
-                await asyncio.sleep(0.02)
+            await until(stalled.exists)
             await scene.until_settled()
             assert scene.pipe.outputs() == Counter(keys)
             zombie.send_signal(signal.SIGCONT)
@@ -279,7 +280,7 @@ def test_workers_killed_with_9_amid_load_and_every_output_is_there_once(tmp_path
                 await scene.send(
                     *deliveries[half + number * half // kills : half + (number + 1) * half // kills]
                 )
-                await asyncio.sleep(0.3 + chance.random())
+                await asyncio.sleep(0.3 + chance.random())  # killed at any time
                 at = chance.randrange(3)
                 kill(workers[at])
                 workers[at] = started(scene, marks=pipe.marks, pause_s="0.005")

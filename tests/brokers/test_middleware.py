@@ -39,7 +39,7 @@ async def test_a_handler_that_takes_too_long_is_stopped_and_tried_again() -> Non
     async def charge(message: Arrival) -> None:
         attempts.append(semel.current().attempt)
         if len(attempts) == 1:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
     await consumed(charge, timeout(0.05))
     assert attempts == [1, 2]

@@ -7,7 +7,8 @@ import pytest
 import semel
 from semel.brokers import Arrival, Pace, Runner
 from semel.testing.queue import Queue
-from tests.brokers.test_runner import client, queue, send, until, working
+from tests.brokers.test_runner import client, queue, send, working
+from tests.waiting import until
 
 __all__ = ["queue"]  # a fixture
 

@@ -16,13 +16,15 @@ import redis.asyncio
 import semel
 from semel.brokers import Arrival, Pace, Runner, source_for
 from semel.testing.queue import Queue
-from tests.brokers.test_runner import until, working
+from tests.brokers.test_runner import working
 from tests.services import nats as nats_service
 from tests.services import rabbitmq as rabbitmq_service
 from tests.services import redis as redis_service
+from tests.waiting import until
 
 KEYS = [f"k{n:03}" for n in range(400)]
 AWAY_S = 1.5
+"""How long what was killed stays away: time that has to pass, as nothing happens in it."""
 
 
 @pytest.fixture
@@ -99,12 +101,13 @@ async def broken(
     source.receive = counted  # type: ignore[method-assign]
     runner = Runner(source, handler(effects), once=once, pace=Pace(batch=20, concurrency=4, in_hand=40))
 
+    async def settled() -> bool:
+        return not await unsettled()
+
     async def scene() -> None:
         await until(lambda: len(effects.ran) > 40)
         await break_it()
-        async with asyncio.timeout(60):
-            while await unsettled():  # noqa: ASYNC110 - a broker has no event to wait for
-                await asyncio.sleep(0.05)
+        await until(settled)
 
     await working(runner, scene)
     assert effects.ran == Counter(KEYS), "none lost, none twice"

@@ -1,7 +1,8 @@
 """The loop's own habits, on a queue in the same process."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import semel
 from semel.brokers import Arrival, Pace, Route, Runner
 from semel.errors import KeyMissing
 from semel.testing.queue import Queue
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 WITHIN_S = 20.0
@@ -38,12 +40,6 @@ def client(**options: Any) -> semel.AsyncSemel:
 def send(queue: Queue, *keys: str, **more: Any) -> None:
     for key in keys:
         queue.send(b'{"order":"%s"}' % key.encode(), {"message_id": key}, **more)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not holds():  # noqa: ASYNC110 - what it waits for happens in the code under test
-            await asyncio.sleep(0.005)
 
 
 async def working(runner: Runner, scene: Callable[[], Awaitable[None]]) -> None:
@@ -221,13 +217,23 @@ async def test_a_full_room_sends_busy_ones_back_to_the_broker(queue: Queue) -> N
 async def test_a_handler_longer_than_the_brokers_deadline_runs_once(queue: Queue) -> None:
     queue.deadline_s = 0.6
     ran: list[int] = []
+    extended: list[float] = []
+    source = queue.source()
+    extend = source.extend
+
+    async def counted(arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+        extended.append(monotonic())
+        return await extend(arrivals)
+
+    source.extend = counted  # type: ignore[method-assign]
 
     async def charge(message: Arrival) -> None:
         ran.append(message.deliveries)
-        await asyncio.sleep(2.0)
+        began = monotonic()
+        await until(lambda: extended and extended[-1] - began > 2 * queue.deadline_s)
 
     send(queue, "a")
-    runner = Runner(queue.source(), charge, once=client())
+    runner = Runner(source, charge, once=client())
     await working(runner, lambda: until(lambda: len(queue) == 0))
     assert ran == [1]
     assert runner.counts.received == 1
@@ -267,7 +273,7 @@ async def test_a_handler_that_outlasts_the_drain_is_cancelled_and_its_attempt_gi
         attempts.append(semel.current().attempt)
         started.set()
         if len(attempts) == 1:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
     once = client()
     send(queue, "a")
@@ -304,12 +310,16 @@ async def test_lanes_keep_their_order_also_when_the_first_fails(redelivers: bool
 
 async def test_handlers_never_exceed_their_number(queue: Queue) -> None:
     running = most = 0
+    crowded = asyncio.Event()
 
     async def charge(message: Arrival) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.003)
+        if running == 7:
+            crowded.set()
+        await crowded.wait()
+        await asyncio.sleep(0)  # whoever else could start does
         running -= 1
 
     send(queue, *(f"k{n}" for n in range(200)))
@@ -338,7 +348,7 @@ async def test_one_slow_message_does_not_hold_up_the_others(queue: Queue) -> Non
     assert ran[-1] == "k0"
 
 
-async def test_an_absent_broker_is_waited_for(queue: Queue) -> None:
+async def test_an_absent_broker_is_waited_for(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
     ran: list[str] = []
 
     async def charge(paid: Paid) -> None:
@@ -348,7 +358,7 @@ async def test_an_absent_broker_is_waited_for(queue: Queue) -> None:
     send(queue, "a")
 
     async def scene() -> None:
-        await asyncio.sleep(0.05)
+        await until(lambda: "cannot be reached" in caplog.text)
         queue.away = False
         await until(lambda: len(queue) == 0)
 

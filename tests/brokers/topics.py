@@ -2,13 +2,10 @@
 
 import asyncio
 import os
-import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
@@ -18,8 +15,8 @@ from semel.brokers.kafka import from_url
 from semel.brokers.source import Source
 from semel.testing.broker_contract import Sent
 from tests.services import kafka as service
-from tests.services.packages import found_or_installed
-from tests.services.server import await_true
+from tests.services.kcat import kcat
+from tests.waiting import await_true, until
 
 PARTITIONS = 4
 LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -180,17 +177,8 @@ class Pipe(Topic):
 
     async def settled(self) -> None:
         """Wait until the group's committed offsets are at the end."""
-        while await self.unsettled():  # noqa: ASYNC110 - a broker has no event to wait for
-            await asyncio.sleep(0.05)
 
+        async def is_settled() -> bool:
+            return not await self.unsettled()
 
-def kcat(*arguments: str, given: str = "") -> str:
-    """Run `kcat` to its end; what it read."""
-    program = found_or_installed(lambda: shutil.which("kcat"), "kcat")
-    if program is None:
-        pytest.skip("install kcat (Debian: kcat)")
-    ended = subprocess.run(
-        [program, "-q", *arguments], input=given, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+        await until(is_settled)

@@ -9,8 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -101,15 +100,6 @@ def start(*arguments: str, cwd: Path, **more: str) -> subprocess.Popen[bytes]:
         stderr=subprocess.PIPE,
         env=environment(**more),
     )
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Look again and again until it holds."""
-    between_looks = threading.Event()  # never set
-    give_up_at = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < give_up_at, "it never came to pass"
-        between_looks.wait(0.002)
 
 
 def alive(pid: int) -> bool:

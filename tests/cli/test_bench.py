@@ -22,7 +22,7 @@ from semel.stores.postgres.urls import from_url
 from tests.cli.shell import PATIENCE_S, Ended, cold, environment, terminal
 from tests.services import postgres
 from tests.services import redis as redis_service
-from tests.services.server import await_true
+from tests.waiting import await_true
 
 WHAT = [
     "run, one by one", "run, 50 at once", "mark, one by one", "mark_many of 500", "claim + complete of 1",

@@ -14,8 +14,9 @@ from semel.cli.storm.plan import draw
 from semel.cli.storm.queue import VISIBILITY_S, Queue
 from semel.cli.storm.run import Progress
 from semel.cli.storm.worker import Place
-from tests.cli.processes import SEMEL, WITHIN_S, Terminal, semel, start, until, warm
+from tests.cli.processes import SEMEL, WITHIN_S, Terminal, semel, start, warm
 from tests.leftovers import MARKER, await_none_left, marked_processes
+from tests.waiting import await_true
 
 __all__ = ["warm"]
 
@@ -115,7 +116,7 @@ def test_the_table_on_a_terminal_and_the_display_before_it(tmp_path: Path) -> No
 def test_no_process_is_left_behind(tmp_path: Path, number: int, code: int) -> None:
     marker = f"demo-{tmp_path.name}-{number}"
     demo = start("demo", "--events", "5000", cwd=tmp_path, TMPDIR=str(tmp_path), **{MARKER: marker})
-    until(lambda: len(marked_processes(marker)) >= 6)  # itself, the nursery, four workers
+    assert await_true(lambda: len(marked_processes(marker)) >= 6)  # itself, the nursery, four workers
     demo.send_signal(number)
     demo.communicate(timeout=WITHIN_S)
     assert demo.returncode == code

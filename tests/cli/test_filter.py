@@ -15,18 +15,8 @@ from semel.cli.filter import Keys, Malformed, Sieve, _marking
 from semel.cli.lines import Block, Output
 from semel.stores.sqlite import SqliteStore
 from semel.stores.sqlite.stream import marking
-from tests.cli.processes import (
-    ROOT,
-    SEMEL,
-    WITHIN_S,
-    Terminal,
-    environment,
-    run_page,
-    semel,
-    start,
-    until,
-    warm,
-)
+from tests.cli.processes import ROOT, SEMEL, WITHIN_S, Terminal, environment, run_page, semel, start, warm
+from tests.waiting import await_true
 
 __all__ = ["warm"]
 
@@ -293,7 +283,7 @@ def test_killed_in_mid_stream_again_and_again_nothing_is_lost(tmp_path: Path) ->
             size = size_of(out)
             running.stdin.write(pieces[last])
             running.stdin.flush()
-            until(partial(grew, out, size))
+            assert await_true(partial(grew, out, size))
             running.kill()
             assert running.wait(WITHIN_S) == -signal.SIGKILL
     with start(*command, cwd=tmp_path) as running:

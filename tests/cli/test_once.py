@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import semel as library
-from tests.cli.processes import ROOT, SEMEL, WITHIN_S, Terminal, alive, run_page, semel, start, until, warm
+from tests.cli.processes import ROOT, SEMEL, WITHIN_S, Terminal, alive, run_page, semel, start, warm
+from tests.waiting import await_true
 
 __all__ = ["warm"]
 
@@ -32,7 +33,9 @@ def runs(folder: Path) -> int:
 
 def pid_in(path: Path, running: subprocess.Popen[bytes]) -> int:
     """The process id that a command has written there, once it has."""
-    until(lambda: running.poll() is not None or (path.exists() and path.read_text().endswith("\n")))
+    assert await_true(
+        lambda: running.poll() is not None or (path.exists() and path.read_text().endswith("\n"))
+    )
     return int(path.read_text())
 
 
@@ -114,7 +117,7 @@ def test_a_long_output_is_shown_whole_and_kept_in_part(tmp_path: Path) -> None:
 def test_in_flight_is_said_or_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     with start(*KEY, *sh(COUNT + "cat gate; echo done"), cwd=tmp_path) as first:
-        until(lambda: runs(tmp_path))
+        assert await_true(lambda: runs(tmp_path))
         busy = semel(*KEY, *sh(COUNT), cwd=tmp_path)
         assert busy.returncode == 75
         assert busy.stderr.startswith(b"semel: k is in flight; its lease ends in ")
@@ -129,7 +132,7 @@ def test_in_flight_is_said_or_waited_for(tmp_path: Path) -> None:
 def test_a_command_longer_than_its_lease_keeps_its_claim(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
     with start(*SHORT, *sh(COUNT + "cat gate"), cwd=tmp_path) as first:
-        until(lambda: runs(tmp_path))
+        assert await_true(lambda: runs(tmp_path))
         threading.Event().wait(1.2)  # three leases
         assert semel(*SHORT, *sh(COUNT), cwd=tmp_path).returncode == 75
         (tmp_path / "gate").write_text("")
@@ -156,7 +159,7 @@ def test_a_signal_is_forwarded_and_the_key_is_free_when_the_command_has_ended(
 ) -> None:
     script = "trap 'echo told > told; exit 0' TERM INT; " + COUNT + "while :; do sleep 0.05; done"
     with start(*KEY, *sh(script), cwd=tmp_path) as running:
-        until(lambda: runs(tmp_path))
+        assert await_true(lambda: runs(tmp_path))
         running.send_signal(number)
         assert running.wait(WITHIN_S) == 128 + number
     assert (tmp_path / "told").read_text() == "told\n"
@@ -169,7 +172,7 @@ def test_a_signal_while_waiting_for_the_key(tmp_path: Path) -> None:
         claim = client.claim("k")
         assert isinstance(claim, library.Claimed)
         with start(*KEY, "--wait", "60s", *sh(COUNT), cwd=tmp_path) as waiting:
-            until(lambda: has_opened_store(waiting))
+            assert await_true(lambda: has_opened_store(waiting))
             waiting.send_signal(signal.SIGTERM)
             assert waiting.wait(WITHIN_S) == 143
         assert isinstance(client.complete(claim), library.Completed)
@@ -192,7 +195,7 @@ def test_if_the_wrapper_is_killed_the_command_dies_with_all_it_started(tmp_path:
         assert alive(child)
         assert alive(grandchild)
         running.kill()
-        until(lambda: not alive(child) and not alive(grandchild))
+        assert await_true(lambda: not alive(child) and not alive(grandchild))
         running.wait(WITHIN_S)
     assert semel(*SHORT, "--wait", "30s", *sh(COUNT + "echo again"), cwd=tmp_path).stdout == b"again\n"
     assert runs(tmp_path) == 2
@@ -208,7 +211,7 @@ def test_a_lost_claim_ends_the_command(tmp_path: Path) -> None:
         _, said = running.communicate(timeout=WITHIN_S)
         assert running.returncode == 75
         assert said == b"semel: k: the claim was lost, so the command was terminated\n"
-        until(lambda: not alive(child) and not alive(grandchild))
+        assert await_true(lambda: not alive(child) and not alive(grandchild))
 
 
 def test_a_closed_pipe_reaches_the_command(tmp_path: Path) -> None:
@@ -225,9 +228,9 @@ def test_a_closed_pipe_reaches_the_command(tmp_path: Path) -> None:
 def test_the_command_may_ask_and_gets_ctrl_c_itself(tmp_path: Path) -> None:
     script = 'echo ready; read answer; echo "said $answer"; sleep 600'
     terminal = Terminal([*SEMEL, *KEY, *sh(script)], tmp_path)
-    until(lambda: "ready" in terminal.said)
+    assert await_true(lambda: "ready" in terminal.said)
     terminal.type("yes\n")
-    until(lambda: "said yes" in terminal.said)
+    assert await_true(lambda: "said yes" in terminal.said)
     terminal.type("\x03")
     assert terminal.wait() == 130
 
@@ -235,9 +238,11 @@ def test_the_command_may_ask_and_gets_ctrl_c_itself(tmp_path: Path) -> None:
 def test_ctrl_z_stops_both_and_both_go_on(tmp_path: Path) -> None:
     script = "echo ready; read answer; echo done"
     terminal = Terminal([*SEMEL, *KEY, *sh(script)], tmp_path)
-    until(lambda: "ready" in terminal.said)
+    assert await_true(lambda: "ready" in terminal.said)
     terminal.type("\x1a")
-    until(lambda: Path(f"/proc/{terminal.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    assert await_true(
+        lambda: Path(f"/proc/{terminal.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    )
     terminal.process.send_signal(signal.SIGCONT)
     terminal.type("\n")
     assert terminal.wait() == 0

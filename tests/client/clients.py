@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 import semel
+from semel.clock import SystemClock
 from semel.core.commands import Answer, Claim, Item, Settle
 from semel.core.ports import AsyncStore, Capabilities, Listener, Store
 from semel.errors import StoreUnavailable
@@ -23,6 +24,22 @@ GUARD_S = 10.0
 """How long a test waits for something that must happen: reached only when it fails."""
 
 
+class Hasty(SystemClock):
+    """The computer's clock, for a store: a test makes time pass without waiting for it."""
+
+    def __init__(self) -> None:
+        self._ahead_us = 0
+
+    def now_us(self) -> int:
+        return super().now_us() + self._ahead_us
+
+    def steady_s(self) -> float:
+        return super().steady_s() + self._ahead_us / 1e6
+
+    def skip(self, s: float) -> None:
+        self._ahead_us += round(s * 1e6)
+
+
 class Spy:
     """A store that notes what it is sent, and strikes where it is told to."""
 
@@ -31,6 +48,7 @@ class Spy:
         self._instant = instant
         self._lock = Lock()
         self.batches: list[list[Item]] = []
+        self.claims_answered = 0
         self.before: Callable[[list[Item]], None] = lambda _items: None
         self.after: Callable[[list[Item]], None] = lambda _items: None
 
@@ -57,6 +75,8 @@ class Spy:
             self.batches.append(list(items))
         self.before(list(items))
         answers = self._store.send(items)
+        with self._lock:
+            self.claims_answered += sum(isinstance(item, Claim) for item in items)
         self.after(list(items))
         return answers
 
@@ -156,14 +176,6 @@ async def in_thread(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 async def happens(event: Event) -> None:
     """Wait for a thread's event without holding up the loop."""
     assert await in_thread(event.wait, GUARD_S), "it never happened"
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until something that sends no signal is so."""
-    deadline = asyncio.get_running_loop().time() + GUARD_S
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, "it never became so"
-        await asyncio.sleep(0.001)
 
 
 class Either:
@@ -285,14 +297,15 @@ class Place:
     def __init__(self, kind: Kind, folder: Path) -> None:
         self.kind = kind
         self.path = folder / "semel.db"
+        self.clock = Hasty()
         self.spy = Spy(self._store())
         self.native = Native(self.spy)
         self.opened: list[Either] = []
 
     def _store(self) -> Store:
         if self.kind.store == "sqlite":
-            return SqliteStore(self.path, synchronous="NORMAL")
-        return MemoryStore()
+            return SqliteStore(self.path, synchronous="NORMAL", clock=self.clock)
+        return MemoryStore(clock=self.clock)
 
     def open(
         self, *, store: Store | AsyncStore | None = None, consumer: str = "billing", **options: Any

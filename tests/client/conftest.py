@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.clients import KINDS, Either, Kind, Place, until
+from semel import keeper
+from tests.client.clients import KINDS, Either, Kind, Place
+from tests.waiting import until
 
 
 def named(thread: threading.Thread) -> bool:
@@ -27,6 +29,14 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         await client.close()
     place.spy.close()
     await until(lambda: not [thread for thread in set(threading.enumerate()) - before if named(thread)])
+
+
+@pytest.fixture
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease of half a minute is renewed every 30 ms: no stall of a busy computer is as long as the lease."""
+    for part in ("RENEW_AT", "RETRY_AT"):
+        monkeypatch.setattr(keeper, part, 1 / 1000)
+    monkeypatch.setattr(keeper, "TOGETHER", 1 / 4000)
 
 
 @pytest.fixture

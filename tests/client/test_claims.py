@@ -8,7 +8,8 @@ import pytest
 import semel
 from semel import Busy, Claimed, Completed, Done, Failed, Lost, Mismatch, Renewed, Unavailable
 from semel.core.commands import Renew, Settle
-from tests.client.clients import GUARD_S, Either, Place, down, until
+from tests.client.clients import GUARD_S, Either, Place, down
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -184,8 +185,9 @@ async def test_a_claim_settled_inside_its_block_is_left_alone(place: Place) -> N
     assert len(place.spy.sent(Settle)) == 1
 
 
+@pytest.mark.usefixtures("brisk")
 async def test_a_with_block_is_kept_alive(place: Place) -> None:
-    client = place.open(lease="90ms")
+    client = place.open(lease="30s")
     renewed = Event()
 
     def after(items: list[Any]) -> None:
@@ -207,7 +209,7 @@ async def test_a_bare_claim_is_not_renewed(place: Place) -> None:
     client = place.open(lease="30ms")
     await claimed(client)
     assert client.kept == {}
-    outcome = await client.using(lease_s=0.5).run("k", lambda: semel.current().attempt)
+    outcome = await client.using(lease_s=30).run("k", lambda: semel.current().attempt)
     assert outcome == Done(2)
     assert place.spy.sent(Renew) == []
 
@@ -223,7 +225,7 @@ async def test_a_good_end_that_is_lost_is_an_error(client: Either, place: Place)
 
 
 async def test_a_good_end_that_cannot_be_recorded_is_an_error(place: Place) -> None:
-    client = place.open(lease="60ms")
+    client = place.open(lease="200ms")  # so long is it tried
     claim = await claimed(client)
     place.spy.before = down(Settle)
     with pytest.raises(semel.NotRecorded):

@@ -12,8 +12,9 @@ import semel
 from semel import Done
 from semel.core.commands import Claim
 from semel.stores.sqlite import SqliteStore
-from tests.client.clients import GUARD_S, Either, Gate, Place, happens, in_thread, only_async, until
+from tests.client.clients import GUARD_S, Either, Gate, Place, happens, in_thread, only_async
 from tests.client.conftest import semel_threads
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,9 @@ from semel.core.commands import Claim, Granted, Item, Lookup, Mark, Renew, Settl
 from semel.errors import StoreClosed
 from semel.stores.memory import MemoryStore
 from semel.types import Completed, Lost, Renewed, Unavailable
-from tests.client.clients import GUARD_S, Either, Native, Place, Spy, in_thread, only_async, until
+from tests.client.clients import GUARD_S, Either, Native, Place, Spy, in_thread, only_async
 from tests.client.conftest import semel_threads
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -509,7 +510,7 @@ async def test_a_loop_that_closes_gives_back_what_it_asked_for() -> None:
         async def pace() -> None:
             if spy.sent(Claim)[-1].id[2] == "k" and not applied.is_set():
                 applied.set()
-                await asyncio.sleep(GUARD_S)
+                await asyncio.Event().wait()
 
         native.pace = pace
         task = asyncio.create_task(client.run("k", handler))

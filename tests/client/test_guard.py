@@ -130,7 +130,7 @@ async def test_store_unavailable(client: Either, place: Place) -> None:
 
 
 async def test_not_recorded_carries_the_value(place: Place) -> None:
-    client = place.open(lease="60ms")
+    client = place.open(lease="200ms")  # so long is it tried
     charge = guarded(client, lambda order: order.total)
     place.spy.before = down(Settle)
     with pytest.raises(semel.NotRecorded) as raised:

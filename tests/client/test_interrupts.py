@@ -6,7 +6,6 @@ A profile hook raises where the interpreter looks for signals: on entering a fun
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,10 +19,10 @@ from semel import Done
 from semel.core.commands import Lookup
 from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SqliteStore
-from tests.client.clients import GUARD_S, Spy
+from tests.client.clients import Spy
+from tests.waiting import await_true
 
 PACKAGE = str(Path(semel.__file__).parent)
-LOOK_S = 0.001
 
 
 class Strike:
@@ -65,11 +64,6 @@ def within(frame: FrameType | None, name: str) -> bool:
     return False
 
 
-def becomes(condition: Callable[[], object]) -> bool:
-    pause = threading.Event()
-    return any(condition() or pause.wait(LOOK_S) for _ in range(int(GUARD_S / LOOK_S)))
-
-
 class Scene:
     """A client in its place, and whether it is still sound."""
 
@@ -103,7 +97,7 @@ class Scene:
         assert runtime.keeper.kept == {}, where
         for key in keys:
             self.struck[key] = where
-            assert becomes(partial(self.sound, key)), f"{key} is held after {where}: {self.record(key)}"
+            assert await_true(partial(self.sound, key)), f"{key} is held after {where}: {self.record(key)}"
         assert runtime.watches._rooms == {}, where
         self.checks += 1
         outcome = self.once.using(semel.Policy(wait_s=0)).run(f"after{self.checks}", str)

@@ -1,6 +1,7 @@
 """The keeper: a claim lasts as long as its handler, and a handler is told when it does not."""
 
 import asyncio
+import time
 from threading import Event, Thread
 from typing import Any
 
@@ -9,16 +10,34 @@ import pytest
 import semel
 from semel import Busy, Delivery, Done, Lost, keeper
 from semel.core.commands import Claim, Forget, Renew
-from tests.client.clients import GUARD_S, Gate, Place, down, happens, only_async, only_sync, until
+from tests.client.clients import GUARD_S, Either, Gate, Place, down, happens, only_async, only_sync
 from tests.client.conftest import semel_threads
+from tests.waiting import until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("brisk")]
 
-LEASE = "150ms"
+LEASE_S = 30.0
+LEASE = "30s"
+RUN_MAX_S = 60.0
 
 
 async def renewed(place: Place, times: int) -> None:
+    """Wait for so many renewals, from now on."""
+    times += len(place.spy.sent(Renew))
     await until(lambda: len(place.spy.sent(Renew)) >= times)
+
+
+async def past_run_max(client: Either, place: Place) -> None:
+    """The one claim that is kept is past its longest run, and then its lease ends."""
+    (kept,) = client.kept.values()
+    assert RUN_MAX_S - GUARD_S < kept.ends - time.monotonic() < RUN_MAX_S
+    await renewed(place, 2)
+    kept.ends = time.monotonic()
+    await until(lambda: not kept.posted_at)
+    before = len(place.spy.sent(Renew))
+    await asyncio.sleep(0.1)  # time for three renewals, none of which comes
+    assert len(place.spy.sent(Renew)) == before
+    place.clock.skip(LEASE_S)
 
 
 async def test_a_handler_of_three_leases_runs_once_and_is_never_taken_over(place: Place) -> None:
@@ -27,7 +46,10 @@ async def test_a_handler_of_three_leases_runs_once_and_is_never_taken_over(place
     owner = asyncio.create_task(client.run("k", client.held(gate)))
     await happens(gate.entered)
     duplicate = asyncio.create_task(client.run("k", client.held(gate)))
-    await renewed(place, 9)
+    for _ in range(5):
+        await renewed(place, 2)  # of two, the second is sent after the first was answered
+        place.clock.skip(LEASE_S * 2 / 3)
+        assert isinstance(await client.claim("k"), Busy)
     gate.opened.set()
     assert await owner == Done("value")
     assert await duplicate == Done("value", replayed=True)
@@ -67,8 +89,8 @@ async def test_claims_waiting_their_turn_are_kept(place: Place) -> None:
     task = asyncio.create_task(client.run_many(given, handler if client.sync else ahandler))
     await happens(gate.entered)
     for _ in range(3):
-        seen = len(place.spy.sent(Renew))
-        await until(lambda seen=seen: len(place.spy.sent(Renew)) >= seen + 3)  # type: ignore[misc]
+        await renewed(place, 6)
+        place.clock.skip(LEASE_S * 2 / 3)
         assert isinstance(await client.claim("k2"), Busy)
     gate.opened.set()
     assert await task == [Done(None)] * 3
@@ -95,7 +117,7 @@ async def test_a_handler_that_blocks_is_told_of_its_loss(place: Place) -> None:
 
 
 async def test_a_loss_is_told_at_once_not_when_the_lease_ends(place: Place) -> None:
-    client = place.open(lease="1500ms")
+    client = place.open(lease=LEASE)
     left: list[float] = []
 
     def handler() -> None:
@@ -110,12 +132,12 @@ async def test_a_loss_is_told_at_once_not_when_the_lease_ends(place: Place) -> N
     async def ahandler() -> None:
         place.spy._store.send([Forget(("", "billing", "k"), force=True)])
         try:
-            await asyncio.sleep(GUARD_S)
+            await asyncio.Event().wait()
         finally:
             left.append(semel.current().deadline_s)
 
     await client.run("k", handler if client.sync else ahandler)
-    assert left[0] > 0.75
+    assert left[0] > LEASE_S / 2
 
 
 @only_async
@@ -126,7 +148,7 @@ async def test_a_handler_that_awaits_is_cancelled_by_its_loss(place: Place) -> N
     async def handler() -> None:
         place.spy._store.send([Forget(("", "billing", "k"), force=True)])
         try:
-            await asyncio.sleep(GUARD_S)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             told.append(semel.current().lost)
             raise
@@ -146,7 +168,7 @@ async def test_a_cancellation_of_ours_is_taken_back_however_the_handler_ends(pla
     async def handler() -> str:
         place.spy._store.send([Forget(("", "billing", "k"), force=True)])
         try:
-            await asyncio.sleep(GUARD_S)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             if end == "raises":
                 raise ValueError from None
@@ -167,7 +189,7 @@ async def test_a_cancellation_from_outside_is_not_taken_for_a_loss(place: Place)
 
     async def handler() -> None:
         entered.set()
-        await asyncio.sleep(GUARD_S)
+        await asyncio.Event().wait()
 
     task = asyncio.create_task(client.inner.run("k", handler))
     await entered.wait()
@@ -178,8 +200,11 @@ async def test_a_cancellation_from_outside_is_not_taken_for_a_loss(place: Place)
     assert place.record("k").attempt == 0  # type: ignore[union-attr]
 
 
-async def test_an_unreachable_store_is_told_before_the_lease_ends(place: Place) -> None:
-    client = place.open(lease="200ms")
+async def test_an_unreachable_store_is_told_before_the_lease_ends(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "RENEW_AT", 1 / 3)
+    client = place.open(lease="600ms")  # time that has to pass: told at 400 ms, it has another 200
     left: list[float] = []
 
     def handler() -> None:
@@ -196,20 +221,20 @@ async def test_an_unreachable_store_is_told_before_the_lease_ends(place: Place) 
         place.spy.before = down()
         me = semel.current()
         try:
-            await asyncio.sleep(GUARD_S)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             left.append(me.deadline_s)
             place.spy.before = lambda _items: None
             raise
 
     outcome = await client.run("k", handler if client.sync else ahandler)
-    assert 0 < left[0] < 0.2
+    assert 0 < left[0] < 0.3
     assert len(place.spy.sent(Renew)) >= 2  # no answer: asked again
     assert outcome == (Done(None) if client.sync else Lost())
 
 
 async def test_a_renewal_without_an_answer_is_repeated_and_saves_the_claim(place: Place) -> None:
-    client = place.open(lease="300ms")
+    client = place.open(lease=LEASE)
     gate, strikes = Gate(), [1]
 
     def before(items: list[Any]) -> None:
@@ -220,16 +245,21 @@ async def test_a_renewal_without_an_answer_is_repeated_and_saves_the_claim(place
     place.spy.before = before
     task = asyncio.create_task(client.run("k", client.held(gate)))
     await renewed(place, 4)
+    assert strikes == [0]
+    place.clock.skip(LEASE_S * 2 / 3)
+    await renewed(place, 2)
+    place.clock.skip(LEASE_S * 2 / 3)
     assert isinstance(await client.claim("k"), Busy)
     gate.opened.set()
     assert await task == Done("value")
 
 
 async def test_a_hung_handler_frees_its_key(place: Place) -> None:
-    client = place.open(lease="60ms", policy=semel.Policy(run_max_s=0.12, wait_s=10))
+    client = place.open(lease=LEASE, policy=semel.Policy(run_max_s=RUN_MAX_S, wait_s=10))
     gate = Gate()
     hung = asyncio.create_task(client.run("k", client.held(gate)))
     await happens(gate.entered)
+    await past_run_max(client, place)
     assert await client.run("k", lambda: semel.current().attempt) == Done(2)
     gate.opened.set()
     outcome = await hung
@@ -237,30 +267,30 @@ async def test_a_hung_handler_frees_its_key(place: Place) -> None:
 
 
 async def test_a_zombie_does_not_unregister_its_successor(place: Place) -> None:
-    client = place.open(lease="60ms", policy=semel.Policy(run_max_s=0.08, wait_s=10))
+    client = place.open(lease=LEASE, policy=semel.Policy(run_max_s=RUN_MAX_S, wait_s=10))
     zombie, successor = Gate(), Gate()
     old = asyncio.create_task(client.run("k", client.held(zombie)))
     await happens(zombie.entered)
-    patient = client.using(lease_s=0.3, wait_s=10)
+    await past_run_max(client, place)
+    patient = client.using(wait_s=10)
     new = asyncio.create_task(patient.run("k", client.held(successor)))
     await happens(successor.entered)
     zombie.opened.set()
     assert isinstance(await old, Lost)
     owner = place.spy.sent(Claim)[-1].owner
     assert list(client.kept) == [owner]
-    seen = len(place.spy.sent(Renew))
-    await renewed(place, seen + 2)
+    await renewed(place, 2)
     assert place.record("k").owner == owner  # type: ignore[union-attr]
     successor.opened.set()
     assert await new == Done("value")
 
 
 async def test_due_times_follow_each_claims_own_lease(place: Place) -> None:
-    client = place.open(lease="60s")
+    client = place.open(lease="12h", policy=semel.Policy(run_max_s=43_200))
     long, short = Gate(), Gate()
     first = asyncio.create_task(client.run("long", client.held(long)))
     await happens(long.entered)
-    quick = client.using(lease_s=0.15)
+    quick = client.using(lease_s=LEASE_S)
     second = asyncio.create_task(quick.run("short", client.held(short)))
     await renewed(place, 4)
     assert {item.id[2] for item in place.spy.sent(Renew)} == {"short"}
@@ -271,7 +301,7 @@ async def test_due_times_follow_each_claims_own_lease(place: Place) -> None:
 
 @only_async
 async def test_one_alarm_however_many_renewals(place: Place) -> None:
-    client = place.open(lease="60ms")
+    client = place.open(lease=LEASE)
     gate = Gate()
     task = asyncio.create_task(client.run("k", client.held(gate)))
     await renewed(place, 6)
@@ -308,7 +338,7 @@ async def test_loops_that_ended_are_let_go(place: Place) -> None:
 @only_sync
 async def test_the_keepers_thread_ends_when_idle(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "IDLE_S", 0.01)
-    client = place.open(lease="60ms")
+    client = place.open()
     for number in range(2):  # the second claim starts another
         assert await client.run(f"k{number}", lambda: "semel-keeper" in semel_threads()) == Done(True)
         await until(lambda: "semel-keeper" not in semel_threads())
@@ -331,7 +361,7 @@ async def test_no_thread_before_the_first_claim(place: Place) -> None:
 
 
 async def test_a_strange_error_does_not_end_the_keeper(place: Place) -> None:
-    client = place.open(lease="200ms")
+    client = place.open(lease=LEASE)
     gate, strikes = Gate(), [1]
 
     def before(items: list[Any]) -> None:

@@ -78,7 +78,7 @@ async def test_a_completion_is_repeated_until_it_is_heard(place: Place) -> None:
 
 
 async def test_a_completion_that_is_not_heard_until_the_deadline_is_told_so(place: Place) -> None:
-    client = await warm(place, lease="80ms")
+    client = await warm(place, lease="200ms")  # so long is it tried
     place.spy.before = down(Settle)
     started = asyncio.get_running_loop().time()
     assert await client.run("k", lambda: 5) == Done(5, recorded=False)
@@ -115,7 +115,7 @@ async def test_a_release_that_fails_does_not_hide_the_handlers_error(place: Plac
 
 
 async def test_in_a_batch_what_is_not_recorded_is_told_so(place: Place) -> None:
-    client = await warm(place, lease="80ms")
+    client = await warm(place, lease="200ms")  # so long is it tried
     place.spy.before = down(Settle)
     given = [Delivery(key=f"k{at}", body=at) for at in range(5)]
     assert await client.run_many(given, lambda body: body) == [Done(at, recorded=False) for at in range(5)]
@@ -147,9 +147,9 @@ async def test_verbs_raise_and_their_many_answer(place: Place) -> None:
 async def test_a_sweep_keeps_no_claim_that_it_could_not_settle(place: Place) -> None:
     if place.kind.store != "sqlite":
         return  # a journal needs a store that lasts
-    client = await warm(place, lease="60ms")
+    client = await warm(place, lease="50ms")
     await client.claim("k", journal={"a": 1})
-    quick = client.using(lease_s=0.06)
+    quick = client.using(lease_s=0.2)
     outcomes: list[Any] = []
     place.spy.before = down(Settle)
     while not outcomes:

@@ -156,7 +156,7 @@ def test_spawned_processes_have_one_winner_each(tmp_path: Path) -> None:
 
 KILLED = """
 import os, sys, semel
-once = semel.open(f"sqlite:///{sys.argv[1]}?synchronous=normal", consumer="c", lease="100ms")
+once = semel.open(f"sqlite:///{sys.argv[1]}?synchronous=normal", consumer="c", lease="500ms")
 def handler(body):
     if body == "poison":
         os.kill(os.getpid(), 9)

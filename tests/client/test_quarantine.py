@@ -7,7 +7,8 @@ import pytest
 
 import semel
 from semel import Delivery, Done, Errored, Failed, Lost, Unknown
-from tests.client.clients import GUARD_S, Either, Gate, Place, happens, only_async, until
+from tests.client.clients import Either, Gate, Place, happens, only_async
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -111,7 +112,7 @@ async def test_those_of_a_batch_that_did_not_start_are_not_unknown(careful: Eith
 
 
 async def test_one_that_lost_its_claim_before_its_turn_is_not_unknown(place: Place) -> None:
-    client = place.open(mode="quarantine", lease="100ms")
+    client = place.open(mode="quarantine")
 
     def handler(body: int) -> None:
         for owner, kept in client.kept.items():
@@ -167,7 +168,7 @@ async def test_a_lost_claim_with_everything_permanent_is_not_failed(place: Place
 
     async def ahandler() -> None:
         semel.current()._kept.tell()
-        await asyncio.sleep(GUARD_S)
+        await asyncio.Event().wait()
 
     assert await client.run("k", handler if client.sync else ahandler) == Lost()
     record = place.record("k")

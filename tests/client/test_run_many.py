@@ -12,18 +12,8 @@ import semel
 from semel import Busy, Delivery, Done, Errored, Failed, Mismatch, Unavailable
 from semel.core.commands import Claim, Settle
 from semel.stores.sqlite import SqliteStore
-from tests.client.clients import (
-    GUARD_S,
-    Either,
-    Gate,
-    Place,
-    Spy,
-    down,
-    happens,
-    only_async,
-    only_sync,
-    until,
-)
+from tests.client.clients import GUARD_S, Either, Gate, Place, Spy, down, happens, only_async, only_sync
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,8 @@ import semel
 from semel.coalesce import BATCH_MAX
 from semel.core.commands import Item, Mark
 from semel.stores.memory import MemoryStore
-from tests.client.clients import Native, Spy, until
+from tests.client.clients import Native, Spy
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -1,5 +1,6 @@
 """Windows are data: stored, changed while everything runs, and obeyed."""
 
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 import semel
 from semel import Done, drive, runtime
 from semel.core.commands import Claim, ReadSettings, SetWindow
-from tests.client.clients import Either, Place, in_thread, only_sync, until
+from tests.client.clients import Either, Place, happens, in_thread, only_sync
 
 pytestmark = pytest.mark.anyio
 
@@ -120,25 +121,23 @@ async def test_the_second_caller_waits_for_the_first_reading(place: Place) -> No
     """Two start at once: the one who comes second must not run by windows that were not read yet."""
     await place.open(window="2h").windows("set", "off")
     client = place.open(window="2h")
-    seen: list[int] = []
+    seconds: list[Thread] = []
+    ended = Event()
 
-    def after(items: list[Any]) -> None:
-        if isinstance(items[0], ReadSettings) and not seen:
-            seen.append(1)
-            import threading
+    def second() -> None:
+        client.inner.run("k", lambda: 1)
+        ended.set()
 
-            ended = threading.Event()
-
-            def second() -> None:
-                client.inner.run("k", lambda: 1)
-                ended.set()
-
-            threading.Thread(target=second).start()
+    def before(items: list[Any]) -> None:
+        if isinstance(items[0], ReadSettings) and not seconds:
+            seconds.append(Thread(target=second))
+            seconds[0].start()
             ended.wait(0.2)  # it may wait for us, or read for itself: what it must not do is to go ahead
 
-    place.spy.before = after
+    place.spy.before = before
     await in_thread(client.inner.run, "l", lambda: 1)
-    await until(lambda: seen)
+    await happens(ended)
+    await in_thread(seconds[0].join)
     assert place.spy.sent(Claim) == []
 
 

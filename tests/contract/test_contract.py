@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,17 +43,35 @@ class TestAsOthersUseIt(store_contract.Suite):
         return DictStore(clock)
 
 
+class OnAServersClock(store_contract.ServerSuite):
+    """What the author of a store on a server writes; not collected, as all of it waits for long."""
+
+    capabilities = MemoryStore.capabilities
+
+    def harness(self, folder: Path) -> Harness:
+        store = MemoryStore()
+        return Harness(lambda: store)
+
+
 @pytest.mark.parametrize("colour", ["sync", "async"])
-def test_time_is_waited_for_where_it_cannot_be_moved(colour: Colour) -> None:
-    chosen = {scenario.name: scenario for scenario in store_contract.scenarios(manual=False)}
-    store = MemoryStore()
-    harness = Harness(lambda: store, unit_us=2_000)
+def test_time_is_waited_for_where_it_cannot_be_moved(colour: Colour, tmp_path: Path) -> None:
+    suite = OnAServersClock()
+    suite.test_the_store_promises_what_the_suite_checks(tmp_path)
+    chosen = {scenario.name: scenario for scenario in store_contract.scenarios(manual=suite.manual)}
     for name in (
         "a_lease_that_is_over_is_taken_over",
         "a_window_that_is_over_means_absent",
         "a_mark_expires",
     ):
-        store_contract.check(chosen[name], harness, colour)
+        suite.test_contract(chosen[name], colour, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("suite", "unsaid"), [(store_contract.Suite, "connect"), (store_contract.ServerSuite, "harness")]
+)
+def test_a_suite_that_does_not_say_where_the_records_are_is_refused(suite: type[Any], unsaid: str) -> None:
+    with pytest.raises(TypeError, match=unsaid):
+        suite()
 
 
 def test_powers_pick_the_scenarios() -> None:

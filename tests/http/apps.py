@@ -91,7 +91,7 @@ class Shop:
             try:
                 while True:
                     yield b"more\n"
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.01)  # endless, but not at full speed
             finally:
                 self.behind.set()
 

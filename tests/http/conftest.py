@@ -14,6 +14,7 @@ from semel import AsyncSemel, MemoryStore
 from semel.asgi import IdempotencyMiddleware
 from semel.http import Rules
 from tests.http.apps import Shop
+from tests.waiting import await_true
 
 READY_S = 20.0
 
@@ -29,12 +30,7 @@ class Served:
         self.server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self.server.run, args=([self._socket],))
         self._thread.start()
-        ticking = threading.Event()
-        for _ in range(int(READY_S / 0.01)):
-            if self.server.started:
-                return
-            ticking.wait(0.01)
-        raise TimeoutError("the server did not start")
+        assert await_true(lambda: self.server.started, READY_S), "the server did not start"
 
     def close(self) -> None:
         self.server.should_exit = True

@@ -519,7 +519,7 @@ def test_by_choice_requests_run_unguarded_meanwhile(house: Build) -> None:
 
 def test_what_ran_and_was_not_recorded_is_not_answered_as_done(house: Build) -> None:
     store = Down("Settle Renew")
-    shop = house(store=store, lease="300ms")
+    shop = house(store=store, lease="600ms")  # so long is it tried
     answer = shop.post("/charges")
     assert problem(answer) == (503, "not-recorded")
     assert int(answer.headers["retry-after"]) >= 1

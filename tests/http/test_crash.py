@@ -6,11 +6,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
+
+from tests.waiting import await_true
 
 WAIT_S = 30.0
 ROOT = Path(__file__).parent.parent.parent
@@ -32,7 +34,7 @@ class Victim:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.http.victim", str(self.port), str(self.folder), self.mode], cwd=ROOT
         )
-        until(self._answers)
+        assert await_true(self._answers)
 
     def _answers(self) -> bool:
         with socket.socket() as probe:
@@ -58,15 +60,6 @@ class Victim:
         return path.read_text().split() if path.exists() else []
 
 
-def until(holds: Callable[[], object]) -> None:
-    ticking = threading.Event()
-    for _ in range(int(WAIT_S / 0.02)):
-        if holds():
-            return
-        ticking.wait(0.02)
-    raise TimeoutError
-
-
 @pytest.fixture
 def victim(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Victim]:
     made = Victim(tmp_path, getattr(request, "param", "lease"))
@@ -87,7 +80,7 @@ def interrupted(victim: Victim, number: signal.Signals) -> None:
 
     asking = threading.Thread(target=ask)
     asking.start()
-    until(lambda: victim.runs)
+    assert await_true(lambda: victim.runs)
     victim.end(number)
     asking.join(WAIT_S)
     assert lost, "it was answered as done"

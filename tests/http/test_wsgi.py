@@ -223,7 +223,7 @@ def test_a_store_out_of_reach(serve: Serve) -> None:
     ajar = Fixture(serve, Rules(fail_open=True), store=Down("Admit"))
     assert ajar.post("/charges", b"body").text == "1"
     assert ajar.shop.bodies == [b"body"]
-    unrecorded = Fixture(serve, store=Down("Settle Renew"), lease="300ms")
+    unrecorded = Fixture(serve, store=Down("Settle Renew"), lease="600ms")  # so long is it tried
     assert kind(unrecorded.post("/charges")) == (503, "not-recorded")
 
 

@@ -3,7 +3,6 @@
 Its handler charges a sink that knows the idempotency key it is given, then waits for the test's leave.
 """
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -16,8 +15,7 @@ from starlette.routing import Route
 import semel
 from semel.asgi import IdempotencyMiddleware
 from semel.http import Rules
-
-LOOK_S = 0.01
+from tests.waiting import until
 
 
 def main() -> None:
@@ -29,8 +27,7 @@ def main() -> None:
             runs.write(f"{key}\n")
         (folder / "charges").mkdir(exist_ok=True)
         (folder / "charges" / key).touch()  # a sink that honours the key: the same twice is one
-        while not (folder / "leave").exists():  # noqa: ASYNC110 - another process says it
-            await asyncio.sleep(LOOK_S)
+        await until((folder / "leave").exists)
         return JSONResponse({"charged": key}, 201)
 
     client = semel.aopen(f"sqlite:///{folder}/keys.db", consumer="shop", lease="500ms", mode=mode)  # type: ignore[arg-type]

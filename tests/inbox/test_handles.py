@@ -15,7 +15,7 @@ from semel.inbox import aretry, is_undone, retry
 from semel.types import Absent
 from tests.inbox.bench import CONSUMER, Bench
 from tests.inbox.kinds import KINDS, RC, RR, SERIALIZABLE, had, run
-from tests.stores.sqlite.tools import until
+from tests.waiting import await_true
 
 Scenario = Callable[..., Coroutine[Any, Any, None]]
 
@@ -224,7 +224,7 @@ async def windows(bench: Bench) -> None:
         with bench.store() as store:
             look = Lookup(("", CONSUMER, "brief"))
             (before,) = store.send([look])
-            until(lambda: store.send([look]) == [Absent()])
+            assert await_true(lambda: store.send([look]) == [Absent()])
         await connection.begin()
         assert await had(held.replay("brief")) is None
         assert await had(held.first("brief"))

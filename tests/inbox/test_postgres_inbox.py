@@ -23,7 +23,7 @@ from semel.inbox import AsyncInbox, Inbox, retry
 from tests.inbox.bench import CONSUMER, Bench
 from tests.inbox.kinds import Psycopg
 from tests.services import postgres
-from tests.stores.sqlite.tools import until
+from tests.waiting import await_true
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_marks_are_records_like_any_other(bench: Bench) -> None:
         connection.commit()
         with bench.store() as store:
             assert {each.key for each in store.send([Scan("", CONSUMER)])[0].records} >= {"a", "b"}
-            assert until(lambda: store.send([Purge()])[0].count) == 1
+            assert await_true(lambda: store.send([Purge()])[0].count == 1)
         found = once.records.lookup("a")
         assert isinstance(found, semel.types.Record)
         assert (found.state, found.event_type) == ("done", "")
@@ -299,5 +299,5 @@ def test_time_goes_on_inside_a_transaction(bench: Bench) -> None:
         once.inbox(other).first("evt_1", event_type="short")
         other.commit()
         inbox = once.inbox(connection)
-        assert until(lambda: inbox.first("evt_1"))
+        assert await_true(lambda: inbox.first("evt_1"))
         assert connection.execute("SELECT clock_timestamp() > now() + interval '0.2 s'").fetchone() == (True,)

@@ -15,6 +15,7 @@ import semel
 from semel.errors import UsageError
 from semel.integrations.faststream import once_middleware
 from tests.services import nats as service
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 WITHIN_S = 20.0
@@ -60,12 +61,11 @@ class App:
             await self.jetstream.publish(self.name, key.encode(), headers=headers)
 
     async def settled(self) -> None:
-        async with asyncio.timeout(WITHIN_S):
-            while True:
-                info = await self.jetstream.consumer_info(self.name, "d")
-                if not info.num_pending and not info.num_ack_pending:
-                    return
-                await asyncio.sleep(0.02)
+        async def holds_nothing() -> bool:
+            info = await self.jetstream.consumer_info(self.name, "d")
+            return not info.num_pending and not info.num_ack_pending
+
+        await until(holds_nothing)
 
 
 def run(work: Callable[[App], Awaitable[None]], **options: Any) -> App:

@@ -11,7 +11,8 @@ from semel.observe.explain import Circumstances, Explanation, explain
 from semel.observe.probing import probe, weaknesses
 from semel.stores.registry import store_for
 from tests.cli.shell import semel
-from tests.services import postgres, redis, server
+from tests.services import postgres, redis
+from tests.waiting import await_true
 
 HOUR = 3600 * 10**6
 DAY = 24 * HOUR
@@ -76,9 +77,7 @@ def test_redis_that_lasts(tmp_path: Path) -> None:
 def followed(tmp_path: Path) -> Iterator[tuple[Any, Any]]:
     """A master and its replica."""
     with redis.own(tmp_path) as master, redis.own(tmp_path, replicaof=f"127.0.0.1 {master.port}") as replica:
-        assert server.await_true(
-            lambda: b"state=online" in info(master) and b"offset=0" not in info(master), 30
-        )
+        assert await_true(lambda: b"state=online" in info(master) and b"offset=0" not in info(master), 30)
         yield master, replica
 
 
@@ -142,7 +141,7 @@ def test_a_postgres_replica_follows_behind() -> None:
         explained(own.url)
         standby = own.standby(own.folder.parent / "standby")
         try:
-            assert server.await_true(
+            assert await_true(
                 lambda: bool(
                     postgres.execute(own.url, "SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'")
                 ),

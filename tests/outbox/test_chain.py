@@ -4,8 +4,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,6 +16,7 @@ from tests.cli.shell import ROOT, environment
 from tests.outbox.chain import CUSTOMERS, GROUP, IDLE_S, Scene
 from tests.outbox.tools import Place
 from tests.services import postgres
+from tests.waiting import await_true
 
 STORM_S = 120.0 if os.environ.get("SEMEL_SOAK") else 10.0
 ORDERS_MIN = 100
@@ -107,12 +106,9 @@ def storm(scene: Scene, folder: Path) -> tuple[int, dict[int, int]]:
 
 
 def await_movements(scene: Scene, count: int) -> None:
-    between = threading.Event()  # never set: the database sends no signal
-    give_up_at = time.monotonic() + SETTLE_S
     counted = f"SELECT count(DISTINCT number)::int FROM {scene.table}_moved"
-    while postgres.execute(scene.url, counted)[0][0] < count:
-        assert time.monotonic() < give_up_at, "orders without a movement"
-        between.wait(0.1)
+    all_moved = await_true(lambda: postgres.execute(scene.url, counted)[0][0] >= count, SETTLE_S)
+    assert all_moved, "orders without a movement"
 
 
 def differences(scene: Scene, taken: dict[int, int]) -> list[str]:

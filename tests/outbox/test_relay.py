@@ -22,7 +22,8 @@ from semel.core.relaying import (
     relay_step,
 )
 from semel.outbox.relay import Relay
-from tests.outbox.tools import ListSink, Place, drain, first_order, until
+from tests.outbox.tools import ListSink, Place, drain, first_order
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -131,9 +132,12 @@ async def test_a_dead_row_stops_its_aggregate_alone(place: Place) -> None:
     ids = place.orders(2, 3)
     bad = ids[0]
     sink = ListSink(lambda row: Refused("too odd", of_message=True) if row.id == bad else Published())
-    for _ in range(QUICK.attempts_max):
+
+    async def has_died() -> bool:
         await drain(place, sink, retrying=QUICK)
-        await asyncio.sleep(0.06)
+        return any(entry.state == "dead" for entry in await place.entries())
+
+    await until(has_died)
     assert sink.ids() == ids[1::2]
     dead, *others = [entry for entry in await place.entries() if entry.state != "published"]
     assert (dead.row.id, dead.state, dead.row.attempts, dead.error) == (bad, "dead", 3, "too odd")
@@ -271,7 +275,7 @@ async def test_settled_rows_are_kept_as_long_as_the_longest_window(place: Place)
     rows = place.rows()
     await rows.open()
     await rows.share()
-    await asyncio.sleep(0.03)
+    await asyncio.sleep(0.03)  # by the database's clock, which nobody moves, the 20 ms are over
     place.once.windows.set("24h")
     assert await rows.clean(100) == 0
     assert place.once.records.purge().count == 0
@@ -292,7 +296,7 @@ async def test_settled_rows_are_kept_as_long_as_their_writer_remembers(
     place.reopen(window=window)
     place.orders(1, 2)
     await drain(place, ListSink(), keep=keep)
-    await asyncio.sleep(0.03)
+    await asyncio.sleep(0.03)  # by the database's clock, which nobody moves, the 20 ms are over
     rows = place.rows()
     await rows.open()
     await rows.share()
@@ -303,10 +307,17 @@ async def test_settled_rows_are_kept_as_long_as_their_writer_remembers(
 
 
 async def test_a_relay_waits_for_messages_and_stops_when_told(place: Place) -> None:
-    sink = ListSink()
-    relay = Relay(place.rows(), sink, poll_s=30.0)  # only a wake-up is in time
+    sink, rows = ListSink(), place.rows()
+    wait, waits = rows.wait, asyncio.Event()
+
+    async def told(wait_s: float) -> None:
+        waits.set()
+        await wait(wait_s)
+
+    rows.wait = told  # type: ignore[method-assign]
+    relay = Relay(rows, sink, poll_s=30.0)  # only a wake-up is in time
     running = asyncio.create_task(relay.arun())
-    await asyncio.sleep(0.3)
+    await asyncio.wait_for(waits.wait(), 10)
     (written,) = await asyncio.to_thread(place.orders, 1, 1)
     await until(lambda: bool(sink.got), 10)
     relay.stop()
@@ -330,8 +341,8 @@ async def test_stopping_waits_for_the_broker_and_marks_what_it_confirmed(place: 
     running = asyncio.create_task(relay.arun())
     await asyncio.wait_for(given.wait(), 10)
     relay.stop()
-    await asyncio.sleep(0.05)
-    assert not running.done()
+    ended, _ = await asyncio.wait({running}, timeout=0.05)  # one that does not wait would have ended
+    assert not ended
     go.set()
     await asyncio.wait_for(running, 10)
     assert sink.ids() == ids[:1]  # the second was still to be handed over

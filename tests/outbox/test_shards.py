@@ -16,8 +16,9 @@ from semel.outbox.sinks import sink_for
 from semel.stores.postgres.urls import from_url
 from tests.cli.shell import ROOT, environment
 from tests.outbox.brokers import Redis
-from tests.outbox.tools import ListSink, Place, drain, first_order, until
+from tests.outbox.tools import ListSink, Place, drain, first_order
 from tests.services import postgres
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -71,7 +72,7 @@ async def test_several_relays_keep_order_while_they_come_and_go(postgres_place: 
 
     class Shared(ListSink):
         async def publish(self, rows: Any, /) -> Any:
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.002)  # so that the others come into the middle of it
             arrived.extend(rows)
             return [Published()] * len(rows)
 
@@ -115,7 +116,7 @@ async def missed_of_late_commits(place: Place, rows: PostgresRows) -> set[str]:
     late.commit()
     ids |= set(await asyncio.to_thread(place.orders, 1, 1))
     await until(lambda: any(row.event_type == "order.moved" for row in sink.got))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # five more looks of a relay that would never find it
     relay.stop()
     await running
     late.close()
@@ -204,9 +205,13 @@ async def test_a_relay_that_is_stopped_is_replaced_and_reorders_nothing_when_it_
 
 async def arrivals(broker: Any, count: int) -> list[str]:
     """The ids in a stream, once it has so many different ones."""
-    async with asyncio.timeout(60):
-        while len(set(found := [each.key for each in await broker.read(0)])) < count:  # noqa: ASYNC110 - a broker sets no event
-            await asyncio.sleep(0.05)
+    found: list[str] = []
+
+    async def all_there() -> bool:
+        found[:] = [each.key for each in await broker.read(0)]
+        return len(set(found)) >= count
+
+    await until(all_there)
     return found
 
 

@@ -13,11 +13,13 @@ from msgspec.structs import replace
 
 from semel.core.relaying import Published, Refused, Unsent
 from semel.errors import PolicyInvalid
+from semel.outbox import Retrying
 from semel.outbox.sinks.addresses import Allowed, is_public
 from semel.outbox.sinks.webhook import CALLS_MAX, WebhookSink
 from tests.outbox.brokers import rows
 from tests.outbox.targets import Target, certificate, status, target
 from tests.outbox.tools import Place, drain
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -111,7 +113,7 @@ async def test_a_target_that_drips_is_given_up(there: Target) -> None:
         while True:
             writer.write(b"x")
             await writer.drain()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # each part well within `wait_s`
 
     there.answer = drips
     (answer,) = await published(there.url(), rows(1, "x"), wait_s=1.0, call_max_s=0.3)
@@ -272,16 +274,15 @@ async def test_accepted_but_not_answered_is_sent_again_under_the_same_id(
 
     async def late_once(_call: Any, writer: asyncio.StreamWriter) -> None:
         if len(there.calls) == 1:
-            await asyncio.sleep(0.3)
+            await until(lambda: len(there.calls) > 1)
         writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
 
     there.answer = late_once
-    from semel.outbox import Retrying
 
-    retrying = Retrying(first_s=0.01)
-    for _ in range(2):
-        sink = WebhookSink(there.url(), [SECRET], private=True, wait_s=0.1)
-        await drain(sqlite_place, sink, retrying=retrying)
-        await asyncio.sleep(0.05)
+    async def published_at_last() -> bool:
+        sink = WebhookSink(there.url(), [SECRET], private=True, wait_s=0.1 if not there.calls else 10.0)
+        await drain(sqlite_place, sink, retrying=Retrying(first_s=0.01))
+        return [entry.state for entry in await sqlite_place.entries()] == ["published"]
+
+    await until(published_at_last)
     assert [call.headers["webhook-id"] for call in there.calls] == [written] * 2
-    assert [entry.state for entry in await sqlite_place.entries()] == ["published"]

@@ -1,6 +1,5 @@
 """What the tests of the outbox share: places to write to, a sink that fails on demand, relays by hand."""
 
-import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -125,10 +124,3 @@ async def drain(place: Place, sink: Any, **options: Any) -> Relay:
     relay = Relay(place.rows(), sink, poll_s=0.05, **options)
     await relay.arun(until_empty=True)
     return relay
-
-
-async def until(condition: Callable[[], bool], wait_s: float = 30.0) -> None:
-    """Look again and again until the condition holds."""
-    async with asyncio.timeout(wait_s):
-        while not condition():  # noqa: ASYNC110 - databases and brokers set no event of ours
-            await asyncio.sleep(0.01)

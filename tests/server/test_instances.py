@@ -17,9 +17,9 @@ from semel.errors import StoreUnavailable, StoreUncertain
 from semel.stores.http.astore import AsyncHttpStore
 from semel.stores.http.store import HttpStore
 from semel.types import Busy, Unavailable
-from tests.cli.processes import until
 from tests.faults.proxy import Proxy
 from tests.server.tools import Running, process
+from tests.waiting import await_true
 
 INSTANCES = 5
 KEYS = 40
@@ -81,9 +81,9 @@ def test_sigterm_finishes_what_is_under_way(tmp_path: Path) -> None:
         running = Running(address)
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(running.post, "/v1/events", {"id": "e1"})
-            until((tmp_path / "started").exists)
+            assert await_true((tmp_path / "started").exists)
             server.send_signal(signal.SIGTERM)
-            until(lambda: not _listens(address))
+            assert await_true(lambda: not _listens(address))
             (tmp_path / "go").touch()
             assert answer.result(30).json() == {"events": [{"status": "accepted", "key": "e1"}]}
         running.client.close()
@@ -95,7 +95,7 @@ def test_sigterm_says_not_ready_first(tmp_path: Path) -> None:
         running = Running(address)
         assert running.client.get("/readyz").status_code == 200
         server.send_signal(signal.SIGTERM)
-        until(lambda: running.client.get("/readyz").status_code == 503)
+        assert await_true(lambda: running.client.get("/readyz").status_code == 503)
         assert running.claim("still served")["outcome"] == "claimed"
         running.client.close()
         server.send_signal(signal.SIGTERM)

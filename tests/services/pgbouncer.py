@@ -1,11 +1,8 @@
 """A transaction pooler for tests: from `SEMEL_TEST_PGBOUNCER_URL`, an installed binary, or the package manager."""
 
 import contextlib
-import fcntl
 import os
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
@@ -13,6 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 import psycopg
 
 from tests.services import postgres, server
+from tests.services.packages import found_or_installed
 from tests.services.server import Missing
 
 URL_NAME = "SEMEL_TEST_PGBOUNCER_URL"
@@ -79,11 +77,7 @@ def _run(binary: str, behind: SplitResult, folder: Path) -> tuple[int, str]:
 
 
 def _binary() -> str:
-    found = _installed()
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        with (Path(tempfile.gettempdir()) / "semel-apt.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            found = _installed() or _install()
+    found = found_or_installed(_installed, "pgbouncer")
     if found is None:
         raise Missing(f"set {URL_NAME}, or install pgbouncer (Debian: pgbouncer)")
     return found
@@ -91,14 +85,3 @@ def _binary() -> str:
 
 def _installed() -> str | None:
     return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-
-
-def _install() -> str | None:
-    """Install the package without its service: nothing may start by itself."""
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    for command in (
-        ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "pgbouncer"],
-    ):
-        subprocess.run(command, env=quiet, capture_output=True, check=False, timeout=600)
-    return _installed()

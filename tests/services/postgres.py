@@ -15,7 +15,9 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 
 from tests.services import server
+from tests.services.packages import found_or_installed
 from tests.services.server import Missing, State
+from tests.waiting import await_true
 
 URL_NAME = "SEMEL_TEST_POSTGRES_URL"
 _SETTINGS = {
@@ -82,7 +84,7 @@ class Own:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
         for each in family:
-            assert server.await_true(lambda each=each: not server.is_alive(each), server.STOP_S)  # type: ignore[misc]
+            assert await_true(lambda each=each: not server.is_alive(each), server.STOP_S)  # type: ignore[misc]
         self.state = {}
 
     def standby(self, folder: Path) -> "Own":
@@ -147,12 +149,7 @@ def _start(folder: Path) -> State:
 
 
 def _binaries() -> Path:
-    found = _installed()
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "postgresql"]):
-            subprocess.run(command, env=quiet, capture_output=True, check=False, timeout=600)
-        found = _installed()
+    found = found_or_installed(_installed, "postgresql")
     if found is None:
         raise Missing(f"set {URL_NAME}, or install PostgreSQL (Debian: postgresql)")
     return found

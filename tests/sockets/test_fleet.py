@@ -15,8 +15,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 import semel
-from tests.services import postgres, redis, server
+from tests.services import postgres, redis
 from tests.sockets.fleet import Fleet, fleet
+from tests.waiting import until
 from tests.webhooks import signed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -98,10 +99,10 @@ async def test_kills_and_a_restart_of_redis_lose_nothing(tmp_path: Path) -> None
         await send_to_all(running, hanging)
         owners = {await asyncio.to_thread(running.owner, each["event_id"]) for each in hanging}
         sending = [asyncio.create_task(stubborn(running, port, events)) for port in list(running.pids)]
-        assert await asyncio.to_thread(server.await_true, lambda: len(running.rows()) > 10, 30)
+        await until(lambda: len(running.rows()) > 10, 30)
         for owner in owners:
             running.kill(owner)
-        assert await asyncio.to_thread(server.await_true, lambda: len(running.rows()) > 40, 30)
+        await until(lambda: len(running.rows()) > 40, 30)
         assert len(running.rows()) < len(names), "the restart comes in the middle"
         await asyncio.to_thread(keeper.restart)
         delivered = await asyncio.gather(*sending)

@@ -12,7 +12,8 @@ import semel
 from semel import Policy
 from semel.errors import AttemptsExhausted, PolicyInvalid, UsageError
 from semel.intake import Event, Intake, Pace, Receipt
-from tests.services import redis, server
+from tests.services import redis
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -62,10 +63,6 @@ async def taking(
             yield intake
     finally:
         await once.close()
-
-
-async def until(condition: Any) -> None:
-    assert await asyncio.to_thread(server.await_true, condition, 15)
 
 
 async def test_accepted_once_then_a_duplicate(tmp_path: Path) -> None:

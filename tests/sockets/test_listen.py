@@ -21,6 +21,7 @@ from semel.sockets.listen import Backoff
 from tests.services import redis, server
 from tests.sockets.fleet import environment
 from tests.sockets.source import Source, source
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -42,10 +43,6 @@ async def listening(store: str, url: str, done: list[str], **options: Any) -> As
             await running
     finally:
         await once.close()
-
-
-async def until(condition: Any) -> None:
-    assert await asyncio.to_thread(server.await_true, condition, 20)
 
 
 def event(number: int, **more: Any) -> dict[str, Any]:
@@ -75,7 +72,7 @@ async def test_a_lost_connection_is_made_again(tmp_path: Path) -> None:
         for number in range(3):
             await feed.await_listeners(1)
             feed.send(event(number))
-            await until(lambda number=number: len(done) == number + 1)
+            await until(lambda number=number: len(done) == number + 1)  # type: ignore[misc]
             await feed.drop()
         await feed.stop()
         await feed.start()

@@ -9,7 +9,7 @@ import pytest
 import semel
 from semel.errors import StoreClosed
 from tests.services import postgres
-from tests.services.server import await_true
+from tests.waiting import await_true, until
 
 QUICK = semel.Policy(wait_s=0)
 
@@ -56,10 +56,12 @@ def test_closing_it_inside_the_loop_closes_the_twin_soon(once: semel.Semel, name
     async def main() -> None:
         await once.twin.run("k", handler)
         once.close()
-        while await asyncio.to_thread(sessions, name):  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.005)
+        await until(left)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    async def left() -> bool:
+        return await asyncio.to_thread(sessions, name) == 0
+
+    asyncio.run(main())
 
 
 def test_closing_it_from_another_thread_closes_the_twin_in_its_loop(once: semel.Semel, name: str) -> None:

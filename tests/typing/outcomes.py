@@ -25,19 +25,19 @@ from semel import (
 
 
 def total(cents: int, *, tax: float) -> int:
-    raise NotImplementedError
+    return cents
 
 
 async def atotal(cents: int, *, tax: float) -> int:
-    raise NotImplementedError
+    return cents
 
 
 def shout(text: str) -> bytes:
-    raise NotImplementedError
+    return text.encode()
 
 
 async def ashout(text: str) -> bytes:
-    raise NotImplementedError
+    return text.encode()
 
 
 def run_keeps_the_type(once: Semel, deliveries: list[Delivery[str]]) -> None:

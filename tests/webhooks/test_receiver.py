@@ -16,6 +16,7 @@ from semel.errors import UsageError
 from semel.webhooks import Event, Pace, Receiver
 from tests.services import redis, server
 from tests.sockets.fleet import uvicorn
+from tests.waiting import await_true, until
 from tests.webhooks import signed
 from tests.webhooks.signed import BODY, NOW, SECRET
 
@@ -62,10 +63,6 @@ async def post(client: Client, headers: dict[str, str] | None = None, body: byte
 
 async def keys(once: semel.AsyncSemel) -> list[str]:
     return [record.key async for record in once.records.list()]
-
-
-async def until(condition: Any) -> None:
-    assert await asyncio.to_thread(server.await_true, condition, 10)
 
 
 async def test_a_duplicate_is_answered_as_the_first_and_not_run(tmp_path: Path) -> None:
@@ -169,7 +166,7 @@ async def test_another_body_under_the_same_id_is_refused_where_asked_for(tmp_pat
             assert (await post(client)).is_success
             assert (await post(client, body=b'{"type":"other"}')).status_code == 422
             assert (await post(client)).is_success
-            await until(lambda seen=seen: seen.events)
+            await until(lambda seen=seen: seen.events)  # type: ignore[misc]
         assert len(seen.events) == 1
 
 
@@ -275,10 +272,10 @@ def test_it_can_be_the_application_itself(tmp_path: Path) -> None:
             answers.append(answer.status_code)
             return True
 
-        assert server.await_true(is_answered, 30)
+        assert await_true(is_answered, 30)
         assert is_answered()
         assert answers == [202, 202]
-        assert server.await_true(lambda: "ran msg_1" in log.read_text(), 30)
+        assert await_true(lambda: "ran msg_1" in log.read_text(), 30)
     finally:
         server.end(pid, signal.SIGTERM)
     assert log.read_text().count("ran msg_1") == 1

@@ -4,6 +4,7 @@ Each is called with the event (an object, a mapping, or a message with headers a
 raises `KeyMissing` or `KeyInvalid`. None of them invents an id.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -44,14 +45,14 @@ KeySpec: TypeAlias = str | Callable[[Any], object]
 """How a key is named in an option: an attribute path, or a callable (every `semel.keys` extractor is one)."""
 
 
-class Reader:
+class Reader(ABC):
     """What semel's own extractors have in common: their result is checked already."""
 
     __slots__ = ()
 
+    @abstractmethod
     def __call__(self, event: Any, /) -> str:
         """Return the key of the event."""
-        raise NotImplementedError
 
 
 class Path(Reader):

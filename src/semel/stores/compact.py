@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 
 from semel.core.commands import Forget, Lookup
+from semel.core.looks import mark_record
 from semel.digests import digests_of
 from semel.errors import StoreFull
 from semel.keys.limits import check
-from semel.stores.marks import Marker, Steady, mark_record
+from semel.stores.marks import Marker, Steady
 from semel.types import Absent, Forgotten, Record
 
 __all__ = ["CompactMarks"]

@@ -12,11 +12,12 @@ from threading import Lock
 
 from semel.clock import Clock, SystemClock
 from semel.core.commands import Forget, Lookup
+from semel.core.looks import mark_record
 from semel.errors import StoreFull
 from semel.keys.limits import SHORT_CHARS, check
-from semel.types import Absent, Forgotten, Id, Record
+from semel.types import Absent, Forgotten, Record
 
-__all__ = ["Marker", "Marks", "Steady", "mark_record"]
+__all__ = ["Marker", "Marks", "Steady"]
 
 REFRESH_NS = 5_000_000_000
 """How long a window is used before it is asked for again."""
@@ -257,17 +258,3 @@ class Marks:
         with self._lock:
             if self._singles.get(key) is mine:
                 del self._singles[key]
-
-
-def mark_record(record_id: Id, expires_at: int) -> Record:
-    """What a mark looks like to somebody who looks it up."""
-    return Record(
-        id=record_id,
-        state="done",
-        owner=b"",
-        fence=1,
-        lease_until=0,
-        attempt=1,
-        expires_at=expires_at,
-        first_seen=0,
-    )

@@ -31,6 +31,7 @@ from semel.core.commands import (
     SetWindow,
     SwitchMode,
 )
+from semel.core.looks import fits
 from semel.core.machine import decide, standing
 from semel.core.ports import Capabilities, Listener
 from semel.errors import StoreFull
@@ -222,7 +223,7 @@ class MemoryStore:
                 record is None
                 or record.state == "forgotten"
                 or record_id <= after
-                or not _fits(record, item, now)
+                or not fits(record, item, now)
             ):
                 continue
             if len(found) == item.limit:
@@ -309,17 +310,6 @@ class MemoryStore:
         self._lock = Lock()  # another thread of the parent may have held it, and is not here to let go
         for marks in self._marks.values():
             marks.after_fork()
-
-
-def _fits(record: Record, item: Scan, now: int) -> bool:
-    return (
-        item.tenant in (None, record.id[0])
-        and item.consumer in (None, record.id[1])
-        and item.state in (None, record.state)
-        and record.id[2].startswith(item.prefix)
-        and (item.seen_before is None or record.first_seen < item.seen_before)
-        and (not item.orphaned or (record.state == "claimed" and record.lease_until <= now))
-    )
 
 
 _ADMIN: dict[type, Any] = {

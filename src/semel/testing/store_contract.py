@@ -14,6 +14,7 @@ Without pytest: `for scenario in scenarios(capabilities): run(scenario, harness)
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -39,7 +40,18 @@ from semel.testing.contract.bench import SCENARIOS, Need, Scenario, equal
 from semel.testing.contract.bench import check as require
 from semel.testing.contract.running import AnyStore, Harness, arun, run
 
-__all__ = ["PARTS", "Colour", "Harness", "Scenario", "Suite", "arun", "check", "run", "scenarios"]
+__all__ = [
+    "PARTS",
+    "Colour",
+    "Harness",
+    "Scenario",
+    "ServerSuite",
+    "Suite",
+    "arun",
+    "check",
+    "run",
+    "scenarios",
+]
 
 PARTS = (
     claims,
@@ -84,27 +96,19 @@ def check(scenario: Scenario, harness: Harness, colour: Colour = "sync") -> None
         asyncio.run(arun(scenario, harness))
 
 
-class Suite:
-    """The contract as a class for pytest to collect: derive from it, name it `Test...`, say how to connect.
-
-    Stores that use a server's clock override `harness` instead of `connect`, and set `manual = False`.
-    """
+class _Cases(ABC):
+    """What pytest collects from both suites."""
 
     capabilities: Capabilities
     """What the store promises; picks the scenarios."""
     colours: tuple[Colour, ...] = ("sync", "async")
     """A store for event loops only has `("async",)`."""
-    manual: bool = True
+    manual: bool
     """Whether the harness has a clock that the test moves."""
 
-    def connect(self, folder: Path, clock: ManualClock) -> AnyStore:
-        """A store in this folder, with this clock, not yet opened; the same folder means the same records."""
-        raise NotImplementedError("say how to connect, or override harness()")
-
+    @abstractmethod
     def harness(self, folder: Path) -> Harness:
         """A fresh place for the records of one scenario."""
-        clock = ManualClock()
-        return Harness(lambda: self.connect(folder, clock), clock=clock)
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         """Give the test below a case for each scenario and colour."""
@@ -123,6 +127,27 @@ class Suite:
         equal(store.capabilities, self.capabilities, "what the store promises, against what is checked")
         colour = Store if "sync" in self.colours else AsyncStore
         require(isinstance(store, colour), f"{store.name} is no store of the colours {self.colours}")
+
+
+class Suite(_Cases):
+    """The contract as a class for pytest to collect: derive from it, name it `Test...`, say how to connect."""
+
+    manual = True
+
+    @abstractmethod
+    def connect(self, folder: Path, clock: ManualClock) -> AnyStore:
+        """A store in this folder, with this clock, not yet opened; the same folder means the same records."""
+
+    def harness(self, folder: Path) -> Harness:
+        """The folder, and a clock that the test moves."""
+        clock = ManualClock()
+        return Harness(lambda: self.connect(folder, clock), clock=clock)
+
+
+class ServerSuite(_Cases):
+    """The same for a store that uses a server's clock: say its `harness`, and the scenarios wait for time to pass."""
+
+    manual = False
 
 
 def _names(chosen: Iterable[Scenario]) -> list[str]:

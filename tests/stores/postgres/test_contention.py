@@ -18,8 +18,9 @@ from semel.stores.postgres import PostgresStore, talk
 from semel.stores.postgres import batch as batching
 from semel.stores.postgres.consumers import RACES_MAX
 from semel.types import Busy, Completed, Lost
-from tests.services import postgres, server
+from tests.services import postgres
 from tests.stores.postgres import places
+from tests.waiting import await_true
 
 MINUTE_US = 60 * 1_000_000
 CALLERS = 6
@@ -128,7 +129,7 @@ def test_a_row_that_appears_after_the_snapshot_is_looked_at_again(
     )  # not committed: our statement does not see it, and must wait for it
     caller = threading.Thread(target=lambda: answers.extend(store.send([mine])))
     caller.start()
-    assert server.await_true(lambda: blocked(place), 10)
+    assert await_true(lambda: blocked(place), 10)
     getattr(rival, ending)()
     caller.join(10)
     rival.close()

@@ -15,7 +15,7 @@ from semel.stores.postgres import PostgresStore
 from semel.types import Absent, Busy, Completed, Record, Unavailable
 from tests.services import postgres
 from tests.services.postgres import Own
-from tests.services.server import await_true
+from tests.waiting import await_true
 
 MINUTE_US = 60 * 1_000_000
 DAY_US = 86_400 * 1_000_000

@@ -38,8 +38,8 @@ from semel.testing import ManualClock
 from semel.types import Absent, Completed, Late, Lost, Renewed, Unavailable
 from tests.cli.shell import semel as run_semel
 from tests.services import postgres
-from tests.services.server import await_true
 from tests.stores.postgres import places
+from tests.waiting import await_true
 
 S = 1_000_000
 MINUTE_US, HOUR_US, DAY_US = 60 * S, 3600 * S, 86_400 * S

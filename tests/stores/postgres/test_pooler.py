@@ -20,11 +20,11 @@ from semel.testing.contract.running import AnyStore
 from semel.testing.store_contract import Colour, Harness
 from semel.types import Busy, Done
 from tests.services import pgbouncer, postgres
-from tests.services.server import await_true
 from tests.stores.postgres import places
 from tests.stores.postgres.attacker import KEYS
 from tests.stores.postgres.test_processes import launch
 from tests.stores.shells import Ticking
+from tests.waiting import await_true
 
 MINUTE_US = 60 * 1_000_000
 SOAK = bool(os.environ.get("SEMEL_SOAK"))

@@ -13,8 +13,8 @@ import pytest
 from semel.core.commands import Claim, Count, Granted, Known, Settle
 from semel.stores.postgres import PostgresStore
 from semel.types import Busy, Completed
-from tests.services.server import await_true
 from tests.stores.postgres.attacker import KEYS, MINUTE_US
+from tests.waiting import await_true
 
 ROOT = Path(__file__).resolve().parents[3]
 

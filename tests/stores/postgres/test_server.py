@@ -17,7 +17,7 @@ from semel.stores.postgres.trouble import translated
 from semel.types import Completed, Unavailable
 from tests.services import postgres
 from tests.services.postgres import Own
-from tests.services.server import await_true
+from tests.waiting import await_true
 
 MINUTE_US = 60 * 1_000_000
 

@@ -13,9 +13,9 @@ from semel.core.commands import Claim
 from semel.stores.postgres.urls import from_url
 from semel.types import Done
 from tests.services import postgres
-from tests.services.server import await_true
 from tests.stores.postgres import places
 from tests.stores.shells import InLoop
+from tests.waiting import await_true, until
 
 CALLERS = 500
 PATIENT = semel.Policy(lease_s=60, wait_s=30)
@@ -59,8 +59,7 @@ def test_a_task_is_woken_by_either_alone(place: str, off: str) -> None:
             setattr(waiter._runtime.watches, off, False)
             claim: Any = await owner.claim("k")
             waiting = asyncio.create_task(waiter.run("k", never))
-            while not waiter._runtime.watches._rooms and not waiting.done():  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0)
+            await until(lambda: waiter._runtime.watches._rooms or waiting.done())
             await owner.complete(claim, 1)
             assert await asyncio.wait_for(waiting, 10) == Done(1, replayed=True)
 
@@ -94,8 +93,7 @@ def test_five_hundred_wait_without_any_thread(place: str) -> None:
                 keys = [f"key {number}" for number in range(CALLERS)]
                 claims: Any = await owner.claim_many(keys)
                 waiting = [asyncio.create_task(waiter.run(key, never)) for key in keys]
-                while len(waiter._runtime.watches._rooms) < CALLERS:  # noqa: ASYNC110 - nothing tells of it
-                    await asyncio.sleep(0.001)
+                await until(lambda: len(waiter._runtime.watches._rooms) == CALLERS)
                 threads = threading.active_count() - before
                 await owner.complete_many(claims)
                 outcomes = await asyncio.wait_for(asyncio.gather(*waiting), 30)
@@ -127,8 +125,7 @@ def test_a_listening_task_comes_and_goes_with_its_store(tmp_path: Path, place: s
         await store.aopen()
         stop = store.watch(lambda _: None)
         schema = store.place.schema
-        while not await asyncio.to_thread(listeners, place, schema):  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0.001)
+        await until(lambda: asyncio.to_thread(listeners, place, schema))
         stop()
         await store.aclose()
         return listeners(place, schema)

@@ -4,47 +4,19 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from semel.core.commands import Forget, Granted, Item, Known, Lookup, Mark, Marked
-from semel.core.ports import Store
 from semel.errors import RecordCorrupt, StoreClosed, StoreFull, StoreRefused, StoreUnavailable
-from semel.stores.redis import AsyncRedisStore, RedisStore
+from semel.stores.redis import RedisStore
 from semel.types import Absent, Completed, Record, Unavailable
 from tests.faults.proxy import Mode, Proxy
-from tests.services import redis, server
-from tests.stores.redis.tools import MINUTE_US, S, claim, done, finish, kinds, named, opened
-from tests.stores.shells import InLoop
-
-Make = Callable[..., Store]
-
-
-@pytest.fixture(params=["sync", "async"])
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Makes open stores of either colour, closed at the end."""
-    made: list[Store] = []
-
-    def make(url: str, **options: Any) -> Store:
-        store: Store = (
-            RedisStore(url, **options) if request.param == "sync" else InLoop(AsyncRedisStore(url, **options))
-        )
-        made.append(store)
-        store.open()
-        return store
-
-    yield make
-    for store in made:
-        store.close()
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[redis.Own]:
-    with redis.own(tmp_path) as mine:
-        yield mine
+from tests.services import redis
+from tests.stores.redis.tools import MINUTE_US, Make, S, claim, done, finish, kinds, named, opened
+from tests.waiting import await_true
 
 
 def through(proxy: Proxy, at: str) -> str:
@@ -122,7 +94,7 @@ def test_a_cut_connection_is_replaced(make: Make, tmp_path: Path) -> None:
         for number in range(5):
             finish(store, f"key {number}")
             proxy.cut()
-            server.await_true(lambda: not proxy._pairs, 5)
+            await_true(lambda: not proxy._pairs, 5)
         assert kinds(store.send([claim(f"key {number}") for number in range(5)])) == ["Known"] * 5
 
 
@@ -151,7 +123,7 @@ def test_a_batch_is_one_round_trip(make: Make, own: redis.Own) -> None:
             )
             sending.start()
             keys = sum(len(item.keys) if isinstance(item, Mark) else 1 for item in batch)
-            arrived = server.await_true(lambda before=before, keys=keys: _written(own) >= before + keys, 10)  # type: ignore[misc]
+            arrived = await_true(lambda before=before, keys=keys: _written(own) >= before + keys, 10)  # type: ignore[misc]
             asked = proxy.asked_bytes
             proxy.mode = "pass"
             sending.join(10)
@@ -250,7 +222,7 @@ def test_what_was_answered_survives_the_servers_death(make: Make, own: redis.Own
     try:
         for _ in range(3):
             before = len(answered)
-            assert server.await_true(lambda before=before: len(answered) > before + 500, 20)  # type: ignore[misc]
+            assert await_true(lambda before=before: len(answered) > before + 500, 20)  # type: ignore[misc]
             own.restart()
     finally:
         stop.set()

@@ -1,8 +1,6 @@
 """Plain marks: single commands with the server's clock, scripts otherwise, and the same marks either way."""
 
 import logging
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,38 +9,11 @@ import redis as driver
 from semel.core.commands import Count, Forget, Lookup, Mark, Marked
 from semel.core.ports import Store
 from semel.errors import StoreFull
-from semel.stores.redis import AsyncRedisStore, RedisStore, parts, plain
+from semel.stores.redis import parts, plain
 from semel.types import Absent, Forgotten, Record, Unavailable
 from tests.faults.proxy import Proxy
 from tests.services import redis
-from tests.stores.redis.tools import MINUTE_US, claim, kinds, opened
-from tests.stores.shells import InLoop
-
-Make = Callable[..., Store]
-
-
-@pytest.fixture(params=["sync", "async"])
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Makes open stores of either colour, closed at the end."""
-    made: list[Store] = []
-
-    def make(url: str, **options: Any) -> Store:
-        store: Store = (
-            RedisStore(url, **options) if request.param == "sync" else InLoop(AsyncRedisStore(url, **options))
-        )
-        made.append(store)
-        store.open()
-        return store
-
-    yield make
-    for store in made:
-        store.close()
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[redis.Own]:
-    with redis.own(tmp_path) as mine:
-        yield mine
+from tests.stores.redis.tools import MINUTE_US, Make, claim, kinds, opened
 
 
 def mark(store: Store, *keys: str, consumer: str = "marks", window_us: int = MINUTE_US) -> list[bool]:

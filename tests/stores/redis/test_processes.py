@@ -12,9 +12,10 @@ import pytest
 from semel.core.commands import Claim, Granted, Settle
 from semel.stores.redis import RedisStore
 from semel.types import Completed, Lost
-from tests.services import redis, server
+from tests.services import redis
 from tests.stores.redis.racer import KEYS, MINUTE_US
 from tests.stores.redis.tools import opened
+from tests.waiting import await_true
 
 ROOT = Path(__file__).resolve().parents[3]
 PROCESSES = 8
@@ -63,7 +64,7 @@ def take(store: RedisStore, key: str, owner: bytes) -> Granted:
             found.append(answer)
         return bool(found)
 
-    assert server.await_true(try_once, 10)
+    assert await_true(try_once, 10)
     return found[0]
 
 

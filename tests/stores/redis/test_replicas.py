@@ -13,9 +13,10 @@ from semel.errors import PolicyInvalid, StoreRefused
 from semel.stores.redis import RedisStore, from_url
 from semel.types import Completed
 from tests.faults.proxy import Proxy
-from tests.services import redis, server
+from tests.services import redis
 from tests.stores.redis.tools import claim, done, kinds, opened
 from tests.stores.shells import InLoop
+from tests.waiting import await_true
 
 COUNT = 40
 
@@ -48,7 +49,7 @@ def pair(tmp_path: Path, binary: str) -> Iterator[Pair]:
         redis.own(tmp_path, binary=binary, replicaof=f"127.0.0.1 {link.port}") as replica,
         Proxy(master.port) as front,
     ):
-        assert server.await_true(lambda: replica.ask("INFO", "replication")["master_link_status"] == "up", 20)
+        assert await_true(lambda: replica.ask("INFO", "replication")["master_link_status"] == "up", 20)
         yield Pair(master, replica, link, front)
 
 

@@ -13,6 +13,7 @@ from semel.types import Completed
 from tests.services import redis, server
 from tests.stores.redis.tools import claim, done, kinds, opened
 from tests.stores.shells import InLoop
+from tests.waiting import await_true
 
 
 @pytest.mark.slow
@@ -44,7 +45,7 @@ def test_a_failover_goes_unnoticed_but_for_its_time(tmp_path: Path, colour: str)
                     found.append(answer)
                 return bool(found)
 
-            assert server.await_true(try_once, 30)
+            assert await_true(try_once, 30)
             assert found[0].attempt == 1
             assert kinds(store.send([claim(key) for key in keys])) == ["Known"] * 50
             assert inner.stores_lost == 0

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import semel
-from tests.services import redis, server
+from tests.services import redis
+from tests.waiting import await_true, until
 
 LEASE = "60s"
 
@@ -35,7 +36,7 @@ def test_a_thread_that_waits_is_woken(tmp_path: Path, how: str) -> None:
         found: list[object] = []
         waiting = threading.Thread(target=lambda: found.append(waiter.run("key", lambda: "ran again")))
         waiting.start()
-        assert server.await_true(lambda: bool(waiter._runtime.watches._rooms), 10)
+        assert await_true(lambda: bool(waiter._runtime.watches._rooms), 10)
         owner.complete(claimed, "the value")
         waiting.join(10)
         assert found == [semel.Done("the value", replayed=True)]
@@ -56,8 +57,7 @@ def test_a_task_that_waits_is_woken(tmp_path: Path, how: str) -> None:
             claimed = await owner.claim("key")
             assert isinstance(claimed, semel.Claimed)
             waiting = asyncio.create_task(waiter.run("key", ran_again))
-            while not any(room.futures for room in waiter._runtime.watches._rooms.values()):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+            await until(lambda: any(room.futures for room in waiter._runtime.watches._rooms.values()))
             await owner.complete(claimed, "the value")
             return await asyncio.wait_for(waiting, 10)
 
@@ -76,7 +76,7 @@ def test_a_release_hands_over(tmp_path: Path) -> None:
         found: list[object] = []
         waiting = threading.Thread(target=lambda: found.append(waiter.run("key", lambda: "took over")))
         waiting.start()
-        assert server.await_true(lambda: bool(waiter._runtime.watches._rooms), 10)
+        assert await_true(lambda: bool(waiter._runtime.watches._rooms), 10)
         owner.release(claimed)
         waiting.join(10)
         assert found == [semel.Done("took over")]
@@ -99,7 +99,7 @@ def test_a_listener_that_was_cut_off_listens_again(tmp_path: Path) -> None:
             found: list[object] = []
             waiting = threading.Thread(target=lambda: found.append(waiter.run("key", lambda: "ran again")))
             waiting.start()
-            assert server.await_true(lambda: bool(waiter._runtime.watches._rooms), 10)
+            assert await_true(lambda: bool(waiter._runtime.watches._rooms), 10)
             before = proxy.connections
             proxy.cut()
             owner.complete(claimed, "the value")

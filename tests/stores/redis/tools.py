@@ -1,7 +1,7 @@
 """What the tests of this folder share: items, stores and how to await a server."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,9 @@ from semel.types import Id
 
 S = 1_000_000
 MINUTE_US = 60 * S
+
+Make = Callable[..., Store]
+"""Makes an open store from a URL and options."""
 
 
 def claim(key: str, *, owner: bytes | None = None, consumer: str = "consumer", **more: Any) -> Claim:

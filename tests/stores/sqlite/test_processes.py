@@ -15,7 +15,8 @@ from semel.errors import StoreClosed, StoreUnavailable
 from semel.stores.sqlite import SqliteStore
 from semel.stores.sqlite.trouble import RESERVED_BYTE, WAL_WRITE_BYTE, lock_holders
 from semel.types import Busy, Record
-from tests.stores.sqlite.tools import claim, finish, hold, line, lookup, named, process, say, settle, until
+from tests.stores.sqlite.tools import claim, finish, hold, line, lookup, named, process, say, settle
+from tests.waiting import await_true
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +127,7 @@ def test_close_ends_a_call_that_waits(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=send)
     thread.start()
-    until(store._writing.locked)
+    assert await_true(store._writing.locked)
     store.close()
     thread.join(5)
     assert len(errors) == 1

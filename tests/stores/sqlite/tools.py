@@ -4,9 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,16 +51,6 @@ def lookup(store: SqliteStore, key: str) -> Any:
 def hashes(folder: Path) -> dict[str, str]:
     """The name and hash of every file in the folder."""
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(folder.iterdir())}
-
-
-def until(condition: Callable[[], Any], within_s: float = 10.0) -> Any:
-    """Look again and again until it is so."""
-    between_looks = threading.Event()  # never set
-    give_up_at = time.monotonic() + within_s
-    while not (found := condition()):
-        assert time.monotonic() < give_up_at, "it never came to be"
-        between_looks.wait(0.002)
-    return found
 
 
 @contextmanager

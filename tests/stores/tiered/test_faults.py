@@ -20,6 +20,7 @@ from semel.types import Done, Forgotten, Stats, Unavailable
 from tests.faults.proxy import Proxy
 from tests.services import redis, server
 from tests.stores.tiered.tools import ByHand, claim, done, finish, kinds
+from tests.waiting import await_true
 
 KEYS = [f"evt {number}" for number in range(60)]
 PATIENT = "?answer_s=20&connect_s=20"
@@ -99,7 +100,7 @@ def test_a_restart(tmp_path: Path, how: signal.Signals) -> None:
         own.stop(how)
         events.deliver()  # the truth alone
         own.start()
-        assert server.await_true(lambda: is_back(store), 20)
+        assert await_true(lambda: is_back(store), 20)
         assert int(own.ask("DBSIZE")) > len(KEYS)  # the append-only file has brought the copies back,
         assert events.hits() == 0  # and none of them is believed: what was lost may be that one was forgotten
         assert events.hits() == len(KEYS)
@@ -144,7 +145,7 @@ def test_a_failover_to_a_replica_that_did_not_hear_of_the_forgetting(tmp_path: P
             events = Events(store)
             events.deliver()
             assert events.hits() == len(KEYS)
-            assert server.await_true(lambda: replica.ask("DBSIZE") == master.ask("DBSIZE") > len(KEYS), 20)
+            assert await_true(lambda: replica.ask("DBSIZE") == master.ask("DBSIZE") > len(KEYS), 20)
             replica.ask("REPLICAOF", "NO", "ONE")
             assert isinstance(store.send([Forget(("", "consumer", KEYS[0]))])[0], Forgotten)
             del events.effects[KEYS[0]]
@@ -162,7 +163,7 @@ def test_sentinels_lead_to_the_new_master(tmp_path: Path) -> None:
         events = Events(store)
         events.deliver()
         server.end(trio.pids[0], signal.SIGKILL)
-        assert server.await_true(lambda: is_back(store), 60)
+        assert await_true(lambda: is_back(store), 60)
         events.deliver()
         assert events.hits() == len(KEYS)
         events.check()
@@ -214,7 +215,7 @@ def test_a_cache_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
             assert isinstance(store.send([Forget(("", "consumer", KEYS[0]))])[0], Unavailable)
             proxy.cut()
             proxy.mode = "pass"
-            assert server.await_true(lambda: is_back(store), 20)
+            assert await_true(lambda: is_back(store), 20)
             del events.effects[KEYS[0]]
             store.send([Forget(("", "consumer", KEYS[0]))])
             events.deliver()

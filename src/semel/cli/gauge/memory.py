@@ -5,22 +5,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from semel.cli.gauge.measure import Fresh, Job
+from semel.cli.gauge.scratch import Scratch
 from semel.stores.memory import MemoryStore
 
-__all__ = ["MemoryScratch", "scratch"]
+__all__ = ["Raw", "scratch"]
 
 COUNT = 1_000
 WINDOW_US = 86_400_000_000
 
 
-class MemoryScratch:
-    """A store of its own."""
+class Raw:
+    """What Python's own containers can do."""
 
-    kind: str = "memory"
     single_limit: str = "dict with a clock"
+    batch_limit: str = "set comprehension"
 
     def __init__(self, count: int = COUNT) -> None:
-        self.target: MemoryStore = MemoryStore(records_max=10**7)
         self._count = count
 
     def single(self) -> Job:
@@ -36,10 +36,6 @@ class MemoryScratch:
 
         return Job(run, self._count, fresh)
 
-    def batch_limit(self, _size: int) -> str:
-        """Its name."""
-        return "set comprehension"
-
     def batch(self, size: int) -> Job:
         """A set, asked and filled by comprehension."""
         fresh, seen = Fresh(self._count), set[str]()
@@ -53,6 +49,14 @@ class MemoryScratch:
 
 
 @contextmanager
-def scratch(_url: str) -> Iterator[MemoryScratch]:
+def scratch(_url: str) -> Iterator[Scratch]:
     """Nothing is left when nobody holds it."""
-    yield MemoryScratch()
+    raw = Raw()
+    yield Scratch(
+        kind="memory",
+        target=MemoryStore(records_max=10**7),
+        single_limit=raw.single_limit,
+        single=raw.single,
+        batch_limit=raw.batch_limit,
+        batch=raw.batch,
+    )

@@ -48,7 +48,7 @@ def measures(scratch: Scratch) -> Iterator[list[Measure]]:
                 for what, job in singles
             ),
             *(
-                _measure(scratch.kind, what, job, scratch.batch_limit(size), scratch.batch(size))
+                _measure(scratch.kind, what, job, scratch.batch_limit.format(size=size), scratch.batch(size))
                 for what, job, size in batches
             ),
             _measure(

@@ -7,7 +7,7 @@ import psycopg
 
 from semel.cli.exits import BAD_CONFIGURATION, Stop
 from semel.cli.gauge.measure import Job
-from semel.cli.gauge.scratch import new_name, with_options
+from semel.cli.gauge.scratch import Scratch, new_name, with_options
 from semel.stores.postgres.trouble import translated
 from semel.stores.postgres.urls import from_url
 
@@ -51,31 +51,8 @@ class Raw:
         return Job(run, count)
 
 
-class PostgresScratch:
-    """A schema in the user's database."""
-
-    kind: str = "postgres"
-    single_limit: str = "autocommit row"
-
-    def __init__(self, target: str, raw: Raw) -> None:
-        self.target = target
-        self._raw = raw
-
-    def single(self) -> Job:
-        """One row, one round trip, one commit."""
-        return self._raw.autocommit()
-
-    def batch_limit(self, size: int) -> str:
-        """Its name."""
-        return f"server-side loop of {size}"
-
-    def batch(self, size: int) -> Job:
-        """The server's own loop, one commit per batch."""
-        return self._raw.loop(max(1, min(SINGLES, ROWS_MAX // size)), size)
-
-
 @contextmanager
-def scratch(url: str) -> Iterator[PostgresScratch]:
+def scratch(url: str) -> Iterator[Scratch]:
     """A schema in the same database, dropped at the end."""
     place = from_url(url).place
     name = new_name()
@@ -83,7 +60,15 @@ def scratch(url: str) -> Iterator[PostgresScratch]:
         with psycopg.connect(**place.parameters()) as db:
             db.execute(f'CREATE SCHEMA "{name}"')
             try:
-                yield PostgresScratch(with_options(url, schema=name), Raw(db, name))
+                raw = Raw(db, name)
+                yield Scratch(
+                    kind="postgres",
+                    target=with_options(url, schema=name),
+                    single_limit="autocommit row",
+                    single=raw.autocommit,
+                    batch_limit="server-side loop of {size}",
+                    batch=lambda size: raw.loop(max(1, min(SINGLES, ROWS_MAX // size)), size),
+                )
             finally:
                 db.close()  # an interrupt may have left it in the middle of something
                 with psycopg.connect(**place.parameters()) as last:

@@ -9,7 +9,7 @@ from typing import Any
 import redis
 
 from semel.cli.gauge.measure import Job
-from semel.cli.gauge.scratch import new_name, with_options
+from semel.cli.gauge.scratch import Scratch, new_name, with_options
 from semel.errors import StoreUnavailable
 from semel.stores.redis.options import Options, Place, parse
 
@@ -52,31 +52,8 @@ class Raw:
         )  # fmt: skip
 
 
-class RedisScratch:
-    """A prefix in the user's database."""
-
-    kind: str = "redis"
-    single_limit: str = "SET NX PX"
-
-    def __init__(self, target: str, raw: Raw) -> None:
-        self.target = target
-        self._raw = raw
-
-    def single(self) -> Job:
-        """One command, one round trip."""
-        return self._raw.pipelines(SINGLES, 1)
-
-    def batch_limit(self, size: int) -> str:
-        """Its name."""
-        return f"SET NX PX packed by {size}"
-
-    def batch(self, size: int) -> Job:
-        """Pipelines of so many commands."""
-        return self._raw.pipelines(min(ROWS_MAX, SINGLES * size), size)
-
-
 @contextmanager
-def scratch(url: str) -> Iterator[RedisScratch]:
+def scratch(url: str) -> Iterator[Scratch]:
     """A prefix in the same database; what begins with it is removed at the end."""
     name = new_name()
     place, options = parse(url, {})
@@ -85,7 +62,15 @@ def scratch(url: str) -> Iterator[RedisScratch]:
         node = client.get_node_from_key("{1}").redis_connection if place.topology == "cluster" else client
         connection = node.connection_pool.get_connection()
         try:
-            yield RedisScratch(with_options(url, prefix=name), Raw(connection, name.encode()))
+            raw = Raw(connection, name.encode())
+            yield Scratch(
+                kind="redis",
+                target=with_options(url, prefix=name),
+                single_limit="SET NX PX",
+                single=lambda: raw.pipelines(SINGLES, 1),
+                batch_limit="SET NX PX packed by {size}",
+                batch=lambda size: raw.pipelines(min(ROWS_MAX, SINGLES * size), size),
+            )
         finally:
             connection.disconnect()  # an interrupt may have left answers in it
             node.connection_pool.release(connection)

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
-from typing import Protocol
+from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from semel.cli.exits import USAGE, Stop
@@ -27,35 +27,21 @@ KINDS = {
 """Which module knows the raw limit of what a scheme names."""
 
 
-class Scratch(Protocol):
+class Scratch(NamedTuple):
     """Where clients may work, and what the thing beneath can do without semel."""
 
-    @property
-    def kind(self) -> str:
-        """What it is called in a row."""
-        ...
-
-    @property
-    def target(self) -> str | Store:
-        """What to open clients on."""
-        ...
-
-    @property
-    def single_limit(self) -> str:
-        """What one operation is compared with."""
-        ...
-
-    def single(self) -> Job:
-        """One operation at a time, bare."""
-        ...
-
-    def batch_limit(self, size: int) -> str:
-        """What a batch is compared with."""
-        ...
-
-    def batch(self, size: int) -> Job:
-        """Batches of this size, bare: as fast as it goes with the same durability."""
-        ...
+    kind: str
+    """What it is called in a row."""
+    target: str | Store
+    """What to open clients on."""
+    single_limit: str
+    """What one operation is compared with."""
+    single: Callable[[], Job]
+    """One operation at a time, bare."""
+    batch_limit: str
+    """What a batch is compared with; `{size}` stands for its size."""
+    batch: Callable[[int], Job]
+    """Batches of this size, bare: as fast as it goes with the same durability."""
 
 
 def new_name() -> str:

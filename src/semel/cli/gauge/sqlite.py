@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from semel.cli.exits import BAD_CONFIGURATION, Stop
 from semel.cli.gauge.measure import Fresh, Job
+from semel.cli.gauge.scratch import Scratch
 from semel.digests import digests_of
 from semel.stores.sqlite import SqliteStore
 from semel.stores.sqlite.urls import from_url
@@ -62,31 +63,8 @@ class Raw:
         return Job(run, count)
 
 
-class SqliteScratch:
-    """Files in a folder of their own beside the user's."""
-
-    kind: str = "sqlite"
-    single_limit: str = "autocommit row"
-
-    def __init__(self, target: str, raw: Raw) -> None:
-        self.target = target
-        self._raw = raw
-
-    def single(self) -> Job:
-        """One row, one commit."""
-        return self._raw.autocommit()
-
-    def batch_limit(self, size: int) -> str:
-        """Its name."""
-        return f"bare insert of {size}"
-
-    def batch(self, size: int) -> Job:
-        """Multi-row inserts, one commit each."""
-        return self._raw.batches(min(ROWS_MAX, SINGLES * size), size)
-
-
 @contextmanager
-def scratch(url: str) -> Iterator[SqliteScratch]:
+def scratch(url: str) -> Iterator[Scratch]:
     """A folder beside the user's file, removed at the end."""
     store: SqliteStore = from_url(url)
     beside = Path(store.path).parent
@@ -97,4 +75,11 @@ def scratch(url: str) -> Iterator[SqliteScratch]:
     with TemporaryDirectory(prefix=".semel-bench-", dir=beside) as folder:
         target = f"sqlite:///{quote(str(Path(folder) / 'semel.db'))}" + (f"?{query}" if query else "")
         with closing(Raw(Path(folder) / "raw.db", synchronous)) as raw:
-            yield SqliteScratch(target, raw)
+            yield Scratch(
+                kind="sqlite",
+                target=target,
+                single_limit="autocommit row",
+                single=raw.autocommit,
+                batch_limit="bare insert of {size}",
+                batch=lambda size: raw.batches(min(ROWS_MAX, SINGLES * size), size),
+            )

@@ -22,6 +22,7 @@ from semel.core.commands import (
     Renew,
     Settle,
 )
+from semel.core.looks import mark_record
 from semel.core.machine import decide, standing
 from semel.digests import digest
 from semel.errors import KeyInvalid, RecordCorrupt, StoreUnavailable, UsageError
@@ -212,7 +213,7 @@ def _look(batch: Batch, positions: Sequence[int]) -> Ask:
 def _look_at_mark(record_id: Id, expires_at: int | None, now: int) -> Record | Absent:
     if expires_at is None or expires_at <= now:
         return Absent()
-    return wire.marked_record(record_id, expires_at)
+    return mark_record(record_id, expires_at)
 
 
 # --- decided here, under locks ------------------------------------------------------------------

@@ -259,20 +259,6 @@ def from_row(row: Row, record_id: Id) -> Record:
     raise RecordCorrupt(f"record {record_id!r} has columns that semel does not write")
 
 
-def marked_record(record_id: Id, expires_at: int) -> Record:
-    """A mark as a record: done, without owner or value."""
-    return Record(
-        id=record_id,
-        state="done",
-        owner=b"",
-        fence=1,
-        lease_until=0,
-        attempt=1,
-        expires_at=expires_at,
-        first_seen=0,
-    )
-
-
 def fit(record: Record) -> Record:
     """Refuse what a row cannot hold, before it spoils the statement for the others."""
     if max(record.fence, record.expires_at, record.lease_until, record.horizon) > FOREVER:

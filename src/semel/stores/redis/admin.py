@@ -1,6 +1,6 @@
 """The items that are not about one record: scan, purge, count, windows and modes."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from typing import Any, get_args
 
 from semel.core.commands import (
@@ -16,6 +16,7 @@ from semel.core.commands import (
     SetWindow,
     SwitchMode,
 )
+from semel.core.looks import fits
 from semel.core.machine import standing
 from semel.digests import DIGEST_BYTES
 from semel.errors import KeyInvalid, PolicyInvalid, RecordCorrupt
@@ -37,7 +38,6 @@ SORTED_MAX = 50_000
 SCANS_PER_PAGE = 200
 """SCANs that one page may take; a page may then hold fewer records than asked for, and go on."""
 
-Fits = Callable[[Record], bool]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 
@@ -200,22 +200,6 @@ def _slices(keys: list[bytes]) -> Iterable[list[bytes]]:
     return (keys[start : start + SCAN_COUNT] for start in range(0, len(keys), SCAN_COUNT))
 
 
-def fits(item: Scan, now: int) -> Fits:
-    """Whether a record is looked for."""
-
-    def look(record: Record) -> bool:
-        return (
-            item.tenant in (None, record.id[0])
-            and item.consumer in (None, record.id[1])
-            and item.state in (None, record.state)
-            and record.id[2].startswith(item.prefix)
-            and (item.seen_before is None or record.first_seen < item.seen_before)
-            and (not item.orphaned or (record.state == "claimed" and record.lease_until <= now))
-        )
-
-    return look
-
-
 def scan(x: Exchange, item: Scan, now: bytes) -> Steps:
     """A page of records: by their digests where there are not too many, else in the order of the server's SCAN."""
     at = yield from time_of(x, now)
@@ -237,10 +221,10 @@ def _ordered_page(x: Exchange, item: Scan, at: int) -> Steps:
         (key for key in keys if is_record(x, key) and key[-DIGEST_BYTES:] > after),
         key=lambda key: key[-DIGEST_BYTES:],
     )
-    looked_for, found = fits(item, at), []
+    found = []
     for some in _slices(keys):
         outlined = yield from outlines(x, some, at)
-        found += [pair for pair in outlined if looked_for(pair[1])]
+        found += [pair for pair in outlined if fits(pair[1], item, at)]
         if len(found) > item.limit:
             break
     page, more = found[: item.limit], len(found) > item.limit
@@ -256,13 +240,13 @@ def _scanned_page(x: Exchange, item: Scan, at: int) -> Steps:
         parts = item.cursor[1:].split(".")
         which, cursor, held = int(parts[0]), int(parts[1]), parts[2]
     keys = [_unhex(each) for each in held.split("-") if each]
-    looked_for, records = fits(item, at), list[Record]()
+    records = list[Record]()
     for _ in range(SCANS_PER_PAGE):
         if not keys and which < len(nodes):
             cursor, keys = yield from step_through(x, nodes[which], cursor)
             which += not cursor
         keys = [key for key in keys if is_record(x, key)]
-        found = [pair for pair in (yield from outlines(x, keys, at)) if looked_for(pair[1])]
+        found = [pair for pair in (yield from outlines(x, keys, at)) if fits(pair[1], item, at)]
         room = item.limit - len(records)
         records += yield from whole(x, found[:room], at)
         keys = [key for key, _ in found[room:]]
@@ -291,11 +275,10 @@ def orphans(x: Exchange, item: Scan, now: bytes) -> Steps:
     after = _unhex(item.cursor[1:]) if item.cursor else b""
     digests = sorted(each for reply in replies for each in reply if each > after)
     keys = [x.layout.records[each[0] & 63] + each for each in digests]
-    looked_for = fits(item, at)
     found = [
         pair
         for pair in (yield from outlines(x, keys, at))
-        if looked_for(pair[1]) and pair[1].journal is not None
+        if fits(pair[1], item, at) and pair[1].journal is not None
     ]
     page, more = found[: item.limit], len(found) > item.limit
     records: list[Record] = []

@@ -12,12 +12,12 @@ from redis.backoff import NoBackoff
 
 from semel.clock import Clock
 from semel.core.commands import Answer, Item
-from semel.core.ports import Capabilities, Listener
+from semel.core.ports import Listener
 from semel.errors import StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.stores.redis import plain
 from semel.stores.redis.checks import Facts
-from semel.stores.redis.core import Core, link_options, pack
+from semel.stores.redis.core import Core, Shell, link_options, pack
 from semel.stores.redis.parts import Address, Ahead, Ask, Call, Nodes, Pause, Refresh, Steps
 from semel.stores.redis.replies import BROKEN, as_message, unsent
 
@@ -157,7 +157,7 @@ class Conversation:
         self._error = error if connected else unsent(error)
 
 
-class AsyncRedisStore:
+class AsyncRedisStore(Shell):
     """The same store as `RedisStore`, for event loops. A program may run one loop after the other."""
 
     def __init__(self, url: str, *, clock: Clock | None = None, **options: Any) -> None:
@@ -165,34 +165,6 @@ class AsyncRedisStore:
         self.name: str = self._core.name
         self._rooms: dict[asyncio.AbstractEventLoop, Room] = {}
         restart_after_fork(self)
-
-    def __repr__(self) -> str:
-        return repr(self._core)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can promise; whether it is durable is known once it is open, and hoped for until then."""
-        return self._core.capabilities
-
-    @property
-    def weaknesses(self) -> tuple[str, ...]:
-        """What weakens the promise, a sentence each without its full stop; more is known once it was open."""
-        return self._core.weaknesses
-
-    @property
-    def stores_lost(self) -> int:
-        """How often the server had lost its records under this object."""
-        return self._core.exchange.stores_lost
-
-    @property
-    def unreplicated(self) -> int:
-        """How many settled records did not reach `wait_replicas` replicas in time."""
-        return self._core.exchange.unreplicated
-
-    @property
-    def unsynced(self) -> int:
-        """How many settled records were not on the disks asked for (`wait_disk`, `wait_replica_disks`) in time."""
-        return self._core.exchange.unsynced
 
     async def facts(self) -> Facts:
         """What was found out about the servers when the store was opened, and what each of it costs."""

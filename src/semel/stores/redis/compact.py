@@ -4,11 +4,11 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from semel.core.commands import Answer, Forget, Lookup, Mark
+from semel.core.looks import mark_record
 from semel.digests import digests_of
 from semel.errors import PolicyInvalid, RecordCorrupt
 from semel.stores.redis import wire
 from semel.stores.redis.parts import Part, take_marks
-from semel.stores.redis.records import mark_of
 from semel.types import Absent, Forgotten, Unavailable
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def take(
         take_marks(part, letters, answers)
     elif letters == b"1":
         answers[part.mark] = (
-            mark_of(item.id, int(next(details))) if isinstance(item, Lookup) else Forgotten(now)
+            mark_record(item.id, int(next(details))) if isinstance(item, Lookup) else Forgotten(now)
         )
     elif letters != b"0":
         answers[part.mark] = Unavailable(

@@ -18,7 +18,7 @@ from semel.stores.redis.parts import Address, Call, Layout, Steps
 from semel.stores.redis.scripting import scripts_for
 from semel.types import Id
 
-__all__ = ["Core", "link_options", "pack"]
+__all__ = ["Core", "Shell", "link_options", "pack"]
 
 WAITING_MAX = 100_000
 """Records that somebody of this process waits for; more than that are found by polling alone."""
@@ -185,6 +185,40 @@ class Core:
         for record_id in ids:
             for listener in self.listeners:
                 listener(record_id)
+
+
+class Shell:
+    """What the stores of both colours show of what they have in common."""
+
+    _core: Core
+
+    def __repr__(self) -> str:
+        return repr(self._core)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can promise; whether it is durable is known once it is open, and hoped for until then."""
+        return self._core.capabilities
+
+    @property
+    def weaknesses(self) -> tuple[str, ...]:
+        """What weakens the promise, a sentence each without its full stop; more is known once it was open."""
+        return self._core.weaknesses
+
+    @property
+    def stores_lost(self) -> int:
+        """How often the server had lost its records under this object."""
+        return self._core.exchange.stores_lost
+
+    @property
+    def unreplicated(self) -> int:
+        """How many settled records did not reach `wait_replicas` replicas in time."""
+        return self._core.exchange.unreplicated
+
+    @property
+    def unsynced(self) -> int:
+        """How many settled records were not on the disks asked for (`wait_disk`, `wait_replica_disks`) in time."""
+        return self._core.exchange.unsynced
 
 
 def link_options(core: Core, address: Address) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from struct import Struct, error
 from semel.core.commands import Known
 from semel.core.machine import check
 from semel.errors import RecordCorrupt
-from semel.types import FOREVER, Id, Record, State
+from semel.types import Id, Record, State
 
 VERSION = 1
 HEADER_BYTES = 26
@@ -217,17 +217,3 @@ def _steps(raw: bytes) -> tuple[tuple[str, bytes | None], ...]:
     if reader.at != len(raw):
         raise ValueError("its steps are cut short")
     return tuple(found)
-
-
-def mark_of(record_id: Id, expires_at: int) -> Record:
-    """A mark is a done record without owner or value."""
-    return Record(
-        id=record_id,
-        state="done",
-        owner=b"",
-        fence=1,
-        lease_until=0,
-        attempt=1,
-        expires_at=min(expires_at, FOREVER),
-        first_seen=0,
-    )

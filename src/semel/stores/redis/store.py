@@ -12,12 +12,12 @@ from redis.retry import Retry
 
 from semel.clock import Clock
 from semel.core.commands import Answer, Item
-from semel.core.ports import AsyncStore, Capabilities, Listener
+from semel.core.ports import AsyncStore, Listener
 from semel.errors import StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.stores.redis import plain
 from semel.stores.redis.checks import Facts, told_by
-from semel.stores.redis.core import Core, link_options, pack
+from semel.stores.redis.core import Core, Shell, link_options, pack
 from semel.stores.redis.parts import Address, Ahead, Ask, Call, Nodes, Pause, Refresh, Steps
 from semel.stores.redis.replies import BROKEN, as_message, unsent
 
@@ -80,7 +80,7 @@ class Link:
             self.connection.disconnect()
 
 
-class RedisStore:
+class RedisStore(Shell):
     """A store in a Redis or Valkey server, cluster, or behind sentinels. Its name: the URL without the password.
 
     The options stand in the URL or are given by name; `semel.stores.redis.options.Options` lists them. `clock` is
@@ -94,34 +94,6 @@ class RedisStore:
         self.name: str = self._core.name
         self.after_fork()
         restart_after_fork(self)
-
-    def __repr__(self) -> str:
-        return repr(self._core)
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can promise; whether it is durable is known once it is open, and hoped for until then."""
-        return self._core.capabilities
-
-    @property
-    def weaknesses(self) -> tuple[str, ...]:
-        """What weakens the promise, a sentence each without its full stop; more is known once it was open."""
-        return self._core.weaknesses
-
-    @property
-    def stores_lost(self) -> int:
-        """How often the server had lost its records under this object."""
-        return self._core.exchange.stores_lost
-
-    @property
-    def unreplicated(self) -> int:
-        """How many settled records did not reach `wait_replicas` replicas in time."""
-        return self._core.exchange.unreplicated
-
-    @property
-    def unsynced(self) -> int:
-        """How many settled records were not on the disks asked for (`wait_disk`, `wait_replica_disks`) in time."""
-        return self._core.exchange.unsynced
 
     def facts(self) -> Facts:
         """What was found out about the servers when the store was opened, and what each of it costs."""

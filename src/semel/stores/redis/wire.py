@@ -7,6 +7,7 @@ from struct import Struct
 from typing import Any, TypeAlias
 
 from semel.core.commands import Claim, Forget, Granted, Lookup, RecordItem, Renew, Resolve, Settle
+from semel.core.looks import mark_record
 from semel.core.machine import standing
 from semel.digests import DIGEST_BYTES, digest, scope
 from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
@@ -22,7 +23,6 @@ from semel.stores.redis.records import (
     SLIDING,
     TYPE,
     known,
-    mark_of,
     unpack,
 )
 from semel.types import (
@@ -351,7 +351,7 @@ def end_answer(letter: str, detail: bytes, item: RecordItem, now: int) -> Any:
             record = standing(unpack(detail, item.id), now)
             return ABSENT if record is None or record.state == "forgotten" else record
         case "m":
-            return mark_of(item.id, int(detail))
+            return mark_record(item.id, int(detail))
         case "f":
             return Forgotten(int(detail))
         case "B" | "J":

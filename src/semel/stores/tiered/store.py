@@ -1,7 +1,7 @@
 """A cache in front of a truth, for threads and for event loops. What is asked of whom is in `tier`."""
 
 import time
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
@@ -63,6 +63,22 @@ class _Shared:
         """The truth tells of its changes."""
         return self.truth.watch(listener)
 
+    def _asked(self, step: Step, send: Callable[[Sequence[Item]], Any]) -> Any:
+        """Ask whom the step is for; what comes back is awaited where the stores are for event loops."""
+        match step:
+            case Look(digests, counts):
+                return self.cache.look(digests, counts)
+            case Ask(items):
+                return send(items)
+            case Write(puts, counts):
+                return self.cache.put(puts, counts)
+            case Bury(buried):
+                return self.cache.bury(buried)
+            case Clear():
+                return self.cache.clear()
+            case Tally():
+                return self.cache.counted()
+
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosed(f"{self.name} is closed; open() it again to use it")
@@ -70,6 +86,11 @@ class _Shared:
     def after_fork(self) -> None:
         """What the parent has under way is not the child's."""
         self._tier.after_fork()
+
+
+def ends(step: Step, error: StoreError) -> bool:
+    """Whether no rule has an answer to it: the truth refuses, and is not merely out of reach."""
+    return isinstance(step, Ask) and not isinstance(error, StoreUnavailable)
 
 
 class TieredStore(_Shared):
@@ -138,21 +159,9 @@ class TieredStore(_Shared):
 
     def _do(self, step: Step) -> Any:
         try:
-            match step:
-                case Look(digests, counts):
-                    return self.cache.look(digests, counts)
-                case Ask(items):
-                    return self.truth.send(items)
-                case Write(puts, counts):
-                    return self.cache.put(puts, counts)
-                case Bury(buried):
-                    return self.cache.bury(buried)
-                case Clear():
-                    return self.cache.clear()
-                case Tally():
-                    return self.cache.counted()
+            return self._asked(step, self.truth.send)
         except StoreError as error:
-            if isinstance(step, Ask) and not isinstance(error, StoreUnavailable):
+            if ends(step, error):
                 raise
             return error
 
@@ -246,23 +255,8 @@ class AsyncTieredStore(_Shared):
 
     async def _do(self, step: Step) -> Any:
         try:
-            return await self._asked(step)
+            return await self._asked(step, self.truth.asend)
         except StoreError as error:
-            if isinstance(step, Ask) and not isinstance(error, StoreUnavailable):
+            if ends(step, error):
                 raise
             return error
-
-    def _asked(self, step: Step) -> Coroutine[Any, Any, Any]:
-        match step:
-            case Look(digests, counts):
-                return self.cache.look(digests, counts)
-            case Ask(items):
-                return self.truth.asend(items)
-            case Write(puts, counts):
-                return self.cache.put(puts, counts)
-            case Bury(buried):
-                return self.cache.bury(buried)
-            case Clear():
-                return self.cache.clear()
-            case Tally():
-                return self.cache.counted()

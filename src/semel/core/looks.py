@@ -1,0 +1,32 @@
+"""Look at records, in any store: what a mark looks like, and whether a scan is for a record."""
+
+from semel.core.commands import Scan
+from semel.types import FOREVER, Id, Record
+
+__all__ = ["fits", "mark_record"]
+
+
+def mark_record(record_id: Id, expires_at: int) -> Record:
+    """A mark as a record: done, without owner or value."""
+    return Record(
+        id=record_id,
+        state="done",
+        owner=b"",
+        fence=1,
+        lease_until=0,
+        attempt=1,
+        expires_at=min(expires_at, FOREVER),
+        first_seen=0,
+    )
+
+
+def fits(record: Record, item: Scan, now: int) -> bool:
+    """Whether a record is looked for."""
+    return (
+        item.tenant in (None, record.id[0])
+        and item.consumer in (None, record.id[1])
+        and item.state in (None, record.state)
+        and record.id[2].startswith(item.prefix)
+        and (item.seen_before is None or record.first_seen < item.seen_before)
+        and (not item.orphaned or (record.state == "claimed" and record.lease_until <= now))
+    )
