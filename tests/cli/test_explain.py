@@ -27,7 +27,7 @@ def test_explain_prints_the_row_of_the_table(tmp_path: Path) -> None:
     assert answer.code == 0
     told = answer.json()
     assert set(told) == {
-        "mode", "store", "consumer", "sink", "window_s", "lease_s", "how", "crashes", "weakened_by",
+        "mode", "store", "sources", "consumer", "sink", "window_s", "lease_s", "how", "crashes", "weakened_by",
         "table_holds", "required", "satisfied",
     }  # fmt: skip
     assert {each["window"]: (each["effects"], each["flagged"]) for each in told["crashes"]} == {

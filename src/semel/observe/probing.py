@@ -1,19 +1,27 @@
 """Ask the live servers behind a store what only they know: clock, replicas, room, rights, indexes."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from msgspec import Struct
 
+from semel.core.commands import Scan
 from semel.core.ports import Store
-from semel.observe.explain import Weakness
+from semel.observe.guarantees import Weakness
+from semel.observe.sources import Keys
 from semel.stores.tiered import TieredStore
+from semel.types import Unavailable
 
-__all__ = ["Facts", "probe", "weaknesses"]
+__all__ = ["Facts", "keys_of", "probe", "weaknesses"]
 
 LAG_WARN_S = 1.0
 """A replica further behind than this loses more than the writes of a moment."""
+SAMPLE = 200
+"""So many records of a consumer are looked at to see how its keys are made."""
+_FROM_CONTENT = re.compile(r"(?:content|sliding):v\d+\.")
+"""How keys begin that semel.keys made from the content, unless they were given another namespace."""
 INDEXES = {
     "postgres": ("records_digest", "records_purge", "marks_digest", "timed_records_id", "outbox_unsettled"),
     "sqlite": ("semel_records_digest", "semel_records_purge", "semel_outbox_unsettled"),
@@ -149,6 +157,15 @@ def _redis_replicas(told: dict[str, str]) -> Iterator[Replica]:
             lag_s=float(fields.get("lag", "0")),
             behind_bytes=max(0, behind),
         )
+
+
+def keys_of(store: Store, tenant: str, consumer: str) -> Keys:
+    """What makes this consumer's keys, as its latest records show: `content` where one was made from a body."""
+    (page,) = store.send((Scan(tenant, consumer, limit=SAMPLE),))
+    if isinstance(page, Unavailable):
+        raise page.error
+    hashed = any(record.sliding or _FROM_CONTENT.match(record.key) for record in page.records)
+    return "content" if hashed else "given"
 
 
 def weaknesses(store: Store) -> list[Weakness]:
