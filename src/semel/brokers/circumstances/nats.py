@@ -17,7 +17,14 @@ async def look(url: str) -> SourceFacts:
     """One connection, two questions."""
     source = from_url(url)
     try:
-        line = await nats.connect(source.server, connect_timeout=CONNECT_S, allow_reconnect=False)
+        line = await nats.connect(
+            source.server,
+            connect_timeout=CONNECT_S,
+            error_cb=_quiet,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+        )
         try:
             return await _look(line, source.name, source.options)
         finally:
@@ -57,7 +64,7 @@ async def _look(line: Any, name: str, options: Options) -> SourceFacts:
         )
     return SourceFacts(
         name=name,
-        version=f"NATS {line.connected_server_version}",
+        version=f"NATS {_numbers(line.connected_server_version)}",
         deadline_s=ack_wait_s,
         deadline_name="ack_wait of the consumer",
         horizon_s=config.max_age or inf,
@@ -70,3 +77,11 @@ async def _look(line: Any, name: str, options: Options) -> SourceFacts:
         waiting=waiting,
         in_hand=in_hand,
     )
+
+
+def _numbers(version: Any) -> str:
+    return f"{version.major}.{version.minor}.{version.patch}"
+
+
+async def _quiet(_error: Exception) -> None:
+    """What went wrong is raised as well."""

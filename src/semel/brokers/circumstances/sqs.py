@@ -22,9 +22,9 @@ async def look(url: str) -> SourceFacts:
         redrive = msgspec.json.decode(said.get("RedrivePolicy") or "{}")
         target = str(redrive.get("deadLetterTargetArn", "")).rpartition(":")[2]
         kept_s = [
-            float(each["MessageRetentionPeriod"])
+            lasting_s
             for queue in {target, source.graves} - {""}
-            if (each := await _attributes_of(source, queue))
+            if (lasting_s := _retention_s(await _attributes_of(source, queue))) is not None
         ]
     finally:
         await source.close()
@@ -34,7 +34,7 @@ async def look(url: str) -> SourceFacts:
         version="SQS",
         deadline_s=source.deadline_s,
         deadline_name="the visibility timeout that semel asks for, deadline_s in the URL",
-        horizon_s=float(said["MessageRetentionPeriod"]),
+        horizon_s=_retention_s(said),
         horizon_name="the queue's MessageRetentionPeriod",
         redrive_s=max(kept_s, default=None),
         redrive_name="MessageRetentionPeriod of the queue of dead letters",
@@ -54,6 +54,12 @@ async def _attributes_of(source: SqsQueue, queue: str) -> Mapping[str, str]:
         return await source.attributes(queue)
     except UsageError:  # no such queue, or not for this user
         return {}
+
+
+def _retention_s(said: Mapping[str, str]) -> float | None:
+    """How long a queue keeps a message; AWS always says it, servers that stand in for it may not."""
+    lasting = said.get("MessageRetentionPeriod")
+    return None if lasting is None else float(lasting)
 
 
 def _of_queue(source: SqsQueue, said: Mapping[str, str]) -> list[Weakness]:
