@@ -35,6 +35,7 @@ _PG = {
     " pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::bigint FROM pg_stat_replication",
     "invalid": "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
     " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND NOT i.indisvalid",
+    "idle": "SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'",
     "indexes": "SELECT indexname FROM pg_indexes WHERE schemaname = %s",
     "rights": "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
     " AND c.relname = ANY(%s) AND NOT (has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT')"
@@ -62,6 +63,10 @@ class Facts(Struct, frozen=True, kw_only=True):
     invalid_indexes: tuple[str, ...] = ()
     lacking_rights: tuple[str, ...] = ()
     """Tables that this user may not read and write."""
+    idle_max_s: float | None = None
+    """After how long the server ends a transaction in which nothing happens; 0: never. `None`: it has none."""
+    evicted: int = 0
+    """Keys that the server has dropped for want of memory, since it began."""
     memory_ratio: float | None = None
     """How much of its memory limit a server uses; `None`: it has no limit."""
 
@@ -113,6 +118,7 @@ def _look_at(line: Any, schema: str) -> Facts:
         ),
         missing_indexes=tuple(name for name in INDEXES["postgres"] if name not in made),
         invalid_indexes=tuple(name for (name,) in ask("invalid", schema)),
+        idle_max_s=ask("idle")[0][0],
         lacking_rights=tuple(sorted(name for (name,) in ask("rights", schema, list(_PG_TABLES)))),
     )
 
@@ -142,6 +148,7 @@ def _redis(store: Any) -> Facts:
         ahead_us=max((int(each["time_us"]) - middle_us for each in told), key=abs),
         replicas=tuple(replica for each in told for replica in _redis_replicas(each)),
         memory_ratio=max(ratios, default=None),
+        evicted=sum(int(each.get("evicted_keys", "0")) for each in told),
     )
 
 
