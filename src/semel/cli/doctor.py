@@ -80,12 +80,8 @@ def _print(findings: Sequence[Finding]) -> None:
     if not sys.stdout.isatty():
         print_rows((), rows)
         return
-    screen = console()
-    screen.print(table(("", "CHECK", "FOUND"), [row[:3] for row in rows]))
-    mend = [(each.check, each.what, each.fix) for each in findings if each.fix]
-    if mend:
-        screen.print()
-        screen.print(table(("TO MEND", "", "DO THIS"), mend))
+    drawn = [(sign, check, f"{what}\nTo mend it: {fix}" if fix else what) for sign, check, what, fix in rows]
+    console().print(table(("", "CHECK", "FOUND"), drawn))
 
 
 def _redacted(finding: Finding) -> Finding:

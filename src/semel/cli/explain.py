@@ -124,9 +124,12 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
     else:
         _print(result, lasting_us, settings, around.sources)
     if not holds:
-        raise Stop(
-            f"weaker than required: {result.mode} on {result.store} does not hold what {require} does", FAILED
+        why = (
+            "something breaks what it promises"
+            if not result.holds
+            else f"{result.mode} promises less than that"
         )
+        raise Stop(f"weaker than --require {require}: {why}", FAILED)
 
 
 def _seconds(given: str | None, option: str) -> float | None:
@@ -210,7 +213,7 @@ def _print(
         ("lease", exact_text(duration_us(settings.lease))),
         (
             "holds",
-            f"NO: {broken} of what weakens it break{'s' * (broken == 1)} the table" if broken else "yes",
+            f"NO: {broken} of the findings below break{'s' * (broken == 1)} the table" if broken else "yes",
         ),
     ]
     effects = [(text, _effects(result.windows[window])) for window, text in WINDOWS.items()]
@@ -225,11 +228,18 @@ def _print(
     screen.print(table(("", ""), facts))
     screen.print(f"\n{result.how}\n", markup=False)
     screen.print(table(("WHAT HAPPENS", "EFFECTS IN THE END"), effects))
-    for breaks, title in ((True, "These break it: the table does not hold"), (False, "These weaken it")):
-        chosen = [(what, fix) for broke, what, fix in weakened if broke is breaks]
+    for sign, breaks, title in (
+        ("!", True, "Breaks it: the table does not hold"),
+        ("-", False, "Weakens it"),
+    ):
+        chosen = [
+            (sign, f"{what}\nChange: {fix}" if fix else what)
+            for broke, what, fix in weakened
+            if broke is breaks
+        ]
         if chosen:
-            screen.print(f"\n{title}\n", markup=False)
-            screen.print(table(("WHAT", "TO CHANGE IT"), chosen))
+            screen.print()
+            screen.print(table(("", title.upper()), chosen))
 
 
 def source_text(source: SourceFacts) -> str:

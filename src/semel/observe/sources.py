@@ -110,10 +110,10 @@ def _too_short(source: SourceFacts, window_us: int, consumer: str) -> Iterator[W
         text = exact_text(window_us)
         if lasting_s == inf:
             yield Weakness(
-                f"The window of {text} ends, and {name} does not: {who} for ever. What was done and not acknowledged"
+                f"The window of {text} ends, but {who} for ever ({name} has no end): what was done and not acknowledged"
                 " when everything stopped, and comes after the window, runs again.",
                 breaks=True,
-                fix=f"a limit for {name}; or a window for your longest outage, and --redelivers-for with its length",
+                fix="a window longer than your longest outage, and --redelivers-for with the length of that",
             )
         else:
             longer = exact_text(_longer_us(lasting_s))
