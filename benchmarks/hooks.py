@@ -6,10 +6,10 @@ from typing import Any
 
 import semel
 from benchmarks.memory import COUNT
+from semel.base import raised
 from semel.cli.gauge import subjects
 from semel.cli.gauge.measure import Row, compare
 from semel.cli.gauge.subjects import nothing
-from semel.base import raised
 from semel.client import Semel
 from semel.drive import drive
 from semel.observe.events import Happening

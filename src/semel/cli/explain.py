@@ -44,6 +44,34 @@ Required = Annotated[
     Mode | None,
     typer.Option("--require", help="Exit with 1 if what holds is weaker than this mode.", show_default=False),
 ]
+VisibilityOption = Annotated[
+    str | None,
+    typer.Option(
+        "--visibility",
+        metavar="DURATION",
+        help="After how long without an ack the source sends again, instead of what its broker says.",
+    ),
+]
+HorizonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--redelivers-for",
+        metavar="DURATION",
+        help="How long the source may send an event again, instead of what its broker says.",
+    ),
+]
+RedriveOption = Annotated[
+    str | None,
+    typer.Option("--redrive-after", metavar="DURATION", help="How late dead letters may be put back."),
+]
+KeysOption = Annotated[
+    Keys | None,
+    typer.Option(
+        "--keys",
+        help="What makes the key of an event, instead of what the records show.",
+        show_default=False,
+    ),
+]
 
 
 def explain(  # noqa: PLR0913, PLR0917 - an option each
@@ -58,34 +86,10 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
     window: WindowOption = None,
     lease: LeaseOption = None,
     mode: ModeOption = None,
-    visibility: Annotated[
-        str | None,
-        typer.Option(
-            "--visibility",
-            metavar="DURATION",
-            help="After how long without an ack the source sends again, instead of what its broker says.",
-        ),
-    ] = None,
-    redelivers_for: Annotated[
-        str | None,
-        typer.Option(
-            "--redelivers-for",
-            metavar="DURATION",
-            help="How long the source may send an event again, instead of what its broker says.",
-        ),
-    ] = None,
-    redrive_after: Annotated[
-        str | None,
-        typer.Option("--redrive-after", metavar="DURATION", help="How late dead letters may be put back."),
-    ] = None,
-    keys: Annotated[
-        Keys | None,
-        typer.Option(
-            "--keys",
-            help="What makes the key of an event, instead of what the records show.",
-            show_default=False,
-        ),
-    ] = None,
+    visibility: VisibilityOption = None,
+    redelivers_for: HorizonOption = None,
+    redrive_after: RedriveOption = None,
+    keys: KeysOption = None,
     *,
     tenants: Annotated[bool, typer.Option("--tenants", help="Several tenants use the consumer.")] = False,
     as_json: JsonOption = False,
