@@ -393,6 +393,7 @@ def topic(**config: str) -> Iterator[str]:
     admin = AdminClient({"bootstrap.servers": at})
     settings = {each.replace("_", "."): value for each, value in config.items()}
     admin.create_topics([NewTopic(name, 2, 1, config=settings)])[name].result(30)
+    assert server.await_true(lambda: name in admin.list_topics(timeout=10).topics, 30)  # not known at once
     try:
         yield f"kafka://{at}/{name}?group=g-{name}"
     finally:

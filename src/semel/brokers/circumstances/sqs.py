@@ -16,8 +16,8 @@ DEDUPE_S = 300.0
 async def look(url: str) -> SourceFacts:
     """Two calls, and one for each queue of dead letters."""
     source = from_url(url)
-    await source.open()
     try:
+        await source.open()
         said = await source.attributes()
         redrive = msgspec.json.decode(said.get("RedrivePolicy") or "{}")
         target = str(redrive.get("deadLetterTargetArn", "")).rpartition(":")[2]
