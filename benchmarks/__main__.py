@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 import semel
-from benchmarks import bloom, inbox, memory, outbox, postgres, redis, runner, sqlite, tiers
+from benchmarks import bloom, hooks, inbox, memory, outbox, postgres, redis, runner, sqlite, tiers
 from semel.cli.gauge.measure import Row
 from semel.cli.gauge.plot import svg
 
@@ -25,10 +25,12 @@ MODULES: dict[str, Any] = {
     "outbox": outbox,
     "runner": runner,
     "bloom": bloom,
+    "hooks": hooks,
     "tiers": tiers,
 }
 DRIVERS = {
     "bloom": ["rbloom"],
+    "hooks": ["prometheus_client"],
     "tiers": ["psycopg", "redis"],
     "inbox": ["psycopg"],
     "outbox": ["psycopg", "redis"],

@@ -5,7 +5,16 @@ from collections.abc import Mapping
 
 from semel.errors import PolicyInvalid
 
-__all__ = ["OFF", "PRESETS", "WINDOW_MAX_S", "WINDOW_MIN_S", "duration_us", "resolve", "window_us"]
+__all__ = [
+    "OFF",
+    "PRESETS",
+    "WINDOW_MAX_S",
+    "WINDOW_MIN_S",
+    "duration_us",
+    "exact_text",
+    "resolve",
+    "window_us",
+]
 
 OFF = 0
 """The window of an event type that is not deduplicated."""
@@ -64,3 +73,19 @@ def resolve(
     if own is None:
         own = stored.get((tenant, consumer, ""))
     return default_us if own is None else own
+
+
+def exact_text(us: int) -> str:
+    """A window in one unit, without loss: `off`, `15m`, `24h`, `30d`."""
+    if us == 0:
+        return "off"
+    for unit, size in (
+        ("d", 86400 * 10**6),
+        ("h", 3600 * 10**6),
+        ("m", 60 * 10**6),
+        ("s", 10**6),
+        ("ms", 1000),
+    ):
+        if us % size == 0 and (unit != "d" or us >= 7 * size):
+            return f"{us // size}{unit}"
+    return f"{us}us"

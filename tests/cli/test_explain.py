@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+import semel as library
+from semel import keys
 from semel.observe.guarantees import GUARANTEES, WINDOWS
 from tests.cli.shell import semel
 from tests.faults import table
@@ -27,7 +29,7 @@ def test_explain_prints_the_row_of_the_table(tmp_path: Path) -> None:
     assert answer.code == 0
     told = answer.json()
     assert set(told) == {
-        "mode", "store", "consumer", "sink", "window_s", "lease_s", "how", "crashes", "weakened_by",
+        "mode", "store", "sources", "consumer", "sink", "window_s", "lease_s", "how", "crashes", "weakened_by",
         "table_holds", "required", "satisfied",
     }  # fmt: skip
     assert {each["window"]: (each["effects"], each["flagged"]) for each in told["crashes"]} == {
@@ -99,3 +101,29 @@ def test_in_words(place: Path) -> None:
     lines = semel("explain", "--consumer", "metrics", cwd=place).out.splitlines()
     assert lines[0] == "mode\tmark"
     assert "killed after the claim\t0: lost" in lines
+
+
+def test_the_records_show_that_keys_are_hashes_of_the_content(tmp_path: Path) -> None:
+    with library.open(f"sqlite:///{tmp_path}/semel.db", consumer="clicks") as once:
+        once.run("evt_1", int)
+        assert semel("explain", "--consumer", "clicks", "--require", "lease", cwd=tmp_path).code == 0
+        once.run(keys.content()({"amount": 5}), int)
+        answer = semel("explain", "--consumer", "clicks", "--require", "lease", cwd=tmp_path)
+        assert answer.code == 1
+        assert "hashes of the content" in answer.out
+        told = semel("explain", "--consumer", "clicks", "--keys", "given", "--require", "lease", cwd=tmp_path)
+        assert told.code == 0  # who says so knows better
+    with library.open(f"sqlite:///{tmp_path}/semel.db", consumer="views") as once:
+        once.run_many([keys.sliding("5m", namespace="ours").delivery({"page": 1})], str)
+    assert semel("explain", "--consumer", "views", "--require", "lease", cwd=tmp_path).code == 1
+
+
+def test_the_store_shows_that_a_tenant_is_missing(tmp_path: Path) -> None:
+    for tenant in ("acme", "other"):
+        with library.open(f"sqlite:///{tmp_path}/semel.db", consumer="billing", tenant=tenant) as once:
+            once.run("evt_1", int)
+    answer = semel("explain", "--consumer", "billing", "--require", "lease", cwd=tmp_path)
+    assert answer.code == 1
+    assert "Several tenants share the consumer and none is named" in answer.out
+    named = semel("explain", "--consumer", "billing", "--tenant", "acme", "--require", "lease", cwd=tmp_path)
+    assert named.code == 0

@@ -21,6 +21,7 @@ def test_defaults(tmp_path: Path) -> None:
         "window": ("24h", "default"),
         "lease": ("30s", "default"),
         "mode": ("lease", "default"),
+        "source": (None, "default"),
         "log_level": ("warning", "default"),
     }
 

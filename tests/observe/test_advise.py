@@ -2,9 +2,11 @@
 
 import math
 import random
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import msgspec
 import pytest
@@ -127,7 +129,24 @@ def test_a_history_shows_what_ran_again(tmp_path: Path) -> None:
     )
     lags = from_history(read(path))
     assert lags.seconds == (10.0, 100.0, 7200.0)
-    assert (lags.missed, lags.events, lags.censored) == (1, 2, False)
+    assert (lags.missed, lags.events, lags.censored, lags.observed) == (1, 2, False, 1)
+
+
+def test_observe_mode_says_how_many_it_would_have_stopped(tmp_path: Path) -> None:
+    registry, history = CollectorRegistry(), HistoryHook(tmp_path / "history")
+    listening = PrometheusHook(registry)
+    with library.open("memory:", consumer="billing", mode="observe", hooks=[listening, history]) as once:
+        runs = [once.run(f"k{number % 10}", int) for number in range(40)]
+        assert once.observed.duplicates == 30
+    assert len(runs) == 40
+    for lags in (
+        from_metrics(generate_latest(registry).decode()),
+        from_history(read(tmp_path / "history")),
+    ):
+        assert (lags.observed, lags.events, lags.missed) == (30, 10, 0)
+    answer = semel("advise", "history", "--json", cwd=tmp_path)
+    assert answer.json()["observed"] == 30
+    assert "30, which another mode would have stopped" in semel("advise", "history", cwd=tmp_path).out
 
 
 # --- the history itself -------------------------------------------------------------------------
@@ -207,15 +226,23 @@ def test_advise_prints_the_window_and_draws_it(written: Path) -> None:
     assert told["window_catches"] == 1.0
     drawn = (at / "out.svg").read_text()
     assert drawn.startswith("<svg")
-    assert "window: 4h" in drawn
+    assert "suggested: 4h" in drawn
+    assert "now: 24h" in drawn
+    bars = [int(each) for each in re.findall(r"<title>(\d+) up to", drawn)]
+    assert sum(bars) == 2000  # every lag is in one bar
+    ET.fromstring(drawn)
     words = semel("advise", "h.jsonl", "--per-day", "1000", cwd=at)
     assert words.out.startswith("suggested window\t4h\n")
-    assert "24h\t100.000%\t1,000\t" in words.out
+    assert "24h\t100%\t1,000\t" in words.out
 
 
 def test_on_a_terminal_there_are_bars(written: Path) -> None:
     with terminal("advise", "h.jsonl", cwd=written.parent) as screen:
-        assert "all duplicates" in screen.until("WINDOW")
+        shown = screen.until("SPACE IN")
+        assert "<- suggested" in shown
+        assert "<- now" in shown
+        assert "█" in shown
+        assert "30d" not in shown  # nothing new to say
         assert screen.end() == 0
 
 

@@ -1,6 +1,9 @@
 """The doctor finds what is really wrong, says how to mend it, and leaves the patient as it was."""
 
+import asyncio
 import sqlite3
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +11,17 @@ import psycopg
 import pytest
 
 import semel as library
+from semel import Message
+from semel.core.relaying import Failure
+from semel.observe import doctor
 from semel.observe.doctor import Finding, examine
+from semel.observe.probing import Facts
+from semel.outbox import examining
 from semel.stores.registry import store_for
 from tests.cli.shell import semel
+from tests.outbox.tools import KINDS, Place
 from tests.services import postgres, redis
+from tests.waiting import await_true
 
 
 def examined(url: str) -> list[Finding]:
@@ -132,6 +142,157 @@ def test_an_invalid_index_is_found() -> None:
         )
         (invalid,) = found(own.url, "indexes", "error")
     assert "REINDEX" in invalid.fix
+
+
+def test_a_transaction_that_nobody_ends_is_a_warning_where_there_are_inboxes() -> None:
+    with postgres.own() as own:
+        with library.open(own.url, consumer="billing") as once:
+            once.run("a", int)
+        assert found(own.url, "inbox", "warning") == []
+        with (
+            library.open(own.url, consumer="wallet", mode="inbox") as wallet,
+            psycopg.connect(own.url) as line,
+        ):
+            wallet.inbox(line).first("a")
+        (never,) = found(own.url, "inbox", "warning")
+        assert "idle_in_transaction_session_timeout" in never.fix
+        postgres.execute(own.url, "ALTER ROLE semel SET idle_in_transaction_session_timeout = '60s'")
+        assert found(own.url, "inbox", "warning") == []
+
+
+def test_evicted_keys_are_found(tmp_path: Path) -> None:
+    with redis.own(tmp_path, maxmemory_policy="allkeys-lru", maxmemory="3mb") as own:
+        url = f"{own.url}?allow_eviction=true"
+        assert found(url, "memory", "error") == []
+        for number in range(300):
+            own.ask("SET", f"filler{number}", "x" * 20_000)
+        (evicted,) = found(url, "memory", "error")
+        assert "noeviction" in evicted.fix
+        assert any("allkeys-lru" in each.what for each in found(url, "durability", "error"))
+
+
+def test_a_memory_that_is_nearly_full_is_found(tmp_path: Path) -> None:
+    with redis.own(tmp_path, maxmemory="4mb") as own:
+        while True:
+            used = own.ask("INFO", "memory")
+            if used["used_memory"] > 0.85 * used["maxmemory"]:
+                break
+            own.ask("SET", f"filler{used['used_memory']}", "x" * 100_000)
+        (full,) = found(own.url, "memory", "warning")
+    assert "maxmemory" in full.fix
+
+
+def test_a_replica_is_found(tmp_path: Path) -> None:
+    with redis.own(tmp_path) as master, redis.own(tmp_path, replicaof=f"127.0.0.1 {master.port}") as replica:
+        assert await_true(lambda: bool(master.ask("INFO", "replication").get("slave0")), 30)
+        (behind,) = found(master.url, "replica", "warning")
+    assert str(replica.port) in behind.what
+    assert "wait_replicas" in behind.fix
+
+
+def test_a_consumer_with_tenants_and_without_is_found(url: str) -> None:
+    with library.open(url, consumer="billing", tenant="acme") as once:
+        once.run("a", int)
+    assert found(url, "tenants", "warning") == []
+    with library.open(url, consumer="billing") as once:
+        once.run("a", int)
+    (mixed,) = found(url, "tenants", "warning")
+    assert "billing" in mixed.what
+
+
+@pytest.mark.parametrize(
+    ("ahead_us", "level", "words"),
+    [
+        (0, "ok", "0.000 s"),
+        (-2_000_000, "warning", "2.000 s behind"),
+        (90_000_000, "error", "90.000 s ahead of"),
+    ],
+)
+def test_a_clock_that_is_off(ahead_us: int, level: str, words: str) -> None:
+    (clock,) = doctor._clock(Facts(ahead_us=ahead_us))
+    assert clock.level == level
+    assert words in clock.what
+    assert bool(clock.fix) is (level != "ok")
+
+
+def test_a_slow_store_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite:///{tmp_path}/events.db"
+    library.open(url, consumer="billing").run("a", int)
+    monkeypatch.setattr(doctor, "LATENCY_WARN_S", 0.0)
+    (slow,) = found(url, "latency", "warning")
+    assert "run_many" in slow.fix
+
+
+# --- the outbox ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    made = Place(request.param, tmp_path)
+    yield made
+    made.close()
+
+
+def outbox(place: Place, level: str) -> list[Finding]:
+    return [each for each in asyncio.run(examining.examine(place.url)) if each.level == level]
+
+
+def test_an_outbox_that_nobody_empties(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [each.what for each in outbox(place, "ok")] == ["no message waits to be published"]
+    place.write(Message("later", {}, not_before=datetime.now(UTC) + timedelta(days=1)))
+    place.orders(2, 2)
+    assert outbox(place, "warning") == []
+    assert "5 messages wait" in outbox(place, "ok")[0].what
+    monkeypatch.setattr(examining, "STALLED_S", 0.0)
+    (stalled,) = outbox(place, "warning")
+    assert "semel relay" in stalled.fix
+    place.write(Message("later", {}, not_before=datetime.now(UTC) + timedelta(days=1)))
+    answer = semel("doctor", "--store", place.url, "--json", cwd=place.path.parent)
+    assert answer.code == 0
+    assert "6 messages wait" in next(
+        each["what"] for each in answer.json()["findings"] if each["check"] == "outbox"
+    )
+
+
+def test_messages_that_fail_and_messages_given_up(place: Place) -> None:
+    ids = place.orders(1, 3)
+
+    async def fail(*, dead: bool) -> None:
+        rows = place.rows()
+        await rows.open()
+        await rows.share()
+        await rows.settle([], [Failure(ids[0], 0, "the broker says no", dead=dead)], 0)
+        await rows.close()
+
+    asyncio.run(fail(dead=False))
+    (failing,) = outbox(place, "warning")
+    assert ids[0] in failing.what
+    assert "the broker says no" in failing.what
+    asyncio.run(fail(dead=True))
+    (given_up,) = outbox(place, "error")
+    assert "1 messages were given up, and 1 aggregates wait behind them" in given_up.what
+    assert "semel outbox retry" in given_up.fix
+    assert semel("doctor", "--store", place.url, cwd=place.path.parent).code == 1
+
+
+# --- sources ------------------------------------------------------------------------------------
+
+
+def test_sources_are_examined_too(tmp_path: Path) -> None:
+    library.open(f"sqlite:///{tmp_path}/semel.db", consumer="billing").run("a", int)
+    with redis.own(tmp_path, appendonly="no") as own:
+        own.ask("XADD", "orders", "*", "message_id", "1")
+        own.ask("XGROUP", "CREATE", "orders", "billing", "0")
+        at = f"{own.url}?stream=orders&group=billing"
+        answer = semel("doctor", "--from", at, "--json", cwd=tmp_path)
+    assert answer.code == 1
+    told = [(each["level"], each["what"]) for each in answer.json()["findings"] if each["check"] == "source"]
+    assert [level for level, _ in told] == ["ok", "error", "ok"]
+    assert "no append-only file" in told[1][1]
+    assert told[2][1] == "1 messages wait, 0 are in hand"
+    down = semel("doctor", "--from", at, cwd=tmp_path)
+    assert down.code == 69
+    assert "is the broker up" in down.out
 
 
 def test_a_store_that_is_down(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 """What `explain` says of servers that are really set up wrong, and of sources that do not fit."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from semel.observe.explain import Circumstances, Explanation, explain
+from semel.observe.explain import Explanation, explain
 from semel.observe.probing import probe, weaknesses
+from semel.observe.sources import Circumstances, SourceFacts
 from semel.stores.registry import store_for
 from tests.cli.shell import semel
 from tests.services import postgres, redis
@@ -157,12 +159,22 @@ def test_a_postgres_replica_follows_behind() -> None:
 # --- sources, keys, tenants ---------------------------------------------------------------------
 
 
+def source(**facts: Any) -> Circumstances:
+    return Circumstances(sources=(SourceFacts(**facts),))
+
+
 @pytest.mark.parametrize(
     ("around", "words", "breaks"),
     [
-        (Circumstances(horizon_us=14 * DAY), "for which the source may send again", True),
-        (Circumstances(redrive_us=4 * DAY), "for which dead letters may be put back", True),
-        (Circumstances(visibility_us=10 * 10**6), "while the dead attempt's lease still runs", False),
+        (source(horizon_s=14 * 86400), "for which the source may send again", True),
+        (source(horizon_s=math.inf), "the source may send again for ever", True),
+        (source(redrive_s=4 * 86400), "for which dead letters of the source may be put back", True),
+        (source(deadline_s=10), "while the dead attempt's lease still runs, is turned away", False),
+        (source(deadline_s=10, deliveries_max=3, buries="d"), "all of them within the lease", True),
+        (source(deliveries_max=3), "puts it nowhere", True),
+        (source(deliveries_max=30), "puts it nowhere", False),
+        (source(deliveries_max=3, buries="dead"), "it goes to dead without", False),
+        (source(content_ids=True), "hashes of the content", True),
         (Circumstances(keys="content"), "hashes of the content", True),
         (Circumstances(keys="position"), "positions in the source", False),
         (Circumstances(tenants=True), "Several tenants share the consumer", True),
@@ -171,9 +183,8 @@ def test_a_postgres_replica_follows_behind() -> None:
 def test_what_does_not_fit_is_told(tmp_path: Path, around: Circumstances, words: str, breaks: bool) -> None:
     url = f"sqlite:///{tmp_path}/events.db"
     assert told(explained(url, around=around), words)[0] is breaks
-    fits = Circumstances(
-        horizon_us=DAY, redrive_us=HOUR, visibility_us=30 * 10**6, tenants=True, tenant="acme", keys="given"
-    )
+    suits = SourceFacts(horizon_s=86400, redrive_s=3600, deadline_s=30, deliveries_max=20, buries="dead")
+    fits = Circumstances(sources=(suits,), tenants=True, tenant="acme", keys="given")
     assert explained(url, around=fits).weaknesses == ()
     assert explained(url, around=fits).satisfies("lease")
 
@@ -182,14 +193,18 @@ def test_a_known_horizon_replaces_the_guess_of_a_day(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/events.db"
     guessed = explained(url, window_us=HOUR)
     assert told(guessed, "shorter than a day")[0] is False
-    assert explained(url, window_us=HOUR, around=Circumstances(horizon_us=HOUR // 2)).weaknesses == ()
+    assert explained(url, window_us=HOUR, around=source(horizon_s=1800)).weaknesses == ()
 
 
 @pytest.mark.parametrize(
     ("options", "words", "code"),
     [
-        (["--redelivers-for", "4d"], "The window of 1d is shorter than the 4d", 1),
-        (["--redrive-after", "14d"], "dead letters may be put back", 1),
+        (
+            ["--redelivers-for", "4d"],
+            "The window of 24h is shorter than the 96h for which the source may send again",
+            1,
+        ),
+        (["--redrive-after", "14d"], "dead letters of the source may be put back", 1),
         (["--visibility", "10s"], "The lease of 30s is longer than the 10s", 0),
         (["--keys", "content"], "hashes of the content", 1),
         (["--tenants"], "Several tenants", 1),

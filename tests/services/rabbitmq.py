@@ -7,10 +7,13 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.services import server
+import pytest
+
+from tests.services import packages, server
 from tests.services.nats import answers
 from tests.services.packages import found_or_installed
 from tests.services.server import Missing, State
+from tests.waiting import await_true
 
 URL_NAME = "SEMEL_TEST_RABBITMQ_URL"
 READY_S = 120.0
@@ -34,11 +37,26 @@ def close_connections() -> None:
     _control("close_all_connections", "maintenance")
 
 
-def _control(*command: str) -> str:
+def management() -> str:
+    """The address of the management API, switched on while the server runs. Skips where the server is not ours."""
+    state = server.shared("rabbitmq", _start)
+    if "env" not in state:
+        pytest.skip(f"the management API of {URL_NAME} is not ours to switch on")
+    with packages.locked("semel-rabbitmq-management"):
+        port = state["management"]
+        if not answers(port):
+            _control("eval", f"application:set_env(rabbitmq_management, tcp_config, [{{port, {port}}}]).")
+            plugins = str(Path(state["control"]).with_name("rabbitmq-plugins"))
+            _control("enable", "rabbitmq_management", program=plugins)
+            assert await_true(lambda: answers(port), READY_S)
+    return f"http://127.0.0.1:{port}"
+
+
+def _control(*command: str, program: str = "") -> str:
     state = server.shared("rabbitmq", _start)
     own = state["env"]
     return subprocess.run(
-        [state["control"], "-n", own["RABBITMQ_NODENAME"], *command],
+        [program or state["control"], "-n", own["RABBITMQ_NODENAME"], *command],
         env=own, capture_output=True, text=True, check=True, timeout=60,
     ).stdout  # fmt: skip
 
@@ -89,6 +107,7 @@ def _start(folder: Path) -> State:
         "url": f"amqp://guest:guest@127.0.0.1:{port}/",
         "processes": [pid, register],
         "stop": __name__,
+        "management": server.free_port(),
         "env": own,
         "control": str(
             script.with_name("rabbitmqctl")

@@ -58,8 +58,8 @@ class JetStream:
     redelivers: bool = True
 
     def __init__(self, server: str, options: Options) -> None:
-        self._server = server
-        self._options = options
+        self.server: str = server
+        self.options: Options = options
         self.deadline_s: float | None = options.deadline_s
         self._nats: Any = None
         self._jetstream: Any = None
@@ -68,16 +68,16 @@ class JetStream:
     @property
     def name(self) -> str:
         """Stream and consumer, without credentials."""
-        host = self._server.rpartition("@")[2].removeprefix("nats://")
-        return f"nats://{host}?stream={self._options.stream}&durable={self._options.durable}"
+        host = self.server.rpartition("@")[2].removeprefix("nats://")
+        return f"nats://{host}?stream={self.options.stream}&durable={self.options.durable}"
 
     async def open(self) -> None:
         """Connect, and make the consumer where there is none. The client reconnects by itself afterwards."""
-        options = self._options
+        options = self.options
         try:
             if self._nats is None or self._nats.is_closed:
                 self._nats = await nats.connect(
-                    self._server, connect_timeout=CONNECT_S, max_reconnect_attempts=-1, error_cb=_quiet
+                    self.server, connect_timeout=CONNECT_S, max_reconnect_attempts=-1, error_cb=_quiet
                 )
                 self._jetstream = self._nats.jetstream(timeout=ASK_S)
             try:
@@ -94,7 +94,7 @@ class JetStream:
             raise SourceUnavailable(str(error) or type(error).__name__) from error
 
     async def _made(self) -> Any:
-        options = self._options
+        options = self.options
         config = ConsumerConfig(
             durable_name=options.durable,
             ack_policy=AckPolicy.EXPLICIT,
@@ -125,7 +125,7 @@ class JetStream:
         return Arrival(
             headers=message.headers or {},
             body=message.data,
-            position=f"{self._options.stream}/{metadata.sequence.stream}",
+            position=f"{self.options.stream}/{metadata.sequence.stream}",
             transport="nats",
             deliveries=metadata.num_delivered,
             handle=message,
@@ -160,7 +160,7 @@ class JetStream:
 
     @property
     def _graves(self) -> str:
-        return self._options.dead or f"{self._options.stream}.dead"
+        return self.options.dead or f"{self.options.stream}.dead"
 
     @property
     def _graves_stream(self) -> str:
@@ -195,8 +195,8 @@ class JetStream:
 
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
         """Publish a message to the stream itself, without the server's own deduplication: ours decides."""
-        stream = await self._jetstream.stream_info(self._options.stream)
-        subject = self._options.subject or stream.config.subjects[0]
+        stream = await self._jetstream.stream_info(self.options.stream)
+        subject = self.options.subject or stream.config.subjects[0]
         if "*" in subject or ">" in subject:
             raise UsageError(f"{subject!r} is a pattern; name the subject to publish to with subject=")
         await self._publish(subject, body, headers)

@@ -42,12 +42,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The queue for dead letters; by default the queue's name with `.dead`."""
     kind: Literal["quorum", "classic", "existing"] = "quorum"
     """How to declare the queue where there is none; `existing`: it is there, and nothing is declared for it."""
+    management: str = ""
+    """The management API, such as http://localhost:15672: only `semel explain` and `semel doctor` ask it."""
 
     def __post_init__(self) -> None:
         if not self.queue:
             raise ValueError("a queue is needed: amqp://localhost/?queue=orders")
         if not 1 <= self.prefetch <= 65535:  # noqa: PLR2004 - the protocol's
             raise ValueError(f"prefetch is {self.prefetch}; it must lie between 1 and 65535")
+        if self.management and not self.management.startswith(("http://", "https://")):
+            raise ValueError("management is an address such as http://localhost:15672")
 
 
 def from_url(url: str) -> "RabbitQueue":
@@ -65,8 +69,8 @@ class RabbitQueue:
     deadline_s: float | None = None
 
     def __init__(self, server: str, options: Options) -> None:
-        self._server = server
-        self._options = options
+        self.server: str = server
+        self.options: Options = options
         self._connection: Any = None
         self._channel: Any = None
         self._tag: Any = None
@@ -76,7 +80,7 @@ class RabbitQueue:
     @property
     def name(self) -> str:
         """Host and queue, without credentials."""
-        return f"amqp://{urlsplit(self._server).hostname or 'localhost'}/?queue={self._options.queue}"
+        return f"amqp://{urlsplit(self.server).hostname or 'localhost'}/?queue={self.options.queue}"
 
     async def open(self) -> None:
         """Connect anew; what an earlier connection had in hand is the server's again."""
@@ -84,9 +88,9 @@ class RabbitQueue:
         self._inbox = asyncio.Queue()
         self._delays = set()
         try:
-            self._connection = await aio_pika.connect(self._server, timeout=CONNECT_S)
+            self._connection = await aio_pika.connect(self.server, timeout=CONNECT_S)
             self._channel = await self._connection.channel(publisher_confirms=True)
-            await self._channel.set_qos(self._options.prefetch)
+            await self._channel.set_qos(self.options.prefetch)
             queue = await self._declared()
             self._tag = await queue.consume(self._inbox.put)
         except UNREACHABLE as error:
@@ -94,7 +98,7 @@ class RabbitQueue:
             raise SourceUnavailable(str(error)) from error
 
     async def _declared(self) -> Any:
-        options = self._options
+        options = self.options
         await self._channel.declare_queue(self._graves, durable=True, arguments={"x-queue-type": "classic"})
         if options.kind == "existing":
             return await self._channel.get_queue(options.queue)
@@ -121,7 +125,7 @@ class RabbitQueue:
             headers={name: _text(value) for name, value in message.headers.items()},
             body=message.body,
             broker_id=_id_of(message),
-            position=f"{self._options.queue}/{message.delivery_tag}",
+            position=f"{self.options.queue}/{message.delivery_tag}",
             transport="rabbitmq",
             deliveries=_deliveries(message),
             handle=(self._channel, message),
@@ -149,7 +153,7 @@ class RabbitQueue:
         await self._each(arrivals, lambda message: self._postpone(message, step_s))
 
     async def _postpone(self, message: AbstractIncomingMessage, step_s: int) -> None:
-        name = f"{self._options.queue}.retry.{step_s}s"
+        name = f"{self.options.queue}.retry.{step_s}s"
         if step_s not in self._delays:
             await self._channel.declare_queue(
                 name,
@@ -158,7 +162,7 @@ class RabbitQueue:
                     "x-queue-type": "classic",
                     "x-message-ttl": step_s * 1000,
                     "x-dead-letter-exchange": "",
-                    "x-dead-letter-routing-key": self._options.queue,
+                    "x-dead-letter-routing-key": self.options.queue,
                 },
             )
             self._delays.add(step_s)
@@ -189,7 +193,7 @@ class RabbitQueue:
 
     @property
     def _graves(self) -> str:
-        return self._options.dead or f"{self._options.queue}.dead"
+        return self.options.dead or f"{self.options.queue}.dead"
 
     # --- dead letters: a queue shows its messages only to a consumer, so they are taken and given back ---
 
@@ -218,7 +222,7 @@ class RabbitQueue:
             delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
         )
         message.message_id = headers.get("message_id")
-        await self._publish(self._options.queue, message)
+        await self._publish(self.options.queue, message)
 
     async def remove(self, dead: Dead) -> None:
         """Take a dead letter away: only one that was looked at on this connection."""

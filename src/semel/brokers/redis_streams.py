@@ -66,9 +66,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def from_url(url: str) -> "RedisStream":
     """The source that `redis://host/0?stream=orders&group=billing` names."""
+    return RedisStream(*place_of(url))
+
+
+def place_of(url: str) -> tuple[str, Options]:
+    """Where the server is, as its driver spells it, and what else a URL says. Raises `UsageError`."""
     parts = urlsplit(url)
     scheme = parts.scheme.replace("valkeys", "rediss").replace("valkey", "redis")
-    return RedisStream(urlunsplit((scheme, parts.netloc, parts.path, "", "")), options_of(url, Options))
+    return urlunsplit((scheme, parts.netloc, parts.path, "", "")), options_of(url, Options)
 
 
 class RedisStream:

@@ -99,6 +99,13 @@ class SqsQueue:
                 raise
         return self._urls[queue]
 
+    async def attributes(self, queue: str = "") -> Mapping[str, str]:
+        """What the service says about the queue, or about another. Raises `UsageError` where it has none such."""
+        url = await self._url(queue or self._options.queue)
+        answer = await self._ask("get_queue_attributes", QueueUrl=url, AttributeNames=["All"])
+        said: Mapping[str, str] = answer["Attributes"]
+        return said
+
     async def _ask(self, operation: str, **arguments: Any) -> Any:
         if self._client is None:
             raise SourceUnavailable("not open")
@@ -177,7 +184,7 @@ class SqsQueue:
         message = arrival.handle.message
         attributes = dict(list(message.get("MessageAttributes", {}).items())[: ATTRIBUTES_MAX - 1])
         attributes[LETTER] = _attribute(msgspec.json.encode(headers_of(letter)).decode())
-        await self._send(self._graves, message["Body"], attributes, message.get("Attributes", {}))
+        await self._send(self.graves, message["Body"], attributes, message.get("Attributes", {}))
 
     async def _send(
         self, queue: str, body: str, attributes: Mapping[str, Any], system: Mapping[str, str]
@@ -190,7 +197,8 @@ class SqsQueue:
         await self._ask("send_message", QueueUrl=await self._url(queue), **said)
 
     @property
-    def _graves(self) -> str:
+    def graves(self) -> str:
+        """The queue for dead letters."""
         queue = self._options.queue
         if self._options.dead:
             return self._options.dead
@@ -203,7 +211,7 @@ class SqsQueue:
         while len(found) < limit:
             answer = await self._ask(
                 "receive_message",
-                QueueUrl=await self._url(self._graves),
+                QueueUrl=await self._url(self.graves),
                 MaxNumberOfMessages=BATCH_MAX,
                 VisibilityTimeout=5,
                 WaitTimeSeconds=0,
@@ -228,7 +236,7 @@ class SqsQueue:
     async def remove(self, dead: Dead) -> None:
         """Delete a dead letter that was looked at just now."""
         await self._ask(
-            "delete_message", QueueUrl=await self._url(self._graves), ReceiptHandle=self._dug[dead.id]
+            "delete_message", QueueUrl=await self._url(self.graves), ReceiptHandle=self._dug[dead.id]
         )
 
     async def close(self) -> None:

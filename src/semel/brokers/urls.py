@@ -10,7 +10,7 @@ import msgspec
 from semel.brokers.source import Source
 from semel.errors import UsageError
 
-__all__ = ["options_of", "source_for"]
+__all__ = ["named", "options_of", "source_for"]
 
 _BUILT_IN: dict[str, str] = {
     "amqp": "semel.brokers.rabbitmq:from_url",
@@ -27,13 +27,19 @@ _BUILT_IN: dict[str, str] = {
 
 def source_for(url: str) -> Source:
     """The source that a URL names, not yet connected. Raises `UsageError` with what to do."""
+    source: Source = named(url, _BUILT_IN)(url)
+    return source
+
+
+def named(url: str, functions: Mapping[str, str]) -> Any:
+    """The function for a URL's scheme, imported with its driver. Raises `UsageError` with what to do."""
     scheme, colon, _ = url.partition(":")
-    if not colon or scheme not in _BUILT_IN:
-        known = ", ".join(f"{name}:" for name in _BUILT_IN)
+    if not colon or scheme not in functions:
+        known = ", ".join(f"{name}:" for name in functions)
         raise UsageError(f"no source answers to {scheme}:; known are {known}")
-    module, _, function = _BUILT_IN[scheme].partition(":")
+    module, _, function = functions[scheme].partition(":")
     try:
-        return getattr(import_module(module), function)(url)  # type: ignore[no-any-return]
+        return getattr(import_module(module), function)
     except ModuleNotFoundError as error:
         extra = module.rpartition(".")[2].partition("_")[0]
         raise UsageError(

@@ -7,20 +7,20 @@ from typing import Annotated, Any
 import typer
 
 from semel.cli.exits import NOT_FOUND, USAGE, Stop
-from semel.cli.gauge.measure import Row
-from semel.cli.gauge.plot import bars, svg
+from semel.cli.lagplot import svg
 from semel.cli.options import ConsumerOption, JsonOption, WindowOption, settings_for
 from semel.cli.output import console, print_json, print_rows, say, table
 from semel.cli.shown import exact_text
 from semel.cli.sizes import size_text
-from semel.observe.advise import CATCH, SAFETY, Advice, Lags, Share, from_history, from_metrics
+from semel.observe.advise import CATCH, SAFETY, Advice, Lags, from_history, from_metrics
 from semel.observe.advise import advise as advised
 from semel.observe.history import read
 from semel.windows import window_us
 
 __all__ = ["advise"]
 
-COLUMNS_MAX = 100
+BAR = 28
+"""As wide as its heading."""
 FETCH_S = 10.0
 FETCH_BYTES_MAX = 64 * 1024 * 1024
 
@@ -49,7 +49,10 @@ def advise(
         typer.Option("--per-day", min=0.0, help="New events a day, for the space; default: as measured."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Write the shares as an SVG picture.")
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Write the lags, the shares and the windows as an SVG picture."
+        ),
     ] = None,
     *,
     as_json: JsonOption = False,
@@ -60,7 +63,10 @@ def advise(
     come as late as the window lasts, the suggestion says so.
     """
     if bool(histories) == bool(metrics):
-        raise Stop("give the history to look at, or --metrics", USAGE)
+        raise Stop(
+            "name the history to look at (a folder that a HistoryHook writes), or a /metrics page with --metrics",
+            USAGE,
+        )
     settings = settings_for(consumer=consumer, window=window)
     lags = (
         _from_histories(histories, settings.consumer)
@@ -69,15 +75,15 @@ def advise(
     )
     current_s = window_us(settings.window) / 1e6
     advice = advised(lags, current_s=current_s, catch=catch, safety=safety, per_day=per_day)
-    rows = [_bar(share, advice) for share in advice.shares]
     if plot is not None:
-        title = f"Share of {advice.lags:,} duplicates that a window catches; suggested: {_text(advice.suggested_s)}"
-        plot.write_text(svg(rows, title), encoding="utf-8")
+        title = f"How late {advice.lags:,} duplicates came" + (f": {consumer}" if consumer else "")
+        drawn = svg(lags.seconds, suggested_s=advice.suggested_s, current_s=advice.current_s, title=title)
+        plot.write_text(drawn, encoding="utf-8")
         say(f"{plot} was written.")
     if as_json:
         print_json(_document(advice, lags))
         return
-    _print(advice, rows)
+    _print(advice, lags.observed)
 
 
 def _from_histories(places: list[Path], consumer: str | None) -> Lags:
@@ -103,47 +109,74 @@ def _from_page(place: str, consumer: str | None) -> Lags:
         raise Stop(f"{place} gives no metrics: {error}") from error
 
 
-def _bar(share: Share, advice: Advice) -> Row:
-    return Row(
-        store="window",
-        what=_text(share.window_s),
-        rate=share.caught,
-        limit="the duplicates",
-        limit_rate=1.0,
-        aim=advice.catch,
-    )
-
-
-def _print(advice: Advice, rows: list[Row]) -> None:
+def _print(advice: Advice, observed: int) -> None:
     facts = [
         ("suggested window", _text(advice.suggested_s)),
         ("because", advice.reason),
         ("duplicates looked at", f"{advice.lags:,}"),
-        (f"the window of {_text(advice.current_s or 0)} catches", f"{advice.current_caught:.3%}"),
+        (f"the window of {_text(advice.current_s or 0)} catches", _percent(advice.current_caught or 0.0)),
     ]
-    columns = [
-        (
-            _text(share.window_s),
-            f"{share.caught:.3%}",
-            f"{share.records:,}",
-            *map(size_text, share.bytes.values()),
-        )
-        for share in advice.shares
-    ]
-    if sys.stdout.isatty():
-        screen = console()
-        screen.print(table(("", ""), facts))
-        screen.print()
-        for line in bars(rows, min(screen.width, COLUMNS_MAX), "all duplicates"):
-            screen.print(line, markup=False)
-        screen.print()
-        screen.print(
-            table(("WINDOW", "CATCHES", "RECORDS", *map(str.upper, advice.shares[0].bytes)), columns)
-        )
-    else:
+    if observed:
+        facts.append(("ran in mode observe", f"{observed:,}, which another mode would have stopped"))
+    if not sys.stdout.isatty():
+        columns = [
+            (
+                _text(share.window_s),
+                _percent(share.caught),
+                f"{share.records:,}",
+                *map(size_text, share.bytes.values()),
+            )
+            for share in advice.shares
+        ]
         print_rows((), [*facts, *columns])
+    else:
+        _draw(advice, facts)
     for warning in advice.warnings:
         say(f"Note: {warning}.")
+
+
+def _draw(advice: Advice, facts: list[tuple[str, str]]) -> None:
+    """On a terminal: the windows as bars as far as they say something new, then the space by store."""
+    screen = console()
+    screen.print(table(("", ""), facts))
+    last_s = max(advice.suggested_s, advice.current_s or 0.0)
+    shares = [each for each in advice.shares if each.window_s <= last_s or each.caught < 1]
+    rows = [
+        (
+            _text(each.window_s),
+            "█" * round(each.caught * BAR) + "·" * (BAR - round(each.caught * BAR)),
+            _percent(each.caught),
+            f"{each.records:,}" if each.records else "",
+            "<- suggested"
+            if each.window_s == advice.suggested_s
+            else "<- now"
+            if each.window_s == advice.current_s
+            else "",
+        )
+        for each in shares
+    ]
+    screen.print()
+    screen.print(table(("WINDOW", "OF THE DUPLICATES IT CATCHES", "", "RECORDS KEPT", " "), rows))
+    by_window = {each.window_s: each for each in advice.shares}
+    chosen = [
+        by_window[each] for each in dict.fromkeys((advice.suggested_s, advice.current_s)) if each in by_window
+    ]
+    if not chosen[0].records:
+        say("Say --per-day to see the space that it takes: how many events there are is not known.")
+        return
+    headers = ("SPACE IN", *(_text(each.window_s) for each in chosen))
+    screen.print()
+    screen.print(
+        table(
+            headers,
+            [(store, *(size_text(each.bytes[store]) for each in chosen)) for store in chosen[0].bytes],
+        )
+    )
+
+
+def _percent(part: float) -> str:
+    """Never 100 % while one is missing."""
+    return "100%" if part >= 1 else f"{min(part, 0.99999):.3%}"
 
 
 def _document(advice: Advice, lags: Lags) -> dict[str, Any]:
@@ -152,6 +185,7 @@ def _document(advice: Advice, lags: Lags) -> dict[str, Any]:
         "reason": advice.reason,
         "lags": advice.lags,
         "missed": lags.missed,
+        "observed": lags.observed,
         "catch": advice.catch,
         "safety": advice.safety,
         "lag_at_catch_s": advice.at_quantile_s,

@@ -11,11 +11,13 @@ from semel.cli.options import (
     ConsumerOption,
     LeaseOption,
     ModeOption,
+    SourcesOption,
     StoreOption,
     TenantOption,
     WindowOption,
     parse_duration_us,
     settings_for,
+    sources_of,
     text,
 )
 
@@ -54,15 +56,6 @@ HandlerArgument = Annotated[
         help="A handler, or a list of semel.brokers.Route. In mode inbox it is given the open transaction first.",
     ),
 ]
-SourceOption = Annotated[
-    list[str],
-    typer.Option(
-        "--from",
-        metavar="URL",
-        help="Where deliveries come from, such as redis://localhost/0?stream=orders&group=billing."
-        " Repeat it for several.",
-    ),
-]
 KeyOption = Annotated[
     str | None,
     typer.Option(
@@ -99,7 +92,7 @@ UntilIdleOption = Annotated[bool, typer.Option("--until-idle", help="End when th
 
 def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     handler: HandlerArgument,
-    source: SourceOption,
+    source: SourcesOption = None,
     store: StoreOption = None,
     consumer: ConsumerOption = None,
     tenant: TenantOption = None,
@@ -131,6 +124,11 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     settings = settings_for(
         store=store, consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode
     )
+    sources = sources_of(source, settings)
+    if not sources:
+        raise Stop(
+            "name the source with --from, such as redis://localhost/0?stream=orders&group=billing", USAGE
+        )
     policy = semel.Policy(max_attempts=max_attempts, retry_delay_s=parse_duration_us(retry_delay) / 1e6)
     pace = Pace(
         batch=batch,
@@ -142,11 +140,11 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     once = _client(settings, policy)
     where = None if key is None else semel.keys.body(key)
     if once.mode == "transaction":
-        transactions = _transactions(target, source, once, pace, where, output or "", marks or "")
+        transactions = _transactions(target, sources, once, pace, where, output or "", marks or "")
         return asyncio.run(_consume(once, transactions, until_idle=until_idle))
     if output or marks:
         raise Stop("--output and --marks are for --mode transaction", USAGE)
-    return asyncio.run(_consume(once, _runners(target, source, once, pace, where), until_idle=until_idle))
+    return asyncio.run(_consume(once, _runners(target, sources, once, pace, where), until_idle=until_idle))
 
 
 def _client(settings: "Settings", policy: "Policy") -> "AsyncSemel":

@@ -1,29 +1,45 @@
-"""`semel doctor`: what is wrong with a store, and how to mend it."""
+"""`semel doctor`: what is wrong with a store, its outbox and its sources, and how to mend it."""
 
+import asyncio
 import sys
+from collections.abc import Iterator, Sequence
+from time import perf_counter
 
 from semel.cli.exits import FAILED, NOT_FOUND, UNAVAILABLE, Stop
-from semel.cli.options import JsonOption, StoreOption, settings_for
+from semel.cli.options import JsonOption, SourcesOption, StoreOption, settings_for, sources_of
 from semel.cli.output import console, print_json, print_rows, redacted, table
 from semel.cli.reach import exists, found
-from semel.observe.doctor import Finding, examine
+from semel.errors import SemelError
+from semel.observe.doctor import Finding, examine, of_source
 
 __all__ = ["doctor"]
 
 _SIGNS = {"ok": "ok", "warning": "! warning", "error": "!! error"}
 
 
-def doctor(store: StoreOption = None, *, as_json: JsonOption = False) -> None:
-    """Connect to the store and look for what is wrong; say how to mend it.
+def doctor(store: StoreOption = None, source: SourcesOption = None, *, as_json: JsonOption = False) -> None:
+    """Connect to the store, its outbox and the sources, look for what is wrong, and say how to mend it.
 
-    Looks at versions, schema, clocks, latency, rights, indexes, replicas, durability, clean-up and stuck claims, and
-    changes no record. Exit codes: 0 nothing is broken (there may be warnings), 1 something is, 69 the store does not
-    answer.
+    Looks at versions, schema, clocks, latency, rights, indexes, replicas, durability, clean-up, stuck claims, messages
+    that are not published, and what the brokers of --from say. Nothing is changed or consumed. Exit codes: 0 nothing is
+    broken (there may be warnings), 1 something is, 69 the store or a broker does not answer.
     """
-    target = found(settings_for(store=store))
+    settings = settings_for(store=store)
+    target = found(settings)
     if not exists(target):
         raise Stop(f"{target.name} does not exist; create it with: semel migrate", NOT_FOUND)
     findings = [_redacted(each) for each in examine(target)]
+    silent = (
+        [target.name]
+        if any(each.check == "connection" and each.level == "error" for each in findings)
+        else []
+    )
+    if not silent:
+        findings += map(_redacted, _outbox(settings.store))
+    for url in sources_of(source, settings):
+        looked = [_redacted(each) for each in _source(url)]
+        silent += [looked[0].what] if looked[0].level == "error" else []
+        findings += looked
     errors = [each for each in findings if each.level == "error"]
     if as_json:
         document = [
@@ -32,16 +48,41 @@ def doctor(store: StoreOption = None, *, as_json: JsonOption = False) -> None:
         ]
         print_json({"store": target.name, "healthy": not errors, "findings": document})
     else:
-        rows = [(_SIGNS[each.level], each.check, each.what, each.fix) for each in findings]
-        if sys.stdout.isatty():
-            console().print(table(("", "CHECK", "FOUND", "TO MEND IT"), rows))
-        else:
-            print_rows((), rows)
-    if any(each.check == "connection" for each in errors):
-        raise Stop(f"{target.name} cannot be used", UNAVAILABLE)
+        _print(findings)
+    if silent:
+        raise Stop(f"{silent[0]} cannot be used", UNAVAILABLE)
     if errors:
         raise Stop(f"{len(errors)} of {len(findings)} findings are errors", FAILED)
 
 
+def _outbox(url: str) -> list[Finding]:
+    from semel.outbox.examining import examine as examine_outbox
+
+    return asyncio.run(examine_outbox(url))
+
+
+def _source(url: str) -> Iterator[Finding]:
+    from semel.brokers.circumstances import look_at
+
+    began = perf_counter()
+    try:
+        facts = asyncio.run(look_at(url))
+    except SemelError as error:
+        yield Finding(
+            "source", "error", str(error), "is the broker up, is the source there, and may this user ask it?"
+        )
+        return
+    yield from of_source(facts, perf_counter() - began)
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    rows = [(_SIGNS[each.level], each.check, each.what, each.fix) for each in findings]
+    if not sys.stdout.isatty():
+        print_rows((), rows)
+        return
+    drawn = [(sign, check, f"{what}\nTo mend it: {fix}" if fix else what) for sign, check, what, fix in rows]
+    console().print(table(("", "CHECK", "FOUND"), drawn))
+
+
 def _redacted(finding: Finding) -> Finding:
-    return Finding(finding.check, finding.level, redacted(finding.what), finding.fix)
+    return Finding(finding.check, finding.level, redacted(finding.what), redacted(finding.fix))

@@ -1,41 +1,76 @@
 """`semel explain`: what really holds, before something goes wrong."""
 
+import asyncio
 import sys
+from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
-from semel.cli.exits import BAD_CONFIGURATION, FAILED, Stop
+from semel.cli.exits import BAD_CONFIGURATION, FAILED, UNAVAILABLE, Stop
 from semel.cli.options import (
     ConsumerOption,
     JsonOption,
     LeaseOption,
     ModeOption,
+    SourcesOption,
     StoreOption,
     TenantOption,
     WindowOption,
     parse_duration_us,
     settings_for,
+    sources_of,
 )
-from semel.cli.output import console, print_json, print_rows, say, table
-from semel.cli.reach import exists, found, opened
+from semel.cli.output import console, print_json, print_rows, redacted, say, table
+from semel.cli.reach import Reach, exists, found, opened
 from semel.cli.shown import exact_text
-from semel.errors import SemelError
-from semel.observe.explain import Circumstances, Explanation, Keys, Weakness
+from semel.errors import SemelError, SourceUnavailable, StoreUnavailable
+from semel.observe.explain import Explanation
 from semel.observe.explain import explain as explained
-from semel.observe.guarantees import WINDOWS, Cell, Sink
-from semel.observe.probing import weaknesses
+from semel.observe.guarantees import WINDOWS, Cell, Sink, Weakness
+from semel.observe.probing import keys_of, weaknesses
+from semel.observe.sources import Circumstances, Keys, SourceFacts
 from semel.types import Mode
 from semel.windows import duration_us, resolve, window_us
 
 if TYPE_CHECKING:
     from semel.cli.settings import Settings
 
-__all__ = ["explain"]
+__all__ = ["explain", "looked_at", "source_text"]
 
 Required = Annotated[
     Mode | None,
     typer.Option("--require", help="Exit with 1 if what holds is weaker than this mode.", show_default=False),
+]
+VisibilityOption = Annotated[
+    str | None,
+    typer.Option(
+        "--visibility",
+        metavar="DURATION",
+        help="After how long without an ack the source sends again, instead of what its broker says.",
+    ),
+]
+HorizonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--redelivers-for",
+        metavar="DURATION",
+        help="How long the source may send an event again, instead of what its broker says.",
+    ),
+]
+RedriveOption = Annotated[
+    str | None,
+    typer.Option("--redrive-after", metavar="DURATION", help="How late dead letters may be put back."),
+]
+KeysOption = Annotated[
+    Keys | None,
+    typer.Option(
+        "--keys",
+        help="What makes the key of an event, instead of what the records show.",
+        show_default=False,
+    ),
 ]
 
 
@@ -45,88 +80,101 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
         Sink, typer.Option("--sink", help="What the system that the handler calls honours, in mode lease.")
     ] = "plain",
     store: StoreOption = None,
+    source: SourcesOption = None,
     consumer: ConsumerOption = None,
     tenant: TenantOption = None,
     window: WindowOption = None,
     lease: LeaseOption = None,
     mode: ModeOption = None,
-    visibility: Annotated[
-        str | None,
-        typer.Option(
-            "--visibility", metavar="DURATION", help="After how long without an ack the source sends again."
-        ),
-    ] = None,
-    redelivers_for: Annotated[
-        str | None,
-        typer.Option(
-            "--redelivers-for", metavar="DURATION", help="How long the source may send an event again."
-        ),
-    ] = None,
-    redrive_after: Annotated[
-        str | None,
-        typer.Option("--redrive-after", metavar="DURATION", help="How late dead letters may be put back."),
-    ] = None,
-    keys: Annotated[Keys, typer.Option("--keys", help="What makes the key of an event.")] = "given",
+    visibility: VisibilityOption = None,
+    redelivers_for: HorizonOption = None,
+    redrive_after: RedriveOption = None,
+    keys: KeysOption = None,
     *,
     tenants: Annotated[bool, typer.Option("--tenants", help="Several tenants use the consumer.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what holds in which crash, and what weakens it.
 
-    The store's servers are asked for what they would lose. With --consumer, the mode and window that the store has for
-    it count. What semel cannot know (the source, the keys, the tenants) is told by options. Exit codes: 0 it holds, 1
-    it is weaker than --require, 78 the two cannot be used together.
+    The servers of the store and of the sources (--from) are asked for what they would lose, forget and repeat; nothing
+    is consumed or changed. With --consumer, the mode and window that the store has for it count, and its records show
+    whether keys are hashes of the content. Exit codes: 0 it holds, 1 it is weaker than --require, 69 a server does
+    not answer, 78 the settings cannot be used together.
     """
     settings = settings_for(
         store=store, consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode
     )
-    around = Circumstances(
-        visibility_us=_duration(visibility, "--visibility"),
-        horizon_us=_duration(redelivers_for, "--redelivers-for"),
-        redrive_us=_duration(redrive_after, "--redrive-after"),
-        keys=keys,
-        tenants=tenants,
-        tenant=settings.tenant or "",
-    )
+    told = {
+        "deadline_s": _seconds(visibility, "--visibility"),
+        "horizon_s": _seconds(redelivers_for, "--redelivers-for"),
+        "redrive_s": _seconds(redrive_after, "--redrive-after"),
+    }
     try:
-        result, lasting_us = _explained(settings, sink, around)
+        around = Circumstances(
+            sources=_told(looked_at(sources_of(source, settings)), told),
+            keys=keys or "given",
+            tenants=tenants,
+            tenant=settings.tenant or "",
+            consumer=settings.consumer or "",
+        )
+        result, lasting_us = _explained(settings, sink, around, look_at_keys=keys is None)
+    except (SourceUnavailable, StoreUnavailable) as error:
+        raise Stop(str(error), UNAVAILABLE) from error
     except SemelError as error:
         raise Stop(str(error), BAD_CONFIGURATION) from error
     holds = require is None or result.satisfies(require)
     if as_json:
-        print_json(_document(result, lasting_us, settings, require, holds=holds))
+        print_json(_document(result, lasting_us, settings, around.sources, require, holds=holds))
     else:
-        _print(result, lasting_us, settings)
+        _print(result, lasting_us, settings, around.sources)
     if not holds:
-        raise Stop(
-            f"weaker than required: {result.mode} on {result.store} does not hold what {require} does", FAILED
+        why = (
+            "something breaks what it promises"
+            if not result.holds
+            else f"{result.mode} promises less than that"
         )
+        raise Stop(f"weaker than --require {require}: {why}", FAILED)
 
 
-def _duration(given: str | None, option: str) -> int | None:
-    return None if given is None else parse_duration_us(given, option)
+def _seconds(given: str | None, option: str) -> float | None:
+    return None if given is None else parse_duration_us(given, option) / 1e6
 
 
-def _explained(settings: "Settings", sink: Sink, around: Circumstances) -> tuple[Explanation, int]:
+def looked_at(urls: Sequence[str]) -> list[SourceFacts]:
+    """What the brokers say about the sources. Raises `UsageError` and `SourceUnavailable`."""
+    if not urls:
+        return []
+    from semel.brokers.circumstances import look_at
+
+    async def look() -> list[SourceFacts]:
+        return [await look_at(url) for url in urls]
+
+    return asyncio.run(look())
+
+
+def _told(sources: list[SourceFacts], told: dict[str, float | None]) -> tuple[SourceFacts, ...]:
+    """What the user says of the sources counts for more than what their brokers say."""
+    said: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
+    if not said:
+        return tuple(sources)
+    names = {name.replace("_s", "_name"): "as you say" for name in said}
+    return tuple(replace(source, **said, **names) for source in sources or [SourceFacts()])
+
+
+def _explained(
+    settings: "Settings", sink: Sink, around: Circumstances, *, look_at_keys: bool
+) -> tuple[Explanation, int]:
     """The explanation, and the window that it stands on."""
     target = found(settings)
     live: list[Weakness] = []
     mode, lasting_us = settings.mode, window_us(settings.window)
     if exists(target):
         with opened(settings) as reach:
-            stored = reach.stored_settings()
             target = reach.store  # it knows what the start checks found
             live = weaknesses(target)
-        if settings.consumer is not None:
-            scope = (settings.tenant or "", settings.consumer)
-            recorded = stored.modes.get(scope, mode)
-            if recorded != mode and settings.given("mode"):
-                raise Stop(
-                    f"consumer {settings.consumer!r} works in mode {recorded}, but {settings.origin('mode')}"
-                    f" says {mode}; change one of them",
-                    BAD_CONFIGURATION,
-                )
-            mode, lasting_us = recorded, resolve(stored.windows, *scope, "", lasting_us)
+            if settings.consumer is not None:
+                mode, lasting_us = _recorded(reach, settings.consumer, mode, lasting_us)
+                around = _seen(reach, settings.consumer, around, look_at_keys=look_at_keys)
     else:
         say(f"{target.name} does not exist yet.")
     lease_us = duration_us(settings.lease)
@@ -136,30 +184,86 @@ def _explained(settings: "Settings", sink: Sink, around: Circumstances) -> tuple
     return told, lasting_us
 
 
-def _print(result: Explanation, lasting_us: int, settings: "Settings") -> None:
+def _recorded(reach: Reach, consumer: str, mode: Mode, lasting_us: int) -> tuple[Mode, int]:
+    """The mode and the window that the store has for the consumer."""
+    settings, stored = reach.settings, reach.stored_settings()
+    scope = (settings.tenant or "", consumer)
+    recorded = stored.modes.get(scope, mode)
+    if recorded != mode and settings.given("mode"):
+        raise Stop(
+            f"consumer {consumer!r} works in mode {recorded}, but {settings.origin('mode')} says {mode}; change one of"
+            " them",
+            BAD_CONFIGURATION,
+        )
+    return recorded, resolve(stored.windows, *scope, "", lasting_us)
+
+
+def _seen(reach: Reach, consumer: str, around: Circumstances, *, look_at_keys: bool) -> Circumstances:
+    """What the store shows of the keys and tenants of a consumer."""
+    others = [tenant for tenant, name in reach.stored_settings().modes if name == consumer and tenant]
+    around = replace(around, tenants=around.tenants or bool(others))
+    return replace(around, keys=keys_of(reach.store, around.tenant, consumer)) if look_at_keys else around
+
+
+def _print(
+    result: Explanation, lasting_us: int, settings: "Settings", sources: Sequence[SourceFacts]
+) -> None:
+    broken = sum(weakness.breaks for weakness in result.weaknesses)
     facts = [
         ("mode", result.mode if result.mode != "lease" else f"lease ({result.sink} sink)"),
         ("store", result.store),
+        *(("source", redacted(source_text(source))) for source in sources),
         ("window", f"{exact_text(lasting_us)}, counted from completion"),
         ("lease", exact_text(duration_us(settings.lease))),
+        (
+            "holds",
+            f"NO: {broken} of the findings below break{'s' * (broken == 1)} the table" if broken else "yes",
+        ),
     ]
     effects = [(text, _effects(result.windows[window])) for window, text in WINDOWS.items()]
     weakened = [
-        ("! " if weakness.breaks else "- ")
-        + weakness.what
-        + (f" Change: {weakness.fix}." if weakness.fix else "")
-        for weakness in result.weaknesses
+        (weakness.breaks, redacted(weakness.what), redacted(weakness.fix)) for weakness in result.weaknesses
     ]
     if not sys.stdout.isatty():
-        print_rows((), [*facts, *effects, *(("weakened by", line[2:]) for line in weakened)])
+        lines = [f"{what} Change: {fix}." if fix else what for _, what, fix in weakened]
+        print_rows((), [*facts, *effects, *(("weakened by", line) for line in lines)])
         return
     screen = console()
     screen.print(table(("", ""), facts))
     screen.print(f"\n{result.how}\n", markup=False)
     screen.print(table(("WHAT HAPPENS", "EFFECTS IN THE END"), effects))
-    if weakened:
-        screen.print("\nWeakened by (!: the table does not hold):", markup=False)
-        screen.print("\n".join(weakened), markup=False)
+    for sign, breaks, title in (
+        ("!", True, "Breaks it: the table does not hold"),
+        ("-", False, "Weakens it"),
+    ):
+        chosen = [
+            (sign, f"{what}\nChange: {fix}" if fix else what)
+            for broke, what, fix in weakened
+            if broke is breaks
+        ]
+        if chosen:
+            screen.print()
+            screen.print(table(("", title.upper()), chosen))
+
+
+def source_text(source: SourceFacts) -> str:
+    """A source and what its broker says, in a line."""
+    parts = [source.name if not source.version else f"{source.name} ({source.version})"]
+    if source.deadline_s is not None:
+        parts.append(f"sends again after {_lasting(source.deadline_s)}")
+    if source.horizon_s is not None:
+        parts.append(f"for {_lasting(source.horizon_s)}")
+    if source.deliveries_max is not None:
+        parts.append(f"{source.deliveries_max} times at most, then to {source.buries or 'nowhere'}")
+    if source.redrive_s is not None:
+        parts.append(f"dead letters stay {_lasting(source.redrive_s)}")
+    if source.dedupe_s is not None:
+        parts.append(f"drops a producer's repeats for {_lasting(source.dedupe_s)}")
+    return "; ".join((", ".join(parts), *source.notes))
+
+
+def _lasting(seconds: float) -> str:
+    return "ever" if seconds == inf else exact_text(round(seconds * 1e6))
 
 
 def _effects(cell: Cell | None) -> str:
@@ -171,11 +275,18 @@ def _effects(cell: Cell | None) -> str:
 
 
 def _document(
-    result: Explanation, lasting_us: int, settings: "Settings", require: Mode | None, *, holds: bool
+    result: Explanation,
+    lasting_us: int,
+    settings: "Settings",
+    sources: Sequence[SourceFacts],
+    require: Mode | None,
+    *,
+    holds: bool,
 ) -> dict[str, Any]:
     return {
         "mode": result.mode,
         "store": result.store,
+        "sources": [_source_document(source) for source in sources],
         "consumer": settings.consumer,
         "sink": result.sink,
         "window_s": lasting_us / 1e6,
@@ -191,10 +302,28 @@ def _document(
             for window, text in WINDOWS.items()
         ],
         "weakened_by": [
-            {"what": weakness.what, "breaks": weakness.breaks, "fix": weakness.fix or None}
-            for weakness in result.weaknesses
+            {"what": redacted(each.what), "breaks": each.breaks, "fix": redacted(each.fix) or None}
+            for each in result.weaknesses
         ],
         "table_holds": result.holds,
         "required": require,
         "satisfied": holds,
+    }
+
+
+def _source_document(source: SourceFacts) -> dict[str, Any]:
+    """For programs: what never ends is the word `ever`, since JSON has no number for it."""
+    return {
+        "name": redacted(source.name),
+        "version": source.version or None,
+        "deadline_s": source.deadline_s,
+        "horizon_s": "ever" if source.horizon_s == inf else source.horizon_s,
+        "redrive_s": "ever" if source.redrive_s == inf else source.redrive_s,
+        "deliveries_max": source.deliveries_max,
+        "dead_letters": source.buries or None,
+        "dedupe_s": source.dedupe_s,
+        "durable": source.durable,
+        "waiting": source.waiting,
+        "in_hand": source.in_hand,
+        "notes": list(source.notes),
     }

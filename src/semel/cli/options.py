@@ -20,12 +20,14 @@ __all__ = [
     "JsonOption",
     "LeaseOption",
     "ModeOption",
+    "SourcesOption",
     "StoreOption",
     "TenantOption",
     "WindowOption",
     "YesOption",
     "parse_duration_us",
     "settings_for",
+    "sources_of",
     "text",
 ]
 
@@ -102,6 +104,16 @@ ModeOption = Annotated[
     str | None,
     typer.Option("--mode", metavar="MODE", callback=text, help="How the consumer works. Setting: mode."),
 ]
+SourcesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--from",
+        metavar="URL",
+        show_default=False,
+        help="Where deliveries come from, such as redis://localhost/0?stream=orders&group=billing."
+        " Repeat it for several. Setting: source.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
@@ -114,6 +126,11 @@ def settings_for(**flags: Any) -> "Settings":
     settings = load({"log_level": Globals.log_level, **flags}, Globals.config)
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     return settings
+
+
+def sources_of(given: list[str] | None, settings: "Settings") -> list[str]:
+    """The sources of the flags, else the one of the settings, else none."""
+    return given or ([settings.source] if settings.source else [])
 
 
 def one_of(given: dict[str, bool]) -> str:

@@ -31,6 +31,8 @@ SECRET_CHARS_MAX = 64 * 1024
 _NOT_OURS = ("SEMEL_TEST_", "SEMEL_SERVICE_", "SEMEL_PORT_", "SEMEL_SERVE_")
 """Set by semel's own tests, by Kubernetes for a service that is called semel, and for `semel serve` alone."""
 _NOT_SETTINGS = {"SEMEL_CONFIG", "SEMEL_PORT"}
+_FLAGS = {"source": "--from"}
+"""Flags that are not called as their settings are."""
 
 
 class Settings(BaseSettings):
@@ -52,6 +54,8 @@ class Settings(BaseSettings):
     """How long a claim lasts without renewal."""
     mode: Mode = "lease"
     """How the consumer works."""
+    source: str | None = None
+    """Where deliveries come from."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """The least important log line that is shown on stderr."""
 
@@ -145,7 +149,9 @@ Found = dict[str, tuple[Any, str]]
 
 def _from_flags(flags: Mapping[str, Any]) -> Found:
     return {
-        name: (value, f"--{name.replace('_', '-')}") for name, value in flags.items() if value is not None
+        name: (value, _FLAGS.get(name) or f"--{name.replace('_', '-')}")
+        for name, value in flags.items()
+        if value is not None
     }
 
 

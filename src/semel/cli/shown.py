@@ -10,6 +10,7 @@ from semel.cli.output import duration_text, local_time
 from semel.codec import decode, decode_error
 from semel.errors import RecordCorrupt
 from semel.types import FOREVER, Record
+from semel.windows import exact_text
 
 __all__ = [
     "ROW_HEADERS",
@@ -158,22 +159,6 @@ def lines(record: Record, now: int) -> list[tuple[str, str]]:
         shown.append(("journal", value_text(record.journal)))
     shown += [(f"meta {name}", str(value)) for name, value in (_meta(record.meta) or {}).items()]
     return [(name, text) for name, text in shown if text]
-
-
-def exact_text(us: int) -> str:
-    """A window in one unit, without loss: `off`, `15m`, `24h`, `30d`."""
-    if us == 0:
-        return "off"
-    for unit, size in (
-        ("d", 86400 * 10**6),
-        ("h", 3600 * 10**6),
-        ("m", 60 * 10**6),
-        ("s", 10**6),
-        ("ms", 1000),
-    ):
-        if us % size == 0 and (unit != "d" or us >= 7 * size):
-            return f"{us // size}{unit}"
-    return f"{us}us"
 
 
 def _state(record: Record, now: int) -> str:

@@ -49,6 +49,8 @@ class Lags(Struct, frozen=True):
     """How many of them ran again, because the window was over."""
     censored: bool = True
     """Whether what came after the window could not be seen."""
+    observed: int = 0
+    """How many ran only because the mode was observe: another would have stopped them."""
 
 
 class Share(Struct, frozen=True):
@@ -84,7 +86,7 @@ def from_history(lines: Iterable[Line]) -> Lags:
     seconds: list[float] = []
     first: dict[bytes, int] = {}
     observed: set[bytes] = set()
-    began = ended = events = missed = 0
+    began = ended = events = missed = would_stop = 0
     for line in lines:
         began, ended = began or line.at_us, max(ended, line.at_us)
         if line.event not in ("duplicate", "completed", "marked"):
@@ -94,6 +96,7 @@ def from_history(lines: Iterable[Line]) -> Lags:
             if line.lag_s is not None:
                 seconds.append(line.lag_s)
             if line.ran:
+                would_stop += 1
                 observed.add(name)
         elif (
             name in observed
@@ -105,7 +108,14 @@ def from_history(lines: Iterable[Line]) -> Lags:
                 missed += 1
                 seconds.append((line.at_us - first[name]) / 1e6)
             first[name] = line.at_us
-    return Lags(tuple(sorted(seconds)), events - missed, (ended - began) / 1e6, missed, censored=False)
+    return Lags(
+        tuple(sorted(seconds)),
+        events - missed,
+        (ended - began) / 1e6,
+        missed,
+        censored=False,
+        observed=would_stop,
+    )
 
 
 _SAMPLE = re.compile(r"^(\w+?)(?:\{(.*)\})? (\S+)(?: \d+)?$", re.MULTILINE)
@@ -115,7 +125,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 def from_metrics(text: str, consumer: str | None = None, prefix: str = "semel_") -> Lags:
     """The lags in a scrape of Prometheus metrics: each counted at the upper end of its bucket, so rather too long."""
     buckets: dict[float, float] = {}
-    events = 0.0
+    events = observed = 0.0
     for name, labels, value in _SAMPLE.findall(text):
         told = dict(_LABEL.findall(labels))
         if consumer not in (None, told.get("consumer")):
@@ -125,6 +135,8 @@ def from_metrics(text: str, consumer: str | None = None, prefix: str = "semel_")
             buckets[bound] = buckets.get(bound, 0.0) + float(value)
         elif name == f"{prefix}events_processed_total":
             events += float(value)
+        elif name == f"{prefix}events_observed_duplicate_total":
+            observed += float(value)
     seconds: list[float] = []
     below = 0
     last = 0.0
@@ -132,7 +144,7 @@ def from_metrics(text: str, consumer: str | None = None, prefix: str = "semel_")
         last = bound if bound != float("inf") else 2 * last
         seconds += [last] * (round(count) - below)
         below = round(count)
-    return Lags(tuple(seconds), round(events))
+    return Lags(tuple(seconds), round(events - observed), observed=round(observed))
 
 
 def advise(

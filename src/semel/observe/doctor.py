@@ -15,9 +15,10 @@ from semel.errors import SemelError, StoreError
 from semel.forks import new_owner
 from semel.observe.explain import of_store
 from semel.observe.probing import LAG_WARN_S, Facts, probe
+from semel.observe.sources import SourceFacts
 from semel.types import Lost, Record, Stats, Unavailable
 
-__all__ = ["Finding", "Level", "examine"]
+__all__ = ["Finding", "Level", "examine", "of_source"]
 
 Level: TypeAlias = Literal["ok", "warning", "error"]
 
@@ -57,7 +58,7 @@ def examine(store: Store) -> Iterator[Finding]:
     try:
         yield Finding("connection", "ok", f"{store.name} answers, and its schema is up to date")
         checks: tuple[Callable[[Store], Iterator[Finding]], ...] = (
-            _servers, _latency, _rights, _durability, _settings, _purging, _claims, _unknown,
+            _servers, _latency, _rights, _durability, _settings, _inboxes, _purging, _claims, _unknown,
         )  # fmt: skip
         for check in checks:
             yield from _guarded(check, store)
@@ -110,6 +111,13 @@ def _servers(store: Store) -> Iterator[Finding]:
             "error",
             f"this user may not read and write the table {name}",
             f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name}",
+        )
+    if facts.evicted:
+        yield Finding(
+            "memory",
+            "error",
+            f"{facts.evicted:,} keys were evicted for want of memory: events whose records were among them run again",
+            "CONFIG SET maxmemory-policy noeviction, and enough memory",
         )
     if facts.memory_ratio is not None:
         yield Finding(
@@ -182,6 +190,17 @@ def _settings(store: Store) -> Iterator[Finding]:
         )
 
 
+def _inboxes(store: Store) -> Iterator[Finding]:
+    """A stopped process with an open transaction holds the locks of its keys until somebody ends it."""
+    if "inbox" in _ask(store, ReadSettings()).modes.values() and probe(store).idle_max_s == 0:
+        yield Finding(
+            "inbox",
+            "warning",
+            "a transaction in which nothing happens is never ended: a process that hangs in one keeps its keys locked",
+            "ALTER ROLE ... SET idle_in_transaction_session_timeout = '60s', for the application's role",
+        )
+
+
 def _purging(store: Store) -> Iterator[Finding]:
     stats: Stats = _ask(store, Count(None))
     behind = stats.purge_lag_s > PURGE_LAG_WARN_S
@@ -227,3 +246,16 @@ def _unknown(store: Store) -> Iterator[Finding]:
             f"{len(found):,} events wait for a decision: {', '.join(each.key for each in found[:3])}",
             "find out whether their effect happened, then: semel resolve KEY --fence N --done (or --absent)",
         )
+
+
+def of_source(source: SourceFacts, took_s: float) -> Iterator[Finding]:
+    """What a broker says about a source; whether it fits lease and window is for `explain` to say."""
+    version = f" ({source.version})" if source.version else ""
+    yield Finding("source", "ok", f"{source.name}{version} answered all questions in {took_s * 1000:.0f} ms")
+    for weakness in source.weaknesses:
+        yield Finding("source", "error" if weakness.breaks else "warning", weakness.what, weakness.fix)
+    for note in source.notes:
+        yield Finding("source", "ok", note)
+    if source.waiting is not None:
+        held = "" if source.in_hand is None else f", {source.in_hand:,} are in hand"
+        yield Finding("source", "ok", f"{source.waiting:,} messages wait{held}")

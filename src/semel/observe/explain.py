@@ -1,17 +1,17 @@
 """Say what a mode on a store really guarantees, and what weakens it."""
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
 from semel.core.ports import AsyncStore, Store
 from semel.errors import PolicyInvalid
-from semel.observe.guarantees import Cell, Sink, cells, holds_at_least
+from semel.observe.guarantees import Cell, Sink, Weakness, cells, holds_at_least
+from semel.observe.sources import Circumstances, of_circumstances
 from semel.stores.tiered import AsyncTieredStore, TieredStore
 from semel.types import Mode
 
-__all__ = ["Circumstances", "Explanation", "Keys", "Weakness", "explain"]
+__all__ = ["Explanation", "explain", "of_store"]
 
 _HOW: dict[str, str] = {
     "inbox": "The mark is in the same transaction as the effect: both happen, or neither.",
@@ -27,34 +27,6 @@ _HOW: dict[str, str] = {
 }
 
 _DAY_US = 86400 * 10**6
-
-
-Keys: TypeAlias = Literal["given", "content", "position"]
-"""What makes the key: the producer's own id, a hash of the content, or the place in the source."""
-
-
-class Weakness(Struct, frozen=True):
-    """Something that makes the guarantee weaker; `breaks`: the table does not hold because of it."""
-
-    what: str
-    breaks: bool = False
-    fix: str = ""
-    """What to change, if it is known."""
-
-
-class Circumstances(Struct, frozen=True, kw_only=True):
-    """What is around the store: where deliveries come from, and what their keys are."""
-
-    visibility_us: int | None = None
-    """How long the source waits for an ack before it sends again (visibility timeout, ack wait)."""
-    horizon_us: int | None = None
-    """How long after the first delivery the source may still send again: its retention."""
-    redrive_us: int | None = None
-    """How long after the first delivery somebody may put it back from the dead letters."""
-    keys: Keys = "given"
-    tenants: bool = False
-    """Whether several tenants use the same consumer."""
-    tenant: str = ""
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
@@ -108,7 +80,7 @@ def explain(
         windows=cells(mode, sink),
         weaknesses=(
             *_weaknesses(store, mode, window_us, lease_us, around),
-            *(() if mode == "observe" else (*_of_source(around, mode, window_us, lease_us), *live)),
+            *(() if mode == "observe" else (*of_circumstances(around, mode, window_us, lease_us), *live)),
         ),
     )
 
@@ -129,76 +101,6 @@ def _of_tiers(store: TieredStore | AsyncTieredStore) -> list[Weakness]:
             f" to {lasting_s:g} s: use the same tiers everywhere."
         )
     ]
-
-
-def _of_source(around: Circumstances, mode: Mode, window_us: int, lease_us: int) -> list[Weakness]:
-    """What the source, the keys and the tenants do to it."""
-    found: list[Weakness] = []
-    for lasting_us, what, who in (
-        (around.horizon_us, "the source may send again", "horizon"),
-        (around.redrive_us, "dead letters may be put back", "redrive"),
-    ):
-        if lasting_us is not None and 0 < window_us < lasting_us:
-            found.append(
-                Weakness(
-                    f"The window of {_text(window_us)} is shorter than the {_text(lasting_us)} for which {what}: what"
-                    " comes after the window runs again.",
-                    breaks=True,
-                    fix=f"semel window set CONSUMER {_text(_longer(lasting_us))} (the {who} and a tenth)",
-                )
-            )
-    if (
-        around.visibility_us is not None
-        and mode in ("lease", "quarantine")
-        and lease_us > around.visibility_us
-    ):
-        found.append(
-            Weakness(
-                f"The lease of {_text(lease_us)} is longer than the {_text(around.visibility_us)} after which the"
-                " source sends again: after a crash the event comes back while the dead attempt's lease still runs, is"
-                " turned away, and may use up the source's deliveries and be a dead letter without having run.",
-                fix="a lease shorter than the visibility timeout, or a longer visibility timeout",
-            )
-        )
-    if around.keys == "content":
-        found.append(
-            Weakness(
-                "Keys are hashes of the content: two different events with equal content are taken for one, and the"
-                " second has no effect.",
-                breaks=True,
-                fix="a key that the producer chose for the event",
-            )
-        )
-    elif around.keys == "position":
-        found.append(
-            Weakness(
-                "Keys are positions in the source: an event that its producer sends twice has two, and runs twice.",
-                fix="a key that the producer chose for the event",
-            )
-        )
-    if around.tenants and not around.tenant:
-        found.append(
-            Weakness(
-                "Several tenants share the consumer and none is named: equal keys of two tenants are taken for one"
-                " event, and the second has no effect.",
-                breaks=True,
-                fix="open(..., tenant=...) with the caller's own",
-            )
-        )
-    return found
-
-
-def _longer(us: int) -> int:
-    """A tenth more, in whole hours, or minutes below a day."""
-    unit = 3600 * 10**6 if us >= _DAY_US else 60 * 10**6
-    return -(-us * 11 // (10 * unit)) * unit
-
-
-def _text(us: int) -> str:
-    for unit, size in (("d", _DAY_US), ("h", 3600 * 10**6), ("m", 60 * 10**6), ("s", 10**6)):
-        if us % size == 0:
-            return f"{us // size}{unit}"
-    return f"{us / 1e6:g}s"
 
 
 _FIXES: tuple[tuple[str, str], ...] = (
@@ -279,7 +181,7 @@ def _weaknesses(
             )
         )
     found += of_store(store)
-    if 0 < window_us < _DAY_US and around.horizon_us is None:
+    if 0 < window_us < _DAY_US and not around.horizon_known:
         found.append(
             Weakness(
                 "The window is shorter than a day: what its source sends again later than that runs again."

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from semel.types import Mode
 
-__all__ = ["GUARANTEES", "WINDOWS", "Cell", "Sink", "cells", "holds_at_least"]
+__all__ = ["GUARANTEES", "WINDOWS", "Cell", "Sink", "Weakness", "cells", "holds_at_least"]
 
 Sink: TypeAlias = Literal["plain", "fenced", "keyed"]
 """What the called system honours: nothing, the fence, or the idempotency key."""
@@ -20,6 +20,15 @@ class Cell(Struct, frozen=True):
 
     effects: int
     flagged: bool = False
+
+
+class Weakness(Struct, frozen=True):
+    """Something that makes the guarantee weaker; `breaks`: the table does not hold because of it."""
+
+    what: str
+    breaks: bool = False
+    fix: str = ""
+    """What to change, if it is known."""
 
 
 WINDOWS: dict[str, str] = {

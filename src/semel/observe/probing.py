@@ -1,19 +1,27 @@
 """Ask the live servers behind a store what only they know: clock, replicas, room, rights, indexes."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from msgspec import Struct
 
+from semel.core.commands import Scan
 from semel.core.ports import Store
-from semel.observe.explain import Weakness
+from semel.observe.guarantees import Weakness
+from semel.observe.sources import Keys
 from semel.stores.tiered import TieredStore
+from semel.types import Unavailable
 
-__all__ = ["Facts", "probe", "weaknesses"]
+__all__ = ["Facts", "keys_of", "probe", "weaknesses"]
 
 LAG_WARN_S = 1.0
 """A replica further behind than this loses more than the writes of a moment."""
+SAMPLE = 200
+"""So many records of a consumer are looked at to see how its keys are made."""
+_FROM_CONTENT = re.compile(r"(?:content|sliding):v\d+\.")
+"""How keys begin that semel.keys made from the content, unless they were given another namespace."""
 INDEXES: dict[str, tuple[str, ...]] = {
     "postgres": ("records_digest", "records_purge", "marks_digest", "timed_records_id", "outbox_unsettled"),
     "sqlite": ("semel_records_digest", "semel_records_purge", "semel_outbox_unsettled"),
@@ -27,6 +35,7 @@ _PG = {
     " pg_wal_lsn_diff(pg_current_wal_lsn(), replay_lsn)::bigint FROM pg_stat_replication",
     "invalid": "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
     " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND NOT i.indisvalid",
+    "idle": "SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'idle_in_transaction_session_timeout'",
     "indexes": "SELECT indexname FROM pg_indexes WHERE schemaname = %s",
     "rights": "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s"
     " AND c.relname = ANY(%s) AND NOT (has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT')"
@@ -54,6 +63,10 @@ class Facts(Struct, frozen=True, kw_only=True):
     invalid_indexes: tuple[str, ...] = ()
     lacking_rights: tuple[str, ...] = ()
     """Tables that this user may not read and write."""
+    idle_max_s: float | None = None
+    """After how long the server ends a transaction in which nothing happens; 0: never. `None`: it has none."""
+    evicted: int = 0
+    """Keys that the server has dropped for want of memory, since it began."""
     memory_ratio: float | None = None
     """How much of its memory limit a server uses; `None`: it has no limit."""
 
@@ -105,6 +118,7 @@ def _look_at(line: Any, schema: str) -> Facts:
         ),
         missing_indexes=tuple(name for name in INDEXES["postgres"] if name not in made),
         invalid_indexes=tuple(name for (name,) in ask("invalid", schema)),
+        idle_max_s=ask("idle")[0][0],
         lacking_rights=tuple(sorted(name for (name,) in ask("rights", schema, list(_PG_TABLES)))),
     )
 
@@ -134,6 +148,7 @@ def _redis(store: Any) -> Facts:
         ahead_us=max((int(each["time_us"]) - middle_us for each in told), key=abs),
         replicas=tuple(replica for each in told for replica in _redis_replicas(each)),
         memory_ratio=max(ratios, default=None),
+        evicted=sum(int(each.get("evicted_keys", "0")) for each in told),
     )
 
 
@@ -149,6 +164,15 @@ def _redis_replicas(told: dict[str, str]) -> Iterator[Replica]:
             lag_s=float(fields.get("lag", "0")),
             behind_bytes=max(0, behind),
         )
+
+
+def keys_of(store: Store, tenant: str, consumer: str) -> Keys:
+    """What makes this consumer's keys, as its latest records show: `content` where one was made from a body."""
+    (page,) = store.send((Scan(tenant, consumer, limit=SAMPLE),))
+    if isinstance(page, Unavailable):
+        raise page.error
+    hashed = any(record.sliding or _FROM_CONTENT.match(record.key) for record in page.records)
+    return "content" if hashed else "given"
 
 
 def weaknesses(store: Store) -> list[Weakness]:

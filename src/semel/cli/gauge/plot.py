@@ -12,7 +12,7 @@ BAR_HEIGHT, GAP, LEFT, WIDTH, TOP = 18, 10, 300, 420, 44
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def bars(rows: Sequence[Row], columns: int, whole: str = "the raw limit") -> list[str]:
+def bars(rows: Sequence[Row], columns: int) -> list[str]:
     """A line per row: its name, its share of the whole as a bar, the ratio. At most `columns` wide."""
     named = max(len(row.what) for row in rows)
     room = max(8, columns - named - 10)
@@ -23,7 +23,7 @@ def bars(rows: Sequence[Row], columns: int, whole: str = "the raw limit") -> lis
         bar = "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
         lines.append(f"{row.what:>{named}} {bar:<{room}} {row.ratio:6.2f}".rstrip())
     limit = round(room / top)
-    return [*lines, f"{'':>{named}} {'│':>{limit}} 1.00 = {whole}"]
+    return [*lines, f"{'':>{named}} {'│':>{limit}} 1.00 = the raw limit"]
 
 
 def svg(rows: Sequence[Row], title: str) -> str:

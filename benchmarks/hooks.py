@@ -1,0 +1,75 @@
+"""Hooks: what it costs that somebody could listen, and what it costs when somebody does."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import semel
+from benchmarks.memory import COUNT
+from semel.base import raised
+from semel.cli.gauge import subjects
+from semel.cli.gauge.measure import Row, compare
+from semel.cli.gauge.subjects import nothing
+from semel.client import Semel
+from semel.drive import drive
+from semel.observe.events import Happening
+from semel.observe.history import HistoryHook
+from semel.observe.logging import LogHook
+from semel.types import Done
+
+
+class Deaf(Semel):
+    """A client that never asks whether anybody listens; otherwise the same lines."""
+
+    def _run(self, key: str, call: Any, fn: Any, fingerprint: bytes | None, *more: Any) -> Any:
+        stored = self._connect()
+        claim = self._plan.called(stored, key, fingerprint, *(more or (None, None)))
+        flow = self._plan.flow(claim, call, fn)
+        try:
+            outcome = drive(flow, self._perform)
+        except BaseException:
+            self._hands.forsake((claim.owner,))
+            raise
+        self._hands.drop(claim.owner)
+        return outcome if type(outcome) is Done else raised(outcome)
+
+
+def rows(folder: Path) -> list[Row]:
+    """`run` in memory, where a call costs least, so that what is added shows most."""
+    from prometheus_client import CollectorRegistry
+
+    from semel.observe.prometheus import PrometheusHook
+
+    logging.getLogger("semel").setLevel(logging.WARNING)
+    listeners = {
+        "nobody": None,
+        "a hook that does nothing": _ignore,
+        "LogHook, below the level": LogHook(),
+        "PrometheusHook": PrometheusHook(CollectorRegistry()),
+        "HistoryHook": HistoryHook(folder / "history"),
+    }
+    return [_row(name, hook) for name, hook in listeners.items()]
+
+
+def _ignore(_happening: Happening) -> None:
+    pass
+
+
+def _row(name: str, hook: Any) -> Row:
+    deaf = _client()
+    deaf.__class__ = Deaf
+    return compare(
+        "hooks",
+        f"run, {name} listens" if hook is None else f"run, with {name}",
+        subjects.running(_client(hook), COUNT),
+        "run of a client that never asks",
+        subjects.running(deaf, COUNT),
+        0.95 if hook is None else None,
+    )
+
+
+def _client(hook: Any = None) -> Semel:
+    store = semel.MemoryStore(records_max=10**7)
+    made = semel.open(store, consumer="h", hooks=() if hook is None else [hook])
+    made.run("warm", nothing)
+    return made
