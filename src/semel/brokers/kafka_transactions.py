@@ -234,8 +234,8 @@ class KafkaTransaction:
                 piece.again_s = 0.0
 
     def _identified(self, piece: Piece) -> bool:
-        event_type, event_time_us = event_facts(piece.arrival)
         try:
+            event_type, event_time_us = event_facts(piece.arrival)
             delivery = self.route.delivery(piece.arrival, event_type, event_time_us)
         except (KeyMissing, KeyInvalid) as error:
             if self.pace.no_key == "refuse":

@@ -117,8 +117,11 @@ class RabbitQueue:
         return [self._arrival(message) for message in found]
 
     def _arrival(self, message: AbstractIncomingMessage) -> Arrival:
+        headers = {name: _text(value) for name, value in message.headers.items()}
+        if message.content_type:
+            headers.setdefault("content-type", message.content_type)
         return Arrival(
-            headers={name: _text(value) for name, value in message.headers.items()},
+            headers=headers,
             body=message.body,
             broker_id=_id_of(message),
             position=f"{self._options.queue}/{message.delivery_tag}",

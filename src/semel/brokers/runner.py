@@ -218,12 +218,12 @@ class Runner:
 
     def _identified(self, held: Held) -> bool:
         """Whether the message has a route and a key; one that has not is put aside."""
-        event_type, event_time_us = event_facts(held.arrival)
-        route = route_for(self.routes, event_type)
-        if route is None:  # nobody here wants it: acknowledged, as a filter would
-            self._ack(held)
-            return False
         try:
+            event_type, event_time_us = event_facts(held.arrival)
+            route = route_for(self.routes, event_type)
+            if route is None:  # nobody here wants it: acknowledged, as a filter would
+                self._ack(held)
+                return False
             held.delivery = route.delivery(held.arrival, event_type, event_time_us)
         except (KeyMissing, KeyInvalid) as error:
             if self.pace.no_key == "refuse":
