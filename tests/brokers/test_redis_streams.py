@@ -12,7 +12,7 @@ import redis.asyncio
 
 import semel
 from semel.brokers import Arrival, Runner
-from semel.brokers.redis_streams import from_url
+from semel.brokers.redis_streams import LOWEST, TRIM, from_url
 from semel.brokers.source import Source
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
@@ -154,3 +154,89 @@ def test_an_inbox_under_kills_leaves_a_plain_ledger_exact() -> None:
         await broker.close()
 
     asyncio.run(scene())
+
+
+# --- trimming ---
+
+NODE = 100
+"""How many entries the server keeps together, and trims together."""
+
+
+async def worked(broker: Stream, group: str, *, trim_s: float, limit: int = 10_000) -> list[str]:
+    """What a consumer of the group was given and has acknowledged, until there is no more or it has enough."""
+    source = from_url(f"{broker.url}?stream={broker.name}&group={group}&deadline_s=30&trim_s={trim_s}")
+    await source.open()
+    done: list[str] = []
+    while len(done) < limit and (some := await source.receive(min(50, limit - len(done)), 0.02)):
+        await source.ack(some)
+        done += [each.headers["message_id"].decode() for each in some]  # type: ignore[call-overload]
+    await source.close()
+    return done
+
+
+@pytest.mark.anyio
+async def test_a_stream_is_trimmed_only_as_far_as_every_group_has_acknowledged() -> None:
+    broker, keys = Stream(), [f"k{n}" for n in range(1000)]
+    await broker.send([Sent(key) for key in keys])
+    await broker.redis.xgroup_create(broker.name, "slow", id="0")
+    assert await worked(broker, "fast", trim_s=0.001) == keys
+    assert await broker.redis.xlen(broker.name) == 1000, "the slow group has read nothing yet"
+    assert await worked(broker, "slow", trim_s=0.001, limit=500) == keys[:500]
+    await worked(broker, "fast", trim_s=0.001)
+    assert 500 <= await broker.redis.xlen(broker.name) <= 500 + NODE + 1
+    assert await worked(broker, "slow", trim_s=0.0) == keys[500:], "it has lost nothing"
+    assert await broker.redis.xlen(broker.name) >= 500, "nobody trims unasked"
+    await worked(broker, "fast", trim_s=0.001)
+    assert await broker.redis.xlen(broker.name) <= NODE + 1
+    await broker.close()
+
+
+@pytest.mark.anyio
+async def test_what_a_dead_consumer_of_another_group_had_in_hand_is_not_trimmed() -> None:
+    broker, keys = Stream(), [f"k{n}" for n in range(1000)]
+    await broker.send([Sent(key, key.encode()) for key in keys])
+    slow = f"{broker.url}?stream={broker.name}&group=slow&deadline_s=0.2"
+    dead = from_url(slow)
+    await dead.open()
+    given = [await dead.receive(100, 0.1) for _ in range(10)]
+    await dead.ack([each for some in given for each in some if each.body not in (b"k350", b"k900")])
+    await dead.close()
+    assert await worked(broker, "fast", trim_s=0.001) == keys
+    await worked(broker, "fast", trim_s=0.001)
+    assert 650 <= await broker.redis.xlen(broker.name) <= 650 + NODE, (
+        "all before k350 is gone, and nothing else"
+    )
+    heir = from_url(slow)
+    await heir.open()
+    taken: list[bytes] = []
+    async with asyncio.timeout(10):
+        while len(taken) < 2:
+            some = await heir.receive(10, 0.05)
+            taken += [each.body for each in some]
+            await heir.ack(some)
+    assert taken == [b"k350", b"k900"]
+    await heir.close()
+    await broker.close()
+
+
+@pytest.mark.anyio
+async def test_ids_are_compared_as_the_numbers_they_are() -> None:
+    broker = Stream()
+    ids = [f"{ms}-{seq}" for ms in (9, 10) for seq in (9, 10, 2**64 - 2, 2**64 - 1)]
+    for id_ in ids:
+        await broker.redis.xadd(broker.name, {"message_id": id_, "data": "{}"}, id=id_)
+    for at, id_ in enumerate(ids):
+        await broker.redis.xgroup_create(broker.name, f"g{at}", id=id_)
+    for lowest, id_ in enumerate(ids):
+        low = await broker.redis.eval(LOWEST + "return low", 1, broker.name)
+        assert low.decode() == id_
+        await broker.redis.xgroup_destroy(broker.name, f"g{lowest}")
+    assert await broker.redis.eval(TRIM, 1, broker.name, 10) == 0, (
+        "without groups nobody has said that it is done"
+    )
+    await broker.close()
+
+
+def test_a_negative_interval_is_refused() -> None:
+    with pytest.raises(semel.errors.UsageError, match="trim_s"):
+        from_url("redis://localhost/0?stream=s&group=g&trim_s=-1")
