@@ -5,9 +5,9 @@ before it. The client's calls block, so they have a thread of their own; rebalan
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -30,7 +30,7 @@ from semel.brokers.urls import options_of
 from semel.errors import SourceUnavailable, UsageError
 from semel.lazily import asyncio
 
-__all__ = ["KafkaSource", "Options", "Place", "from_url", "place_of"]
+__all__ = ["CALL_S", "KafkaSource", "Options", "Place", "from_url", "place_of", "topics_of"]
 
 _log = logging.getLogger("semel.kafka")
 
@@ -38,7 +38,14 @@ T = TypeVar("T")
 
 CHECK_IN_S = 9.0
 """How often at least, times three, the client looks in at the broker while nothing is received."""
+CALL_S = 10.0
+"""How long one call may block before it is repeated."""
 CONFIRM_S = 30.0
+NEW_TOPIC_S = 3.0
+"""How long a topic may take from its creation until every broker knows it."""
+LOOK_AGAIN_S = 0.2
+PATTERN = "^"
+"""How a topic's name begins that stands for all that match; there may be none yet."""
 REMOVED = "semel-dead-removed"
 """The header of a record that says which dead letter is dealt with: a log takes nothing back."""
 
@@ -97,6 +104,22 @@ def place_of(url: str, kind: type[AnyOptions]) -> tuple[str, AnyOptions]:
     if not options.topic or not options.group:
         raise UsageError("a topic and a group are needed: kafka://localhost:9092/orders?group=billing")
     return parts.netloc or "localhost:9092", options
+
+
+def topics_of(client: Any, needed: Collection[str]) -> dict[str, Any]:
+    """What the brokers know of their topics; waits a little for one that was made a moment ago. Blocks.
+
+    Raises `UsageError` for one that is not there.
+    """
+    give_up_at = monotonic() + NEW_TOPIC_S
+    while True:
+        known: dict[str, Any] = client.list_topics(timeout=CALL_S).topics
+        missing = set(needed) - known.keys()
+        if not missing:
+            return known
+        if monotonic() >= give_up_at:
+            raise UsageError(f"there is no topic {min(missing)}; create it first")
+        sleep(LOOK_AGAIN_S)
 
 
 class KafkaSource:
@@ -196,13 +219,14 @@ class KafkaSource:
         found: list[Message] = self._consumer.consume(1, wait_s)
         if found and limit > 1:
             found += self._consumer.consume(limit - 1, 0.0)
-        return found
+        known = [message for message in found if not _is_of_no_topic(message)]
+        if len(known) < len(found):  # one broker does not know it; it may be new
+            topics_of(self._consumer, [name for name in self._topics if not name.startswith(PATTERN)])
+        return known
 
     def _arrival(self, message: Message) -> Arrival | None:
         error = message.error()
         if error is not None:
-            if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise UsageError(f"{self.name}: there is no such topic; create it first")
             if error.fatal():
                 raise SourceUnavailable(str(error))
             _log.info("%s", error)
@@ -375,6 +399,11 @@ class Place(msgspec.Struct, frozen=True, eq=False):
 def _pairs(message: Message) -> Sequence[tuple[str, Any]]:
     headers: Any = message.headers()  # typed as a mapping too, which only producers give
     return headers or ()
+
+
+def _is_of_no_topic(message: Message) -> bool:
+    error = message.error()
+    return error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
 def _known(value: T | None) -> T:
