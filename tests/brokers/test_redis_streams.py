@@ -16,10 +16,9 @@ from semel.brokers.redis_streams import LOWEST, TRIM, from_url
 from semel.brokers.source import Source
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
-from tests.brokers.storm import InboxStorm, Storm
+from tests.brokers.storm import Storm
 from tests.cli.processes import semel as semel_program
 from tests.cli.processes import warm
-from tests.services import postgres
 from tests.services import redis as service
 
 __all__ = ["warm"]  # a fixture
@@ -142,18 +141,6 @@ def test_dead_letters_are_listed_shown_and_replayed(tmp_path: Path) -> None:
     broken = False
     asyncio.run(work(broker))
     assert ran == ["a"]
-
-
-@pytest.mark.slow
-def test_an_inbox_under_kills_leaves_a_plain_ledger_exact() -> None:
-    async def scene() -> None:
-        broker = Stream()
-        source = f"{broker.url}?stream={broker.name}&group=g&deadline_s=2"
-        storm = InboxStorm(source, postgres.url(), postgres.place(broker.name), 1)
-        await storm.run(broker, 10_000 if "SEMEL_SOAK" in os.environ else 2000)
-        await broker.close()
-
-    asyncio.run(scene())
 
 
 # --- trimming ---

@@ -55,6 +55,8 @@ _log = logging.getLogger("semel.runner")
 
 RECEIVE_WAIT_S = 0.5
 """The longest time before the loop looks up from the broker: a stop is noticed within it."""
+ACK_GATHER_S = 0.02
+"""How long an ack waits for others to go with it, while handlers run: a round trip for each costs more than handlers."""
 OUTAGE_FIRST_S = 0.5
 OUTAGE_MAX_S = 15.0
 
@@ -355,6 +357,8 @@ class Runner:
         """Acknowledge what has gathered, together; what gathers meanwhile goes next."""
         try:
             while self._acks:
+                if self._hand and not self._stopping and len(self._acks) < self.pace.batch:
+                    await asyncio.sleep(ACK_GATHER_S)
                 acks, self._acks = self._acks, []
                 try:
                     await self.source.ack(acks)
