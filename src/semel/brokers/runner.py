@@ -56,7 +56,7 @@ _log = logging.getLogger("semel.runner")
 RECEIVE_WAIT_S = 0.5
 """The longest time before the loop looks up from the broker: a stop is noticed within it."""
 ACK_GATHER_S = 0.02
-"""How long an ack waits for others to go with it, while handlers run: a round trip for each costs more than handlers."""
+"""How long an ack waits for others to go with it, while handlers run: alone, it costs as much as a handler."""
 OUTAGE_FIRST_S = 0.5
 OUTAGE_MAX_S = 15.0
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -27,6 +27,9 @@ __all__ = [
 
 # (prefix of the header, whether its values are percent-encoded): HTTP and NATS, Kafka, AMQP in both its spellings.
 _BINDINGS = (("ce-", True), ("ce_", False), ("cloudevents:", False), ("cloudevents_", False))
+_NAMES = {
+    name: tuple(prefix + name for prefix, _ in _BINDINGS) for name in ("id", "time", "type")
+}  # a message that is no CloudEvent is told by these at once
 _DATE_DIGITS = 8
 _ESCAPED = re.compile(r"\\(.)")
 
@@ -77,7 +80,7 @@ def compose(source: str, event_id: str) -> str:
 
 def find_cloudevent(headers: HeaderIndex, payload: Any) -> tuple[str, str] | None:
     """Return the key and where it stood, or None for a message that is no complete CloudEvent."""
-    for prefix, encoded in _BINDINGS:
+    for prefix, encoded in _BINDINGS if headers.first(_NAMES["id"]) else ():
         event_id, source = headers.get(prefix + "id"), headers.get(prefix + "source")
         if event_id is not None and source is not None:
             if encoded:
@@ -87,9 +90,9 @@ def find_cloudevent(headers: HeaderIndex, payload: Any) -> tuple[str, str] | Non
     return None if pair is None else (compose(*pair), "source and id in the body")
 
 
-def attribute_of(headers: HeaderIndex, name: str) -> str | None:
+def attribute_of(headers: HeaderIndex, name: Literal["time", "type"]) -> str | None:
     """Return one attribute of an event in binary mode, by whichever binding it came."""
-    for prefix, encoded in _BINDINGS:
+    for prefix, encoded in _BINDINGS if headers.first(_NAMES[name]) else ():
         value = headers.get(prefix + name)
         if value is not None:
             return _decoded(value) if encoded else value

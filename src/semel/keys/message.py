@@ -74,9 +74,17 @@ class HeaderIndex:
         value = self._values[lower]
         return None if value is None else text_of(value, f"header {name}").strip(" \t") or None
 
-    def beginning(self, *prefixes: str) -> Iterator[str]:
-        """The names that begin with one of these, in lower case."""
-        return (name for name in self._values if name.startswith(prefixes))
+    def first(self, names: Iterable[str]) -> str | None:
+        """The first of these names, in lower case, that a header has, whatever its value."""
+        values = self._values
+        for name in names:
+            if name in values:
+                return name
+        return None
+
+    def beginning(self, prefix: str) -> Iterator[str]:
+        """The names that begin so, in lower case."""
+        return (name for name in self._values if name.startswith(prefix))
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, dict=True):
