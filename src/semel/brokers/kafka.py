@@ -140,6 +140,9 @@ class KafkaSource:
         """Of the partitions that are ours; a partition that comes back has new ones."""
         self._ready: dict[tuple[str, int], int] = {}
         """Positions that may be committed and are not yet: a rebalance under way refuses commits for a while."""
+        self._joined = False
+        self._read_up: set[tuple[str, int]] = set()
+        """Partitions that were received to their end, as far as we know."""
 
     @property
     def name(self) -> str:
@@ -175,6 +178,7 @@ class KafkaSource:
             "session.timeout.ms": round(options.session_s * 1000),
             "heartbeat.interval.ms": round(options.session_s * 1000 / 5),
             "isolation.level": "read_committed",
+            "enable.partition.eof": True,
         }
         if options.instance:
             config["group.instance.id"] = options.instance
@@ -187,8 +191,10 @@ class KafkaSource:
     # --- in the thread: rebalances ---
 
     def _assigned(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+        self._joined = True
         for each in partitions:
             self._offsets[each.topic, each.partition] = Offsets()
+            self._read_up.discard((each.topic, each.partition))
         consumer.incremental_assign(partitions)
         consumer.resume(partitions)  # lost while it was paused, a partition would come back paused
 
@@ -205,8 +211,14 @@ class KafkaSource:
         for each in partitions:
             self._offsets.pop((each.topic, each.partition), None)
             self._ready.pop((each.topic, each.partition), None)
+            self._read_up.discard((each.topic, each.partition))
 
     # --- deliveries ---
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether nothing is left to receive: to join the group and to fetch for the first time takes a while."""
+        return self._joined and self._offsets.keys() <= self._read_up
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
         """What the group has for us: waits for the first, and takes what else is there."""
@@ -227,6 +239,9 @@ class KafkaSource:
     def _arrival(self, message: Message) -> Arrival | None:
         error = message.error()
         if error is not None:
+            if _is_end(message):
+                self._read_up.add((_known(message.topic()), _known(message.partition())))
+                return None
             if error.fatal():
                 raise SourceUnavailable(str(error))
             _log.info("%s", error)
@@ -236,6 +251,7 @@ class KafkaSource:
         offsets = self._offsets.get(where)
         if offsets is None:  # revoked between the poll and here
             return None
+        self._read_up.discard(where)
         offsets.received(offset)
         key = message.key()
         lane = f"{where[0]}/{where[1]}"
@@ -294,6 +310,8 @@ class KafkaSource:
         self._polled_at = monotonic()
         found = self._consumer.consume(1, 0.0)
         for message in found:  # a partition that was assigned just now delivers before it could be paused
+            if _is_end(message):
+                self._read_up.add((_known(message.topic()), _known(message.partition())))
             if message.error() is None:
                 where = TopicPartition(
                     _known(message.topic()), _known(message.partition()), _known(message.offset())
@@ -342,9 +360,8 @@ class KafkaSource:
             found: dict[str, Dead] = {}
             while left:
                 for message in reader.consume(500, 1.0):
-                    error = message.error()
-                    if error is not None:
-                        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+                    if message.error() is not None:
+                        if _is_end(message):
                             left.discard(_known(message.partition()))
                         continue
                     where, offset = _known(message.partition()), _known(message.offset())
@@ -385,6 +402,8 @@ class KafkaSource:
             self._thread.shutdown()
             self._thread = None
         self._offsets.clear()
+        self._read_up.clear()
+        self._joined = False
 
 
 class Place(msgspec.Struct, frozen=True, eq=False):
@@ -404,6 +423,11 @@ def _pairs(message: Message) -> Sequence[tuple[str, Any]]:
 def _is_of_no_topic(message: Message) -> bool:
     error = message.error()
     return error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
+def _is_end(message: Message) -> bool:
+    error = message.error()
+    return error is not None and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
 
 
 def _known(value: T | None) -> T:

@@ -172,7 +172,7 @@ class KafkaTransaction:
             )
             self.counts.received += len(arrivals or ())
             self._backlog.add(arrivals or ())
-            if not arrivals and self._until_idle and not len(self._backlog):
+            if not arrivals and self._until_idle and not len(self._backlog) and self.source.caught_up:
                 self.stop()
         elif not ready:
             await asyncio.sleep(self._wait_s())

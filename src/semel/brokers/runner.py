@@ -156,7 +156,7 @@ class Runner:
             held = [Held(arrival) for arrival in arrivals]
             self._hand.update(held)
             self._dispatch(held)
-        elif self._until_idle and not self._hand:
+        elif self._until_idle and not self._hand and getattr(self.source, "caught_up", True):
             self.stop()
 
     @property

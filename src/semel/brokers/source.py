@@ -39,7 +39,8 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 class Source(Protocol):
     """Where deliveries come from. One event loop uses it; nothing of it blocks.
 
-    Raises `SourceUnavailable` where the broker cannot be reached: the runner backs off and opens it again.
+    Raises `SourceUnavailable` where the broker cannot be reached: the runner backs off and opens it again. A source
+    whose `receive` may be empty although there is something, as while it joins a group, says so by `caught_up: bool`.
     """
 
     @property

@@ -1,13 +1,16 @@
-"""A topic that was made a moment ago, and one that was never made."""
+"""The beginning: a topic that was made a moment ago, one that was never made, and a group that takes its time."""
 
 import asyncio
 import os
+import subprocess
+import sys
 
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from semel.brokers import Arrival, Source
+import semel
+from semel.brokers import Arrival, Runner, Source
 from semel.brokers.kafka import from_url
 from semel.errors import UsageError
 from semel.testing.broker_contract import Sent
@@ -66,3 +69,39 @@ async def test_a_topic_that_is_not_there_is_an_error_of_the_user() -> None:
     with pytest.raises(UsageError, match=f"no topic {topic.name}"):
         await anything(source)
     await source.close()
+
+
+MEMBER = """
+import sys
+from confluent_kafka import Consumer
+servers, group, topic = sys.argv[1:]
+member = Consumer({"bootstrap.servers": servers, "group.id": group, "session.timeout.ms": 3000,
+                   "partition.assignment.strategy": "cooperative-sticky"})
+member.subscribe([topic], on_assign=lambda *_: print("joined", flush=True))
+while True:
+    member.poll(0.1)
+"""
+
+
+async def test_a_runner_until_idle_does_not_take_joining_for_idleness() -> None:
+    topic = await asyncio.to_thread(Topic)
+    await topic.send([Sent(f"k{n}", b"{}") for n in range(100)])
+    dead = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", MEMBER, topic.address, f"g-{topic.name}", topic.name, stdout=subprocess.PIPE
+    )
+    assert dead.stdout is not None
+    assert await dead.stdout.readline()
+    dead.kill()  # the group waits for it as long as its session lasts
+    await dead.wait()
+    ran: list[str] = []
+
+    async def handler(_message: Arrival) -> None:
+        ran.append(semel.current().key)
+
+    async with semel.aopen("memory:", consumer="c") as once:
+        runner = Runner(topic.source(), handler, once=once)
+        runner.stop_when_idle()
+        async with asyncio.timeout(40):
+            await runner.run()
+    assert sorted(ran) == sorted(f"k{n}" for n in range(100))
+    await topic.close()
