@@ -138,7 +138,7 @@ class Kafka:
         self._consumer = Consumer(
             {
                 "bootstrap.servers": job.servers,
-                "group.id": GROUP,
+                "group.id": job.stream,  # a group of its own: the last member of a shared one may be missed for long
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
             }
@@ -252,7 +252,7 @@ def _by_kafka(job: Job) -> tuple[Any, Any]:
 
     broker = KafkaBroker(job.servers, logger=None)
     return broker, broker.subscriber(
-        job.stream, group_id=GROUP, auto_offset_reset="earliest", max_workers=AT_ONCE
+        job.stream, group_id=job.stream, auto_offset_reset="earliest", max_workers=AT_ONCE
     )
 
 

@@ -20,7 +20,7 @@ import redis
 from benchmarks.consumers import AT_ONCE, BATCH, GROUP, JOB, Job
 from semel.cli.gauge.measure import Row
 
-MESSAGES = 6_000
+MESSAGES = 5_000
 ROUNDS = 3
 WITHIN_S = 300
 LEASE = ("lease", "faststream", "idemkit")
@@ -146,7 +146,7 @@ class Contest:
         source = {
             "redis": f"{self._servers}?stream={stream}&group={GROUP}",
             "nats": f"{self._servers}?stream={stream}&durable={GROUP}",
-            "kafka": f"kafka://{self._servers}/{stream}?group={GROUP}",
+            "kafka": f"kafka://{self._servers}/{stream}?group={stream}",
         }[self._broker]
         ways = {
             "lease": ["benchmarks.consumers:charge", "--store", self._redis, "--concurrency", str(AT_ONCE)],

@@ -1,7 +1,6 @@
 """Redis Streams under the contract, looked at with a client of its own."""
 
 import asyncio
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,17 +10,12 @@ import pytest
 import redis.asyncio
 
 import semel
-from semel.brokers import Arrival, Runner
 from semel.brokers.redis_streams import LOWEST, TRIM, from_url
 from semel.brokers.source import Source
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
 from tests.brokers.storm import Storm
-from tests.cli.processes import semel as semel_program
-from tests.cli.processes import warm
 from tests.services import redis as service
-
-__all__ = ["warm"]  # a fixture
 
 
 class Stream:
@@ -95,52 +89,6 @@ def test_workers_killed_with_9_lose_nothing_and_repeat_nothing(seed: int, tmp_pa
         await broker.close()
 
     asyncio.run(scene())
-
-
-def dlq(broker: Stream, *arguments: str, folder: Path) -> tuple[int, Any]:
-    source = f"{broker.url}?stream={broker.name}&group=g"
-    ended = semel_program("dlq", *arguments, "--from", source, cwd=folder)
-    return ended.returncode, json.loads(ended.stdout) if ended.stdout else ended.stderr.decode()
-
-
-@pytest.mark.usefixtures("warm")
-def test_dead_letters_are_listed_shown_and_replayed(tmp_path: Path) -> None:
-    ran: list[str] = []
-    broken = True
-
-    async def charge(message: Arrival) -> None:
-        if broken:
-            raise ValueError("no")
-        ran.append(semel.current().key)
-
-    async def work(broker: Stream) -> None:
-        policy = semel.Policy(permanent=(ValueError,))
-        async with semel.aopen(f"sqlite:///{tmp_path}/a.db", consumer="billing", policy=policy) as once:
-            runner = Runner(broker.source(), charge, once=once)
-            runner.stop_when_idle()
-            await runner.run()
-
-    async def scene() -> Stream:
-        broker = Stream()
-        await broker.send([Sent("a"), Sent("a")])
-        await work(broker)
-        await broker.redis.aclose()  # the next loop needs a connection of its own
-        return broker
-
-    broker = asyncio.run(scene())
-    code, listed = dlq(broker, "list", "--json", folder=tmp_path)
-    [letter] = listed["dead"]
-    assert (code, letter["reason"], letter["key"], letter["error"]) == (0, "failed", "a", "ValueError: no")
-    code, shown = dlq(broker, "show", letter["id"], "--json", folder=tmp_path)
-    assert (shown["body"], shown["headers"]) == ("{}", {"message_id": "a"})
-    assert "Traceback" in shown["stack"]
-    assert dlq(broker, "replay", "nonsense", "--store", "sqlite:///a.db", folder=tmp_path)[0] == 5
-    code, said = dlq(broker, "replay", letter["id"], "--store", "sqlite:///a.db", folder=tmp_path)
-    assert (code, "published again" in said) == (0, True)
-    assert dlq(broker, "list", "--json", folder=tmp_path)[1] == {"dead": []}
-    broken = False
-    asyncio.run(work(broker))
-    assert ran == ["a"]
 
 
 # --- trimming ---

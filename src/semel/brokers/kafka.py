@@ -159,11 +159,14 @@ class KafkaSource:
 
     async def open(self) -> None:
         """Join the group. After a break it is the same member: the client reconnects by itself."""
-        if self._consumer is not None:
-            return
+        if self._consumer is None:
+            await self.visit()
+            await self._in_thread(self._join)
+
+    async def visit(self) -> None:
+        """Be ready for the dead letters alone: to join the group would take partitions from those who work."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-kafka")
-        await self._in_thread(self._join)
 
     def _join(self) -> None:
         options = self._options

@@ -80,15 +80,23 @@ class RabbitQueue:
 
     async def open(self) -> None:
         """Connect anew; what an earlier connection had in hand is the server's again."""
+        queue = await self.visit()
+        try:
+            await self._channel.set_qos(self._options.prefetch)
+            self._tag = await queue.consume(self._inbox.put)
+        except UNREACHABLE as error:
+            await self.close()
+            raise SourceUnavailable(str(error)) from error
+
+    async def visit(self) -> Any:
+        """Connect for the dead letters alone: what is prefetched here would be kept from those who work."""
         await self.close()
         self._inbox = asyncio.Queue()
         self._delays = set()
         try:
             self._connection = await aio_pika.connect(self._server, timeout=CONNECT_S)
             self._channel = await self._connection.channel(publisher_confirms=True)
-            await self._channel.set_qos(self._options.prefetch)
-            queue = await self._declared()
-            self._tag = await queue.consume(self._inbox.put)
+            return await self._declared()
         except UNREACHABLE as error:
             await self.close()
             raise SourceUnavailable(str(error)) from error
@@ -206,6 +214,8 @@ class RabbitQueue:
             if message is None:
                 break
             id_ = message.message_id or str(message.delivery_tag)
+            while id_ in self._dug:  # another letter about the same event
+                id_ += "+"
             self._dug[id_] = message
             headers = {name: _text(value) for name, value in message.headers.items()}
             if _id_of(message) is not None:
