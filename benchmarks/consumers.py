@@ -147,12 +147,15 @@ class Kafka:
 
     async def receive(self) -> list[Entry]:
         found = await asyncio.to_thread(self._consumer.consume, BATCH, 0.1)
-        return [
-            (dict(each.headers() or ())["message_id"].decode(), each) for each in found if not each.error()
-        ]  # type: ignore[union-attr]
+        return [(_id(each), each) for each in found if not each.error()]
 
     async def ack(self, _entries: Sequence[Entry]) -> None:
         await asyncio.to_thread(self._consumer.commit, asynchronous=False)
+
+
+def _id(message: Any) -> str:
+    found: bytes = dict(message.headers())["message_id"]
+    return found.decode()
 
 
 CLIENTS: dict[str, Callable[[Job], Client]] = {"redis": Redis, "nats": Nats, "kafka": Kafka}

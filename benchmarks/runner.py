@@ -20,7 +20,7 @@ import redis
 from benchmarks.consumers import AT_ONCE, BATCH, GROUP, JOB, Job
 from semel.cli.gauge.measure import Row
 
-MESSAGES = 5_000
+MESSAGES = 4_000
 ROUNDS = 3
 WITHIN_S = 300
 LEASE = ("lease", "faststream", "idemkit")

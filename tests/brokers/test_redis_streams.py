@@ -104,7 +104,7 @@ async def worked(broker: Stream, group: str, *, trim_s: float, limit: int = 10_0
     done: list[str] = []
     while len(done) < limit and (some := await source.receive(min(50, limit - len(done)), 0.02)):
         await source.ack(some)
-        done += [each.headers["message_id"].decode() for each in some]  # type: ignore[call-overload]
+        done += [str(each.by_name.get("message_id")) for each in some]
     await source.close()
     return done
 

@@ -212,7 +212,7 @@ async def test_handlers_by_type_are_given_events_and_copies_in_either_mode_run_o
 
     for structured in (False, True):
         arrival = sent("kafka", structured=structured)
-        queue.send(arrival.body, dict(arrival.headers))
+        queue.send(arrival.body, dict(arrival.headers))  # type: ignore[arg-type]  # pairs
     queue.send(b"{}", {"ce_id": "e-2", "ce_source": "/shop", "ce_type": "order.paid"})  # no specversion
     async with semel.aopen("memory:", consumer="billing") as once:
         runner = Runner(queue.source(), [Route(paid, once=once, types=["order.paid"])])
