@@ -34,7 +34,7 @@ DRIVERS = {
     "tiers": ["psycopg", "redis"],
     "inbox": ["psycopg"],
     "outbox": ["psycopg", "redis"],
-    "runner": ["psycopg", "redis", "faststream", "idemkit"],
+    "runner": ["psycopg", "redis", "nats-py", "confluent-kafka", "faststream", "idemkit"],
     "postgres": ["psycopg"],
     "redis": ["redis", "hiredis"],
 }

@@ -1,190 +1,182 @@
-"""Messages per second through a runner, against the bare client's loop with the same effect and no deduplication.
+"""Messages per second through `semel consume`, against the bare client's loop with the same effect and no dedup.
 
-Each job drains a stream of its own that was filled beforehand; jobs take turns in one run.
+Each contestant is a process of its own that drains a stream which was filled beforehand; they take turns in one run.
 """
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
-import redis.asyncio
+import redis
 
-import semel
-from semel.brokers import Arrival, Pace, Route, Runner, source_for
-from semel.cli.gauge.measure import Job, Row, compare
+from benchmarks.consumers import AT_ONCE, BATCH, GROUP, JOB, Job
+from semel.cli.gauge.measure import Row
 
-MESSAGES = 10_000
-BATCH = 200
-AT_ONCE = 10
+MESSAGES = 4_000
+ROUNDS = 3
+WITHIN_S = 300
+LEASE = ("lease", "faststream", "idemkit")
+"""With one round trip as the effect, ten at once; against `bare`."""
+INBOX = ("inbox",)
+"""With an insert as the effect, one commit for a batch; against `transactions`."""
+LIMITS = {"bare": "bare client", "transactions": "bare client, psycopg"}
+WHAT = {
+    "lease": "semel consume, lease on Redis",
+    "faststream": "FastStream, without deduplication",
+    "idemkit": "bare loop with idemkit on Redis",
+    "inbox": "semel consume, inbox on PostgreSQL",
+}
+AIMS = {"lease": 0.5, "inbox": 0.5}
 _numbers = itertools.count()
-Loop = Callable[["Place"], Coroutine[Any, Any, None]]
 
 
-class Place:
-    """A stream with messages, and what was done with them."""
+# --- streams full of messages ---
 
-    def __init__(self, server: str, database: str) -> None:
-        self.server = server
-        self.database = database
-        self.stream = ""
-        self.done = 0
-        self.sink: Any = None
 
-    def fresh(self) -> None:
-        asyncio.run(self._fill())
+def ids(number: int) -> Iterator[str]:
+    return (f"{number}-{n:06}" for n in range(MESSAGES))
 
-    async def _fill(self) -> None:
+
+BODY = b'{"cents": 1}'
+
+
+def fill_redis(servers: str, stream: str, number: int) -> None:
+    with redis.Redis.from_url(servers) as client, client.pipeline(transaction=False) as pipe:
+        pipe.xgroup_create(stream, GROUP, id="0", mkstream=True)
+        for id_ in ids(number):
+            pipe.xadd(stream, {"message_id": id_, "data": BODY})
+        pipe.execute()
+
+
+def fill_nats(servers: str, stream: str, number: int) -> None:
+    async def fill() -> None:
+        import nats
+
+        client = await nats.connect(servers)
+        jetstream = client.jetstream()
+        await jetstream.add_stream(name=stream, subjects=[stream])
+        every = list(ids(number))
+        for at in range(0, len(every), BATCH):
+            publications = [
+                jetstream.publish(stream, BODY, headers={"message_id": id_}) for id_ in every[at : at + BATCH]
+            ]
+            await asyncio.gather(*publications)
+        await client.close()
+
+    asyncio.run(fill())
+
+
+def fill_kafka(servers: str, stream: str, number: int) -> None:
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
+    admin = AdminClient({"bootstrap.servers": servers})
+    for made in admin.create_topics([NewTopic(stream, 4, 1)]).values():
+        made.result(30)
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
+    for id_ in ids(number):
+        producer.produce(stream, BODY, id_, headers={"message_id": id_.encode()})
+    assert producer.flush(60) == 0
+
+
+FILL: dict[str, Callable[[str, str, int], None]] = {
+    "redis": fill_redis,
+    "nats": fill_nats,
+    "kafka": fill_kafka,
+}
+
+
+# --- contestants ---
+
+
+class Contest:
+    """One broker, and who drains its streams."""
+
+    def __init__(self, broker: str, servers: str, redis_url: str, database: str, folder: Path) -> None:
+        self._broker = broker
+        self._servers = servers
+        self._redis = redis_url
+        self._database = database
+        self._folder = folder
+
+    def rows(self) -> list[Row]:
+        """All contestants in turns."""
+        rounds = [
+            {name: self._rate(name) for name in ("bare", *LEASE, "transactions", *INBOX)}
+            for _ in range(ROUNDS)
+        ]
+        return [row(self._broker, name, rounds) for name in (*LEASE, *INBOX)]
+
+    def _rate(self, name: str) -> float:
         number = next(_numbers)
-        self.stream, self.done = f"orders-{number}", 0
-        async with redis.asyncio.Redis.from_url(self.server) as client:
-            await client.xgroup_create(self.stream, "g", id="0", mkstream=True)
-            async with client.pipeline(transaction=False) as pipe:
-                for n in range(MESSAGES):
-                    pipe.xadd(self.stream, {"message_id": f"{number}-{n:06}", "data": b'{"cents": 1}'})
-                await pipe.execute()
+        stream, times = f"orders{number}", self._folder / f"times-{number}"
+        FILL[self._broker](self._servers, stream, number)
+        job = Job(self._broker, self._servers, stream, self._redis, self._database, MESSAGES, str(times))
+        command = self._consume(name, stream) if name in AIMS else ["-m", "benchmarks.consumers", name]
+        subprocess.run(
+            [sys.executable, *command],
+            env={**os.environ, JOB: msgspec.json.encode(job).decode()},
+            check=True, timeout=WITHIN_S,
+        )  # fmt: skip
+        begun, ended = map(float, times.read_text().split())
+        return MESSAGES * 9 / 10 / (ended - begun)
 
-    @property
-    def url(self) -> str:
-        return f"{self.server}?stream={self.stream}&group=g"
-
-    def job(self, loop: Loop) -> Job:
-        async def drain() -> None:
-            async with redis.asyncio.Redis.from_url(self.server) as self.sink:
-                await loop(self)
-
-        def run() -> None:
-            asyncio.run(drain())
-            assert self.done == MESSAGES, self.done
-
-        return Job(run, MESSAGES, self.fresh)
-
-
-async def effect(place: Place) -> None:
-    """One round trip to another system."""
-    await place.sink.incr("effects")
-    place.done += 1
+    def _consume(self, name: str, stream: str) -> list[str]:
+        source = {
+            "redis": f"{self._servers}?stream={stream}&group={GROUP}",
+            "nats": f"{self._servers}?stream={stream}&durable={GROUP}",
+            "kafka": f"kafka://{self._servers}/{stream}?group={stream}",
+        }[self._broker]
+        ways = {
+            "lease": ["benchmarks.consumers:charge", "--store", self._redis, "--concurrency", str(AT_ONCE)],
+            "inbox": [
+                "benchmarks.consumers:credit", "--store", self._database, "--mode", "inbox", "--concurrency", "1",
+            ],
+        }  # fmt: skip
+        common = ["--from", source, "--consumer", name, "--batch", str(BATCH), "--until-idle"]
+        return ["-m", "semel", "consume", *ways[name], *common]
 
 
-async def bare(place: Place) -> None:
-    """What a careful person writes by hand: batches, effects ten at a time, one ack for the batch."""
-    async with redis.asyncio.Redis.from_url(place.server) as client:
-        while place.done < MESSAGES:
-            found: Any = await client.xreadgroup("g", "c", {place.stream: ">"}, count=BATCH)
-            for _, entries in found:
-                for at in range(0, len(entries), AT_ONCE):
-                    await asyncio.gather(*(effect(place) for _ in entries[at : at + AT_ONCE]))
-                await client.xack(place.stream, "g", *(id_ for id_, _ in entries))
-
-
-async def by_runner(place: Place) -> None:
-    async def handler(_message: Arrival) -> None:
-        await effect(place)
-
-    async with semel.aopen(place.server, consumer="bench") as once:
-        runner = Runner(
-            source_for(place.url), handler, once=once, pace=Pace(batch=BATCH, concurrency=AT_ONCE)
-        )
-        runner.stop_when_idle()
-        await runner.run()
-
-
-async def by_idemkit(place: Place) -> None:
-    """The same loop by hand, with idemkit around the handler and as many at once as the runner has."""
-    from idemkit import ConsumerAction, IdempotentConsumer, QueueConfig, RedisBackend
-
-    backend = RedisBackend.from_url(place.server)
-    consumer = IdempotentConsumer(
-        backend=backend,
-        config=QueueConfig(
-            dedup_id=lambda entry: entry[1][b"message_id"].decode(), visibility_timeout_seconds=30
-        ),
+def row(broker: str, name: str, rounds: list[dict[str, float]]) -> Row:
+    """The round whose ratio is the middle one: what else the computer does changes from round to round."""
+    limit = "bare" if name in LEASE else "transactions"
+    middle = sorted(rounds, key=lambda rates: rates[name] / rates[limit])[len(rounds) // 2]
+    return Row(
+        store=broker,
+        what=WHAT[name],
+        rate=middle[name],
+        limit=LIMITS[limit],
+        limit_rate=middle[limit],
+        aim=AIMS.get(name),
     )
-
-    @consumer.handle  # type: ignore[untyped-decorator]
-    async def process(_entry: Any) -> None:
-        await effect(place)
-
-    async with redis.asyncio.Redis.from_url(place.server) as client:
-        while place.done < MESSAGES:
-            found: Any = await client.xreadgroup("g", "c", {place.stream: ">"}, count=BATCH)
-            for _, entries in found:
-                for at in range(0, len(entries), AT_ONCE):
-                    some = entries[at : at + AT_ONCE]
-                    results = await asyncio.gather(*(consumer.dispatch(each) for each in some))
-                    acks = [
-                        id_
-                        for (id_, _), result in zip(some, results, strict=True)
-                        if result.action is ConsumerAction.ACK
-                    ]
-                    await client.xack(place.stream, "g", *acks)
-
-
-async def by_faststream(place: Place) -> None:
-    """FastStream's own subscriber, which deduplicates nothing."""
-    from faststream.redis import RedisBroker, StreamSub
-
-    broker = RedisBroker(place.server, logger=None)  # type: ignore[arg-type]  # its own way to say: none
-    finished = asyncio.Event()
-
-    @broker.subscriber(
-        stream=StreamSub(place.stream, group="g", consumer="c", max_records=BATCH), max_workers=AT_ONCE
-    )
-    async def process(_message: Any) -> None:
-        await effect(place)
-        if place.done == MESSAGES:
-            finished.set()
-
-    async with broker:
-        await broker.start()
-        await finished.wait()
-
-
-INSERT = "INSERT INTO ledger VALUES (%s)"
-
-
-async def bare_transactions(place: Place) -> None:
-    connection = await psycopg.AsyncConnection.connect(place.database, autocommit=True)
-    async with redis.asyncio.Redis.from_url(place.server) as client, connection:
-        while place.done < MESSAGES:
-            found: Any = await client.xreadgroup("g", "c", {place.stream: ">"}, count=BATCH)
-            for _, entries in found:
-                async with connection.transaction():
-                    for _, fields in entries:
-                        await connection.execute(INSERT, (fields[b"message_id"].decode(),))
-                        place.done += 1
-                await client.xack(place.stream, "g", *(id_ for id_, _ in entries))
-
-
-async def by_inbox(place: Place) -> None:
-    async def handler(connection: Any, _message: Arrival) -> None:
-        await connection.execute(INSERT, (semel.current().key,))
-        place.done += 1
-
-    async with semel.aopen(place.database, consumer="bench", mode="inbox") as once:
-        pace = Pace(batch=BATCH, concurrency=1)
-        runner = Runner(source_for(place.url), [Route(handler, once=once)], pace=pace)
-        runner.stop_when_idle()
-        await runner.run()
 
 
 def rows(folder: Path) -> list[Row]:
-    """All comparisons; a Redis and a PostgreSQL are started in `folder`."""
-    from tests.services import postgres
+    """All comparisons; Redis and PostgreSQL are started in `folder`, NATS and Kafka beside it."""
+    from tests.services import kafka, nats, postgres, server
     from tests.services import redis as redis_service
 
-    with redis_service.own(folder) as server, postgres.own(folder) as database:
-        with psycopg.connect(database.url, autocommit=True) as connection:
-            connection.execute("CREATE TABLE ledger (key text)")
-        return list(_rows(Place(server.url, database.url)))
-
-
-def _rows(place: Place) -> Iterator[Row]:
-    limit = ("bare redis.asyncio", place.job(bare))
-    yield compare("runner", "lease on Redis", place.job(by_runner), *limit, aim=0.5)
-    yield compare("runner", "FastStream, without deduplication", place.job(by_faststream), *limit)
-    yield compare("runner", "idemkit on Redis, ten at once", place.job(by_idemkit), *limit)
-    limit = ("bare psycopg", place.job(bare_transactions))
-    yield compare("runner", "inbox on PostgreSQL", place.job(by_inbox), *limit, aim=0.5)
+    try:
+        with redis_service.own(folder) as store, postgres.own(folder) as database:
+            with psycopg.connect(database.url, autocommit=True) as connection:
+                connection.execute("CREATE TABLE ledger (key text)")
+            places: dict[str, Callable[[], Any]] = {
+                "redis": lambda: store.url,
+                "nats": nats.url,
+                "kafka": kafka.servers,
+            }
+            return [
+                row
+                for broker, servers in places.items()
+                for row in Contest(broker, servers(), store.url, database.url, folder).rows()
+            ]
+    finally:
+        server.leave()

@@ -75,9 +75,9 @@ WORLD = {
 """What no module that core stands on may import."""
 
 HEAVY = [
-    "aiobotocore", "aio_pika", "asyncpg", "boto3", "confluent_kafka", "django", "fastapi", "http_sf", "httpx2", "nats",
-    "opentelemetry", "orjson", "prometheus_client", "psycopg", "pydantic", "rbloom", "redis", "rich", "sqlalchemy",
-    "sqlite3", "starlette", "structlog", "typer", "uvicorn", "websockets",
+    "aiobotocore", "aio_pika", "asyncpg", "boto3", "cloudevents", "confluent_kafka", "django", "fastapi", "http_sf",
+    "httpx2", "nats", "opentelemetry", "orjson", "prometheus_client", "psycopg", "pydantic", "rbloom", "redis", "rich",
+    "sqlalchemy", "sqlite3", "starlette", "structlog", "typer", "uvicorn", "websockets",
 ]  # fmt: skip
 """Drivers, frameworks and whatever else costs start-up time; `import semel` loads none of them."""
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any
 
 from msgspec.structs import replace
@@ -293,9 +293,14 @@ async def adrive_many(
     """Run the flows to their ends, awaiting; outcomes by position. Raises the interrupt that ended it early."""
     rounds = Rounds(flows, hands, told)
     landed = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    loop, thread = asyncio.get_running_loop(), get_ident()
 
     def on_landed() -> None:
+        if (
+            get_ident() == thread
+        ):  # the loop is awake: to wake it by its socket would be a system call each time
+            landed.set()
+            return
         with suppress(RuntimeError):  # the loop is closed, and nobody waits there any more
             loop.call_soon_threadsafe(landed.set)
 

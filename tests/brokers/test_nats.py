@@ -14,9 +14,8 @@ from semel.brokers.nats import from_url
 from semel.brokers.source import Source
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
-from tests.brokers.storm import InboxStorm, Storm
+from tests.brokers.storm import Storm
 from tests.services import nats as service
-from tests.services import postgres
 
 
 class Stream:
@@ -81,17 +80,5 @@ def test_workers_killed_with_9_lose_nothing_and_repeat_nothing(seed: int, tmp_pa
         stream = await Stream().connect()
         await Storm(stream.url(), tmp_path, seed).run(stream, 10_000 if "SEMEL_SOAK" in os.environ else 1000)
         await stream.close()
-
-    asyncio.run(scene())
-
-
-@pytest.mark.slow
-def test_an_inbox_under_kills_leaves_a_plain_ledger_exact() -> None:
-    async def scene() -> None:
-        broker = await Stream().connect()
-        source = broker.url()
-        storm = InboxStorm(source, postgres.url(), postgres.place(broker.name), 1)
-        await storm.run(broker, 10_000 if "SEMEL_SOAK" in os.environ else 2000)
-        await broker.close()
 
     asyncio.run(scene())

@@ -1,7 +1,6 @@
 """Redis Streams under the contract, looked at with a client of its own."""
 
 import asyncio
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,18 +10,12 @@ import pytest
 import redis.asyncio
 
 import semel
-from semel.brokers import Arrival, Runner
-from semel.brokers.redis_streams import from_url
+from semel.brokers.redis_streams import LOWEST, TRIM, from_url
 from semel.brokers.source import Source
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
-from tests.brokers.storm import InboxStorm, Storm
-from tests.cli.processes import semel as semel_program
-from tests.cli.processes import warm
-from tests.services import postgres
+from tests.brokers.storm import Storm
 from tests.services import redis as service
-
-__all__ = ["warm"]  # a fixture
 
 
 class Stream:
@@ -98,59 +91,87 @@ def test_workers_killed_with_9_lose_nothing_and_repeat_nothing(seed: int, tmp_pa
     asyncio.run(scene())
 
 
-def dlq(broker: Stream, *arguments: str, folder: Path) -> tuple[int, Any]:
-    source = f"{broker.url}?stream={broker.name}&group=g"
-    ended = semel_program("dlq", *arguments, "--from", source, cwd=folder)
-    return ended.returncode, json.loads(ended.stdout) if ended.stdout else ended.stderr.decode()
+# --- trimming ---
+
+NODE = 100
+"""How many entries the server keeps together, and trims together."""
 
 
-@pytest.mark.usefixtures("warm")
-def test_dead_letters_are_listed_shown_and_replayed(tmp_path: Path) -> None:
-    ran: list[str] = []
-    broken = True
-
-    async def charge(message: Arrival) -> None:
-        if broken:
-            raise ValueError("no")
-        ran.append(semel.current().key)
-
-    async def work(broker: Stream) -> None:
-        policy = semel.Policy(permanent=(ValueError,))
-        async with semel.aopen(f"sqlite:///{tmp_path}/a.db", consumer="billing", policy=policy) as once:
-            runner = Runner(broker.source(), charge, once=once)
-            runner.stop_when_idle()
-            await runner.run()
-
-    async def scene() -> Stream:
-        broker = Stream()
-        await broker.send([Sent("a"), Sent("a")])
-        await work(broker)
-        await broker.redis.aclose()  # the next loop needs a connection of its own
-        return broker
-
-    broker = asyncio.run(scene())
-    code, listed = dlq(broker, "list", "--json", folder=tmp_path)
-    [letter] = listed["dead"]
-    assert (code, letter["reason"], letter["key"], letter["error"]) == (0, "failed", "a", "ValueError: no")
-    code, shown = dlq(broker, "show", letter["id"], "--json", folder=tmp_path)
-    assert (shown["body"], shown["headers"]) == ("{}", {"message_id": "a"})
-    assert "Traceback" in shown["stack"]
-    assert dlq(broker, "replay", "nonsense", "--store", "sqlite:///a.db", folder=tmp_path)[0] == 5
-    code, said = dlq(broker, "replay", letter["id"], "--store", "sqlite:///a.db", folder=tmp_path)
-    assert (code, "published again" in said) == (0, True)
-    assert dlq(broker, "list", "--json", folder=tmp_path)[1] == {"dead": []}
-    broken = False
-    asyncio.run(work(broker))
-    assert ran == ["a"]
+async def worked(broker: Stream, group: str, *, trim_s: float, limit: int = 10_000) -> list[str]:
+    """What a consumer of the group was given and has acknowledged, until there is no more or it has enough."""
+    source = from_url(f"{broker.url}?stream={broker.name}&group={group}&deadline_s=30&trim_s={trim_s}")
+    await source.open()
+    done: list[str] = []
+    while len(done) < limit and (some := await source.receive(min(50, limit - len(done)), 0.02)):
+        await source.ack(some)
+        done += [str(each.by_name.get("message_id")) for each in some]
+    await source.close()
+    return done
 
 
-@pytest.mark.slow
-def test_an_inbox_under_kills_leaves_a_plain_ledger_exact() -> None:
-    async def scene() -> None:
-        broker = Stream()
-        source = f"{broker.url}?stream={broker.name}&group=g&deadline_s=2"
-        storm = InboxStorm(source, postgres.url(), postgres.place(broker.name), 1)
-        await storm.run(broker, 10_000 if "SEMEL_SOAK" in os.environ else 2000)
-        await broker.close()
+@pytest.mark.anyio
+async def test_a_stream_is_trimmed_only_as_far_as_every_group_has_acknowledged() -> None:
+    broker, keys = Stream(), [f"k{n}" for n in range(1000)]
+    await broker.send([Sent(key) for key in keys])
+    await broker.redis.xgroup_create(broker.name, "slow", id="0")
+    assert await worked(broker, "fast", trim_s=0.001) == keys
+    assert await broker.redis.xlen(broker.name) == 1000, "the slow group has read nothing yet"
+    assert await worked(broker, "slow", trim_s=0.001, limit=500) == keys[:500]
+    await worked(broker, "fast", trim_s=0.001)
+    assert 500 <= await broker.redis.xlen(broker.name) <= 500 + NODE + 1
+    assert await worked(broker, "slow", trim_s=0.0) == keys[500:], "it has lost nothing"
+    assert await broker.redis.xlen(broker.name) >= 500, "nobody trims unasked"
+    await worked(broker, "fast", trim_s=0.001)
+    assert await broker.redis.xlen(broker.name) <= NODE + 1
+    await broker.close()
 
-    asyncio.run(scene())
+
+@pytest.mark.anyio
+async def test_what_a_dead_consumer_of_another_group_had_in_hand_is_not_trimmed() -> None:
+    broker, keys = Stream(), [f"k{n}" for n in range(1000)]
+    await broker.send([Sent(key, key.encode()) for key in keys])
+    slow = f"{broker.url}?stream={broker.name}&group=slow&deadline_s=0.2"
+    dead = from_url(slow)
+    await dead.open()
+    given = [await dead.receive(100, 0.1) for _ in range(10)]
+    await dead.ack([each for some in given for each in some if each.body not in (b"k350", b"k900")])
+    await dead.close()
+    assert await worked(broker, "fast", trim_s=0.001) == keys
+    await worked(broker, "fast", trim_s=0.001)
+    assert 650 <= await broker.redis.xlen(broker.name) <= 650 + NODE, (
+        "all before k350 is gone, and nothing else"
+    )
+    heir = from_url(slow)
+    await heir.open()
+    taken: list[bytes] = []
+    async with asyncio.timeout(10):
+        while len(taken) < 2:
+            some = await heir.receive(10, 0.05)
+            taken += [each.body for each in some]
+            await heir.ack(some)
+    assert taken == [b"k350", b"k900"]
+    await heir.close()
+    await broker.close()
+
+
+@pytest.mark.anyio
+async def test_ids_are_compared_as_the_numbers_they_are() -> None:
+    broker = Stream()
+    ids = [f"{ms}-{seq}" for ms in (9, 10) for seq in (9, 10, 2**64 - 2, 2**64 - 1)]
+    for id_ in ids:
+        await broker.redis.xadd(broker.name, {"message_id": id_, "data": "{}"}, id=id_)
+    for at, id_ in enumerate(ids):
+        await broker.redis.xgroup_create(broker.name, f"g{at}", id=id_)
+    for lowest, id_ in enumerate(ids):
+        low = await broker.redis.eval(LOWEST + "return low", 1, broker.name)
+        assert low.decode() == id_
+        await broker.redis.xgroup_destroy(broker.name, f"g{lowest}")
+    assert await broker.redis.eval(TRIM, 1, broker.name, 10) == 0, (
+        "without groups nobody has said that it is done"
+    )
+    await broker.close()
+
+
+def test_a_negative_interval_is_refused() -> None:
+    with pytest.raises(semel.errors.UsageError, match="trim_s"):
+        from_url("redis://localhost/0?stream=s&group=g&trim_s=-1")

@@ -9,12 +9,15 @@ from typing import Any
 
 import boto3
 import pytest
+from msgspec.structs import replace
 
 from semel.brokers.source import Source
 from semel.brokers.sqs import from_url
+from semel.outbox.sinks.sqs import entry_of
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
 from tests.brokers.storm import Storm
+from tests.outbox.brokers import rows
 from tests.services import sqs as service
 
 
@@ -89,6 +92,19 @@ class Queue:
 class TestSqs(broker_contract.Suite):
     async def broker(self) -> Queue:
         return await asyncio.to_thread(Queue, fifo=False)
+
+
+@pytest.mark.anyio
+async def test_a_payload_that_is_no_text_arrives_as_the_relay_got_it() -> None:
+    queue = await asyncio.to_thread(Queue, fifo=False)
+    source, row = queue.source(), replace(rows(1, queue.name)[0], payload=b"\xff\x00")
+    entry = entry_of(0, row, fifo=False)
+    await asyncio.to_thread(queue.sqs.send_message_batch, QueueUrl=queue.urls[0], Entries=[entry])
+    await source.open()
+    [arrival] = await source.receive(1, 5.0)
+    assert arrival.body == b"\xff\x00"
+    await source.close()
+    await queue.close()
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ before it. The client's calls block, so they have a thread of their own; rebalan
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -30,7 +30,7 @@ from semel.brokers.urls import options_of
 from semel.errors import SourceUnavailable, UsageError
 from semel.lazily import asyncio
 
-__all__ = ["KafkaSource", "Options", "Place", "from_url", "place_of"]
+__all__ = ["CALL_S", "KafkaSource", "Options", "Place", "from_url", "place_of", "topics_of"]
 
 _log = logging.getLogger("semel.kafka")
 
@@ -38,7 +38,14 @@ T = TypeVar("T")
 
 CHECK_IN_S = 9.0
 """How often at least, times three, the client looks in at the broker while nothing is received."""
+CALL_S = 10.0
+"""How long one call may block before it is repeated."""
 CONFIRM_S = 30.0
+NEW_TOPIC_S = 3.0
+"""How long a topic may take from its creation until every broker knows it."""
+LOOK_AGAIN_S = 0.2
+PATTERN = "^"
+"""How a topic's name begins that stands for all that match; there may be none yet."""
 REMOVED = "semel-dead-removed"
 """The header of a record that says which dead letter is dealt with: a log takes nothing back."""
 
@@ -99,6 +106,22 @@ def place_of(url: str, kind: type[AnyOptions]) -> tuple[str, AnyOptions]:
     return parts.netloc or "localhost:9092", options
 
 
+def topics_of(client: Any, needed: Collection[str]) -> dict[str, Any]:
+    """What the brokers know of their topics; waits a little for one that was made a moment ago. Blocks.
+
+    Raises `UsageError` for one that is not there.
+    """
+    give_up_at = monotonic() + NEW_TOPIC_S
+    while True:
+        known: dict[str, Any] = client.list_topics(timeout=CALL_S).topics
+        missing = set(needed) - known.keys()
+        if not missing:
+            return known
+        if monotonic() >= give_up_at:
+            raise UsageError(f"there is no topic {min(missing)}; create it first")
+        sleep(LOOK_AGAIN_S)
+
+
 class KafkaSource:
     """One member of a consumer group."""
 
@@ -117,6 +140,9 @@ class KafkaSource:
         """Of the partitions that are ours; a partition that comes back has new ones."""
         self._ready: dict[tuple[str, int], int] = {}
         """Positions that may be committed and are not yet: a rebalance under way refuses commits for a while."""
+        self._joined = False
+        self._read_up: set[tuple[str, int]] = set()
+        """Partitions that were received to their end, as far as we know."""
 
     @property
     def name(self) -> str:
@@ -133,11 +159,14 @@ class KafkaSource:
 
     async def open(self) -> None:
         """Join the group. After a break it is the same member: the client reconnects by itself."""
-        if self._consumer is not None:
-            return
+        if self._consumer is None:
+            await self.visit()
+            await self._in_thread(self._join)
+
+    async def visit(self) -> None:
+        """Be ready for the dead letters alone: to join the group would take partitions from those who work."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-kafka")
-        await self._in_thread(self._join)
 
     def _join(self) -> None:
         options = self._options
@@ -152,6 +181,7 @@ class KafkaSource:
             "session.timeout.ms": round(options.session_s * 1000),
             "heartbeat.interval.ms": round(options.session_s * 1000 / 5),
             "isolation.level": "read_committed",
+            "enable.partition.eof": True,
         }
         if options.instance:
             config["group.instance.id"] = options.instance
@@ -164,8 +194,10 @@ class KafkaSource:
     # --- in the thread: rebalances ---
 
     def _assigned(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+        self._joined = True
         for each in partitions:
             self._offsets[each.topic, each.partition] = Offsets()
+            self._read_up.discard((each.topic, each.partition))
         consumer.incremental_assign(partitions)
         consumer.resume(partitions)  # lost while it was paused, a partition would come back paused
 
@@ -182,8 +214,14 @@ class KafkaSource:
         for each in partitions:
             self._offsets.pop((each.topic, each.partition), None)
             self._ready.pop((each.topic, each.partition), None)
+            self._read_up.discard((each.topic, each.partition))
 
     # --- deliveries ---
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether nothing is left to receive: to join the group and to fetch for the first time takes a while."""
+        return self._joined and self._offsets.keys() <= self._read_up
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
         """What the group has for us: waits for the first, and takes what else is there."""
@@ -196,13 +234,17 @@ class KafkaSource:
         found: list[Message] = self._consumer.consume(1, wait_s)
         if found and limit > 1:
             found += self._consumer.consume(limit - 1, 0.0)
-        return found
+        known = [message for message in found if not _is_of_no_topic(message)]
+        if len(known) < len(found):  # one broker does not know it; it may be new
+            topics_of(self._consumer, [name for name in self._topics if not name.startswith(PATTERN)])
+        return known
 
     def _arrival(self, message: Message) -> Arrival | None:
         error = message.error()
         if error is not None:
-            if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise UsageError(f"{self.name}: there is no such topic; create it first")
+            if _is_end(message):
+                self._read_up.add((_known(message.topic()), _known(message.partition())))
+                return None
             if error.fatal():
                 raise SourceUnavailable(str(error))
             _log.info("%s", error)
@@ -212,6 +254,7 @@ class KafkaSource:
         offsets = self._offsets.get(where)
         if offsets is None:  # revoked between the poll and here
             return None
+        self._read_up.discard(where)
         offsets.received(offset)
         key = message.key()
         lane = f"{where[0]}/{where[1]}"
@@ -270,6 +313,8 @@ class KafkaSource:
         self._polled_at = monotonic()
         found = self._consumer.consume(1, 0.0)
         for message in found:  # a partition that was assigned just now delivers before it could be paused
+            if _is_end(message):
+                self._read_up.add((_known(message.topic()), _known(message.partition())))
             if message.error() is None:
                 where = TopicPartition(
                     _known(message.topic()), _known(message.partition()), _known(message.offset())
@@ -318,9 +363,8 @@ class KafkaSource:
             found: dict[str, Dead] = {}
             while left:
                 for message in reader.consume(500, 1.0):
-                    error = message.error()
-                    if error is not None:
-                        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+                    if message.error() is not None:
+                        if _is_end(message):
                             left.discard(_known(message.partition()))
                         continue
                     where, offset = _known(message.partition()), _known(message.offset())
@@ -361,6 +405,8 @@ class KafkaSource:
             self._thread.shutdown()
             self._thread = None
         self._offsets.clear()
+        self._read_up.clear()
+        self._joined = False
 
 
 class Place(msgspec.Struct, frozen=True, eq=False):
@@ -375,6 +421,16 @@ class Place(msgspec.Struct, frozen=True, eq=False):
 def _pairs(message: Message) -> Sequence[tuple[str, Any]]:
     headers: Any = message.headers()  # typed as a mapping too, which only producers give
     return headers or ()
+
+
+def _is_of_no_topic(message: Message) -> bool:
+    error = message.error()
+    return error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
+def _is_end(message: Message) -> bool:
+    error = message.error()
+    return error is not None and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
 
 
 def _known(value: T | None) -> T:

@@ -172,7 +172,7 @@ class KafkaTransaction:
             )
             self.counts.received += len(arrivals or ())
             self._backlog.add(arrivals or ())
-            if not arrivals and self._until_idle and not len(self._backlog):
+            if not arrivals and self._until_idle and not len(self._backlog) and self.source.caught_up:
                 self.stop()
         elif not ready:
             await asyncio.sleep(self._wait_s())
@@ -234,8 +234,8 @@ class KafkaTransaction:
                 piece.again_s = 0.0
 
     def _identified(self, piece: Piece) -> bool:
-        event_type, event_time_us = event_facts(piece.arrival)
         try:
+            event_type, event_time_us = event_facts(piece.arrival)
             delivery = self.route.delivery(piece.arrival, event_type, event_time_us)
         except (KeyMissing, KeyInvalid) as error:
             if self.pace.no_key == "refuse":

@@ -8,13 +8,13 @@ broker refuses the offsets of a member that lost its partitions and does not kno
 import logging
 import os
 from collections.abc import Callable, Collection, Sequence
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from semel.brokers.kafka import KafkaSource, Options, Place
+from semel.brokers.kafka import CALL_S, KafkaSource, Options, Place, topics_of
 from semel.brokers.kafka_marks import Marks, Where
 from semel.brokers.offsets import Offsets
 from semel.errors import Fenced, SourceRefused, SourceUnavailable, UsageError
@@ -23,12 +23,8 @@ __all__ = ["Ended", "Part", "Send", "TransactionOptions", "Transactor"]
 
 _log = logging.getLogger("semel.kafka")
 
-CALL_S = 10.0
-"""How long one call may block before it is repeated."""
 REPEAT_S = 30.0
 """How long a call is repeated before the broker counts as out of reach."""
-NEW_TOPIC_S = 3.0
-"""How long a topic may take from its creation until every broker knows it."""
 _FENCED = {
     KafkaError._FENCED,  # noqa: SLF001 - their public names
     KafkaError.PRODUCER_FENCED,
@@ -134,13 +130,7 @@ class Transactor(KafkaSource):
         """Topics that are missing would be found out amid the first transaction. Raises `UsageError`."""
         marks = self.marks.topic if self.marks is not None else ""
         needed = {name for name in (*self._topics, self._output, marks) if name}
-        known = writer.list_topics(timeout=CALL_S).topics
-        give_up_at = monotonic() + NEW_TOPIC_S
-        while not needed <= known.keys() and monotonic() < give_up_at:
-            sleep(0.2)
-            known = writer.list_topics(timeout=CALL_S).topics
-        for name in needed - known.keys():
-            raise UsageError(f"there is no topic {name}; create it first")
+        known = topics_of(writer, needed)
         if marks:
             most = max(len(known[name].partitions) for name in self._topics)
             have = len(known[marks].partitions)

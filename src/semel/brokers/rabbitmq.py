@@ -84,15 +84,23 @@ class RabbitQueue:
 
     async def open(self) -> None:
         """Connect anew; what an earlier connection had in hand is the server's again."""
+        queue = await self.visit()
+        try:
+            await self._channel.set_qos(self.options.prefetch)
+            self._tag = await queue.consume(self._inbox.put)
+        except UNREACHABLE as error:
+            await self.close()
+            raise SourceUnavailable(str(error)) from error
+
+    async def visit(self) -> Any:
+        """Connect for the dead letters alone: what is prefetched here would be kept from those who work."""
         await self.close()
         self._inbox = asyncio.Queue()
         self._delays = set()
         try:
             self._connection = await aio_pika.connect(self.server, timeout=CONNECT_S)
             self._channel = await self._connection.channel(publisher_confirms=True)
-            await self._channel.set_qos(self.options.prefetch)
-            queue = await self._declared()
-            self._tag = await queue.consume(self._inbox.put)
+            return await self._declared()
         except UNREACHABLE as error:
             await self.close()
             raise SourceUnavailable(str(error)) from error
@@ -121,8 +129,11 @@ class RabbitQueue:
         return [self._arrival(message) for message in found]
 
     def _arrival(self, message: AbstractIncomingMessage) -> Arrival:
+        headers = {name: _text(value) for name, value in message.headers.items()}
+        if message.content_type:
+            headers.setdefault("content-type", message.content_type)
         return Arrival(
-            headers={name: _text(value) for name, value in message.headers.items()},
+            headers=headers,
             body=message.body,
             broker_id=_id_of(message),
             position=f"{self.options.queue}/{message.delivery_tag}",
@@ -207,6 +218,8 @@ class RabbitQueue:
             if message is None:
                 break
             id_ = message.message_id or str(message.delivery_tag)
+            while id_ in self._dug:  # another letter about the same event
+                id_ += "+"
             self._dug[id_] = message
             headers = {name: _text(value) for name, value in message.headers.items()}
             if _id_of(message) is not None:

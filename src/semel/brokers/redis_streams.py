@@ -40,6 +40,36 @@ end
 return gone
 """
 
+# Before `low` no group has anything in hand or still to come: of each group the oldest entry that is pending, or where
+# there is none the last that it was given; of those the lowest. Ids are compared as text: their parts may exceed what
+# a number here can hold.
+LOWEST = """
+local function before(a, b)
+  local am, as = string.match(a, '(%d+)-(%d+)')
+  local bm, bs = string.match(b, '(%d+)-(%d+)')
+  if am == bm then am, bm = as, bs end
+  if #am ~= #bm then return #am < #bm end
+  return am < bm
+end
+local low
+for _, said in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
+  local group = {}
+  for i = 1, #said, 2 do group[said[i]] = said[i + 1] end
+  local at = group['last-delivered-id']
+  if group['pending'] > 0 then
+    local oldest = redis.call('XPENDING', KEYS[1], group['name'])[2]
+    if before(oldest, at) then at = oldest end
+  end
+  if not low or before(at, low) then low = at end
+end
+"""
+TRIM = f"""{LOWEST}
+if not low then return 0 end
+return redis.call('XTRIM', KEYS[1], 'MINID', '~', low, 'LIMIT', ARGV[1])
+"""
+TRIM_MAX = 10_000
+"""Entries that are removed in one go: the server does nothing else meanwhile."""
+
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What the URL says beside where the server is."""
@@ -56,12 +86,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Where a new group begins: `0` with the oldest message, `$` with the next."""
     delete: bool = False
     """Remove messages from the stream once acknowledged: only where this group is the only one."""
+    trim_s: float = 0.0
+    """How often to remove what every group of the stream has acknowledged; 0: never. Who reads without a group is not
+    waited for."""
 
     def __post_init__(self) -> None:
         if not self.stream or not self.group:
             raise ValueError("a stream and a group are needed: redis://host/0?stream=orders&group=billing")
         if not 0.1 <= self.deadline_s <= 86400:  # noqa: PLR2004 - bounds
             raise ValueError(f"deadline_s is {self.deadline_s:g}; it must lie between 0.1 and 86400")
+        if self.trim_s < 0:
+            raise ValueError(f"trim_s is {self.trim_s:g}; it must be 0 (never) or more")
 
 
 def from_url(url: str) -> "RedisStream":
@@ -88,6 +123,7 @@ class RedisStream:
         self._redis: Any = None
         self._looked_at = -1e9
         self._cursor = "0-0"
+        self._trimmed_at = -1e9
 
     @property
     def name(self) -> str:
@@ -129,6 +165,8 @@ class RedisStream:
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
         """What others left behind, if it is time to look; else what is new."""
+        if self._options.trim_s and monotonic() - self._trimmed_at >= self._options.trim_s:
+            await self._trim()
         if monotonic() - self._looked_at > self.deadline_s / 10:
             left = await self._left_behind(limit)
             if left:
@@ -183,6 +221,15 @@ class RedisStream:
         await self._ask("XACK", self._options.stream, self._options.group, *ids)
         if self._options.delete:
             await self._ask("XDEL", self._options.stream, *ids)
+
+    async def _trim(self) -> None:
+        """Remove what no group needs any more; the server leaves up to one node of the stream (100 entries) of it."""
+        self._trimmed_at = monotonic()
+        try:
+            while await self._ask("EVAL", TRIM, 1, self._options.stream, TRIM_MAX) >= TRIM_MAX:
+                continue
+        except ResponseError as error:
+            raise UsageError(f"{self.name} cannot be trimmed: {error}") from error
 
     async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
         """Make them look as idle as leaves `delay_s` until somebody may take them over."""

@@ -13,8 +13,8 @@ from semel.aclient import AsyncSemel
 from semel.brokers.dead import RUN_LATE
 from semel.brokers.source import Arrival
 from semel.errors import GiveUp, MessageInvalid, UsageError
+from semel.keys.cloudevents import attribute_of, instant
 from semel.keys.identity import Identity
-from semel.keys.message import HeaderIndex
 from semel.lazily import asyncio, inspect
 from semel.policy import Policy
 from semel.types import Delivery, Mode
@@ -27,8 +27,6 @@ Middleware: TypeAlias = Callable[[Arrival, Call], Awaitable[Any]]
 
 RETRY_DELAY_S = 1.0
 """Between attempts where the policy names no delay of its own: a failing handler must not spin."""
-_PREFIXES = ("ce-", "ce_", "cloudevents:", "cloudevents_")
-"""How the bindings of CloudEvents to HTTP and NATS, Kafka, and AMQP in both its spellings name their headers."""
 
 
 class _Attributes(msgspec.Struct):
@@ -85,7 +83,7 @@ class Route:
 
     def delivery(self, arrival: Arrival, event_type: str, event_time_us: int | None) -> Delivery[Arrival]:
         """The arrival under its key. Raises `KeyMissing` and `KeyInvalid`."""
-        if HeaderIndex(arrival.headers).get(RUN_LATE) is not None:
+        if arrival.by_name.get(RUN_LATE) is not None:
             event_time_us = None
         return Delivery(
             key=self._identity(arrival),
@@ -93,6 +91,8 @@ class Route:
             event_type=event_type,
             event_time_us=event_time_us,
             meta={"position": arrival.position} if self._keep_position and arrival.position else None,
+            source=(arrival.position or "").partition("/")[0],
+            redelivered=arrival.deliveries > 1 if arrival.deliveries else None,
         )
 
     def around(self, call: Call) -> Call:
@@ -131,12 +131,12 @@ def route_for(routes: Sequence[Route], event_type: str) -> Route | None:
 
 
 def event_facts(arrival: Arrival) -> tuple[str, int | None]:
-    """The event's type (empty: not given) and when it happened (`None`: not given, or it does not read)."""
-    headers = HeaderIndex(arrival.headers)
-    kind = time = None
-    for prefix in _PREFIXES:
-        kind = kind or headers.get(prefix + "type")
-        time = time or headers.get(prefix + "time")
+    """The event's type (empty: not given) and when it happened (`None`: not given, or it does not read).
+
+    Raises `KeyInvalid` for a header that contradicts itself.
+    """
+    headers = arrival.by_name
+    kind, time = attribute_of(headers, "type"), attribute_of(headers, "time")
     kind = kind or headers.get("event_type") or headers.get("event-type")
     if kind is None and isinstance(arrival.body, bytes) and b'"specversion"' in arrival.body:
         try:
@@ -150,13 +150,10 @@ def event_facts(arrival: Arrival) -> tuple[str, int | None]:
 def _instant_us(time: str | None) -> int | None:
     if not time:
         return None
-    from datetime import datetime
-
     try:
-        moment = datetime.fromisoformat(time)
-    except ValueError:
+        return round(instant(time).timestamp() * 1e6)
+    except (ValueError, OverflowError, OSError):  # the last two of numbers beyond any calendar
         return None
-    return round(moment.timestamp() * 1e6) if moment.tzinfo is not None else None
 
 
 def reader(handler: Callable[..., Any], at: int = 0, *, batch: bool = False) -> Callable[[Arrival], Any]:
@@ -176,9 +173,19 @@ def reader(handler: Callable[..., Any], at: int = 0, *, batch: bool = False) -> 
         return _itself
     if wanted is bytes:
         return _body
+    if _is_cloudevent(wanted):
+        from semel.brokers.cloudevents import reads
+
+        return partial(_read, wanted, reads(wanted))
     if hasattr(wanted, "model_validate_json"):  # pydantic
-        return partial(_read, wanted, wanted.model_validate_json)
-    return partial(_read, wanted, msgspec.json.Decoder(wanted).decode)
+        return partial(_read, wanted, _of_body(wanted.model_validate_json))
+    return partial(_read, wanted, _of_body(msgspec.json.Decoder(wanted).decode))
+
+
+def _is_cloudevent(wanted: Any) -> bool:
+    """Whether it is a type of the `cloudevents` package, or made from one; the package itself is not loaded for it."""
+    bases = getattr(wanted, "__mro__", ())
+    return any(base.__module__.partition(".")[0] == "cloudevents" for base in bases)
 
 
 def _itself(arrival: Arrival) -> Arrival:
@@ -189,12 +196,16 @@ def _body(arrival: Arrival) -> bytes:
     return bytes(arrival.body)
 
 
-def _read(wanted: Any, decode: Callable[[bytes], Any], arrival: Arrival) -> Any:
+def _of_body(decode: Callable[[bytes], Any]) -> Callable[[Arrival], Any]:
+    return lambda arrival: decode(arrival.body)
+
+
+def _read(wanted: Any, reads: Callable[[Arrival], Any], arrival: Arrival) -> Any:
     try:
-        return decode(arrival.body)
+        return reads(arrival)
     except (ValueError, RecursionError) as error:  # msgspec's, pydantic's and UTF-8's errors are ValueErrors
         name = getattr(wanted, "__name__", str(wanted))
-        raise MessageInvalid(f"the body does not read as {name}: {error}") from error
+        raise MessageInvalid(f"the message does not read as {name}: {error}") from error
 
 
 async def in_thread(threads: Executor, fn: Callable[..., Any], *given: Any) -> Any:

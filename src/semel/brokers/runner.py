@@ -55,6 +55,8 @@ _log = logging.getLogger("semel.runner")
 
 RECEIVE_WAIT_S = 0.5
 """The longest time before the loop looks up from the broker: a stop is noticed within it."""
+ACK_GATHER_S = 0.02
+"""How long an ack waits for others to go with it, while handlers run: alone, it costs as much as a handler."""
 OUTAGE_FIRST_S = 0.5
 OUTAGE_MAX_S = 15.0
 
@@ -154,7 +156,7 @@ class Runner:
             held = [Held(arrival) for arrival in arrivals]
             self._hand.update(held)
             self._dispatch(held)
-        elif self._until_idle and not self._hand:
+        elif self._until_idle and not self._hand and getattr(self.source, "caught_up", True):
             self.stop()
 
     @property
@@ -218,12 +220,12 @@ class Runner:
 
     def _identified(self, held: Held) -> bool:
         """Whether the message has a route and a key; one that has not is put aside."""
-        event_type, event_time_us = event_facts(held.arrival)
-        route = route_for(self.routes, event_type)
-        if route is None:  # nobody here wants it: acknowledged, as a filter would
-            self._ack(held)
-            return False
         try:
+            event_type, event_time_us = event_facts(held.arrival)
+            route = route_for(self.routes, event_type)
+            if route is None:  # nobody here wants it: acknowledged, as a filter would
+                self._ack(held)
+                return False
             held.delivery = route.delivery(held.arrival, event_type, event_time_us)
         except (KeyMissing, KeyInvalid) as error:
             if self.pace.no_key == "refuse":
@@ -355,6 +357,8 @@ class Runner:
         """Acknowledge what has gathered, together; what gathers meanwhile goes next."""
         try:
             while self._acks:
+                if self._hand and not self._stopping and len(self._acks) < self.pace.batch:
+                    await asyncio.sleep(ACK_GATHER_S)
                 acks, self._acks = self._acks, []
                 try:
                     await self.source.ack(acks)

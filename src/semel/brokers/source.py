@@ -1,13 +1,15 @@
 """What a broker has to offer: deliveries in hand, and the four things that can be said about them."""
 
+import base64
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from semel.keys.message import Envelope
 
-__all__ = ["Arrival", "Letter", "Source"]
+__all__ = ["Arrival", "Letter", "Source", "untexted"]
 
 
 class Arrival(Envelope, frozen=True, kw_only=True):
@@ -19,6 +21,14 @@ class Arrival(Envelope, frozen=True, kw_only=True):
     """How often the broker says it has delivered this message, this time included; 0: it does not say."""
     handle: Any = None
     """What the source itself needs to acknowledge it."""
+
+
+def untexted(body: str, encoding: str | None) -> bytes:
+    """The bytes of a body that had to travel as text; the relay says `base64` of what is none."""
+    if encoding == "base64":
+        with suppress(ValueError):
+            return base64.b64decode(body, validate=True)
+    return body.encode()
 
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +49,8 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 class Source(Protocol):
     """Where deliveries come from. One event loop uses it; nothing of it blocks.
 
-    Raises `SourceUnavailable` where the broker cannot be reached: the runner backs off and opens it again.
+    Raises `SourceUnavailable` where the broker cannot be reached: the runner backs off and opens it again. A source
+    whose `receive` may be empty although there is something, as while it joins a group, says so by `caught_up: bool`.
     """
 
     @property

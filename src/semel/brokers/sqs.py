@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from semel.brokers.dead import Dead
 from semel.brokers.letters import headers_of
-from semel.brokers.source import Arrival, Letter
+from semel.brokers.source import Arrival, Letter, untexted
 from semel.brokers.urls import options_of
 from semel.errors import SourceUnavailable, UsageError
 
@@ -23,6 +24,8 @@ BATCH_MAX = 10
 VISIBLE_MAX_S = 43_200
 """Twelve hours after its receipt a message is visible again, whatever is said about it."""
 ATTRIBUTES_MAX = 10
+LOOK_S = 30
+"""How long dead letters that are looked at are nobody else's, unless the source is closed before."""
 UNREACHABLE = (BotoCoreError, HTTPClientError, ConnectionError, TimeoutError, OSError)
 
 
@@ -66,6 +69,8 @@ class SqsQueue:
         self._entered: Any = None
         self._client: Any = None
         self._urls: dict[str, str] = {}
+        self._dug: dict[str, str] = {}
+        """The receipts of dead letters that were looked at."""
 
     @property
     def name(self) -> str:
@@ -129,10 +134,10 @@ class SqsQueue:
         return [self._arrival(message, asked_at) for message in answer.get("Messages", ())]
 
     def _arrival(self, message: Mapping[str, Any], asked_at: float) -> Arrival:
-        system = message.get("Attributes", {})
+        system, headers = message.get("Attributes", {}), _headers(message)
         return Arrival(
-            headers=_headers(message),
-            body=message["Body"].encode(),
+            headers=headers,
+            body=untexted(message["Body"], headers.get("encoding")),
             broker_id=system.get("MessageDeduplicationId"),
             position=f"{self._options.queue}/{message['MessageId']}",
             transport="sqs",
@@ -183,15 +188,15 @@ class SqsQueue:
         """Send a copy with its story: in one attribute, since a message has room for ten."""
         message = arrival.handle.message
         attributes = dict(list(message.get("MessageAttributes", {}).items())[: ATTRIBUTES_MAX - 1])
-        attributes[LETTER] = _attribute(msgspec.json.encode(headers_of(letter)).decode())
-        await self._send(self.graves, message["Body"], attributes, message.get("Attributes", {}))
+        system = message.get("Attributes", {})
+        story = {**headers_of(letter), **{name: system[of] for of, name in KEPT.items() if of in system}}
+        attributes[LETTER] = _attribute(msgspec.json.encode(story).decode())
+        await self._send(self.graves, message["Body"], attributes, system.get("MessageGroupId", ""))
 
-    async def _send(
-        self, queue: str, body: str, attributes: Mapping[str, Any], system: Mapping[str, str]
-    ) -> None:
+    async def _send(self, queue: str, body: str, attributes: Mapping[str, Any], group: str) -> None:
         said: dict[str, Any] = {"MessageBody": body, "MessageAttributes": dict(attributes)}
         if queue.endswith(".fifo"):
-            said["MessageGroupId"] = system.get("MessageGroupId", "semel")
+            said["MessageGroupId"] = group or "semel"
             # Each burial or replay is a message of its own: the record decides whether its effect happens again.
             said["MessageDeduplicationId"] = os.urandom(16).hex()
         await self._ask("send_message", QueueUrl=await self._url(queue), **said)
@@ -205,15 +210,14 @@ class SqsQueue:
         return f"{queue.removesuffix('.fifo')}-dead.fifo" if queue.endswith(".fifo") else f"{queue}-dead"
 
     async def look(self, limit: int) -> Sequence[Dead]:
-        """Dead letters, in no order; each is visible to others again after a short while."""
+        """Dead letters, in no order; they are visible to others again when this source is closed."""
         found: dict[str, Dead] = {}
-        self._dug: dict[str, str] = {}
         while len(found) < limit:
             answer = await self._ask(
                 "receive_message",
                 QueueUrl=await self._url(self.graves),
                 MaxNumberOfMessages=BATCH_MAX,
-                VisibilityTimeout=5,
+                VisibilityTimeout=LOOK_S,
                 WaitTimeSeconds=0,
                 MessageSystemAttributeNames=["All"],
                 MessageAttributeNames=["All"],
@@ -224,23 +228,43 @@ class SqsQueue:
             for each in messages:
                 headers = _headers(each)
                 headers.update(msgspec.json.decode(headers.pop(LETTER, "{}")))
+                if ID in headers:  # by which its key was found, unless another field came before it
+                    headers.setdefault(IDEMPOTENCY_KEY, headers.pop(ID))
                 found[each["MessageId"]] = Dead.found(each["MessageId"], headers, each["Body"].encode())
                 self._dug[each["MessageId"]] = each["ReceiptHandle"]
         return list(found.values())[:limit]
 
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
-        """Send a message to the queue itself."""
-        attributes = {name: _attribute(value) for name, value in list(headers.items())[:ATTRIBUTES_MAX]}
-        await self._send(self._options.queue, body.decode(), attributes, {})
+        """Send a message to the queue itself, to its old group."""
+        said = dict(headers)
+        group = said.pop(GROUP, "")
+        if self._options.queue.endswith(".fifo") and "message_id" in said:
+            # The service wants a new id of its own, which would be taken for the key: the old one goes before it.
+            said = {IDEMPOTENCY_KEY: said["message_id"], **said}
+        attributes = {name: _attribute(value) for name, value in list(said.items())[:ATTRIBUTES_MAX]}
+        await self._send(self._options.queue, body.decode(), attributes, group)
 
     async def remove(self, dead: Dead) -> None:
         """Delete a dead letter that was looked at just now."""
         await self._ask(
-            "delete_message", QueueUrl=await self._url(self.graves), ReceiptHandle=self._dug[dead.id]
+            "delete_message", QueueUrl=await self._url(self.graves), ReceiptHandle=self._dug.pop(dead.id)
         )
+
+    async def _put_back(self) -> None:
+        """Show the dead letters that were looked at to the next who looks."""
+        dug, self._dug = self._dug, {}
+        with suppress(SourceUnavailable):  # they show themselves in a while
+            for receipt in dug.values():
+                await self._ask(
+                    "change_message_visibility",
+                    QueueUrl=await self._url(self.graves),
+                    ReceiptHandle=receipt,
+                    VisibilityTimeout=0,
+                )
 
     async def close(self) -> None:
         """Let go; what is in hand becomes visible again after its timeout."""
+        await self._put_back()
         entered, self._entered, self._client = self._entered, None, None
         self._urls.clear()
         if entered is not None:
@@ -248,6 +272,10 @@ class SqsQueue:
 
 
 LETTER = "semel-dead-letter"
+ID, GROUP = "semel-sqs-id", "semel-sqs-group"
+KEPT = {"MessageDeduplicationId": ID, "MessageGroupId": GROUP}
+"""What a FIFO queue knows a message by, which its copy has no room for elsewhere."""
+IDEMPOTENCY_KEY = "Idempotency-Key"
 
 
 class _Receipt(msgspec.Struct, frozen=True, eq=False):

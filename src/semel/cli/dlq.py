@@ -148,7 +148,9 @@ def _at(url: str, work: Callable[["Graveyard"], Awaitable[None]]) -> None:
 
     async def open_and_work() -> None:
         source: Any = source_for(url)
-        await source.open()
+        await getattr(
+            source, "visit", source.open
+        )()  # not to take part in the work, where that is another thing
         try:
             await work(source)
         finally:

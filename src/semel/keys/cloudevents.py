@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -12,10 +12,25 @@ from semel.keys.limits import KEY_BYTES_MAX, check
 from semel.keys.message import HeaderIndex, headers_of, payload_of
 from semel.keys.schemes import derive
 
-__all__ = ["CloudEvent", "cloudevent", "compose", "find_cloudevent"]
+if TYPE_CHECKING:
+    from datetime import datetime
+
+__all__ = [
+    "CloudEvent",
+    "attribute_of",
+    "attributes_of",
+    "cloudevent",
+    "compose",
+    "find_cloudevent",
+    "instant",
+]
 
 # (prefix of the header, whether its values are percent-encoded): HTTP and NATS, Kafka, AMQP in both its spellings.
 _BINDINGS = (("ce-", True), ("ce_", False), ("cloudevents:", False), ("cloudevents_", False))
+_NAMES = {
+    name: tuple(prefix + name for prefix, _ in _BINDINGS) for name in ("id", "time", "type")
+}  # a message that is no CloudEvent is told by these at once
+_DATE_DIGITS = 8
 _ESCAPED = re.compile(r"\\(.)")
 
 
@@ -65,7 +80,7 @@ def compose(source: str, event_id: str) -> str:
 
 def find_cloudevent(headers: HeaderIndex, payload: Any) -> tuple[str, str] | None:
     """Return the key and where it stood, or None for a message that is no complete CloudEvent."""
-    for prefix, encoded in _BINDINGS:
+    for prefix, encoded in _BINDINGS if headers.first(_NAMES["id"]) else ():
         event_id, source = headers.get(prefix + "id"), headers.get(prefix + "source")
         if event_id is not None and source is not None:
             if encoded:
@@ -73,6 +88,39 @@ def find_cloudevent(headers: HeaderIndex, payload: Any) -> tuple[str, str] | Non
             return compose(source, event_id), f"headers {prefix}source and {prefix}id"
     pair = _structured(payload)
     return None if pair is None else (compose(*pair), "source and id in the body")
+
+
+def attribute_of(headers: HeaderIndex, name: Literal["time", "type"]) -> str | None:
+    """Return one attribute of an event in binary mode, by whichever binding it came."""
+    for prefix, encoded in _BINDINGS if headers.first(_NAMES[name]) else ():
+        value = headers.get(prefix + name)
+        if value is not None:
+            return _decoded(value) if encoded else value
+    return None
+
+
+def attributes_of(headers: HeaderIndex) -> dict[str, str]:
+    """Return all attributes of an event in binary mode; none where no binding has both source and id."""
+    for prefix, encoded in _BINDINGS:
+        if headers.get(prefix + "id") is None or headers.get(prefix + "source") is None:
+            continue
+        found = {name.removeprefix(prefix): headers.get(name) for name in headers.beginning(prefix)}
+        return {
+            name: _decoded(value) if encoded else value for name, value in found.items() if value is not None
+        }
+    return {}
+
+
+def instant(time: str) -> "datetime":
+    """Return the attribute `time` as an instant: RFC 3339, or AMQP's milliseconds. Raises `ValueError`."""
+    from datetime import UTC, datetime
+
+    if time.isdecimal() and len(time) > _DATE_DIGITS:
+        return datetime.fromtimestamp(int(time) / 1000, UTC)
+    moment = datetime.fromisoformat(time)
+    if moment.tzinfo is None:
+        raise ValueError(f"the time {time} has no time zone")
+    return moment
 
 
 def _structured(payload: Any) -> tuple[str, str] | None:

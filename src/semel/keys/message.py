@@ -1,7 +1,8 @@
 """What keys are read from: an incoming message, its headers and its body."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
@@ -44,19 +45,6 @@ class Incoming(Protocol):
         ...
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """An `Incoming` message made by hand: for sources of one's own, and for tests."""
-
-    headers: Headers = ()
-    body: Any = b""
-    broker_id: str | bytes | None = None
-    """AMQP `message_id`, SQS `MessageDeduplicationId`; a NATS message has it in the header `Nats-Msg-Id`."""
-    position: str | None = None
-    """The id of this delivery (Kafka offset, SQS `MessageId`): no key, unless by `keys.path("position")`."""
-    transport: str = ""
-    """Where it came from, for error messages."""
-
-
 class HeaderIndex:
     """Headers by name in lower case, made once for several look-ups. Linear in the number of headers."""
 
@@ -77,16 +65,50 @@ class HeaderIndex:
         Raises `KeyInvalid` for one that came twice with different values: choosing either would be a guess.
         """
         lower = name.lower()
+        if lower not in self._values:
+            return None
         if lower in self._clashes:
             raise KeyInvalid(
                 f"the header {name} came more than once with different values; the producer must send one"
             )
-        value = self._values.get(lower)
+        value = self._values[lower]
         return None if value is None else text_of(value, f"header {name}").strip(" \t") or None
+
+    def first(self, names: Iterable[str]) -> str | None:
+        """The first of these names, in lower case, that a header has, whatever its value."""
+        values = self._values
+        for name in names:
+            if name in values:
+                return name
+        return None
+
+    def beginning(self, prefix: str) -> Iterator[str]:
+        """The names that begin so, in lower case."""
+        return (name for name in self._values if name.startswith(prefix))
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """An `Incoming` message made by hand: for sources of one's own, and for tests."""
+
+    headers: Headers = ()
+    body: Any = b""
+    broker_id: str | bytes | None = None
+    """AMQP `message_id`, SQS `MessageDeduplicationId`; a NATS message has it in the header `Nats-Msg-Id`."""
+    position: str | None = None
+    """The id of this delivery (Kafka offset, SQS `MessageId`): no key, unless by `keys.path("position")`."""
+    transport: str = ""
+    """Where it came from, for error messages."""
+
+    @cached_property
+    def by_name(self) -> HeaderIndex:
+        """The headers for look-ups: route, key and handler ask for a dozen of them."""
+        return HeaderIndex(self.headers)
 
 
 def headers_of(message: Any) -> HeaderIndex:
     """Return the headers of a message; none for an object that has none."""
+    if isinstance(message, Envelope):
+        return message.by_name
     return HeaderIndex(() if isinstance(message, Mapping) else getattr(message, "headers", None) or ())
 
 

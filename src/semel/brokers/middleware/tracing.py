@@ -5,7 +5,6 @@ from typing import Any
 from semel.brokers.routes import Call, Middleware
 from semel.brokers.source import Arrival
 from semel.context import current
-from semel.keys.message import HeaderIndex
 
 __all__ = ["tracing"]
 
@@ -18,7 +17,7 @@ def tracing(tracer: Any = None) -> Middleware:
     spans = tracer or trace.get_tracer("semel")
 
     async def traced(message: Arrival, call: Call) -> Any:
-        parent = HeaderIndex(message.headers).get("traceparent")
+        parent = message.by_name.get("traceparent")
         context = TraceContextTextMapPropagator().extract({"traceparent": parent} if parent else {})
         attributes: dict[str, Any] = {
             "messaging.system": message.transport.replace(" ", "_"),

@@ -1,0 +1,72 @@
+"""`semel dlq` on every broker: listed, shown, replayed, and those who work are not disturbed."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import semel
+from semel.brokers import Arrival, Route, Runner
+from semel.testing.broker_contract import Sent
+from tests.brokers.places import Made, fifo, kafka, nats, rabbitmq, redis, sqs
+from tests.cli.processes import semel as semel_program
+from tests.cli.processes import warm
+
+__all__ = ["warm"]  # a fixture
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("made", [redis, nats, kafka, rabbitmq, sqs, fifo])
+def test_dead_letters_are_listed_shown_and_replayed(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    asyncio.run(scene(made, tmp_path))
+
+
+async def scene(made: Made, folder: Path) -> None:
+    broker, url = await made()
+    ran: list[tuple[str, bytes]] = []
+    broken = True
+
+    async def charge(message: Arrival) -> None:
+        if broken:
+            raise ValueError("no")
+        ran.append((semel.current().key, message.body))
+
+    async def dlq(*arguments: str) -> tuple[int, Any]:
+        ended = await asyncio.to_thread(semel_program, "dlq", *arguments, "--from", url, cwd=folder)
+        return ended.returncode, json.loads(ended.stdout) if ended.stdout else ended.stderr.decode()
+
+    async def work() -> None:
+        policy = semel.Policy(permanent=(ValueError,))
+        async with semel.aopen(f"sqlite:///{folder}/a.db", consumer="billing", policy=policy) as once:
+            runner = Runner(broker.source(), [Route(charge, once=once)])
+            running = asyncio.create_task(runner.run())
+            async with asyncio.timeout(60):
+                while await broker.unsettled():  # noqa: ASYNC110 - the broker's own word counts
+                    await asyncio.sleep(0.1)
+            runner.stop()
+            await running
+
+    await broker.send([Sent("a", b'{"n":1}', lane="l"), Sent("b", b'{"n":2}', lane="l")])
+    await work()
+    code, listed = await dlq("list", "--json")
+    letters = {letter["key"]: letter for letter in listed["dead"]}
+    assert (code, set(letters)) == (0, {"a", "b"})
+    assert {(each["reason"], each["error"]) for each in letters.values()} == {("failed", "ValueError: no")}
+    code, shown = await dlq("show", letters["a"]["id"], "--json")
+    assert (code, shown["body"], "Traceback" in shown["stack"]) == (0, '{"n":1}', True)
+    assert (await dlq("replay", "nonsense", "--store", "sqlite:///a.db"))[0] == 5
+    code, said = await dlq("replay", letters["a"]["id"], "--store", "sqlite:///a.db")
+    assert (code, "published again" in said) == (0, True)
+    code, listed = await dlq("list", "--json")
+    assert [letter["key"] for letter in listed["dead"]] == ["b"], "the other letter stays"
+    broken = False
+    await work()
+    assert ran == [("a", b'{"n":1}')], "the same key as before, once"
+    await broker.close()
