@@ -6,6 +6,7 @@ import pytest
 
 import semel
 from semel.brokers import Arrival, Pace, Runner
+from semel.observe import events
 from semel.testing.queue import Queue
 from tests.brokers.test_runner import client, queue, send, working
 from tests.waiting import until
@@ -79,7 +80,7 @@ async def test_observe_suppresses_nothing_and_counts(queue: Queue) -> None:
 
 @pytest.mark.parametrize("redelivers", [True, False])
 async def test_observe_gives_up_too_without_spinning(redelivers: bool) -> None:
-    queue = Queue(deadline_s=0.6, redelivers=redelivers)
+    queue = Queue(deadline_s=10, redelivers=redelivers)
     once, script = client(mode="observe", policy=QUICK), Script(*[RuntimeError("never")] * 100)
     send(queue, "a")
     await worked(queue, script, once)
@@ -94,3 +95,20 @@ async def test_a_type_without_deduplication_gives_up_too(queue: Queue) -> None:
     queue.send(b"{}", {"message_id": "a", "ce_type": "noise"})
     await worked(queue, script, once)
     assert (script.ran, len(queue.dead)) == (3, 1)
+
+
+async def test_hooks_hear_where_a_message_came_from_and_whether_it_was_redelivered(queue: Queue) -> None:
+    heard: list[events.Happening] = []
+
+    async def charge(_message: Arrival) -> None: ...
+
+    async def twice() -> None:
+        for _ in range(2):
+            send(queue, "a")
+            await until(lambda: len(queue) == 0)
+
+    await working(Runner(queue.source(), charge, once=client(hooks=[heard.append])), twice)
+    received = [each for each in heard if isinstance(each, events.Received)]
+    assert [each.source for each in received] == ["queue", "queue"]
+    [copy] = [each for each in heard if isinstance(each, events.Duplicate)]
+    assert copy.reason == "producer"  # the broker delivered each of the two once

@@ -29,7 +29,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def queue() -> Queue:
-    return Queue(deadline_s=0.6)
+    return Queue(deadline_s=10)
 
 
 def client(**options: Any) -> semel.AsyncSemel:

@@ -91,7 +91,7 @@ class Route:
             event_type=event_type,
             event_time_us=event_time_us,
             meta={"position": arrival.position} if self._keep_position and arrival.position else None,
-            source=(arrival.position or "").partition("/")[0],
+            source=_source(arrival),
             redelivered=arrival.deliveries > 1 if arrival.deliveries else None,
         )
 
@@ -100,6 +100,12 @@ class Route:
         for middleware in reversed(self.middleware):
             call = _around(middleware, call)
         return call
+
+
+def _source(arrival: Arrival) -> str:
+    """The topic, queue or stream; it stands before the first slash of a position."""
+    place, slash, _ = (arrival.position or "").partition("/")
+    return place if slash else arrival.transport
 
 
 def _around(middleware: Middleware, call: Call) -> Call:
