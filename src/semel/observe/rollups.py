@@ -60,18 +60,19 @@ class Writer:
         self._fence = 0
         self._steps = 0
         self._written = 0
-        self._mark = new_owner().hex()[:8]
+        self.mark: str = new_owner().hex()[:8]
+        """What its parts are signed with."""
         self._admitted = False
 
     def unwritten(self) -> list[Part]:
         """What was counted, and is not in the store as far as it is known."""
-        return [part for _, part in self._pending] + self._tally.peek()
+        return [part for _, part in self._pending] + [self._signed(part) for part in self._tally.peek()]
 
     def flush(self) -> Asking:
         """Write all that was counted; returns whether the store took it. What it did not take is sent again."""
         for part in self._tally.take():
             self._written += 1
-            self._pending.append((f"{part.minute}.{self._mark}.{self._written}", part))
+            self._pending.append((f"{part.minute}.{self.mark}.{self._written}", self._signed(part)))
         del self._pending[:-PENDING_MAX]
         tries = 0
         while self._pending:
@@ -100,6 +101,10 @@ class Writer:
         if self._hour >= 0:
             yield (Settle(self._place, self._owner, self._fence, "released", count_attempt=False),)
             self._hour = -1
+
+    def _signed(self, part: Part) -> Part:
+        part.writer = self.mark
+        return part
 
     def _end(self) -> Asking:
         """The hour is over."""
@@ -233,7 +238,9 @@ class RollupHook:
 
     def _run(self) -> None:
         try:
-            while not self._over.wait(self._interval_s):
+            while not self._over.wait(
+                self._interval_s - self.tally.now_s % self._interval_s
+            ):  # all write together
                 self._ask(self._writer.flush())
             self._ask(self._writer.close())
         finally:

@@ -93,6 +93,8 @@ class Part(Struct, array_like=True):
     in_flight: int = 0
     """Claims that the process held when it was written."""
     oldest_s: float = 0.0
+    writer: str = ""
+    """Who counted: what it holds is no sum, its last word counts."""
 
 
 class _Minute:
@@ -182,6 +184,8 @@ class Tally:
 
     def _parts(self) -> list[Part]:
         held, oldest_s = self._in_flight()
+        if held:  # a claim that takes long is worth telling, though nothing else happens
+            self._minute()
         return [
             Part(
                 number,
