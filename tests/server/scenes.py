@@ -23,6 +23,8 @@ CONSUMERS: tuple[tuple[str, Mode, float, float], ...] = (
 )
 """Name, mode, events per second, share of duplicates."""
 DAY_US = 86400 * 10**6
+AHEAD = 8
+"""Minutes that are still to come while pictures are taken."""
 
 
 def ask(store: Store, asking: Any) -> Any:
@@ -43,7 +45,7 @@ def a_day(store: Store, minutes: int = 24 * 60, seed: int = 7) -> None:
     tally = Tally()
     writer = Writer(tally)
     now = int(time.time() // 60)
-    for minute in range(now - minutes, now):
+    for minute in range(now - minutes, now + AHEAD):
         part = _part(minute, now - minute, chance)
         writer._pending.append((f"{minute}.scene", part))
         if len(writer._pending) >= 60:

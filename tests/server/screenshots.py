@@ -1,5 +1,6 @@
 """Take the pictures of the dashboard that the documents show: `make screenshots`."""
 
+import contextlib
 import sys
 import tempfile
 from pathlib import Path
@@ -32,9 +33,10 @@ SHOTS = (
 def main(folder: Path = IMAGES, only: tuple[str, ...] = ()) -> None:
     """Write all of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch, chromium.browser() as browser:
-        url = f"sqlite:///{scratch}/semel.db"
-        store = SqliteStore(Path(scratch) / "semel.db")
+    folder = folder.resolve()
+    with tempfile.TemporaryDirectory() as scratch, chromium.browser() as browser, contextlib.chdir(scratch):
+        url = "sqlite:///semel.db"
+        store = SqliteStore("semel.db")
         store.open()
         a_day(store, 7 * 24 * 60)
         some_records(store)

@@ -101,7 +101,6 @@ class Figures:
         cells = await self._book.cells(points[0], chosen.step, until)
         until_s = min(self._tally.now_s, 60 * (until + 1))
         columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-        total = Cell()
         for point in points:
             cell = cells.get(point, Cell())
             if tenant is not None:  # what is about the whole store is not for one of its tenants
@@ -110,8 +109,7 @@ class Figures:
             if point == last:  # it is not over: a line that falls at its end would be a lie
                 elapsed_s = min(elapsed_s, max(1.0, until_s - point * 60))
             _append(columns, point, cell, cell.total(tenant, consumer), elapsed_s)
-            total.join(cell)
-        counts = total.total(tenant, consumer)
+        counts = (await self.whole(chosen)).total(tenant, consumer)
         return {
             "columns": columns,
             "alarm": 100 * ALARM,
@@ -131,7 +129,7 @@ class Figures:
 
     async def rows(self, chosen: Range, tenant: str | None) -> list[dict[str, Any]]:
         """A line for each consumer, the busiest first; those that only the store knows are there too."""
-        total = await self._book.total(self._book.minute - chosen.minutes + 1)
+        total = await self.whole(chosen)
         settings = await self.settings()
         names = {name for name in (*total.consumers, *settings.modes) if tenant in (None, name[0])}
         rows = [
@@ -141,9 +139,9 @@ class Figures:
         ]
         return sorted(rows, key=lambda row: (-row["received"], row["tenant"], row["consumer"]))
 
-    async def reasons(self, chosen: Range, tenant: str | None) -> Counts:
+    async def counts(self, chosen: Range, tenant: str | None) -> Counts:
         """All counts of a range."""
-        return (await self._book.total(self._book.minute - chosen.minutes + 1)).total(tenant)
+        return (await self.whole(chosen)).total(tenant)
 
     async def whole(self, chosen: Range) -> Cell:
         """Everything of a range, the store's own figures too."""

@@ -5,6 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from semel.core.commands import Answer, Count, Item
 from semel.core.ports import AsyncStore, Store
 from semel.errors import StoreUnavailable
@@ -27,7 +29,7 @@ COUNT_SHARE = 0.05
 COUNTS_MAX = 100
 """Tenants whose counts are remembered."""
 FIRST_COUNT_S = 3.0
-OWN_TENANTS = frozenset({TOKENS, ROLLUPS})
+OWN_TENANTS = (TOKENS, ROLLUPS)
 """Semel's own records, which no page shows."""
 
 
@@ -123,12 +125,27 @@ class Looks:
         began = time.monotonic()
         try:
             stats: Stats = await self.slow(Count(tenant))
+            for own in OWN_TENANTS if tenant is None else ():
+                stats = _without(stats, await self.slow(Count(own)))
         except StoreUnavailable:
             self._due[tenant] = time.monotonic() + COUNT_EVERY_S
             return
         now = time.monotonic()
         self._stats[tenant] = (now, stats)
         self._due[tenant] = now + max(COUNT_EVERY_S, (now - began) / COUNT_SHARE)
+
+
+def _without(stats: Stats, own: Stats) -> Stats:
+    """What is left without semel's own records, which look like everybody's to the store."""
+    return replace(
+        stats,
+        states={name: max(0, number - own.states.get(name, 0)) for name, number in stats.states.items()},
+        consumers={
+            name: left
+            for name, number in stats.consumers.items()
+            if (left := number - own.consumers.get(name, 0)) > 0
+        },
+    )
 
 
 async def _sent(store: Store | AsyncStore, items: Sequence[Item]) -> list[Answer]:

@@ -29,7 +29,7 @@ def routes(desk: Desk) -> list[Route]:
         chosen = range_of(request)
         rows = await desk.figures.rows(chosen, viewer.tenant)
         stats, age_s = desk.looks.stats(viewer.tenant)
-        total = await desk.figures.reasons(chosen, viewer.tenant)
+        total = await desk.figures.counts(chosen, viewer.tenant)
         values = {"rows": rows, "stats": stats, "stats_age_s": age_s, "total": total}
         return await desk.page(request, viewer, "overview.html", values)
 

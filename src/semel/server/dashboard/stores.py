@@ -9,10 +9,13 @@ from semel.core.commands import Purge
 from semel.server.dashboard.desk import Desk, range_of
 from semel.server.dashboard.door import form_of
 from semel.server.problems import Problem
+from semel.stores.tiered.tier import COUNTS
 
 __all__ = ["routes"]
 
 PURGE_ROWS = 5000
+ANSWERING = ("cache_hits", "truth_asked")
+"""Every key is answered by one of them."""
 POWERS = {
     "durable": "an answered write survives the death of every process",
     "exact": "its answers are facts, not guesses",
@@ -57,7 +60,11 @@ def routes(desk: Desk) -> list[Route]:
     return [Route("/stores", stores), Route("/purge", purge, methods=["POST"])]
 
 
-def tiers(counted: dict[str, float]) -> list[tuple[str, float, float]]:
-    """Names, counts and shares of what the tiers of a store say about themselves."""
-    whole = sum(counted.values())
-    return [(name, number, number / whole if whole else 0.0) for name, number in counted.items()]
+def tiers(counted: dict[str, float]) -> list[tuple[str, float, float | None]]:
+    """What the tiers of a store say about themselves: words, counts, and the shares of those that answer."""
+    whole = sum(counted.get(name, 0) for name in ANSWERING)
+    return [
+        (COUNTS.get(name, name), number, number / whole if whole and name in ANSWERING else None)
+        for name, number in counted.items()
+        if number or name in ANSWERING
+    ]

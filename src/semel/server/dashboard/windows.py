@@ -116,6 +116,7 @@ def histogram(counts: Counts, current_us: int, advised: Advice | None) -> dict[s
         "ticks": [{"x": _x(second), "text": text} for second, text in TICKS],
         "now_x": _x(current_s) if current_s else None,
         "wanted_x": None if advised is None else _x(advised.suggested_s),
+        "wanted_dx": 5 if advised is not None and advised.suggested_s > current_s else -5,
     }
 
 

@@ -59,6 +59,7 @@
     latency: { unit: "ms", series: [["p50", "--blue"], ["p99", "--violet"]] },
   };
   const drawn = new Map();
+  const latest = (plot) => { if (plot.cursor.idx == null) plot.setLegend({ idx: plot.data[0].length - 1 }); };
   const options = (kind, width, height, alarm) => {
     const axis = { stroke: css("--text-soft"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     return {
@@ -74,13 +75,13 @@
         points: { show: kind === KINDS.share || undefined, size: 4 },
         value: (u, value) => value == null ? DASH : count(value) + (kind.unit === "%" ? " %" : ""),
       }))],
-      hooks: kind.line ? { draw: [(u) => {
+      hooks: { setCursor: [latest], draw: !kind.line ? [] : [(u) => {
         const y = Math.round(u.valToPos(alarm, "y", true)), { ctx, bbox } = u;
         ctx.save();
         ctx.strokeStyle = css("--red"); ctx.setLineDash([6, 5]); ctx.lineWidth = 1.5;
         ctx.beginPath(); ctx.moveTo(bbox.left, y); ctx.lineTo(bbox.left + bbox.width, y); ctx.stroke();
         ctx.restore();
-      }] } : {},
+      }] },
     };
   };
   const table = (name, columns) => {
@@ -109,6 +110,7 @@
       if (afresh && drawn.has(name)) { drawn.get(name).destroy(); drawn.delete(name); }
       if (drawn.has(name)) drawn.get(name).setData(data);
       else drawn.set(name, new uPlot(options(kind, width, height, answer.alarm), data, place));
+      latest(drawn.get(name));
       table(name, answer.columns);
     });
     $$("[data-total]").forEach((each) => say(each, answer.totals[each.dataset.total]));
