@@ -73,4 +73,4 @@ def _shoot(browser: Browser, address: str, path: Path, size: dict[str, int], the
 
 
 if __name__ == "__main__":
-    main(*(Path(each) for each in sys.argv[1:2]), only=tuple(sys.argv[2:]))
+    main(Path(sys.argv[1]) if sys.argv[1:] else IMAGES, only=tuple(sys.argv[2:]))

@@ -175,8 +175,9 @@ def test_a_window_is_set_and_removed(watched: Watched, service: Running) -> None
 def test_a_phone_never_scrolls_sideways(browser: Browser, service: Running, scheme: Any) -> None:
     context = browser.new_context(viewport=PHONE, color_scheme=scheme, has_touch=True)  # type: ignore[arg-type]
     watched = Watched(context, service.address)
+    page = watched.page
     for path in PAGES:
-        page = watched.go(path)
+        watched.go(path)
         expect(page.locator("h1")).to_be_visible()
         assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"], path
     colour = page.evaluate("() => getComputedStyle(document.documentElement).backgroundColor")

@@ -223,10 +223,13 @@ class RollupHook:
         """Count it."""
         self.tally(happening)
         if self._thread is None:
-            with self._lock:
-                if self._thread is None and not self._over.is_set():
-                    self._thread = Thread(target=self._run, name="semel-rollups", daemon=True)
-                    self._thread.start()
+            self._start()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._over.is_set():
+                self._thread = Thread(target=self._run, name="semel-rollups", daemon=True)
+                self._thread.start()
 
     def close(self) -> None:
         """Write what is left, and end. Idempotent."""

@@ -7,7 +7,6 @@ from threading import Lock
 from typing import Any
 
 from msgspec import Struct, field
-from msgspec.structs import fields
 
 from semel.forks import restart_after_fork
 from semel.observe import events
@@ -57,12 +56,22 @@ class Counts(Struct, array_like=True):
 
     def add(self, other: "Counts") -> None:
         """Add what another process, or another minute, has counted."""
-        for name in NUMBERS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        _add(self.lags, other.lags)
-
-
-NUMBERS: tuple[str, ...] = tuple(each.name for each in fields(Counts) if each.type is int)
+        self.received += other.received  # one by one: a loop over their names takes four times as long
+        self.processed += other.processed
+        self.redelivery += other.redelivery
+        self.producer += other.producer
+        self.race += other.race
+        self.reuse += other.reuse
+        self.observed += other.observed
+        self.failed += other.failed
+        self.errored += other.errored
+        self.late += other.late
+        self.lost += other.lost
+        self.expired += other.expired
+        self.unknown += other.unknown
+        self.unrecorded += other.unrecorded
+        if other.lags:
+            _add(self.lags, other.lags)
 
 
 class StoreCounts(Struct, array_like=True):
@@ -127,7 +136,7 @@ class Tally:
             events.Quarantined: self._end("unknown"),
             events.Lost: self._end("lost"),
             events.Unrecorded: self._end("unrecorded"),
-            events.Dropped: lambda event: self._held.pop(event.owner, None) and None,
+            events.Dropped: self._dropped,
             events.Late: self._count("late"),
             events.Expired: self._count("expired"),
             events.Duplicate: self._duplicate,
@@ -243,6 +252,9 @@ class Tally:
         self._held[event.owner] = self._clock()
         if len(self._held) > HELD_MAX:  # claims by hand that nobody settled
             del self._held[next(iter(self._held))]
+
+    def _dropped(self, event: events.Dropped) -> None:
+        self._held.pop(event.owner, None)
 
     def _released(self, event: events.Released) -> None:
         self._held.pop(event.owner, None)

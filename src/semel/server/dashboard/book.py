@@ -16,9 +16,10 @@ FRESH_S = 5.0
 """How long an hour that still grows is believed."""
 SETTLED_S = 900.0
 """How long an hour that is over is believed: a process that could not reach the store may write it late."""
-FOLDED_MINUTES = 5
-FOLD_AFTER_H = 7
-"""Hours so old are kept in pieces of five minutes: no chart shows them finer."""
+FOLDS = ((25, 60), (7, 10))
+"""Hours of that age are kept in pieces of so many minutes: no chart shows them finer."""
+READ_H = 6
+"""Hours that are read at a time: others have their turn in between."""
 KEPT_H = 7 * 24 + 1
 MINUTES = 60
 
@@ -120,22 +121,23 @@ class Book:
     async def cells(self, since: int, step: int = 1, until: int | None = None) -> dict[int, Cell]:
         """What happened since a minute, in pieces of `step` minutes by their first one; what is under way included."""
         until = self.minute if until is None else until
+        wanted = range(since // MINUTES, until // MINUTES + 1)
         async with self.turning:
-            await self._read(range(since // MINUTES, self.minute // MINUTES + 1))
+            await self._read(wanted)
             found: dict[int, Cell] = {}
-            for hour in range(since // MINUTES, self.minute // MINUTES + 1):
-                for minute, cell in sorted(self._hours[hour].cells.items()):
+            for hour in wanted:
+                for minute, cell in self._hours[hour].cells.items():  # in the order of time
                     if since <= minute <= until:
-                        found.setdefault(minute - minute % step, Cell()).join(cell)
+                        _at(found, minute - minute % step).join(cell)
             for part in self._writer.unwritten():
                 if since <= part.minute <= until:
-                    found.setdefault(part.minute - part.minute % step, Cell()).join(_cell((part,)))
+                    _at(found, part.minute - part.minute % step).add(part)
             return found
 
     async def total(self, since: int) -> Cell:
         """All of it in one piece."""
         total = Cell()
-        for _, cell in sorted((await self.cells(since, FOLDED_MINUTES)).items()):
+        for _, cell in sorted((await self.cells(since, MINUTES)).items()):
             total.join(cell)
         return total
 
@@ -147,24 +149,29 @@ class Book:
             live_s = FRESH_S if hour >= this_hour - 1 else SETTLED_S
             if known is None or now - known.read_at > live_s:
                 stale.append(hour)
-        if not stale:
-            return
-        read: dict[int, list[Part]] = await self._looks.ask(hours(stale))
-        for hour, parts in read.items():
-            size = FOLDED_MINUTES if hour <= this_hour - FOLD_AFTER_H else 1
-            cells: dict[int, Cell] = {}
-            by_minute: dict[int, list[Part]] = {}
-            for part in parts:
-                by_minute.setdefault(part.minute, []).append(part)
-            for minute, each in sorted(by_minute.items()):
-                cells.setdefault(minute - minute % size, Cell()).join(_cell(each))
-            self._hours[hour] = _Hour(now, cells)
+        for at in range(0, len(stale), READ_H):
+            read: dict[int, list[Part]] = await self._looks.ask(hours(stale[at : at + READ_H]))
+            for hour, parts in read.items():
+                self._hours[hour] = _Hour(now, _folded(parts, _fold(this_hour - hour)))
+                await asyncio.sleep(0)
         for hour in [hour for hour in self._hours if hour < this_hour - KEPT_H]:
             del self._hours[hour]
 
 
-def _cell(parts: Iterable[Part]) -> Cell:
-    cell = Cell()
-    for part in parts:
-        cell.add(part)
+def _fold(age_h: int) -> int:
+    return next((minutes for least_h, minutes in FOLDS if age_h >= least_h), 1)
+
+
+def _folded(parts: Iterable[Part], minutes: int) -> dict[int, Cell]:
+    cells: dict[int, Cell] = {}
+    for part in sorted(parts, key=lambda part: part.minute):
+        first = part.minute - part.minute % minutes
+        _at(cells, first).add(part)
+    return cells
+
+
+def _at(cells: dict[int, Cell], first: int) -> Cell:
+    cell = cells.get(first)
+    if cell is None:
+        cell = cells[first] = Cell()
     return cell

@@ -112,7 +112,7 @@ def _made() -> Environment:
         "window": exact_text,
     }
     made.globals["version"] = version("semel")
-    made.globals["static"] = _addresses()
+    made.globals["static"] = STATIC
     return made
 
 
@@ -124,6 +124,7 @@ def _addresses() -> dict[str, str]:
     }
 
 
+STATIC: dict[str, str] = _addresses()
 _environment = _made()
 
 
@@ -134,8 +135,7 @@ def page(name: str, values: Mapping[str, Any], status: int = 200) -> HTMLRespons
 
 def asset(name: str) -> Response:
     """A file that pages use."""
-    known: dict[str, str] = _environment.globals["static"]
     path = HERE / "static" / name
-    if name not in known or path.suffix not in TYPES:
+    if name not in STATIC or path.suffix not in TYPES:
         return Response("there is no such file\n", 404, media_type="text/plain")
     return Response(path.read_bytes(), media_type=TYPES[path.suffix], headers={"Cache-Control": FOREVER})
