@@ -1,6 +1,7 @@
 """Pages from templates: what they may call, and the headers that keep everything foreign out of them."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -68,7 +69,11 @@ def percent(share: float | None) -> str:
     """`1.3 %`; a dash for nothing."""
     if share is None:
         return DASH
-    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"  # noqa: PLR2004 - the same
+    if share < 0.1:  # noqa: PLR2004 - the same
+        return f"{100 * share:.2g} %"
+    if 0.99 < share < 1:  # noqa: PLR2004 - almost all is not all
+        return f"{math.floor(share * 1e4) / 100:g} %"
+    return f"{100 * share:.0f} %"
 
 
 def size(count: int | None) -> str:

@@ -8,8 +8,8 @@
   // --- words for numbers, as the server has them ---
   const count = (value) => value == null ? DASH : value >= 100 || Number.isInteger(value)
     ? Math.round(value).toLocaleString("en") : Number(value.toPrecision(3)).toString();
-  const percent = (share) => share == null ? DASH
-    : (share < 0.1 ? Number((100 * share).toPrecision(2)) : Math.round(100 * share)) + " %";
+  const percent = (share) => share == null ? DASH : (share < 0.1 ? Number((100 * share).toPrecision(2))
+    : share > 0.99 && share < 1 ? Math.floor(1e4 * share) / 100 : Math.round(100 * share)) + " %";
   const say = (element, value) => {
     const text = element.dataset.as === "percent" ? percent(value) : count(value);
     if (element.textContent !== text) element.textContent = text;
