@@ -152,6 +152,18 @@ def test_of_a_hundred_processes_none_is_overlooked(memory: Fleet) -> None:
     assert max(taken, default=0) >= 99 - SPREAD  # or the test would not look past the first few
 
 
+def test_a_reader_goes_on_past_places_that_nobody_took(
+    memory: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semel.observe.rollups.random.choice", lambda free: free[-1])
+    for _ in range(30):
+        tally, writer = memory.writer()
+        receive(tally)
+        assert memory.ask(writer.flush())
+    assert min(int(key.partition(":")[2]) for _, _, key in _held(memory)) == SPREAD - 1
+    assert sum(each.received for each in memory.read().values()) == 30
+
+
 class Flaky:
     """Carries out everything, and loses some of the replies."""
 

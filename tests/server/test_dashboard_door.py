@@ -112,6 +112,8 @@ def test_a_tenant_sees_its_own_and_nothing_else(house: House) -> None:
     assert "of-acme" not in house.get("parts/tail", "rival").text
     assert house.get("data", "rival").json()["totals"]["received"] == 0
     assert house.get("data", "read").json()["totals"]["received"] >= 2
+    assert any(each is not None for each in house.get("data", "watch").json()["columns"]["p50"])
+    assert all(each is None for each in house.get("data", "read").json()["columns"]["p50"])
     for path in ("outbox", "check", "parts/doctor"):
         assert house.get(path, "admin").status_code == 403, path
         assert house.get(path, "watch").status_code == 200, path
@@ -123,6 +125,8 @@ def test_tokens_and_rollups_are_never_shown(house: House) -> None:
     listed = house.get("events?state=done", "all").text + house.get("stores", "all").text
     assert "semel.tokens" not in listed
     assert "semel.rollups" not in listed
+    assert ">tokens<" not in listed  # the consumer of the tokens, which is in the store's statistics
+    assert "By consumer" in listed
 
 
 def test_who_only_reads_changes_nothing_and_lists_no_keys(house: House) -> None:
@@ -213,3 +217,16 @@ def test_without_the_dashboard_there_are_no_pages_and_no_rollups(tmp_path: Path)
         assert running.client.get("/ui/").status_code == 404
         assert running.client.get("/").status_code == 404
         assert "semel.rollups" not in running.client.get("/v1/stats").json()["consumers"]
+
+
+def test_who_waits_and_asks_again_is_counted_once(house: House) -> None:
+    headers = {"authorization": f"Bearer {house.tokens['write']}"}
+    before = house.get("data", "read").json()["totals"]
+    house.running.post("/v1/claims", {"consumer": "waits", "claims": [{"key": "k"}]}, **headers)
+    again = {"consumer": "waits", "claims": [{"key": "k", "owner": "ab" * 16}]}
+    for _ in range(5):
+        answer = house.running.post("/v1/claims", again, **headers)
+        assert answer.json()["outcomes"][0]["outcome"] == "busy"
+    totals = house.get("data", "read").json()["totals"]
+    assert totals["received"] - before["received"] == 2
+    assert totals["race"] - before["race"] == 1
