@@ -1,16 +1,19 @@
 """What an operator does on the pages is done and written down first, and refused where something has changed."""
 
 import re
+import signal
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 
 import semel
 from semel.outbox.message import Message
 from semel.server.settings import ServeSettings
-from tests.server.tools import Running, serving
+from tests.server.tools import Running, process, serving
+from tests.services import postgres, redis
 
 OURS = {"sec-fetch-site": "same-origin", "content-type": "application/x-www-form-urlencoded"}
 
@@ -114,3 +117,55 @@ def test_nothing_is_done_that_cannot_be_written_down(
     monkeypatch.undo()
     assert running.post("/v1/events", {"id": "stays"}).json()["events"][0]["status"] == "duplicate"
     assert running.client.get("/v1/windows").json()["windows"] == []
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis", "postgres"])
+def test_every_page_is_there_on_every_store(kind: str, tmp_path: Path) -> None:
+    place = {"redis": redis.place, "postgres": postgres.place}.get(kind, lambda _: "memory:")(tmp_path)
+    with serving(ServeSettings(store=place, port=0)) as made:
+        for _ in range(3):
+            made.post("/v1/events", {"id": "evt_1", "type": "order.placed"})
+        held = made.claim("running")
+        assert held["outcome"] == "claimed"
+        pages = (
+            "",
+            "events",
+            "flight",
+            "windows",
+            "outbox",
+            "stores",
+            "observe",
+            "check",
+            "parts/doctor",
+            "audit",
+        )
+        for path in (*pages, "event/events/evt_1", "events?state=done"):
+            answer = made.client.get(f"/ui/{path}", timeout=30)
+            assert answer.status_code == 200, f"{path}: {answer.text}"
+        assert "duplicate" in made.client.get("/ui/event/events/evt_1").text
+        assert "running" in made.client.get("/ui/flight").text
+        assert "evt_1" in made.client.get("/ui/events?q=evt_1").text
+        totals = made.client.get("/ui/data").json()["totals"]
+        assert (totals["received"], totals["processed"], totals["duplicates"]) == (4, 1, 2)
+        assert post(made, "windows", "consumer=events&window=36h")[0] == 303
+        assert "36h" in made.client.get("/ui/windows").text
+        assert post(made, "forget/events/evt_1", "")[0] == 303
+        assert made.client.get("/ui/event/events/evt_1").status_code == 404
+        assert "evt_1" in audit(made)
+    if kind != "memory":
+        with serving(ServeSettings(store=place, port=0)) as later:
+            assert later.client.get("/ui/data").json()["totals"]["received"] == 4
+
+
+def test_a_page_that_listens_does_not_keep_the_service_from_ending(tmp_path: Path) -> None:
+    with process(tmp_path, "--store", "sqlite:///semel.db") as (running, address):
+        with (
+            httpx2.Client(trust_env=False) as client,
+            client.stream("GET", f"{address}/ui/live", timeout=20) as live,
+        ):
+            lines = live.iter_lines()
+            assert next(lines) == "event: tick"
+            assert '"received":0' in next(lines)
+            running.send_signal(signal.SIGTERM)
+            assert list(lines) == [""]
+        assert running.wait(15) == 0

@@ -11,9 +11,9 @@ from semel import audit
 from semel.cli.output import redacted
 from semel.cli.shown import readable
 from semel.core.commands import Page, Scan
-from semel.core.ports import Store
+from semel.core.ports import AsyncStore, Store
 from semel.observe.doctor import Finding, examine
-from semel.observe.explain import Explanation
+from semel.observe.explain import Explanation, Weakness
 from semel.observe.explain import explain as explained
 from semel.observe.guarantees import WINDOWS
 from semel.observe.probing import weaknesses
@@ -21,6 +21,7 @@ from semel.server.dashboard.desk import Desk, range_of
 from semel.server.dashboard.door import Viewer
 from semel.server.dashboard.figures import DEFAULT_WINDOW_US
 from semel.server.problems import Problem
+from semel.stores.memory import MemoryStore
 from semel.stores.registry import store_for
 from semel.types import Mode
 from semel.windows import resolve
@@ -77,8 +78,7 @@ async def _viewer(desk: Desk, request: Request) -> Viewer:
 
 def _explained(desk: Desk, settings: Any) -> list[tuple[tuple[str, str], int, Explanation]]:
     """What holds for each consumer, by its mode and window; the busiest pages of `semel explain`, without options."""
-    store = desk.service.runtime.store
-    live = weaknesses(store) if isinstance(store, Store) else []
+    store, live = _looked_at(desk)
     told: list[tuple[tuple[str, str], int, Explanation]] = []
     for (tenant, consumer), mode in sorted(settings.modes.items()):
         if consumer.startswith("semel.") or len(told) >= CONSUMERS_MAX:
@@ -88,6 +88,21 @@ def _explained(desk: Desk, settings: Any) -> list[tuple[tuple[str, str], int, Ex
     return told
 
 
+def _looked_at(desk: Desk) -> tuple[Store | AsyncStore, list[Weakness]]:
+    """The store, and what weakens it as its servers say; over a network they are asked on a connection of its own."""
+    used = desk.service.runtime.store
+    if isinstance(used, Store):
+        return used, weaknesses(used)
+    store = store_for(desk.service.settings.store)
+    if not isinstance(store, Store):
+        return used, []
+    store.open()
+    try:
+        return store, weaknesses(store)
+    finally:
+        store.close()
+
+
 def _one(store: Any, mode: Mode, window: int, live: Any) -> Explanation:
     return explained(store, mode, window_us=window, lease_us=LEASE_US, live=live)
 
@@ -95,6 +110,8 @@ def _one(store: Any, mode: Mode, window: int, live: Any) -> Explanation:
 def _examined(url: str) -> list[Finding]:
     """Over a connection of its own."""
     store = store_for(url)
+    if isinstance(store, MemoryStore):
+        return [Finding("connection", "ok", "the memory of this process: there is nothing else to examine")]
     if not isinstance(store, Store):
         return [Finding("connection", "warning", f"{store.name} serves event loops only: not examined")]
     return [Finding(each.check, each.level, redacted(each.what), each.fix) for each in examine(store)]
