@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from semel.server import tokens
 from semel.server.dashboard.door import COOKIE
 from semel.server.settings import ServeSettings
 from semel.stores.sqlite import SqliteStore
@@ -230,3 +231,20 @@ def test_who_waits_and_asks_again_is_counted_once(house: House) -> None:
     totals = house.get("data", "read").json()["totals"]
     assert totals["received"] - before["received"] == 2
     assert totals["race"] - before["race"] == 1
+
+
+def test_a_revoked_token_hears_no_more(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "semel.db", synchronous="NORMAL")
+    store.open()
+    text, token = token_for(store, "", "read")
+    with serving(ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0)) as running:
+        headers = {"cookie": f"{COOKIE}={text}"}
+        with running.client.stream("GET", "/ui/live", headers=headers, timeout=20) as live:
+            lines = live.iter_lines()
+            assert next(lines) == "event: tick"
+            asking = tokens.revoke(token.id)
+            with pytest.raises(StopIteration):
+                asking.send(store.send((next(asking),))[0])
+            assert "event: tick" not in list(lines)  # it ends by itself: nothing else would end this test
+        assert running.client.get("/ui/", headers=headers).status_code == 303
+    store.close()

@@ -8,7 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from semel.errors import StoreError
 from semel.server.dashboard.desk import LIVE_MAX, Desk, range_of
+from semel.server.dashboard.door import LoginNeeded
 from semel.server.problems import Problem
 
 __all__ = ["routes"]
@@ -50,12 +52,12 @@ def routes(desk: Desk) -> list[Route]:
         return Response(_encode(lines), media_type="application/json")
 
     async def live(request: Request) -> Response:
-        viewer = await desk.viewer(request)
+        await desk.viewer(request)
         if desk.listeners >= LIVE_MAX:
             raise Problem(
                 429, "too-many", "too many pages listen already; this one shows figures as they were"
             )
-        return StreamingResponse(_ticks(desk, viewer.tenant), media_type="text/event-stream")
+        return StreamingResponse(_ticks(desk, request), media_type="text/event-stream")
 
     return [
         Route("/", overview),
@@ -66,15 +68,24 @@ def routes(desk: Desk) -> list[Route]:
     ]
 
 
-async def _ticks(desk: Desk, tenant: str | None) -> AsyncIterator[bytes]:
-    """The header's counters whenever they change, until the service is about to end."""
+async def _ticks(desk: Desk, request: Request) -> AsyncIterator[bytes]:
+    """The header's counters whenever they change, until the service is about to end or the token is revoked."""
     desk.listeners += 1
+    said, quiet = b"", 0
     try:
-        said, quiet = b"", 0
         while not desk.service.draining:
-            now = _encode(await desk.figures.header(tenant))
+            try:
+                viewer = await desk.viewer(request)
+                now = _encode(await desk.figures.header(viewer.tenant))
+            except LoginNeeded:
+                return
+            except (
+                Problem,
+                StoreError,
+            ):  # the store does not answer: the page keeps the last that it was told
+                now = said
             quiet = 0 if now != said or quiet >= QUIET_TICKS else quiet + 1
-            if not quiet:
+            if not quiet and now:
                 said = now
                 yield b"event: tick\ndata: " + now + b"\n\n"
             await asyncio.sleep(TICK_S)
