@@ -20,7 +20,7 @@ NEW_ENOUGH := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: venv
 venv: $(STAMP) ## Create .venv with everything that development needs
@@ -71,7 +71,7 @@ soak: $(STAMP) ## Run every test in its long form: many more schedules, examples
 	SEMEL_SOAK=1 $(PYTEST) --hypothesis-profile=soak --timeout=0
 
 .PHONY: run
-run: $(STAMP) ## Start the service on SQLite, in semel.db
+run: $(STAMP) ## Start the service on SQLite, in semel.db, and print where its dashboard is
 	@$(BIN)/semel serve
 
 .PHONY: demo
@@ -82,6 +82,10 @@ demo: $(STAMP) ## Kill workers amid a storm of duplicates, and count what is los
 render: $(STAMP) ## Write the pages that are made from the program: guarantees and command line
 	$(BIN)/python -m tests.faults.render_guarantees
 	$(BIN)/python -m tests.cli.render_reference
+
+.PHONY: screenshots
+screenshots: $(STAMP) ## Take the pictures of the dashboard in docs/images
+	$(BIN)/python -m tests.server.screenshots
 
 .PHONY: bench
 bench: $(STAMP) ## Measure every store beside the raw limit of the same run

@@ -1,20 +1,25 @@
-"""What a forced `forget` leaves behind: a record under a consumer of its own, and a warning in the log.
+"""What operators leave behind: a record under a consumer of its own for each forced `forget` and each action on a page.
 
 Nothing is forced without its trace: where that cannot be written, nothing is forgotten.
 """
 
+from collections.abc import Generator
+from typing import Any
+
 from semel.codec import encode
-from semel.core.commands import Admit, Settle
+from semel.core.commands import Admit, Claim, Granted, Item, Settle
 from semel.digests import digest
 from semel.forks import new_owner
 from semel.lazily import logging
+from semel.plans import reachable
 from semel.types import Record
 
-__all__ = ["CONSUMER", "is_forced", "trail", "warn"]
+__all__ = ["CONSUMER", "is_forced", "note", "trail", "warn"]
 
 CONSUMER = "semel.audit"
 """Whose records the traces are: `semel list --consumer semel.audit`."""
 KEPT_US = 90 * 86400 * 1_000_000
+LEASE_US = 30_000_000
 _SHOWN = 12
 """How many digits of a digest stand for a key where people read it and keys do not belong."""
 
@@ -54,6 +59,18 @@ def warn(record: Record, actor: str | None) -> None:
         record.fence,
         record.attempt,
     )
+
+
+def note(tenant: str, action: str, actor: str, **details: Any) -> Generator[Item, Any, None]:
+    """Write that somebody did something, before it is done; yields items. Raises `StoreUnavailable`."""
+    owner = new_owner()
+    place = (tenant, CONSUMER, f"{action.partition(' ')[0]}:{owner.hex()}")
+    reachable((yield Admit(tenant, CONSUMER, "lease")))
+    granted = reachable((yield Claim(place, owner, LEASE_US, KEPT_US)))
+    assert isinstance(granted, Granted)  # nobody else has that key
+    value = encode({"action": action, "actor": actor, **details})
+    reachable((yield Settle(place, owner, granted.fence, "done", value, KEPT_US, LEASE_US)))
+    logging.getLogger("semel").info("audit: %s by %s", action, actor)
 
 
 def _name(record: Record) -> str:

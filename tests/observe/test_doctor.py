@@ -64,6 +64,19 @@ def test_every_warning_and_error_says_how_to_mend_it(tmp_path: Path) -> None:
     assert all(each.fix for each in broken)
 
 
+def test_claims_of_the_rollups_are_not_taken_for_stuck_ones(tmp_path: Path) -> None:
+    from semel.observe.rollups import TENANT
+
+    url = f"sqlite:///{tmp_path}/events.db"
+    for tenant, level in ((TENANT, "ok"), ("acme", "warning")):
+        with library.open(url, consumer="billing", tenant=tenant, lease="20ms") as once:
+            once.claim("left")
+        with sqlite3.connect(tmp_path / "events.db") as connection:
+            connection.execute("UPDATE semel_records SET fence = fence - 3600000000")
+        connection.close()
+        assert found(url, "claims", level), tenant
+
+
 def test_orphans_and_unknown_events_are_found(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/events.db"
     with library.open(url, consumer="billing", lease="20ms") as once:

@@ -103,6 +103,7 @@ def serving(settings: ServeSettings, token: str = "") -> Iterator[Running]:
         yield running
     finally:
         running.client.close()
+        app.state.service.draining = True  # what a signal does first: pages that listen are let go
         server.should_exit = True
         thread.join(30)
 

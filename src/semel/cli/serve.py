@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-NEEDED = ("fastapi", "uvicorn", "websockets", "prometheus_client")
+NEEDED = ("fastapi", "jinja2", "uvicorn", "websockets", "prometheus_client")
 """What the extra `server` installs beside the command line's own."""
 PREFIX = "SEMEL_SERVE_"
 
@@ -54,6 +54,10 @@ Drain = Annotated[str, _option("drain", "DURATION", "How long requests under way
 Unready = Annotated[
     str, _option("unready", "DURATION", "How long to serve on after SIGTERM while /readyz says no.")
 ]
+Dashboard = Annotated[
+    bool,
+    typer.Option("--dashboard/--no-dashboard", help="Pages at /ui for people.", envvar=f"{PREFIX}DASHBOARD"),
+]
 
 
 def serve(  # noqa: PLR0913, PLR0917 - one for each option
@@ -74,6 +78,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     rate: Rate = 1000.0,
     drain: Drain = "30s",
     unready: Unready = "0s",
+    *,
+    dashboard: Dashboard = True,
 ) -> int:
     """Serve a store over HTTP and WebSocket to programs in any language.
 
@@ -106,6 +112,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
         events_key=events_key,
         handler=handler,
         sink=sink,
+        dashboard=dashboard,
         limits=limits,
     )
     return _run(settings)
@@ -120,6 +127,8 @@ def _run(settings: "ServeSettings") -> int:
 
     def listening(address: str) -> None:
         say(redacted(f"Serving {service.runtime.store.name} at {address} (endpoints: {address}/docs)"))
+        if settings.dashboard:
+            say(f"Dashboard: {address}/ui/")
         if service.needs_token:
             say("Callers need a token: semel token create NAME")
         else:

@@ -15,6 +15,7 @@ from semel.errors import SemelError, StoreError
 from semel.forks import new_owner
 from semel.observe.explain import of_store
 from semel.observe.probing import LAG_WARN_S, Facts, probe
+from semel.observe.rollups import TENANT as ROLLUPS
 from semel.observe.sources import SourceFacts
 from semel.types import Lost, Record, Stats, Unavailable
 
@@ -214,7 +215,8 @@ def _purging(store: Store) -> Iterator[Finding]:
 
 def _claims(store: Store) -> Iterator[Finding]:
     now: int = _ask(store, Count(None)).now
-    claimed: list[Record] = _ask(store, Scan(state="claimed", limit=SCAN_MAX)).records
+    page: list[Record] = _ask(store, Scan(state="claimed", limit=SCAN_MAX)).records
+    claimed = [each for each in page if each.tenant != ROLLUPS]  # held for an hour each, and left by who ends
     orphans = [each for each in claimed if each.owner and each.lease_until < now - ORPHAN_S * 1e6]
     running = [each for each in claimed if each.owner and each.lease_until >= now]
     stuck = [each for each in running if now - each.fence > STUCK_S * 1e6]

@@ -8,11 +8,16 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 
 from semel.core.ports import AsyncStore, Store
 from semel.errors import SemelError
+from semel.observe.events import Hooks
+from semel.observe.tally import Tally
+from semel.server.dashboard.app import create_pages
+from semel.server.dashboard.desk import Desk
+from semel.server.dashboard.tail import Tail
 from semel.server.events import Intake
 from semel.server.guard import Guard
 from semel.server.openapi import Document
@@ -23,6 +28,7 @@ from semel.server.settings import ServeSettings
 
 __all__ = ["create_app"]
 
+PAGES = "/ui"
 ROUTES = (items, claims, events, records, health, docs)
 
 
@@ -34,11 +40,13 @@ def create_app(
 ) -> FastAPI:
     """The service as an ASGI application; `store` instead of the one that the settings name.
 
-    `mounts`: further applications by path, such as a dashboard at `/`. They find the service in `app.state.service`
-    of this application and let in whom they like: the door asks for tokens on `/v1` and `/metrics` only.
+    `mounts`: further applications by path. They find the service in `app.state.service` of this application and let in
+    whom they like, as the dashboard at `/ui` does: the door asks for tokens on `/v1` and `/metrics` only.
     """
     settings = settings or ServeSettings()
-    service = Service(settings, store)
+    tally, tail = Tally(), Tail()
+    service = Service(settings, store, hooks=Hooks((tally, tail)) if settings.dashboard else None)
+    desk = Desk(service, tally, tail, own_looks=store is None)
     intake = Intake(service)
     document = Document()
 
@@ -50,6 +58,9 @@ def create_app(
                 await service.open()
                 stack.push_async_callback(intake.close)
                 await intake.open()
+                if settings.dashboard:
+                    stack.push_async_callback(desk.close)
+                    await desk.open()
             except SemelError as error:
                 service.failure = error  # whoever starts the server tells it in a line
                 raise
@@ -72,9 +83,17 @@ def create_app(
     app.add_exception_handler(SemelError, _semel_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _parameter_error)
+    if settings.dashboard:
+        app.mount(PAGES, create_pages(desk))
     for path, mounted in (mounts or {}).items():
         app.mount(path, mounted)
+    if settings.dashboard:
+        app.add_route("/", _to_pages, include_in_schema=False)
     return app
+
+
+async def _to_pages(_request: Request) -> Response:
+    return RedirectResponse(f"{PAGES}/", 307)
 
 
 async def _problem(_request: Request, error: Any) -> Response:

@@ -8,6 +8,7 @@ from typing import Any
 from semel.core.commands import Admit, Answer, Claim, Granted, Item, Renew, Scan, Settle
 from semel.core.ports import AsyncStore, Store, Twofold
 from semel.errors import RecordCorrupt, SemelError, StoreError, StoreUnavailable
+from semel.observe.events import Hooks
 from semel.runtime import Runtime
 from semel.server import tokens
 from semel.server.callers import Caller
@@ -16,6 +17,7 @@ from semel.server.limits import Buckets, LiveClaims
 from semel.server.metrics import Metrics
 from semel.server.problems import Problem, unavailable
 from semel.server.settings import ServeSettings
+from semel.server.telling import Telling
 from semel.server.tokens import Token
 from semel.stores.http.wire import Refusal
 from semel.stores.registry import store_for
@@ -39,10 +41,13 @@ class Service:
         settings: ServeSettings,
         store: Store | AsyncStore | None = None,
         clock: Callable[[], float] = time.monotonic,
+        hooks: Hooks | None = None,
     ) -> None:
         self.settings: ServeSettings = settings
         found = store_for(settings.store) if store is None else store
-        self.runtime: Runtime = Runtime(found.twin() if isinstance(found, Twofold) else found, owned=True)
+        native = found.twin() if isinstance(found, Twofold) else found
+        self.runtime: Runtime = Runtime(native, owned=True, hooks=hooks)
+        self._tell = None if hooks is None else Telling(hooks)
         self.metrics: Metrics = Metrics()
         self.draining: bool = False
         self.needs_token: bool = True
@@ -183,6 +188,8 @@ class Service:
             raise
 
     def _note(self, caller: Caller, item: Item, answer: Answer) -> None:
+        if self._tell is not None:
+            self._tell(item, answer)
         match item:
             case Claim() if isinstance(answer, Granted):
                 self._live.hold(caller.name, item.id, item.lease_us)

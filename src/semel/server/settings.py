@@ -88,6 +88,8 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     """`package.module:function`: what is called with each event; empty: it is kept in its record."""
     sink: str = ""
     """Where each event is published instead: a URL as of `semel relay --to`."""
+    dashboard: bool = True
+    """Pages at `/ui`, and the rollups in the store that they show."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

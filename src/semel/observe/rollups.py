@@ -1,0 +1,267 @@
+"""One-minute rollups, kept in the store for seven days: every process writes its own, and they add up.
+
+An hour of one process is one record, claimed by it; each flush adds a step to the record, which is what a step is made
+for: written at once, fenced, and written once although it is sent twice. Nobody lists records to find them: the keys
+of an hour are `<hour>:0`, `<hour>:1` and so on, and no process takes a higher number than it must.
+"""
+
+import random
+from collections.abc import Generator, Iterable, Sequence
+from threading import Event, Lock, Thread
+from typing import Any, TypeAlias
+
+import msgspec
+
+from semel.core.commands import Admit, Answer, Claim, Granted, Item, Lookup, Renew, Settle
+from semel.core.ports import AsyncStore, Store
+from semel.errors import SemelError, StoreUnavailable, UsageError
+from semel.forks import new_owner, restart_after_fork
+from semel.lazily import logging
+from semel.observe.events import Happening
+from semel.observe.tally import Part, Tally
+from semel.stores.registry import store_for
+from semel.types import Lost, Record, Renewed, Unavailable
+
+__all__ = ["CONSUMER", "KEPT_S", "TENANT", "RollupHook", "Writer", "hours"]
+
+TENANT = CONSUMER = "semel.rollups"
+"""Where the records are: a tenant of its own, so that nobody's statistics count them as theirs."""
+KEPT_S = 7 * 86400
+KEPT_US = (KEPT_S + 3600) * 10**6
+INTERVAL_S = 60.0
+LEASE_US = 5 * 60 * 10**6
+"""Longer than a few flushes. Who died leaves its record to whoever comes after that."""
+SPREAD = 4
+"""A process takes one of the lowest free numbers, so that of those below a taken one fewer than this are free."""
+FIRST_LOOK = 8
+NUMBERS_MAX = 4096
+TRIES_MAX = 20
+STEPS_MAX = 240
+"""A record is rewritten with each step; beyond this the process begins another."""
+PENDING_MAX = 2000
+
+Asking: TypeAlias = Generator[Sequence[Item], Sequence[Answer], Any]
+"""Yields items for the store, is sent their answers."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Part).decode
+
+
+class Writer:
+    """Writes what a tally has counted. One for each process and store; not for two threads at once."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._pending: list[tuple[str, Part]] = []
+        """What the store has not confirmed, under the names of its steps."""
+        self._hour = -1
+        self._place = ("", "", "")
+        self._owner = b""
+        self._fence = 0
+        self._steps = 0
+        self._written = 0
+        self.mark: str = new_owner().hex()[:8]
+        """What its parts are signed with."""
+        self._admitted = False
+
+    def unwritten(self) -> list[Part]:
+        """What was counted, and is not in the store as far as it is known."""
+        return [part for _, part in self._pending] + [self._signed(part) for part in self._tally.peek()]
+
+    def flush(self) -> Asking:
+        """Write all that was counted; returns whether the store took it. What it did not take is sent again."""
+        for part in self._tally.take():
+            self._written += 1
+            self._pending.append((f"{part.minute}.{self.mark}.{self._written}", self._signed(part)))
+        del self._pending[:-PENDING_MAX]
+        tries = 0
+        while self._pending:
+            name, part = self._pending[0]
+            if self._hour != part.minute // 60 or self._steps >= STEPS_MAX:
+                yield from self._end()
+                if not (yield from self._begin(part.minute // 60)):
+                    return False
+            step = (name, _encode(part))
+            (answer,) = yield (Renew(self._place, self._owner, self._fence, LEASE_US, step),)
+            if isinstance(answer, Renewed):
+                self._tally.note_time(answer.lease_until - LEASE_US)
+                self._steps += 1
+                del self._pending[0]
+                tries = 0
+            elif isinstance(answer, Lost) and tries < TRIES_MAX:
+                tries += 1
+                self._hour = -1
+            else:
+                return False
+        return True
+
+    def close(self) -> Asking:
+        """Write the rest, and leave the record to whoever comes next."""
+        yield from self.flush()
+        if self._hour >= 0:
+            yield (Settle(self._place, self._owner, self._fence, "released", count_attempt=False),)
+            self._hour = -1
+
+    def _signed(self, part: Part) -> Part:
+        part.writer = self.mark
+        return part
+
+    def _end(self) -> Asking:
+        """The hour is over."""
+        if self._hour >= 0:
+            yield (Settle(self._place, self._owner, self._fence, "done", None, KEPT_US, LEASE_US),)
+            self._hour = -1
+
+    def _begin(self, hour: int) -> Asking:
+        """Claim a record of an hour; returns whether there is one."""
+        if not self._admitted:
+            (mode,) = yield (Admit(TENANT, CONSUMER, "lease"),)
+            if isinstance(mode, Unavailable):
+                return False
+            self._admitted = True
+        owner = new_owner()
+        for _ in range(TRIES_MAX):
+            number = yield from self._free(hour)
+            if number is None:
+                return False
+            place = _place(hour, number)
+            (answer,) = yield (Claim(place, owner, LEASE_US, KEPT_US),)
+            if isinstance(answer, Unavailable):
+                return False
+            if isinstance(answer, Granted):
+                self._hour, self._place, self._owner, self._fence = hour, place, owner, answer.fence
+                self._steps = len(answer.steps)
+                self._tally.note_time(answer.lease_until - LEASE_US)
+                return True
+        return False
+
+    def _free(self, hour: int) -> Asking:
+        """One of the lowest numbers that nobody holds."""
+        free: list[int] = []
+        at = 0
+        while len(free) < SPREAD and at < NUMBERS_MAX:
+            size = max(FIRST_LOOK, at)
+            answers = yield [Lookup(_place(hour, number)) for number in range(at, at + size)]
+            for number, answer in enumerate(answers, at):
+                if isinstance(answer, Unavailable):
+                    return None
+                if not isinstance(answer, Record) or _is_left(answer, self._tally.now_s):
+                    free.append(number)
+            at += size
+        return random.choice(free[:SPREAD]) if free else None  # noqa: S311 - no secret hangs on it
+
+
+def hours(wanted: Iterable[int]) -> Asking:
+    """The parts that all processes have written for these hours; raises `StoreUnavailable`."""
+    found: dict[int, list[Part]] = {hour: [] for hour in wanted}
+    missing = dict.fromkeys(found, 0)
+    at, size = 0, FIRST_LOOK
+    while missing and at < NUMBERS_MAX:
+        places = [(hour, number) for hour in missing for number in range(at, at + size)]
+        answers = yield [Lookup(_place(*each)) for each in places]
+        for (hour, _), answer in zip(places, answers, strict=True):
+            if isinstance(answer, Unavailable):
+                raise StoreUnavailable("the rollups could not be read") from answer.error
+            if isinstance(answer, Record):
+                found[hour] += _parts(answer)
+            else:
+                missing[hour] += 1
+        missing = {hour: count for hour, count in missing.items() if count < SPREAD}
+        at, size = at + size, 2 * size
+    return found
+
+
+def _parts(record: Record) -> list[Part]:
+    parts: list[Part] = []
+    for _, value in record.steps:
+        try:
+            parts.append(_decode(value or b""))
+        except msgspec.MsgspecError:
+            continue  # of a version to come; a figure less must not cost the others
+    return parts
+
+
+def _is_left(record: Record, now_s: float) -> bool:
+    """Whether its writer is gone, and there is room for more."""
+    gone = not record.owner or record.lease_until <= now_s * 1e6
+    return record.state == "claimed" and gone and len(record.steps) < STEPS_MAX
+
+
+def _place(hour: int, number: int) -> tuple[str, str, str]:
+    return (TENANT, CONSUMER, f"{hour}:{number}")
+
+
+class RollupHook:
+    """A hook that counts, and writes what it counted into a store once per `interval_s`, from a thread of its own.
+
+    For workers that use the store directly: `semel.open(url, ..., hooks=[RollupHook(url)])`; the dashboard of any
+    `semel serve` on that store then shows their traffic. `close()` writes the rest. A store that cannot be reached
+    costs nothing but the figures of more than a day.
+    """
+
+    def __init__(self, store: str | Store | AsyncStore, *, interval_s: float = INTERVAL_S) -> None:
+        found = store_for(store) if isinstance(store, str) else store
+        if not isinstance(found, Store):
+            raise UsageError(f"{found.name} serves event loops only; give its URL, or a store that blocks")
+        if not 1 <= interval_s <= 600:  # noqa: PLR2004 - a step each: more often, and an hour has too many
+            raise UsageError(f"interval_s is {interval_s:g}; it must lie between 1 and 600")
+        self._store = found
+        self._owned = isinstance(store, str)
+        self._interval_s = interval_s
+        self.tally: Tally = Tally()
+        self.after_fork()
+        restart_after_fork(self)
+
+    def after_fork(self) -> None:
+        """A child counts afresh, under a record of its own."""
+        self._writer = Writer(self.tally)
+        self._over = Event()
+        self._lock = Lock()
+        self._thread: Thread | None = None
+
+    def __call__(self, happening: Happening) -> None:
+        """Count it."""
+        self.tally(happening)
+        if self._thread is None:
+            self._start()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._over.is_set():
+                self._thread = Thread(target=self._run, name="semel-rollups", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Write what is left, and end. Idempotent."""
+        with self._lock:
+            self._over.set()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._over.wait(
+                self._interval_s - self.tally.now_s % self._interval_s
+            ):  # all write together
+                self._ask(self._writer.flush())
+            self._ask(self._writer.close())
+        finally:
+            if self._owned:
+                self._store.close()
+
+    def _ask(self, asking: Asking) -> None:
+        answers: Sequence[Answer] = ()
+        try:
+            self._store.open()
+            items = next(asking)
+            while True:
+                try:
+                    answers = self._store.send(items)
+                except StoreUnavailable as error:
+                    answers = [Unavailable(error)] * len(items)
+                items = asking.send(answers)
+        except StopIteration:
+            return
+        except SemelError as error:
+            logging.getLogger("semel").warning("rollups could not be written: %s", error)

@@ -1,0 +1,143 @@
+"""Observe mode, what really holds, the doctor's findings, and the audit: pages for whoever is responsible."""
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from semel import audit
+from semel.cli.output import redacted
+from semel.cli.shown import readable
+from semel.core.commands import Page, Scan
+from semel.core.ports import AsyncStore, Store
+from semel.observe.doctor import Finding, examine
+from semel.observe.explain import Explanation
+from semel.observe.explain import explain as explained
+from semel.observe.guarantees import WINDOWS, Weakness
+from semel.observe.probing import weaknesses
+from semel.server.dashboard.desk import Desk, range_of
+from semel.server.dashboard.door import Viewer
+from semel.server.dashboard.figures import DEFAULT_WINDOW_US
+from semel.server.problems import Problem
+from semel.stores.memory import MemoryStore
+from semel.stores.registry import store_for
+from semel.types import Mode
+from semel.windows import resolve
+
+__all__ = ["routes"]
+
+LEASE_US = 30 * 10**6
+CONSUMERS_MAX = 30
+AUDIT_ROWS = 200
+
+
+def routes(desk: Desk) -> list[Route]:
+    """The pages."""
+
+    async def observe(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        rows = [
+            row
+            for row in await desk.figures.rows(range_of(request), viewer.tenant)
+            if row["mode"] == "observe" or row["observed"]
+        ]
+        return await desk.page(request, viewer, "observe.html", {"rows": rows})
+
+    async def check(request: Request) -> Response:
+        viewer = await _viewer(desk, request)
+        told = await asyncio.to_thread(_explained, desk, await desk.figures.settings())
+        return await desk.page(request, viewer, "check.html", {"told": told, "crashes": WINDOWS})
+
+    async def doctor(request: Request) -> Response:
+        viewer = await _viewer(desk, request)
+        findings = await asyncio.to_thread(_examined, desk.service.settings.store)
+        return await desk.page(request, viewer, "_doctor.html", {"findings": findings})
+
+    async def trail(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        viewer.require("admin")
+        rows = await _audited(desk, viewer)
+        return await desk.page(request, viewer, "audit.html", {"rows": rows})
+
+    return [
+        Route("/observe", observe),
+        Route("/check", check),
+        Route("/parts/doctor", doctor),
+        Route("/audit", trail),
+    ]
+
+
+async def _viewer(desk: Desk, request: Request) -> Viewer:
+    viewer = await desk.viewer(request)
+    if not viewer.sees_all:
+        raise Problem(403, "forbidden", "this is about the whole store; log in with a token of all tenants")
+    return viewer
+
+
+def _explained(desk: Desk, settings: Any) -> list[tuple[tuple[str, str], int, Explanation]]:
+    """What holds for each consumer, by its mode and window; the busiest pages of `semel explain`, without options."""
+    store, live = _looked_at(desk)
+    told: list[tuple[tuple[str, str], int, Explanation]] = []
+    for (tenant, consumer), mode in sorted(settings.modes.items()):
+        if consumer.startswith("semel.") or len(told) >= CONSUMERS_MAX:
+            continue
+        window = resolve(settings.windows, tenant, consumer, "", DEFAULT_WINDOW_US)
+        told.append(((tenant, consumer), window, _one(store, mode, window, live)))
+    return told
+
+
+def _looked_at(desk: Desk) -> tuple[Store | AsyncStore, list[Weakness]]:
+    """The store, and what weakens it as its servers say; over a network they are asked on a connection of its own."""
+    used = desk.service.runtime.store
+    if isinstance(used, Store):
+        return used, weaknesses(used)
+    store = store_for(desk.service.settings.store)
+    if not isinstance(store, Store):
+        return used, []
+    store.open()
+    try:
+        return store, weaknesses(store)
+    finally:
+        store.close()
+
+
+def _one(store: Any, mode: Mode, window: int, live: Any) -> Explanation:
+    return explained(store, mode, window_us=window, lease_us=LEASE_US, live=live)
+
+
+def _examined(url: str) -> list[Finding]:
+    """Over a connection of its own."""
+    store = store_for(url)
+    if isinstance(store, MemoryStore):
+        return [Finding("connection", "ok", "the memory of this process: there is nothing else to examine")]
+    if not isinstance(store, Store):
+        return [Finding("connection", "warning", f"{store.name} serves event loops only: not examined")]
+    return [Finding(each.check, each.level, redacted(each.what), each.fix) for each in examine(store)]
+
+
+async def _audited(desk: Desk, viewer: Viewer) -> list[dict[str, Any]]:
+    """What was done, the newest first."""
+    rows: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        page: Page = await desk.looks.slow(
+            Scan(viewer.tenant, audit.CONSUMER, "done", cursor=cursor, limit=AUDIT_ROWS)
+        )
+        for record in page.records:
+            value, _ = readable(record.value)
+            said = value if isinstance(value, dict) else {}
+            details = {name: each for name, each in said.items() if name not in ("action", "actor")}
+            rows.append(
+                {
+                    "at_us": record.settled_at,
+                    "tenant": record.tenant,
+                    "action": said.get("action", "?"),
+                    "actor": said.get("actor", "?"),
+                    "details": details,
+                }
+            )
+        cursor = page.cursor
+        if cursor is None:
+            return sorted(rows, key=lambda row: -int(row["at_us"]))[:AUDIT_ROWS]

@@ -1,0 +1,109 @@
+"""What all pages of one instance share: figures, looks, the live list, and who may do what."""
+
+import asyncio
+import platform
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from semel import audit
+from semel.core.commands import Answer
+from semel.errors import StoreError
+from semel.lazily import logging
+from semel.observe.rollups import Asking, Writer
+from semel.observe.tally import Tally
+from semel.server.dashboard.book import RANGES, Book, Range
+from semel.server.dashboard.door import Viewer, viewer_of
+from semel.server.dashboard.figures import Figures
+from semel.server.dashboard.looks import Looks
+from semel.server.dashboard.rendering import page
+from semel.server.dashboard.tail import Tail
+from semel.server.service import Service
+
+__all__ = ["Desk"]
+
+FLUSH_S = 60.0
+DEFAULT_RANGE = "1h"
+LIVE_MAX = 100
+"""Browsers that listen at a time."""
+
+
+class Desk:
+    """One for each instance; writes its rollups as long as it is open."""
+
+    def __init__(self, service: Service, tally: Tally, tail: Tail, *, own_looks: bool) -> None:
+        self.service: Service = service
+        self.tail: Tail = tail
+        self.instance: str = platform.node() or "this instance"
+        self.looks: Looks = Looks(service, own=own_looks)
+        self._tally = tally
+        self._writer = Writer(tally)
+        self._book = Book(self.looks, tally, self._writer)
+        self.figures: Figures = Figures(self._book, tally, self.looks, self._writer.mark)
+        self.listeners: int = 0
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Write rollups from now on."""
+        self._flusher = asyncio.get_running_loop().create_task(self._flush(), name="semel-rollups")
+
+    async def close(self) -> None:
+        """Write the rest."""
+        flusher, self._flusher = self._flusher, None
+        if flusher is not None:
+            flusher.cancel()
+            with suppress(asyncio.CancelledError):
+                await flusher
+            await self._write(self._writer.close())
+        await self.looks.close()
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S - self._tally.now_s % FLUSH_S + 0.1)  # just after the minute
+            await self._write(self._writer.flush())
+
+    async def _write(self, asking: Asking) -> None:
+        answers: list[Answer] | None = None
+        async with self._book.turning:
+            try:
+                while True:
+                    items = asking.send(answers)  # type: ignore[arg-type]  # None is how it begins
+                    answers = await self.service.runtime.channel.asend(items)
+            except StopIteration:
+                self._book.expire()
+            except StoreError as error:
+                logging.getLogger("semel").warning("rollups could not be written: %s", error)
+
+    async def viewer(self, request: Request) -> Viewer:
+        """Who looks. Raises `LoginNeeded`."""
+        return await viewer_of(request, self.service)
+
+    async def page(
+        self,
+        request: Request,
+        viewer: Viewer,
+        name: str,
+        values: dict[str, Any] | None = None,
+        status: int = 200,
+    ) -> Response:
+        """A whole page, or only its part for a request that asks for no more."""
+        always = {"viewer": viewer, "chosen": range_of(request), "ranges": RANGES, "store": self.store_name}
+        always["header"] = await self.figures.header(viewer.tenant)
+        always["path"] = request.url.path
+        return page(name, always | (values or {}), status)
+
+    @property
+    def store_name(self) -> str:
+        """What is behind all this, without its address."""
+        return self.service.runtime.store.name.partition(":")[0]
+
+    async def note(self, viewer: Viewer, tenant: str, action: str, **details: Any) -> None:
+        """Write an action into the audit, before it is done."""
+        await self.service.ask(audit.note(tenant, action, viewer.label, **details))
+
+
+def range_of(request: Request) -> Range:
+    """The range that was asked for, or an hour."""
+    return RANGES.get(request.query_params.get("range", ""), RANGES[DEFAULT_RANGE])

@@ -1,0 +1,124 @@
+"""Who looks at the pages, and whether a form really came from one of them."""
+
+from typing import Any
+from urllib.parse import parse_qsl
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from semel.digests import digest
+from semel.server.callers import ANYBODY, Caller
+from semel.server.guard import read_body
+from semel.server.problems import Problem
+from semel.server.service import Service
+from semel.server.tokens import Role
+from semel.types import Id
+
+__all__ = ["COOKIE", "LoginNeeded", "Viewer", "form_of", "log_in", "log_out", "viewer_of"]
+
+COOKIE = "semel_token"
+PATH = "/ui"
+"""The cookie is for the pages alone: no request to `/v1` ever carries it."""
+FORM_BYTES_MAX = 64 * 1024
+FORM_WAIT_S = 10.0
+DIGEST_SHOWN = 12
+
+
+class LoginNeeded(Exception):
+    """Nobody is logged in."""
+
+
+class Viewer(Struct, frozen=True):
+    """Whoever looks."""
+
+    caller: Caller
+    label: str
+    """How the audit calls them."""
+    has_token: bool
+
+    @property
+    def tenant(self) -> str | None:
+        """Whose records they see; `None`: everybody's."""
+        return self.caller.tenant
+
+    @property
+    def is_admin(self) -> bool:
+        """Whether they may change something, and see keys that they do not know."""
+        return self.caller.role == "admin"
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether what is about the whole store is for them."""
+        return self.caller.tenant is None
+
+    def require(self, role: Role) -> None:
+        """Raises `Problem` unless they have that role."""
+        self.caller.require(role)
+
+    def key(self, record_id: Id) -> str:
+        """A key as they may see it in a list: who is no admin sees what stands for it."""
+        return record_id[2] if self.is_admin else f"#{digest(record_id).hex()[:DIGEST_SHOWN]}"
+
+
+async def viewer_of(request: Request, service: Service) -> Viewer:
+    """Whoever is logged in. Raises `LoginNeeded`, or `Problem` where the store cannot be asked."""
+    if not service.needs_token:
+        return Viewer(ANYBODY, "anybody on this computer", has_token=False)
+    found = await _known(service, request.cookies.get(COOKIE, ""))
+    if found is None:
+        raise LoginNeeded
+    service.pace(found.caller.name)
+    return found
+
+
+async def _known(service: Service, text: str) -> Viewer | None:
+    token = await service.token(text)
+    if token is None:
+        return None
+    caller = Caller(f"token {token.id}", token.tenant, token.role)
+    return Viewer(caller, f"{token.name} (token {token.id})", has_token=True)
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form that one of our pages sent. Raises `Problem` for one that came from elsewhere.
+
+    The cookie is not sent along from other sites; this holds where there is no cookie, too.
+    """
+    if not _is_ours(request):
+        raise Problem(403, "forbidden", "this form did not come from a page of this server")
+    body = await read_body(request, FORM_BYTES_MAX, FORM_WAIT_S)
+    return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
+
+
+def _is_ours(request: Request) -> bool:
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:  # no script can set it
+        return site == "same-origin"
+    origin: str = request.headers.get("origin", "")
+    return bool(origin) and origin.partition("://")[2] == request.headers.get("host", "")
+
+
+async def log_in(request: Request, service: Service, text: str) -> Response | None:
+    """Remember a token in a cookie that no script can read; nothing if it is none of ours."""
+    peer: Any = request.client
+    service.pace(f"peer {peer.host if peer else ''}")
+    if await _known(service, text.strip()) is None:
+        return None
+    response = RedirectResponse(f"{PATH}/", 303)
+    response.set_cookie(
+        COOKIE,
+        text.strip(),
+        path=PATH,
+        secure=request.url.scheme == "https",
+        httponly=True,
+        samesite="strict",
+    )
+    return response
+
+
+def log_out() -> Response:
+    """Forget the token."""
+    response = RedirectResponse(f"{PATH}/login", 303)
+    response.delete_cookie(COOKIE, path=PATH, httponly=True, samesite="strict")
+    return response

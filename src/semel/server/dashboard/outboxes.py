@@ -1,0 +1,91 @@
+"""The outbox beside the store: what waits, what was given up, and letting it be tried again."""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from semel.errors import StoreUnknown, UsageError
+from semel.outbox.rows import Entry, Rows, rows_for
+from semel.server.dashboard.desk import Desk
+from semel.server.dashboard.door import Viewer, form_of
+from semel.server.problems import Problem
+
+__all__ = ["routes"]
+
+T = TypeVar("T")
+ROWS_MAX = 100
+
+
+def routes(desk: Desk) -> list[Route]:
+    """The pages."""
+    box = Box(desk)
+
+    async def outbox(request: Request) -> Response:
+        viewer = await _viewer(desk, request)
+        values: dict[str, Any] = {"there": box.is_there, "done": request.query_params.get("done", "")}
+        if box.is_there:
+            values |= await box.use(_gathered)
+        return await desk.page(request, viewer, "outbox.html", values)
+
+    async def act(request: Request) -> Response:
+        viewer = await _viewer(desk, request)
+        form = await form_of(request)
+        viewer.require("admin")
+        verb, ids = form.get("verb", ""), _ids(form.get("id", ""))
+        if verb not in ("retry", "drop") or not box.is_there or (verb == "drop" and ids is None):
+            raise Problem(422, "invalid", "say which message, and whether to retry or to drop it")
+        await desk.note(viewer, "", f"outbox {verb}", ids=", ".join(ids) if ids else "all that are dead")
+        count: int = await box.use(lambda rows: rows.retry(ids) if verb == "retry" else rows.drop(ids or []))
+        return RedirectResponse(f"/ui/outbox?done={count}", 303)
+
+    return [Route("/outbox", outbox), Route("/outbox", act, methods=["POST"])]
+
+
+async def _viewer(desk: Desk, request: Request) -> Viewer:
+    viewer = await desk.viewer(request)
+    if not viewer.sees_all:
+        raise Problem(403, "forbidden", "the outbox is of all tenants; log in with a token of all")
+    return viewer
+
+
+def _ids(text: str) -> list[str] | None:
+    if not text:
+        return None
+    try:
+        return [str(uuid.UUID(text))]
+    except ValueError:
+        raise Problem(422, "invalid", "that is no id of a message") from None
+
+
+class Box:
+    """The outbox in the store's database, opened for each look: a relay elsewhere does the work."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._url = desk.service.settings.store
+        self._lock = asyncio.Lock()
+        try:
+            rows_for(self._url)
+            self.is_there: bool = True
+        except (StoreUnknown, UsageError):
+            self.is_there = False
+
+    async def use(self, work: Callable[[Rows], Awaitable[T]]) -> T:
+        """Open it, do it, close it."""
+        async with self._lock:
+            rows = rows_for(self._url)
+            await rows.open()
+            try:
+                return await work(rows)
+            finally:
+                await rows.close()
+
+
+async def _gathered(rows: Rows) -> dict[str, Any]:
+    dead: list[Entry] = await rows.entries("dead", 0, ROWS_MAX)
+    pending = await rows.entries("pending", 0, ROWS_MAX)
+    return {"counts": await rows.counts(), "dead": dead, "pending": pending, "rows_max": ROWS_MAX}

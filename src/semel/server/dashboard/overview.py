@@ -1,0 +1,93 @@
+"""The first page and what it shows live: charts, consumers, and the counters in every header."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from semel.errors import StoreError
+from semel.server.dashboard.desk import LIVE_MAX, Desk, range_of
+from semel.server.dashboard.door import LoginNeeded
+from semel.server.problems import Problem
+
+__all__ = ["routes"]
+
+TICK_S = 1.0
+QUIET_TICKS = 15
+"""After so many without news something is sent all the same, so that nobody on the way hangs up."""
+NAME_CHARS_MAX = 128
+
+_encode = msgspec.json.encode
+
+
+def routes(desk: Desk) -> list[Route]:
+    """The pages."""
+
+    async def overview(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        chosen = range_of(request)
+        rows = await desk.figures.rows(chosen, viewer.tenant)
+        stats, age_s = desk.looks.stats(viewer.tenant)
+        total = await desk.figures.counts(chosen, viewer.tenant)
+        values = {"rows": rows, "stats": stats, "stats_age_s": age_s, "total": total}
+        return await desk.page(request, viewer, "overview.html", values)
+
+    async def consumers(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        rows = await desk.figures.rows(range_of(request), viewer.tenant)
+        return await desk.page(request, viewer, "_consumers.html", {"rows": rows})
+
+    async def held(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        stats, age_s = desk.looks.stats(viewer.tenant)
+        return await desk.page(request, viewer, "_held.html", {"stats": stats, "stats_age_s": age_s})
+
+    async def data(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        consumer = request.query_params.get("consumer", "")[:NAME_CHARS_MAX]
+        lines = await desk.figures.lines(range_of(request), viewer.tenant, consumer)
+        return Response(_encode(lines), media_type="application/json")
+
+    async def live(request: Request) -> Response:
+        await desk.viewer(request)
+        if desk.listeners >= LIVE_MAX:
+            raise Problem(
+                429, "too-many", "too many pages listen already; this one shows figures as they were"
+            )
+        return StreamingResponse(_ticks(desk, request), media_type="text/event-stream")
+
+    return [
+        Route("/", overview),
+        Route("/parts/consumers", consumers),
+        Route("/parts/held", held),
+        Route("/data", data),
+        Route("/live", live),
+    ]
+
+
+async def _ticks(desk: Desk, request: Request) -> AsyncIterator[bytes]:
+    """The header's counters whenever they change, until the service is about to end or the token is revoked."""
+    desk.listeners += 1
+    said, quiet = b"", 0
+    try:
+        while not desk.service.draining:
+            try:
+                viewer = await desk.viewer(request)
+                now = _encode(await desk.figures.header(viewer.tenant))
+            except LoginNeeded:
+                return
+            except (
+                Problem,
+                StoreError,
+            ):  # the store does not answer: the page keeps the last that it was told
+                now = said
+            quiet = 0 if now != said or quiet >= QUIET_TICKS else quiet + 1
+            if not quiet and now:
+                said = now
+                yield b"event: tick\ndata: " + now + b"\n\n"
+            await asyncio.sleep(TICK_S)
+    finally:
+        desk.listeners -= 1

@@ -1,0 +1,206 @@
+"""Search, the strip of one event, and what an operator may do to it."""
+
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from semel import audit
+from semel.cli.shown import document, now_us, summary
+from semel.codec import encode
+from semel.core.commands import Forget, Lookup, Page, Resolve, Scan
+from semel.errors import KeyInvalid
+from semel.keys.limits import check as check_key
+from semel.plans import reachable
+from semel.server.dashboard.desk import Desk
+from semel.server.dashboard.door import Viewer, form_of
+from semel.server.dashboard.looks import OWN_TENANTS, records_of
+from semel.server.dashboard.rendering import DASH
+from semel.server.dashboard.strips import strip
+from semel.server.problems import Problem
+from semel.types import Absent, Busy, Id, Lost, Record, State
+from semel.windows import resolve
+
+__all__ = ["address", "routes"]
+
+PAGE_ROWS = 50
+TAIL_ROWS = 40
+STATES: tuple[State, ...] = ("claimed", "done", "failed", "unknown")
+SCOPES_MAX = 1000
+"""Consumers that a key is looked for in."""
+DEFAULT_WINDOW_US = 24 * 3600 * 10**6
+
+
+def routes(desk: Desk) -> list[Route]:
+    """The pages."""
+
+    async def events(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        return await desk.page(request, viewer, "events.html", await _found(desk, viewer, request))
+
+    async def tail(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        consumer, what = (request.query_params.get(name, "") for name in ("consumer", "what"))
+        seen = desk.tail.last(TAIL_ROWS, viewer.tenant, consumer, what)
+        values = {"seen": seen, "address": address, "instance": desk.instance}
+        return await desk.page(request, viewer, "_tail.html", values)
+
+    async def event(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        record = await _record(desk, viewer, request)
+        return await desk.page(request, viewer, "event.html", _event(desk, record))
+
+    async def forget(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        form = await form_of(request)
+        viewer.require("admin")
+        record = await _record(desk, viewer, request)
+        await _forget(desk, viewer, record, form.get("force") == "yes")
+        return RedirectResponse(f"/ui/events?q={quote(record.key, safe='')}&done=forgotten", 303)
+
+    async def decide(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        form = await form_of(request)
+        viewer.require("admin")
+        record = await _record(desk, viewer, request)
+        await _decide(desk, viewer, record, form)
+        return RedirectResponse(f"/ui/events?q={quote(record.key, safe='')}&done=decided", 303)
+
+    one = "/event/{consumer}/{key:path}"
+    return [
+        Route("/events", events),
+        Route("/parts/tail", tail),
+        Route(one, event),
+        Route("/forget/{consumer}/{key:path}", forget, methods=["POST"]),
+        Route("/decide/{consumer}/{key:path}", decide, methods=["POST"]),
+    ]
+
+
+def address(record_id: Id, verb: str = "event") -> str:
+    """Where the page of a record is."""
+    tenant, consumer, key = record_id
+    of = f"?tenant={quote(tenant, safe='')}" if tenant else ""
+    return f"/ui/{verb}/{quote(consumer, safe='')}/{quote(key, safe='')}{of}"
+
+
+async def _found(desk: Desk, viewer: Viewer, request: Request) -> dict[str, Any]:
+    """What a search comes to: the records of a key, or those that begin like it, or those of a state."""
+    asked = request.query_params
+    query, consumer = asked.get("q", "").strip(), asked.get("consumer", "")
+    state = next((each for each in STATES if each == asked.get("state")), None)
+    settings = await desk.figures.settings()
+    scopes = sorted(name for name in settings.modes if viewer.tenant in (None, name[0]))
+    values: dict[str, Any] = {
+        "query": query,
+        "consumer": consumer,
+        "state": state,
+        "states": STATES,
+        "names": sorted({name for _, name in scopes if not name.startswith("semel.")}),
+        "address": address,
+        "seen": desk.tail.last(TAIL_ROWS, viewer.tenant),
+        "instance": desk.instance,
+        "done": asked.get("done", ""),
+        "records": [],
+        "cursor": None,
+        "searched": bool(query or state or consumer),
+        "listed": False,
+        "trouble": "",
+    }
+    try:
+        if query:
+            check_key(query)
+            wanted = [scope for scope in scopes if consumer in ("", scope[1])][:SCOPES_MAX]
+            answers = await desk.looks.quick([Lookup((*scope, query)) for scope in wanted])
+            values["records"] = [_row(each) for each in records_of(answers)]
+    except KeyInvalid as error:
+        values["trouble"] = str(error)
+    if not values["records"] and values["searched"] and not values["trouble"] and viewer.is_admin:
+        item = Scan(
+            viewer.tenant, consumer or None, state, query, cursor=asked.get("cursor") or None, limit=PAGE_ROWS
+        )
+        page: Page = await _scanned(desk, item)
+        values["records"] = [_row(each) for each in page.records if each.tenant not in OWN_TENANTS]
+        values["cursor"], values["listed"] = page.cursor, True
+    return values
+
+
+async def _scanned(desk: Desk, item: Scan) -> Page:
+    try:
+        page: Page = await desk.looks.slow(item)
+    except ValueError as error:
+        raise Problem(422, "out-of-bounds", "that is no place to go on from; search again") from error
+    return page
+
+
+def _row(record: Record) -> dict[str, Any]:
+    return {"id": record.id, **summary(record, now_us()), "first_seen_us": record.first_seen}
+
+
+async def _record(desk: Desk, viewer: Viewer, request: Request) -> Record:
+    """The record that an address names, for whoever may see it. Raises `Problem`."""
+    named = request.query_params.get("tenant", "")
+    tenant = named if viewer.tenant is None else viewer.tenant
+    if tenant in OWN_TENANTS:
+        raise Problem(404, "absent", "semel's own records are not shown here")
+    key = request.path_params["key"]
+    try:
+        check_key(key)
+    except KeyInvalid as error:
+        raise Problem(404, "absent", str(error)) from error
+    (answer,) = await desk.looks.quick((Lookup((tenant, request.path_params["consumer"], key)),))
+    record = reachable(answer)
+    if isinstance(record, Absent):
+        raise Problem(
+            404, "absent", f"no record of {key!a}: it is new, its window is over, or it was forgotten"
+        )
+    assert isinstance(record, Record)
+    return record
+
+
+def _event(desk: Desk, record: Record) -> dict[str, Any]:
+    now = now_us()
+    shown = document(record, now)
+    return {
+        "record": record,
+        "shown": shown,
+        "strip": strip(record, desk.tail.of(record.id), now, desk.instance),
+        "address": address,
+        "dash": DASH,
+        "running": shown["claim"] == "running",
+    }
+
+
+async def _forget(desk: Desk, viewer: Viewer, record: Record, force: bool) -> None:  # noqa: FBT001 - a tick in a form
+    details = {"consumer": record.consumer, "key": record.key, "fence": record.fence, "state": record.state}
+    await desk.note(viewer, record.tenant, "forget --force" if force else "forget", **details)
+    if force and audit.is_forced(record):
+        audit.warn(record, viewer.label)
+    found = await desk.service.one(viewer.caller, Forget(record.id, force, record.fence))
+    if isinstance(found, Busy):
+        raise Problem(
+            409, "running", "a claim runs: wait for it, or tick the box that takes it away from its owner"
+        )
+    if isinstance(found, Lost | Absent):
+        raise Problem(409, "changed", "the event has changed since you looked; look again")
+
+
+async def _decide(desk: Desk, viewer: Viewer, record: Record, form: dict[str, str]) -> None:
+    to = form.get("to", "")
+    if to not in ("done", "absent") or not form.get("fence", "").isdecimal():
+        raise Problem(422, "invalid", "say whether it happened: done or absent")
+    await desk.note(
+        viewer,
+        record.tenant,
+        f"resolve to {to}",
+        consumer=record.consumer,
+        key=record.key,
+        fence=record.fence,
+    )
+    settings = await desk.figures.settings()
+    window = resolve(settings.windows, record.tenant, record.consumer, record.event_type, DEFAULT_WINDOW_US)
+    value = encode(None) if to == "done" else None
+    item = Resolve(record.id, int(form["fence"]), to, value, window)  # type: ignore[arg-type]  # looked at above
+    if isinstance(await desk.service.one(viewer.caller, item), Lost):
+        raise Problem(409, "changed", "the event has changed since you looked; look again")

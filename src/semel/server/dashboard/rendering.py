@@ -1,0 +1,146 @@
+"""Pages from templates: what they may call, and the headers that keep everything foreign out of them."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.datastructures import MutableHeaders
+from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from semel.cli.output import duration_text
+from semel.cli.shown import exact_text
+
+__all__ = ["Sealed", "asset", "page"]
+
+HERE = Path(__file__).parent
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
+    " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Nothing inline, nothing from elsewhere. Pico draws its arrows as data: images."""
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+DASH = "\N{EN DASH}"
+"""Where there is nothing to say."""
+FOREVER = "public, max-age=31536000, immutable"
+TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
+
+
+class Sealed:
+    """ASGI middleware: the headers above on every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app: ASGIApp = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on."""
+
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        await self.app(scope, receive, sealed)
+
+
+def number(value: float | None) -> str:
+    """`12,345`, `1.25`; a dash for nothing."""
+    if value is None:
+        return DASH
+    if isinstance(value, int) or value >= 100:  # noqa: PLR2004 - three digits are enough
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value else "0"
+
+
+def percent(share: float | None) -> str:
+    """`1.3 %`; a dash for nothing."""
+    if share is None:
+        return DASH
+    if share < 0.1:  # noqa: PLR2004 - the same
+        return f"{100 * share:.2g} %"
+    if 0.99 < share < 1:  # noqa: PLR2004 - almost all is not all
+        return f"{math.floor(share * 1e4) / 100:g} %"
+    return f"{100 * share:.0f} %"
+
+
+def size(count: int | None) -> str:
+    """Bytes, for people."""
+    if count is None:
+        return DASH
+    left = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if left < 1000:  # noqa: PLR2004 - as storage is sold
+            return f"{left:.3g} {unit}"
+        left /= 1000
+    return f"{left:.3g} TB"
+
+
+def moment(at_us: int) -> str:
+    """An instant, in universal time; the page turns it into the reader's own."""
+    if not 0 < at_us < 253402300800_000_000:  # noqa: PLR2004 - the year 10000
+        return DASH
+    return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def seconds(value: float | None) -> str:
+    """A span of time in its natural unit."""
+    return DASH if value is None else duration_text(round(value * 1e6))
+
+
+def _made() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "number": number,
+        "percent": percent,
+        "size": size,
+        "moment": moment,
+        "seconds": seconds,
+        "window": exact_text,
+    }
+    made.globals["version"] = version("semel")
+    made.globals["static"] = STATIC
+    return made
+
+
+def _addresses() -> dict[str, str]:
+    """Where each file is, with what it holds in the address: so browsers may keep it for ever."""
+    return {
+        path.name: f"/ui/static/{hashlib.sha256(path.read_bytes()).hexdigest()[:10]}/{path.name}"
+        for path in sorted((HERE / "static").iterdir())
+    }
+
+
+STATIC: dict[str, str] = _addresses()
+_environment = _made()
+
+
+def page(name: str, values: Mapping[str, Any], status: int = 200) -> HTMLResponse:
+    """A template, filled in."""
+    return HTMLResponse(_environment.get_template(name).render(values), status)
+
+
+def asset(name: str) -> Response:
+    """A file that pages use."""
+    path = HERE / "static" / name
+    if name not in STATIC or path.suffix not in TYPES:
+        return Response("there is no such file\n", 404, media_type="text/plain")
+    return Response(path.read_bytes(), media_type=TYPES[path.suffix], headers={"Cache-Control": FOREVER})

@@ -1,0 +1,70 @@
+"""The store: its powers, what it holds, how its tiers share the work, and cleaning up."""
+
+from msgspec.structs import asdict
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from semel.core.commands import Purge
+from semel.server.dashboard.desk import Desk, range_of
+from semel.server.dashboard.door import form_of
+from semel.server.problems import Problem
+from semel.stores.tiered.tier import COUNTS
+
+__all__ = ["routes"]
+
+PURGE_ROWS = 5000
+ANSWERING = ("cache_hits", "truth_asked")
+"""Every key is answered by one of them."""
+POWERS = {
+    "durable": "an answered write survives the death of every process",
+    "exact": "its answers are facts, not guesses",
+    "fenced": "a late worker cannot overwrite its successor",
+    "transactional": "an inbox can live in your own transaction",
+    "shared": "other processes see the same records",
+    "notifies": "duplicates that wait are woken, not only polled",
+}
+
+
+def routes(desk: Desk) -> list[Route]:
+    """The pages."""
+
+    async def stores(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        stats, age_s = await desk.looks.counted(viewer.tenant)
+        powers = asdict(desk.service.runtime.store.capabilities)
+        total = await desk.figures.whole(range_of(request))
+        values = {
+            "stats": stats,
+            "stats_age_s": age_s,
+            "powers": [(name, powers[name], words) for name, words in POWERS.items()],
+            "tiers": tiers(stats.tiers if stats else {}),
+            "took": total.store,
+            "purged": request.query_params.get("purged", ""),
+        }
+        return await desk.page(request, viewer, "stores.html", values)
+
+    async def purge(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        await form_of(request)
+        viewer.require("admin")
+        if not viewer.sees_all:
+            raise Problem(
+                403, "forbidden", "purging is for a token of all tenants: it cleans up for everybody"
+            )
+        await desk.note(viewer, "", "purge", limit=PURGE_ROWS)
+        purged = await desk.service.one(viewer.caller, Purge(PURGE_ROWS))
+        desk.looks.expire()
+        return RedirectResponse(f"/ui/stores?purged={purged.count}", 303)
+
+    return [Route("/stores", stores), Route("/purge", purge, methods=["POST"])]
+
+
+def tiers(counted: dict[str, float]) -> list[tuple[str, float, float | None]]:
+    """What the tiers of a store say about themselves: words, counts, and the shares of those that answer."""
+    whole = sum(counted.get(name, 0) for name in ANSWERING)
+    return [
+        (COUNTS.get(name, name), number, number / whole if whole and name in ANSWERING else None)
+        for name, number in counted.items()
+        if number or name in ANSWERING
+    ]

@@ -1,0 +1,127 @@
+"""Windows: what is stored, what the measured lags advise, and changing them."""
+
+import math
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from semel.cli.shown import exact_text
+from semel.core.commands import SetWindow
+from semel.errors import SemelError
+from semel.keys.limits import check_consumer
+from semel.observe.advise import Advice
+from semel.observe.tally import LAGS_S, Counts
+from semel.server.dashboard.desk import Desk
+from semel.server.dashboard.door import Viewer, form_of
+from semel.server.dashboard.figures import DEFAULT_WINDOW_US, advice
+from semel.server.problems import Problem, problem_of
+from semel.windows import PRESETS, window_us
+
+__all__ = ["routes"]
+
+WIDE, HIGH = 720, 190
+LEFT, BOTTOM = 8, 26
+TICKS = ((1, "1 s"), (60, "1 min"), (3600, "1 h"), (86400, "1 d"), (7 * 86400, "7 d"), (30 * 86400, "30 d"))
+TYPE_CHARS_MAX = 128
+
+
+def routes(desk: Desk) -> list[Route]:
+    """The pages."""
+
+    async def windows(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        consumer = request.query_params.get("consumer", "")
+        settings = await desk.figures.settings()
+        counts = await desk.figures.lags(viewer.tenant, consumer)
+        stored = [
+            (place, us) for place, us in sorted(settings.windows.items()) if viewer.tenant in (None, place[0])
+        ]
+        mine = next((us for place, us in stored if place[1:] == (consumer, "")), None)
+        advised, why_not = advice(counts, mine)
+        values: dict[str, Any] = {
+            "stored": stored,
+            "consumer": consumer,
+            "current_us": DEFAULT_WINDOW_US if mine is None else mine,
+            "advice": advised,
+            "why_not": why_not,
+            "picture": histogram(counts, mine or DEFAULT_WINDOW_US, advised),
+            "names": sorted(
+                {
+                    name
+                    for tenant, name in settings.modes
+                    if viewer.tenant in (None, tenant) and not name.startswith("semel.")
+                }
+            ),
+            "presets": PRESETS,
+            "done": request.query_params.get("done", ""),
+        }
+        return await desk.page(request, viewer, "windows.html", values)
+
+    async def change(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        form = await form_of(request)
+        viewer.require("admin")
+        await _set(desk, viewer, form)
+        return RedirectResponse(f"/ui/windows?done=yes&consumer={quote(form.get('consumer', ''))}", 303)
+
+    return [Route("/windows", windows), Route("/windows", change, methods=["POST"])]
+
+
+async def _set(desk: Desk, viewer: Viewer, form: dict[str, str]) -> None:
+    consumer, event_type = form.get("consumer", "").strip(), form.get("event_type", "").strip()
+    tenant = form.get("tenant", "") if viewer.tenant is None else viewer.tenant
+    existing = form.get("existing") == "yes"
+    try:
+        check_consumer(consumer)
+        us = None if form.get("remove") == "yes" else window_us(form.get("window", "").strip())
+    except SemelError as error:
+        raise problem_of(error) from error
+    if len(event_type) > TYPE_CHARS_MAX:
+        raise Problem(422, "invalid", f"an event type has {TYPE_CHARS_MAX} characters at most")
+    said = "removed" if us is None else exact_text(us)
+    await desk.note(
+        viewer, tenant, "window set", consumer=consumer, event_type=event_type, window=said, existing=existing
+    )
+    await desk.service.one(viewer.caller, SetWindow(tenant, consumer, event_type, us, existing))
+    desk.service.runtime.expire_settings()
+    desk.figures.expire()
+
+
+def histogram(counts: Counts, current_us: int, advised: Advice | None) -> dict[str, Any] | None:
+    """Bars of the measured lags on a logarithmic axis, and where the window stands; nothing where nothing came."""
+    if not counts.lags:
+        return None
+    most = max(counts.lags.values())
+    each = (WIDE - 2 * LEFT) / len(LAGS_S)
+    current_s = current_us / 1e6
+    bars = [
+        {
+            "x": round(LEFT + at * each + 1, 1),
+            "width": round(each - 2, 1),
+            "height": round(max(2.0, (HIGH - BOTTOM - 24) * number / most), 1),
+            "count": number,
+            "up_to_s": LAGS_S[at],
+            "missed": bool(current_s) and LAGS_S[at] > current_s,
+        }
+        for at, number in sorted(counts.lags.items())
+    ]
+    return {
+        "wide": WIDE,
+        "high": HIGH,
+        "base": HIGH - BOTTOM,
+        "bars": bars,
+        "ticks": [{"x": _x(second), "text": text} for second, text in TICKS],
+        "now_x": _x(current_s) if current_s else None,
+        "wanted_x": None if advised is None else _x(advised.suggested_s),
+        "wanted_dx": 5 if advised is not None and advised.suggested_s > current_s else -5,
+    }
+
+
+def _x(second: float) -> float:
+    """Where a lag is on the axis: the right edge of its bar."""
+    each = (WIDE - 2 * LEFT) / len(LAGS_S)
+    place = math.log2(max(second, LAGS_S[0])) - math.log2(LAGS_S[0]) + 1
+    return round(min(WIDE - LEFT, LEFT + place * each), 1)

@@ -1,0 +1,302 @@
+"""Rollups add up: across processes, minutes, restarts and lost replies, on every store."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import semel
+from semel.core.commands import Answer, Item, Lookup
+from semel.core.ports import Store
+from semel.errors import StoreUnavailable, UsageError
+from semel.observe import events
+from semel.observe.rollups import CONSUMER, SPREAD, TENANT, RollupHook, Writer, hours
+from semel.observe.tally import LAGS_S, OTHER, TOOK_S, Counts, Part, Tally, quantile
+from semel.stores.memory import MemoryStore
+from semel.testing import ManualClock
+from semel.types import Record, Unavailable
+from tests.contract.stores import KINDS, Kind
+
+HOUR_S = 3600
+
+
+class Fleet:
+    """A store, its clock, and as many writers as a test wants."""
+
+    def __init__(self, kind: Kind, folder: Path) -> None:
+        self.clock = ManualClock()
+        self.kind, self.folder = kind, folder
+        self.store = kind.make(folder, self.clock)
+        self.store.open()
+
+    @property
+    def hour(self) -> int:
+        return self.clock.now_us() // 10**6 // HOUR_S
+
+    def writer(self) -> tuple[Tally, Writer]:
+        tally = Tally(lambda: self.clock.now_us() / 1e6, lambda: self.clock.now_us() / 1e6)
+        return tally, Writer(tally)
+
+    def ask(self, asking: Any) -> Any:
+        return ask(self.store, asking)
+
+    def read(self, *wanted: int) -> dict[int, Counts]:
+        """All counts by minute."""
+        found: dict[int, Counts] = {}
+        for parts in self.ask(hours(wanted or (self.hour,))).values():
+            for part in parts:
+                for _, _, counts in part.consumers:
+                    found.setdefault(part.minute, Counts()).add(counts)
+        return found
+
+
+def ask(store: Store, asking: Any) -> Any:
+    answers: Sequence[Answer] | None = None
+    try:
+        while True:
+            answers = store.send(asking.send(answers))
+    except StopIteration as end:
+        return end.value
+
+
+def receive(tally: Tally, times: int = 1, consumer: str = "billing", tenant: str = "") -> None:
+    for number in range(times):
+        tally(events.Received(tenant, consumer, f"key {number}", b""))
+
+
+@pytest.fixture(params=[kind for kind in KINDS if not kind.in_loop], ids=lambda kind: kind.name)
+def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    made = Fleet(request.param, tmp_path)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Fleet:
+    return Fleet(KINDS[0], tmp_path)
+
+
+def test_what_several_processes_count_adds_up(fleet: Fleet) -> None:
+    one, two = fleet.writer(), fleet.writer()
+    minute = fleet.clock.now_us() // 60_000_000
+    receive(one[0], 3)
+    receive(two[0], 4)
+    assert fleet.ask(one[1].flush())
+    assert fleet.ask(two[1].flush())
+    receive(one[0], 5)
+    assert fleet.ask(one[1].flush())
+    assert fleet.read()[minute].received == 12
+    fleet.clock.advance(60 * 10**6)
+    receive(two[0])
+    assert fleet.ask(two[1].flush())
+    assert fleet.read()[minute].received == 12
+    assert fleet.read()[minute + 1].received == 1
+
+
+def test_an_hour_that_is_over_stays_and_the_next_begins(fleet: Fleet) -> None:
+    tally, writer = fleet.writer()
+    first = fleet.hour
+    receive(tally, 2)
+    fleet.ask(writer.flush())
+    fleet.clock.advance(HOUR_S * 10**6)
+    receive(tally, 3)
+    fleet.ask(writer.flush())
+    found = fleet.read(first, first + 1)
+    assert sorted(each.received for each in found.values()) == [2, 3]
+    (record,) = fleet.store.send((Lookup((TENANT, CONSUMER, _key(fleet, first))),))
+    assert isinstance(record, Record)
+    assert record.state == "done"
+
+
+def _key(fleet: Fleet, hour: int) -> str:
+    keys = [f"{hour}:{number}" for number in range(SPREAD)]
+    answers = fleet.store.send([Lookup((TENANT, CONSUMER, key)) for key in keys])
+    (key,) = [key for key, answer in zip(keys, answers, strict=True) if isinstance(answer, Record)]
+    return key
+
+
+def test_who_died_leaves_its_figures_and_its_place(memory: Fleet) -> None:
+    for lease_over in (False, True):
+        tally, writer = memory.writer()
+        receive(tally, 2)
+        memory.ask(writer.flush())
+        if lease_over:
+            memory.clock.advance(301 * 10**6)
+    assert sum(each.received for each in memory.read().values()) == 4
+    places = {key for _, _, key in _held(memory)}
+    assert len(places) == 2
+    tally, writer = memory.writer()
+    receive(tally)
+    for _ in range(40):  # each new process takes one of the places that are free: four at most are ever tried
+        memory.ask(writer.close())
+        tally, writer = memory.writer()
+        receive(tally)
+        memory.ask(writer.flush())
+    assert sum(each.received for each in memory.read().values()) == 4 + 41
+    assert len(_held(memory)) <= 2 + SPREAD
+
+
+def _held(fleet: Fleet) -> list[Any]:
+    items = [Lookup((TENANT, CONSUMER, f"{fleet.hour}:{number}")) for number in range(100)]
+    return [answer.id for answer in fleet.store.send(items) if isinstance(answer, Record)]
+
+
+def test_of_a_hundred_processes_none_is_overlooked(memory: Fleet) -> None:
+    for _ in range(100):
+        tally, writer = memory.writer()
+        receive(tally)
+        assert memory.ask(writer.flush())
+    assert sum(each.received for each in memory.read().values()) == 100
+    taken = {int(key.partition(":")[2]) for _, _, key in _held(memory)}
+    assert max(taken, default=0) >= 99 - SPREAD  # or the test would not look past the first few
+
+
+def test_a_reader_goes_on_past_places_that_nobody_took(
+    memory: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semel.observe.rollups.random.choice", lambda free: free[-1])
+    for _ in range(30):
+        tally, writer = memory.writer()
+        receive(tally)
+        assert memory.ask(writer.flush())
+    assert min(int(key.partition(":")[2]) for _, _, key in _held(memory)) == SPREAD - 1
+    assert sum(each.received for each in memory.read().values()) == 30
+
+
+class Flaky:
+    """Carries out everything, and loses some of the replies."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.sent = store, 0
+
+    def send(self, items: Sequence[Item]) -> list[Answer]:
+        answers = self.store.send(items)
+        self.sent += 1
+        return [Unavailable(StoreUnavailable("cut off"))] * len(items) if self.sent % 3 == 0 else answers
+
+
+def test_a_lost_reply_counts_nothing_twice(memory: Fleet) -> None:
+    tally, writer = memory.writer()
+    flaky: Any = Flaky(memory.store)
+    told = 0
+    for number in range(1, 20):
+        receive(tally, number)
+        told += number
+        ask(flaky, writer.flush())
+        assert sum(part.consumers[0][2].received for part in writer.unwritten()) >= 0
+    while not ask(flaky, writer.flush()):
+        pass
+    assert sum(each.received for each in memory.read().values()) == told
+    assert writer.unwritten() == []
+
+
+def test_what_cannot_be_written_is_kept(memory: Fleet) -> None:
+    tally, writer = memory.writer()
+
+    class Down:
+        def send(self, items: Sequence[Item]) -> list[Answer]:
+            return [Unavailable(StoreUnavailable("down"))] * len(items)
+
+    down: Any = Down()
+    receive(tally, 2)
+    assert ask(down, writer.flush()) is False
+    receive(tally, 3)
+    assert sum(part.consumers[0][2].received for part in writer.unwritten()) == 5
+    assert memory.ask(writer.flush())
+    assert sum(each.received for each in memory.read().values()) == 5
+
+
+def test_rollups_are_gone_after_their_time(memory: Fleet) -> None:
+    tally, writer = memory.writer()
+    hour = memory.hour
+    receive(tally)
+    memory.ask(writer.flush())
+    memory.ask(writer.close())
+    memory.clock.advance(7 * 86400 * 10**6)
+    assert len(memory.read(hour)) == 1
+    memory.clock.advance(7200 * 10**6)
+    assert memory.read(hour) == {}
+
+
+def test_consumers_beyond_the_bound_are_counted_together(memory: Fleet) -> None:
+    tally, _ = memory.writer()
+    for number in range(250):
+        receive(tally, consumer=f"consumer {number}")
+    (part,) = tally.peek()
+    assert len(part.consumers) == 201
+    assert next(counts for *name, counts in part.consumers if tuple(name) == OTHER).received == 50
+
+
+def test_everything_that_ends_a_delivery_is_counted() -> None:
+    tally = Tally()
+    who = ("acme", "billing", "k", b"owner")
+    tally(events.Claimed(*who))
+    assert tally.in_flight()[0] == 1
+    for event in (
+        events.Received(*who),
+        events.Completed(*who),
+        events.Duplicate(*who, reason="redelivery", lag_s=3.0),
+        events.Duplicate(*who, reason="race"),
+        events.Duplicate(*who, reason="reuse", suppressed=False),
+        events.Failed(*who),
+        events.Released(*who, error=ValueError()),
+        events.Released(*who),
+        events.Late(*who),
+        events.StoreSent("claim", 1, 0.004),
+        events.StoreFailed("claim", ValueError()),
+        events.Purged(7, 0.0),
+    ):
+        tally(event)
+    (part,) = tally.take()
+    assert tally.peek() == []
+    assert part.in_flight == 0
+    ((tenant, consumer, counts),) = part.consumers
+    assert (tenant, consumer) == ("acme", "billing")
+    assert counts == Counts(1, 1, 1, 0, 1, 1, 1, 1, 1, 1, lags={LAGS_S.index(4.0): 1})
+    assert counts.duplicates == 3
+    assert (part.store.errors, part.store.purged, sum(part.store.took.values())) == (1, 7, 1)
+
+
+def test_a_quantile_is_at_most_one_bucket_too_high() -> None:
+    tally = Tally()
+    for number in range(100):
+        tally(events.StoreSent("claim", 1, 0.001 if number < 98 else 1.0))
+    took = tally.peek()[0].store.took
+    half, most = quantile(took, TOOK_S, 0.5), quantile(took, TOOK_S, 0.99)
+    assert half is not None
+    assert 0.001 <= half <= 0.0015
+    assert most is not None
+    assert 1.0 <= most <= 1.5
+    assert quantile({}, TOOK_S, 0.5) is None
+
+
+def test_a_worker_without_a_server_writes_its_own(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/events.db"
+    hook = RollupHook(url)
+    with semel.open(url, consumer="billing", hooks=[hook]) as once:
+        for key in ("a", "b", "a", "a"):
+            once.run(key, int)
+        hook.close()
+        hook.close()
+        parts = _written(url)
+    (counts,) = [counts for part in parts for _, _, counts in part.consumers]
+    assert (counts.received, counts.processed, counts.redelivery) == (4, 2, 2)
+    assert sum(sum(part.store.took.values()) for part in parts) > 0
+
+
+def _written(url: str) -> list[Part]:
+    from semel.stores.registry import store_for
+
+    store: Any = store_for(url)
+    store.open()
+    try:
+        now = store.send((semel.core.commands.Count(),))[0].now // 10**6 // HOUR_S
+        return [part for parts in ask(store, hours((now - 1, now))).values() for part in parts]
+    finally:
+        store.close()
+
+
+def test_a_hook_says_what_it_cannot_do() -> None:
+    with pytest.raises(UsageError, match="between 1 and 600"):
+        RollupHook(MemoryStore(), interval_s=0.1)

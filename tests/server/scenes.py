@@ -1,0 +1,105 @@
+"""A store with a day behind it, for pictures and tests of pages: what happened is made up, the records are real."""
+
+import math
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from semel.codec import encode
+from semel.core.commands import Admit, Answer, Claim, Settle
+from semel.core.ports import Store
+from semel.forks import new_owner
+from semel.observe.rollups import Writer
+from semel.observe.tally import Counts, Part, StoreCounts, Tally
+from semel.types import Mode
+
+CONSUMERS: tuple[tuple[str, Mode, float, float], ...] = (
+    ("billing", "lease", 42.0, 0.002),
+    ("notifications", "lease", 95.0, 0.0065),
+    ("wallet", "quarantine", 12.0, 0.001),
+    ("warehouse", "lease", 28.0, 0.004),
+    ("analytics", "observe", 60.0, 0.0055),
+)
+"""Name, mode, events per second, share of duplicates."""
+DAY_US = 86400 * 10**6
+AHEAD = 8
+"""Minutes that are still to come while pictures are taken."""
+
+
+def ask(store: Store, asking: Any) -> Any:
+    """Run what yields batches of items."""
+    answers: Sequence[Answer] | None = None
+    try:
+        while True:
+            answers = store.send(asking.send(answers))
+    except StopIteration as end:
+        return end.value
+
+
+def a_day(store: Store, minutes: int = 24 * 60, seed: int = 7) -> None:
+    """Rollups of the minutes that have passed: waves, noise, and a storm of redeliveries half an hour ago."""
+    chance = random.Random(seed)
+    for consumer, mode, _, _ in CONSUMERS:
+        store.send((Admit("", consumer, mode),))
+    tally = Tally()
+    writer = Writer(tally)
+    now = int(time.time() // 60)
+    for minute in range(now - minutes, now + AHEAD):
+        part = _part(minute, now - minute, chance)
+        writer._pending.append((f"{minute}.scene", part))
+        if len(writer._pending) >= 60:
+            assert ask(store, writer.flush())
+    assert ask(store, writer.close()) is None
+
+
+def _part(minute: int, ago: int, chance: random.Random) -> Part:
+    wave = 1 + 0.45 * math.sin(2 * math.pi * (minute % 1440) / 1440 - 2) + 0.12 * math.sin(minute / 17)
+    storm = 6.0 * math.exp(-(((ago - 34) / 5) ** 2))
+    consumers = []
+    for number, (name, mode, per_s, share) in enumerate(CONSUMERS):
+        first = max(0, round(chance.gauss(per_s * 60 * wave, per_s * 2)))
+        copies = round(first * share * (1 + (storm if number == 1 else 0)) * chance.uniform(0.6, 1.5))
+        counts = Counts(received=first + copies, processed=first - round(first * 0.0008))
+        counts.redelivery, counts.producer = round(copies * 0.72), round(copies * 0.17)
+        counts.race = max(0, copies - counts.redelivery - counts.producer)
+        counts.observed = copies if mode == "observe" else 0
+        counts.errored = first - counts.processed
+        for _ in range(min(copies, 40)):
+            at = min(25, max(0, round(chance.gauss(9, 3.2))))
+            counts.lags[at] = counts.lags.get(at, 0) + max(1, copies // 40)
+        consumers.append(("", name, counts))
+    took: dict[int, int] = {}
+    for _ in range(200):
+        at = min(30, max(0, round(chance.gauss(6 + storm / 3, 2.2) + (8 if chance.random() < 0.012 else 0))))
+        took[at] = took.get(at, 0) + 60
+    return Part(minute, consumers, StoreCounts(took=took), chance.randrange(4, 14), 2.0, "scene")
+
+
+def some_records(store: Store, count: int = 300) -> None:
+    """Finished, failed, running and unknown events."""
+    window = DAY_US
+    for number in range(count):
+        consumer = CONSUMERS[number % 4][0]
+        place, owner = ("", consumer, f"ord_{2026111600 + number}"), new_owner()
+        kind = {"billing": "payment.captured", "wallet": "wallet.credited"}.get(consumer, "order.placed")
+        (granted,) = store.send(
+            (Claim(place, owner, 30_000_000, window, event_type=kind, quarantine=consumer == "wallet"),)
+        )
+        value = encode(
+            {
+                "order": place[2],
+                "amount": f"{number % 90 + 9}.90",
+                "currency": "EUR",
+                "receipt": owner.hex()[:12],
+            }
+        )
+        store.send((Settle(place, owner, granted.fence, "done", value, window, 30_000_000),))
+    for number, (consumer, lease_s) in enumerate(
+        [("billing", 30), ("notifications", 30), ("warehouse", 60), ("billing", 90), ("notifications", 15)]
+    ):
+        place = ("", consumer, f"ord_{2026119900 + number}")
+        store.send((Claim(place, new_owner(), lease_s * 10**6, window, event_type="order.placed"),))
+    place, owner = ("", "wallet", "ord_2026118800"), new_owner()
+    (granted,) = store.send((Claim(place, owner, 10**6, window, quarantine=True),))
+    store.send((Settle(place, owner, granted.fence, "unknown"),))
