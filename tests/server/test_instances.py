@@ -70,24 +70,29 @@ def slow(event):
     while not pathlib.Path("go").exists():
         time.sl"""
     """eep(0.01)
-    return "finished"
+    pathlib.Path("finished").touch()
 """
 )
 
 
-def test_sigterm_finishes_what_is_under_way(tmp_path: Path) -> None:
+def test_sigterm_finishes_what_was_accepted(tmp_path: Path) -> None:
     (tmp_path / "work.py").write_text(HANDLER)
     with process(tmp_path, "--handler", "work:slow") as (server, address):
         running = Running(address)
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(running.post, "/v1/events", {"id": "e1"})
-            until((tmp_path / "started").exists)
-            server.send_signal(signal.SIGTERM)
-            until(lambda: not _listens(address))
-            (tmp_path / "go").touch()
-            assert answer.result(30).json() == {"events": [{"status": "accepted", "key": "e1"}]}
+        answer = running.post("/v1/events", {"id": "e1"})
+        assert answer.json() == {"events": [{"status": "accepted", "key": "e1"}]}
+        until((tmp_path / "started").exists)
         running.client.close()
+        server.send_signal(signal.SIGTERM)
+        until(lambda: not _listens(address))
+        assert not (tmp_path / "finished").exists()
+        (tmp_path / "go").touch()
         assert server.wait(30) == 0
+    assert (tmp_path / "finished").exists()
+    with semel.open(f"sqlite:///{tmp_path}/semel.db", consumer="events") as once:
+        record = once.records.lookup("e1")
+    assert record is not None
+    assert (record.state, record.attempt) == ("done", 1)
 
 
 def test_sigterm_says_not_ready_first(tmp_path: Path) -> None:

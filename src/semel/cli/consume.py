@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.exits import BAD_CONFIGURATION, USAGE, Stop
+from semel.cli.exits import USAGE, Stop
 from semel.cli.handlers import loaded
 from semel.cli.options import (
     ConsumerOption,

@@ -11,7 +11,7 @@ from semel.errors import PolicyInvalid
 from semel.windows import duration_us
 
 if TYPE_CHECKING:
-    from semel.cli.settings import Settings
+    from semel.cli.settings import ServeOptions, Settings
 
 __all__ = [
     "ConsumerOption",
@@ -25,6 +25,7 @@ __all__ = [
     "WindowOption",
     "YesOption",
     "parse_duration_us",
+    "serve_options",
     "settings_for",
     "text",
 ]
@@ -114,6 +115,13 @@ def settings_for(**flags: Any) -> "Settings":
     settings = load({"log_level": Globals.log_level, **flags}, Globals.config)
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     return settings
+
+
+def serve_options(**flags: Any) -> "ServeOptions":
+    """What `semel serve` alone is told: these flags, environment, secrets, `[serve]` in `semel.toml`, defaults."""
+    from semel.cli.settings import ServeOptions, load
+
+    return load(flags, Globals.config, ServeOptions)
 
 
 def one_of(given: dict[str, bool]) -> str:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from semel.core.ports import AsyncStore, Store
 from semel.errors import SemelError
-from semel.server.events import Intake
+from semel.server.events import Events
 from semel.server.guard import Guard
 from semel.server.openapi import Document
 from semel.server.problems import Problem, problem_of
@@ -39,7 +39,7 @@ def create_app(
     """
     settings = settings or ServeSettings()
     service = Service(settings, store)
-    intake = Intake(service)
+    taker = Events(service)
     document = Document()
 
     @asynccontextmanager
@@ -48,8 +48,8 @@ def create_app(
             stack.push_async_callback(service.close)
             try:
                 await service.open()
-                stack.push_async_callback(intake.close)
-                await intake.open()
+                stack.push_async_callback(taker.close)
+                await taker.open()
             except SemelError as error:
                 service.failure = error  # whoever starts the server tells it in a line
                 raise
@@ -63,7 +63,7 @@ def create_app(
         redoc_url=None,
         separate_input_output_schemas=False,
     )
-    app.state.service, app.state.intake = service, intake
+    app.state.service, app.state.events = service, taker
     for each in ROUTES:
         each.add(app, document)
     app.openapi = lambda: document.made(app)  # type: ignore[method-assign]
