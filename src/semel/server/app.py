@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from semel.core.ports import AsyncStore, Store
 from semel.errors import SemelError
 from semel.server.events import Events
+from semel.server.gauges import Gauges
 from semel.server.guard import Guard
 from semel.server.openapi import Document
 from semel.server.problems import Problem, problem_of
@@ -39,7 +40,7 @@ def create_app(
     """
     settings = settings or ServeSettings()
     service = Service(settings, store)
-    taker = Events(service)
+    taker, gauges = Events(service), Gauges(service)
     document = Document()
 
     @asynccontextmanager
@@ -50,6 +51,8 @@ def create_app(
                 await service.open()
                 stack.push_async_callback(taker.close)
                 await taker.open()
+                stack.push_async_callback(gauges.close)
+                gauges.start()
             except SemelError as error:
                 service.failure = error  # whoever starts the server tells it in a line
                 raise
