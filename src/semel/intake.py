@@ -279,7 +279,9 @@ class Intake:
         first = key not in self._here
         self._here.add(key)
         try:
-            outcome: Outcome[Any] = await self._once._deliver_one(delivery, partial(self._handle, receipt))  # noqa: SLF001
+            handle = partial(self._handle, receipt)
+            handle.__wrapped__ = self._handler  # type: ignore[attr-defined]  # whose name is told to hooks
+            outcome: Outcome[Any] = await self._once._deliver_one(delivery, handle)  # noqa: SLF001
         except StoreError as error:
             outcome = Unavailable(error)
         finally:

@@ -4,9 +4,6 @@ import asyncio
 import os
 import signal
 import socket
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -21,37 +18,9 @@ from tests.cli.processes import until
 from tests.faults.proxy import Proxy
 from tests.server.tools import Running, process
 
-INSTANCES = 5
-KEYS = 40
-
 
 def claim(key: str, owner: bytes | None = None) -> Claim:
     return Claim(("", "billing", key), owner or os.urandom(16), 60 * 10**6, 60 * 10**6)
-
-
-@pytest.mark.slow
-def test_five_instances_grant_each_key_once(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        stores = []
-        for _ in range(INSTANCES):
-            _, address = stack.enter_context(process(tmp_path, "--rate", "0"))
-            store = HttpStore(address)
-            stack.callback(store.close)
-            stores.append(store)
-        barrier = threading.Barrier(2 * INSTANCES)
-
-        def attack(number: int) -> list[object]:
-            store = stores[number % INSTANCES]
-            store.open()
-            barrier.wait(30)
-            return [store.send([claim(f"k{at}")])[0] for at in range(KEYS)]
-
-        with ThreadPoolExecutor(2 * INSTANCES) as pool:
-            found = list(pool.map(attack, range(2 * INSTANCES)))
-    for at in range(KEYS):
-        answers = [type(each[at]) for each in found]
-        assert answers.count(Granted) == 1
-        assert answers.count(Busy) == 2 * INSTANCES - 1
 
 
 def _listens(address: str) -> bool:

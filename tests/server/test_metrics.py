@@ -68,6 +68,7 @@ def test_what_happens_is_counted_whoever_does_it(tmp_path: Path) -> None:
     assert total(found["semel_events_duplicate_total"], consumer="m") == 2
     assert total(found["semel_events_processed_total"], consumer="events") == 1
     assert total(found["semel_events_duplicate_total"], consumer="events") == 1
+    assert total(found["semel_handler_duration_seconds_count"], handler="EventTable.persist") == 1
     assert total(found["semel_window_seconds"], consumer="billing") == 86400
     assert total(found["semel_records"], state="done") >= 2
     assert total(found["semel_store_operation_duration_seconds_count"], op="claim") >= 5

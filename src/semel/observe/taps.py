@@ -53,7 +53,8 @@ __all__ = ["Tap", "TimedAsyncStore", "TimedStore", "claimed", "copied", "marked"
 
 
 def name_of(handler: Any) -> str:
-    """How a handler is called in labels and spans."""
+    """How a handler is called in labels and spans; what wraps another says so by `__wrapped__`."""
+    handler = getattr(handler, "__wrapped__", handler)
     handler = getattr(handler, "func", handler)
     return getattr(handler, "__qualname__", "") or type(handler).__name__
 

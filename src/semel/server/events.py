@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import wraps
 from math import inf
 from typing import Any, TypeAlias
 
@@ -216,6 +217,7 @@ class Events:
         if inspect.iscoroutinefunction(found):
             return found  # type: ignore[no-any-return]
 
+        @wraps(found)
         async def handle(event: Event) -> Any:
             return await in_thread(self._threads, found, event)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from semel.core.commands import Admit, Answer, Claim, Granted, Item, Renew, Scan, Settle
 from semel.core.ports import AsyncStore, Store, Twofold
-from semel.errors import RecordCorrupt, SemelError, StoreError, StoreUnavailable
+from semel.errors import RecordCorrupt, SemelError, StoreError, StoreUnavailable, UsageError
 from semel.observe.events import Hook, Hooks
 from semel.runtime import Runtime
 from semel.server import tokens
@@ -15,7 +15,7 @@ from semel.server.callers import Caller
 from semel.server.checks import check
 from semel.server.limits import Buckets, LiveClaims
 from semel.server.metrics import Metrics
-from semel.server.problems import Problem, unavailable
+from semel.server.problems import Problem, problem_of, unavailable
 from semel.server.settings import ServeSettings
 from semel.server.telling import Telling
 from semel.server.tokens import Token
@@ -138,6 +138,9 @@ class Service:
             places.append(at)
         sent = [items[at] for at in places]
         for at, answer in zip(places, await self._send(sent), strict=True):
+            if isinstance(answer, Unavailable) and isinstance(answer.error, UsageError):
+                answers[at] = refusal(problem_of(answer.error))  # the store can be reached, but not like that
+                continue
             answers[at] = answer
             self._note(caller, items[at], answer)
         return answers

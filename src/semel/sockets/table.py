@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import wraps
 from pathlib import Path
 from typing import Any, Protocol, Self
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
@@ -115,6 +116,7 @@ class EventTable:
     def after(self, handler: Callable[[Event], Awaitable[Any]]) -> Handler:
         """A handler that runs yours, and persists what it returned from."""
 
+        @wraps(handler)
         async def process(event: Event) -> None:
             await handler(event)
             await self.persist(event)
