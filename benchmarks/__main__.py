@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 import semel
-from benchmarks import bloom, inbox, memory, outbox, postgres, redis, runner, sqlite, tiers
+from benchmarks import bloom, inbox, memory, outbox, postgres, redis, runner, service, sqlite, tiers
 from semel.cli.gauge.measure import Row
 from semel.cli.gauge.plot import svg
 
@@ -26,6 +26,7 @@ MODULES: dict[str, Any] = {
     "runner": runner,
     "bloom": bloom,
     "tiers": tiers,
+    "service": service,
 }
 DRIVERS = {
     "bloom": ["rbloom"],
@@ -35,6 +36,7 @@ DRIVERS = {
     "runner": ["psycopg", "redis", "faststream", "idemkit"],
     "postgres": ["psycopg"],
     "redis": ["redis", "hiredis"],
+    "service": ["fastapi", "uvicorn", "redis"],
 }
 EMBEDDED = ["memory", "sqlite"]
 

@@ -110,9 +110,9 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be
 
 def settings_for(**flags: Any) -> "Settings":
     """The settings: these flags (`None`: not given), then environment, secrets, `semel.toml`, defaults."""
-    from semel.cli.settings import load  # a quarter of a second: not for --help
+    from semel.cli.settings import Settings, load  # a quarter of a second: not for --help
 
-    settings = load({"log_level": Globals.log_level, **flags}, Globals.config)
+    settings = load(Settings, {"log_level": Globals.log_level, **flags}, Globals.config)
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     return settings
 
@@ -121,7 +121,7 @@ def serve_options(**flags: Any) -> "ServeOptions":
     """What `semel serve` alone is told: these flags, environment, secrets, `[serve]` in `semel.toml`, defaults."""
     from semel.cli.settings import ServeOptions, load
 
-    return load(flags, Globals.config, ServeOptions)
+    return load(ServeOptions, flags, Globals.config)
 
 
 def one_of(given: dict[str, bool]) -> str:

@@ -170,16 +170,13 @@ class ServeOptions(Sourced):
         return duration
 
 
+NAMES: tuple[str, ...] = tuple(Settings.model_fields)
 TABLES: tuple[type[Sourced], ...] = (ServeOptions,)
 """Of `semel.toml`, beside what stands at its top."""
 AnySettings = TypeVar("AnySettings", bound=Sourced)
 
 
-def load(
-    flags: Mapping[str, Any],
-    config: Path | None = None,
-    model: type[AnySettings] = Settings,  # type: ignore[assignment]
-) -> AnySettings:
+def load(model: type[AnySettings], flags: Mapping[str, Any], config: Path | None = None) -> AnySettings:
     """The settings, each from the first source that has it. Raises `Stop` with the origin of what is wrong."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}

@@ -30,7 +30,7 @@ from semel.plans import Plan
 from semel.policy import Policy
 from semel.server.service import Service
 from semel.server.shapes import EventOutcome
-from semel.sockets.table import EventTable
+from semel.sockets.table import ROWS_MAX, EventTable
 from semel.types import Delivery, Done, Outcome, Record, Unavailable
 from semel.windows import duration_us
 
@@ -71,11 +71,12 @@ class Events:
             2 * CONCURRENCY, "semel-handler"
         )  # none is started before it is needed
         self._sink: Sink | None = sink_for(settings.sink) if settings.sink else None
-        handler = self._publish if self._sink is not None else None
+        handler: Handler | None = self._publish if self._sink is not None else None
         if settings.handler:
             handler = self._awaited(settings.handler)
         place = settings.persist or (settings.store if handler is None and _is_sql(settings.store) else "")
         self._table: EventTable | None = EventTable(place, table=settings.events_table) if place else None
+        self._concurrency: int = ROWS_MAX if handler is None else CONCURRENCY  # rows share commits
         if self._table is not None:
             handler = self._table.persist if handler is None else self._table.after(handler)
         self._handler: Handler | None = handler
@@ -118,15 +119,15 @@ class Events:
         outcomes: list[EventOutcome | None] = [None] * len(events)
         found: list[Event] = []
         places: list[int] = []
-        for at, event in enumerate(events):
+        for at, each in enumerate(events):
             try:
-                found.append(self._event(tenant, event))
+                found.append(self._event(tenant, each))
                 places.append(at)
             except SemelError as error:
                 outcomes[at] = EventOutcome("invalid", detail=str(error))
         for at, event, receipt in zip(places, found, await self._receipts(tenant, found), strict=True):
             outcomes[at] = _outcome(event.id, receipt)
-        return [each for each in outcomes if each is not None]
+        return [outcome for outcome in outcomes if outcome is not None]
 
     def _event(self, tenant: str, event: Incoming) -> Event:
         most = self._service.settings.limits.value_bytes_max - 1  # one byte says how it is written
@@ -171,7 +172,7 @@ class Events:
                 assert self._handler is not None
                 settings = self._service.settings
                 pace = Pace(
-                    concurrency=CONCURRENCY,
+                    concurrency=self._concurrency,
                     pending_max=max(1000, settings.limits.batch_items_max),
                     sweep_s=inf,
                     drain_s=settings.drain_s,
@@ -279,7 +280,8 @@ def incoming(body: Any, sent: bytes, headers: Iterable[tuple[str, str]] = ()) ->
     """One event of a JSON body; a CloudEvent in binary mode has its attributes in the headers."""
     attributes = {name[3:]: value for name, value in headers if name.startswith("ce-")}
     kind = (attributes or body).get("type")
-    is_kind = isinstance(kind, str) and len(kind) <= TYPE_CHARS_MAX and kind.isprintable()
+    if not isinstance(kind, str) or len(kind) > TYPE_CHARS_MAX or not kind.isprintable():
+        kind = ""
     whole = msgspec.json.encode({**attributes, "data": body}) if attributes else sent
     envelope = Envelope(headers=tuple(headers), body=body, transport="HTTP")
-    return Incoming(envelope, kind if is_kind else "", whole)
+    return Incoming(envelope, kind, whole)
