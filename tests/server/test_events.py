@@ -1,6 +1,7 @@
 """Events come in over HTTP and WebSocket; each has its effect once, and each is answered."""
 
 import json
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from semel.server.app import create_app
+from semel.server.events import incoming
 from semel.server.settings import ServeSettings
+from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from tests.cli.processes import until
 from tests.server.tools import Running, serving, token_for
@@ -49,6 +53,19 @@ def test_where_the_store_is_no_table_an_event_is_kept_in_its_record() -> None:
         assert statuses(running.post("/v1/events", event)) == ["duplicate"]
         record = running.client.get("/v1/records/events/e1").json()
     assert (record["state"], record["value"], record["event_type"]) == ("done", event, "order.placed")
+
+
+@pytest.mark.anyio
+async def test_the_database_of_the_settings_is_left_alone_where_another_store_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = create_app(ServeSettings(), store=MemoryStore())
+    async with app.router.lifespan_context(app):
+        event = {"id": "e1"}
+        (said,) = await app.state.events.take("", [incoming(event, b'{"id": "e1"}')])
+    assert said.status == "accepted"
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("place", ["redis", "postgres"])

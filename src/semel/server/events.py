@@ -74,7 +74,8 @@ class Events:
         handler: Handler | None = self._publish if self._sink is not None else None
         if settings.handler:
             handler = self._awaited(settings.handler)
-        place = settings.persist or (settings.store if handler is None and _is_sql(settings.store) else "")
+        own = settings.store if service.is_of_settings and _is_sql(settings.store) else ""
+        place = settings.persist or (own if handler is None else "")
         self._table: EventTable | None = EventTable(place, table=settings.events_table) if place else None
         self._concurrency: int = ROWS_MAX if handler is None else CONCURRENCY  # rows share commits
         if self._table is not None:
