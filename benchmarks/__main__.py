@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 import semel
-from benchmarks import bloom, hooks, inbox, memory, outbox, postgres, redis, runner, sqlite, tiers
+from benchmarks import bloom, hooks, inbox, memory, outbox, postgres, redis, runner, service, sqlite, tiers
 from semel.cli.gauge.measure import Row
 from semel.cli.gauge.plot import svg
 
@@ -27,6 +27,7 @@ MODULES: dict[str, Any] = {
     "bloom": bloom,
     "hooks": hooks,
     "tiers": tiers,
+    "service": service,
 }
 DRIVERS = {
     "bloom": ["rbloom"],
@@ -37,6 +38,7 @@ DRIVERS = {
     "runner": ["psycopg", "redis", "nats-py", "confluent-kafka", "faststream", "idemkit"],
     "postgres": ["psycopg"],
     "redis": ["redis", "hiredis"],
+    "service": ["fastapi", "uvicorn", "redis"],
 }
 EMBEDDED = ["memory", "sqlite"]
 

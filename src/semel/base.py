@@ -68,6 +68,11 @@ class Client:
         return self._plan.consumer
 
     @property
+    def tenant(self) -> str:
+        """Whose records; empty where there are no tenants."""
+        return self._plan.tenant
+
+    @property
     def mode(self) -> Mode:
         """How the consumer works."""
         return self._plan.mode

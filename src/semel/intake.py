@@ -14,7 +14,7 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -71,6 +71,8 @@ class Event(Struct, frozen=True, kw_only=True):
     id: str
     """The event's key: chosen by its producer."""
     type: str = ""
+    tenant: str = ""
+    """Whose it is."""
     body: bytes
     """As it came."""
 
@@ -102,7 +104,8 @@ class Pace(Struct, frozen=True, kw_only=True):
     pending_max: int = 1000
     """Events taken and not finished. Beyond it `take` waits, and so does the socket; a webhook is told 503."""
     sweep_s: float | None = None
-    """How often orphans are looked for; `None`: a third of the lease, 10 s at most."""
+    """How often orphans are looked for; `None`: a third of the lease, 10 s at most. `inf`: only when a repetition is
+    due here, where somebody else hands over the orphans by `adopt`."""
     drain_s: float = 30.0
     """How long a stop waits for handlers; what then still runs is cancelled, and released for the others."""
 
@@ -216,6 +219,8 @@ class Intake:
         if self._draining:
             self._room.release()
             return Receipt("busy", 1.0, "this instance is stopping")
+        if event.tenant != self._once.tenant:
+            event = replace(event, tenant=self._once.tenant)
         receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         delivery = Delivery(
             key=event.id,
@@ -274,7 +279,9 @@ class Intake:
         first = key not in self._here
         self._here.add(key)
         try:
-            outcome: Outcome[Any] = await self._once._deliver_one(delivery, partial(self._handle, receipt))  # noqa: SLF001
+            handle = partial(self._handle, receipt)
+            handle.__wrapped__ = self._handler  # type: ignore[attr-defined]  # whose name is told to hooks
+            outcome: Outcome[Any] = await self._once._deliver_one(delivery, handle)  # noqa: SLF001
         except StoreError as error:
             outcome = Unavailable(error)
         finally:
@@ -345,11 +352,13 @@ class Intake:
 
     async def sweep(self) -> int:
         """Start what lies journaled and unclaimed, as much as there are hands for. Returns how many were begun."""
-        limit = self._pace.concurrency
-        records = list(await self._once.records.orphans(limit=4 * limit))
-        random.shuffle(records)  # the other instances see the same ones: not all begin with the first
-        begun = 0
-        for record in records:
+        return await self.adopt(await self._once.records.orphans(limit=4 * self._pace.concurrency))
+
+    async def adopt(self, records: Sequence[Record]) -> int:
+        """Start those of these orphans that there are hands for. Returns how many were begun."""
+        limit, begun = self._pace.concurrency, 0
+        # The other instances see the same ones: not all begin with the first.
+        for record in random.sample(records, len(records)):
             if record.key in self._here or self._draining or self._hands.locked() or self._room.locked():
                 continue
             await self._room.acquire()
@@ -364,7 +373,7 @@ class Intake:
     async def _recover(self, record: Record) -> None:
         try:
             body = b"" if record.journal is None else decode(record.journal)
-            event = Event(id=record.key, type=record.event_type, body=body)
+            event = Event(id=record.key, type=record.event_type, tenant=record.tenant, body=body)
             await self._run(Delivery(key=event.id, body=event, event_type=event.type))
         finally:
             self._here.discard(record.key)

@@ -33,7 +33,9 @@ class Runtime:
         self._owned = owned
         self.hooks: Hooks | None = hooks
         """Those who are told what happens; `None`: nobody, and nothing is built for them."""
-        self.channel: Channel = channel_for(store if hooks is None else _told_of(store, hooks))
+        self.told: Store | AsyncStore = store if hooks is None else _told_of(store, hooks)
+        """The store, with those who are told listening; opened and closed with it."""
+        self.channel: Channel = channel_for(self.told)
         self.keeper: Keeper = Keeper(self.channel, time.monotonic, _expiry(hooks))
         self.watches: Watches = Watches(store.capabilities, store.watch, time.monotonic)
         self.windows: dict[tuple[str, str, str], int] = {}

@@ -65,7 +65,7 @@ def test_a_cold_start_answers_as_the_warm_one(place: Path) -> None:
 
 
 WRONG: list[tuple[list[str | bytes], int, str]] = [
-    (["lits"], 2, "Did you mean 'list'?"),
+    (["lits"], 2, "Did you mean 'list', 'listen'?"),
     (["list", "--prefixx", "a"], 2, "no such option: --prefixx"),
     (["list", "--limit", "-1"], 2, "'--limit': it should be greater than or equal to 0"),
     (["list", "--limit", "many"], 2, "'--limit'"),

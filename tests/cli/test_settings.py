@@ -13,6 +13,30 @@ def shown(place: Path, *args: str, **env: str) -> dict[str, tuple[object, str]]:
     return {name: (each["value"], each["origin"]) for name, each in answer.json().items()}
 
 
+SERVE = {
+    "host": "127.0.0.1",
+    "port": 8787,
+    "auth": None,
+    "tls_cert": "",
+    "tls_key": "",
+    "handler": "",
+    "sink": "",
+    "persist": "",
+    "events_consumer": "events",
+    "events_key": "",
+    "events_lease": "30s",
+    "events_table": "events",
+    "body_max": 4194304,
+    "value_max": 262144,
+    "batch_max": 1000,
+    "lease_max": "15m",
+    "rate": 1000.0,
+    "drain": "30s",
+    "unready": "0s",
+    "dashboard": True,
+}
+
+
 def test_defaults(tmp_path: Path) -> None:
     assert shown(tmp_path) == {
         "store": ("sqlite:///semel.db", "default"),
@@ -23,7 +47,44 @@ def test_defaults(tmp_path: Path) -> None:
         "mode": ("lease", "default"),
         "source": (None, "default"),
         "log_level": ("warning", "default"),
+        **{f"serve.{name}": (value, "default") for name, value in SERVE.items()},
     }
+
+
+def test_what_is_for_serve_alone_has_a_table_and_variables_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "semel.toml").write_text(
+        '[serve]\nhost = "::1"\nport = 1\ndrain = "5s"\nsink = "redis://:hunter2@h/0"\n', encoding="utf-8"
+    )
+    (tmp_path / "secret").write_text("postgresql://me:hunter2@h/app\n", encoding="utf-8")
+    settings = shown(tmp_path, SEMEL_SERVE_PORT="2", SEMEL_SERVE_PERSIST_FILE="secret")
+    assert settings["serve.host"] == ("::1", "semel.toml: serve.host")
+    assert settings["serve.port"] == (2, "SEMEL_SERVE_PORT")
+    assert settings["serve.drain"] == ("5s", "semel.toml: serve.drain")
+    assert settings["serve.persist"][1] == "SEMEL_SERVE_PERSIST_FILE (secret)"
+    assert "hunter2" not in str(settings)
+
+
+@pytest.mark.parametrize(
+    ("content", "env", "said"),
+    [
+        (
+            "[serve]\nprot = 1\n",
+            {},
+            "semel.toml: 'serve.prot' is no setting of semel; did you mean serve.port?",
+        ),
+        ("serve = 1\n", {}, "serve is a table"),
+        ("[serve]\nport = 'x'\n", {}, "semel.toml: serve.port: it should be a valid integer"),
+        ("[serve]\nlease_max = 'soon'\n", {}, "semel.toml: serve.lease_max: "),
+        ("", {"SEMEL_SERVE_RATE": "fast"}, "SEMEL_SERVE_RATE: "),
+    ],
+)
+def test_what_is_wrong_with_it_is_told_with_its_origin(
+    tmp_path: Path, content: str, env: dict[str, str], said: str
+) -> None:
+    (tmp_path / "semel.toml").write_text(content, encoding="utf-8")
+    answer = semel("config", "show", cwd=tmp_path, env=env)
+    assert answer.code == 78
+    assert said in answer.err
 
 
 def test_the_first_source_that_has_a_value_wins(tmp_path: Path) -> None:

@@ -1,17 +1,24 @@
 """Events come in over HTTP and WebSocket; each has its effect once, and each is answered."""
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from semel.server.events import handler_of
+from semel.server.app import create_app
+from semel.server.events import incoming
 from semel.server.settings import ServeSettings
+from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from tests.server.tools import Running, serving, token_for
+from tests.services import postgres, redis
+from tests.waiting import await_true
 
 CLOUDEVENT = {
     "specversion": "1.0",
@@ -27,12 +34,59 @@ def statuses(answer: Any) -> list[str]:
     return [each["status"] for each in answer.json()["events"]]
 
 
-def test_an_event_is_accepted_once_and_kept(service: Running) -> None:
+def test_an_event_is_accepted_once_and_persisted_beside_its_record(tmp_path: Path) -> None:
     event = {"id": "e1", "type": "order.placed", "amount": "12.50"}
-    assert statuses(service.post("/v1/events", event)) == ["accepted"]
-    assert statuses(service.post("/v1/events", event)) == ["duplicate"]
-    record = service.client.get("/v1/records/events/e1").json()
+    with serving(ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0)) as running:
+        assert statuses(running.post("/v1/events", event)) == ["accepted"]
+        assert statuses(running.post("/v1/events", event)) == ["duplicate"]
+        assert await_true(lambda: running.client.get("/v1/records/events/e1").json()["state"] == "done")
+    with closing(sqlite3.connect(tmp_path / "semel.db")) as file:
+        rows = file.execute("SELECT tenant, event_id, type, payload FROM events").fetchall()
+    assert [(*row[:3], json.loads(row[3])) for row in rows] == [("", "e1", "order.placed", event)]
+
+
+def test_where_the_store_is_no_table_an_event_is_kept_in_its_record() -> None:
+    event = {"id": "e1", "type": "order.placed", "amount": "12.50"}
+    with serving(ServeSettings(store="memory:", port=0)) as running:
+        assert statuses(running.post("/v1/events", [event, event])) == ["accepted", "duplicate"]
+        assert statuses(running.post("/v1/events", event)) == ["duplicate"]
+        record = running.client.get("/v1/records/events/e1").json()
     assert (record["state"], record["value"], record["event_type"]) == ("done", event, "order.placed")
+
+
+@pytest.mark.anyio
+async def test_the_database_of_the_settings_is_left_alone_where_another_store_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = create_app(ServeSettings(), store=MemoryStore())
+    async with app.router.lifespan_context(app):
+        event = {"id": "e1"}
+        (said,) = await app.state.events.take("", [incoming(event, b'{"id": "e1"}')])
+    assert said.status == "accepted"
+    assert not (tmp_path / "semel.db").exists()
+
+
+@pytest.mark.parametrize("place", ["redis", "postgres"])
+def test_events_are_persisted_once_on_other_stores_too(tmp_path: Path, place: str) -> None:
+    if place == "redis":
+        table = f"sqlite:///{tmp_path}/rows.db"
+        settings = ServeSettings(store=redis.place(tmp_path), persist=table, port=0)
+    else:
+        table = f"events_{uuid4().hex[:12]}"
+        settings = ServeSettings(store=postgres.place(tmp_path), events_table=table, port=0)
+    events = [{"id": f"e{at % 50}", "type": "t", "nul": "\x00\u2028"} for at in range(100)]
+    with serving(settings) as running:
+        said = statuses(running.post("/v1/events", events))
+        assert said.count("accepted") == 50
+        assert set(said[50:]) == {"duplicate"}
+        assert await_true(lambda: running.client.get("/v1/records/events/e49").json()["state"] == "done")
+    if place == "redis":
+        with closing(sqlite3.connect(tmp_path / "rows.db")) as file:
+            rows = file.execute("SELECT event_id, count(*) FROM events GROUP BY 1").fetchall()
+    else:
+        rows = postgres.execute(postgres.url(), f"SELECT event_id, count(*) FROM {table} GROUP BY 1")
+    assert dict(rows) == {f"e{at}": 1 for at in range(50)}
 
 
 def test_many_at_once_are_answered_in_order(service: Running) -> None:
@@ -115,19 +169,21 @@ def test_a_sink_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
         for status in ("accepted", "duplicate"):
             answer = running.post("/v1/events", {"amount": 1, "type": "paid"}, **{"idempotency-key": "s1"})
             assert statuses(answer) == [status]
+        assert await_true(lambda: running.client.get("/v1/records/events/s1").json()["state"] == "done")
     lines = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [(line["id"], line["type"]) for line in lines] == [("s1", "paid")]
 
 
 HANDLER = """
+import semel
 seen = []
 def handle(event):
-    seen.append(event)
-    if event.get("fails"):
+    attempt = semel.current().attempt
+    seen.append((event.tenant, event.id, event.type, event.payload, attempt))
+    if event.type == "fails" and attempt == 1:
         raise RuntimeError("not now")
-    return {"n": len(seen)}
 async def handle_later(event):
-    return handle(event)
+    handle(event)
 """
 
 
@@ -138,19 +194,34 @@ def test_a_handler_has_its_effect_once(
     name = f"handlers_{function}"
     (tmp_path / f"{name}.py").write_text(HANDLER)
     monkeypatch.syspath_prepend(tmp_path)
-    settings = ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0, handler=f"{name}:{function}")
+    settings = ServeSettings(
+        store=f"sqlite:///{tmp_path}/semel.db", port=0, handler=f"{name}:{function}", events_lease="1s"
+    )
+    good, bad = {"id": "h1", "n": 1}, {"id": "h2", "type": "fails"}
     with serving(settings) as running:
-        assert statuses(running.post("/v1/events", {"id": "h1"})) == ["accepted"]
-        assert statuses(running.post("/v1/events", {"id": "h1"})) == ["duplicate"]
-        assert running.client.get("/v1/records/events/h1").json()["value"] == {"n": 1}
-        failing = running.post("/v1/events", {"id": "h2", "fails": True})
-        assert (failing.status_code, failing.headers["retry-after"]) == (503, "1")
-        assert statuses(running.post("/v1/events", {"id": "h2"})) == ["accepted"]
-    seen = __import__(name).seen
-    assert [event["id"] for event in seen] == ["h1", "h2", "h2"]
+        assert statuses(running.post("/v1/events", good)) == ["accepted"]
+        assert statuses(running.post("/v1/events", good)) == ["duplicate"]
+        assert statuses(running.post("/v1/events", bad)) == ["accepted"]
+        assert statuses(running.post("/v1/events", bad)) == ["duplicate"]  # nobody has to send it again
+        assert await_true(lambda: running.client.get("/v1/records/events/h2").json()["state"] == "done")
+    assert __import__(name).seen == [
+        ("", "h1", "", good, 1),
+        ("", "h2", "fails", bad, 1),
+        ("", "h2", "fails", bad, 2),
+    ]
 
 
-@pytest.mark.parametrize("name", ["nothing", "no_such_module:f", "json:no_such", "json:__doc__"])
-def test_a_handler_that_is_not_there_is_told_at_once(name: str) -> None:
-    with pytest.raises(ValueError, match="handler"):
-        handler_of(name)
+def test_an_event_is_not_taken_while_the_store_gives_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("semel.server.events.HOLD_S", 0.1)
+    with redis.own(tmp_path) as keeper:
+        settings = ServeSettings(store=keeper.url, persist=f"sqlite:///{tmp_path}/rows.db", port=0)
+        with serving(settings) as running:
+            assert statuses(running.post("/v1/events", {"id": "e1"})) == ["accepted"]
+            keeper.stop()
+            answer = running.post("/v1/events", {"id": "e2"})
+            assert (answer.status_code, answer.json()["type"]) == (503, "urn:semel:busy")
+            assert int(answer.headers["retry-after"]) >= 1
+            keeper.start()
+            assert await_true(lambda: running.post("/v1/events", {"id": "e2"}).status_code == 200)

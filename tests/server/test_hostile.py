@@ -85,26 +85,26 @@ def test_packed_bodies_are_refused(service: Running) -> None:
 @pytest.mark.parametrize(
     "key", ["a\x00b", "a\nb", "a\r\nset-cookie: x", "\x7f", "", "k" * 513, "\u00fc" * 257]
 )
-def test_keys_that_no_producer_means_are_refused(service: Running, key: str) -> None:
+def test_keys_that_no_producer_means_are_refused(anywhere: Running, key: str) -> None:
     for path, body in (
         ("/v1/items", items(key)),
         ("/v1/claims", {"consumer": "billing", "claims": [{"key": key}]}),
         ("/v1/events", {"id": key}),
     ):
-        answer = service.post(path, body)
+        answer = anywhere.post(path, body)
         assert answer.status_code == 422, path
         assert "set-cookie" not in answer.headers
 
 
 @pytest.mark.parametrize("key", [key for key in KEYS if key.isprintable()], ids=ascii)
-def test_every_other_key_is_its_own(service: Running, key: str) -> None:
-    claim = service.claim(key)
-    assert service.end("complete", claim["claim"], value=key)["outcome"] == "completed"
-    assert service.claim(key)["value"] == key
+def test_every_other_key_is_its_own(anywhere: Running, key: str) -> None:
+    claim = anywhere.claim(key)
+    assert anywhere.end("complete", claim["claim"], value=key)["outcome"] == "completed"
+    assert anywhere.claim(key)["value"] == key
     assert (
-        service.post("/v1/items", [{"type": "lookup", "id": ["", "billing", key]}]).json()[0]["record"]["id"][
-            2
-        ]
+        anywhere.post("/v1/items", [{"type": "lookup", "id": ["", "billing", key]}]).json()[0]["record"][
+            "id"
+        ][2]
         == key
     )
 
@@ -133,17 +133,17 @@ def test_every_other_key_is_its_own(service: Running, key: str) -> None:
     ],
     ids=str,
 )
-def test_items_out_of_bounds(service: Running, more: dict[str, Any]) -> None:
-    assert service.post("/v1/items", items("bounded", **more)).status_code in (413, 422)
-    assert service.client.get("/v1/records/billing/bounded").status_code == 404
+def test_items_out_of_bounds(anywhere: Running, more: dict[str, Any]) -> None:
+    assert anywhere.post("/v1/items", items("bounded", **more)).status_code in (413, 422)
+    assert anywhere.client.get("/v1/records/billing/bounded").status_code == 404
 
 
 @pytest.mark.parametrize(
     "cursor", ["x", "-1", "999999999999999999999", "d", "s0.0.", '["a"]', "\u00fc", "0:0:0"]
 )
-def test_a_cursor_that_was_never_given_out(service: Running, cursor: str) -> None:
-    assert service.client.get("/v1/records", params={"cursor": cursor}).status_code in (200, 422)
-    assert service.post("/v1/items", [{"type": "scan", "cursor": cursor}]).status_code in (200, 422)
+def test_a_cursor_that_was_never_given_out(anywhere: Running, cursor: str) -> None:
+    assert anywhere.client.get("/v1/records", params={"cursor": cursor}).status_code in (200, 422)
+    assert anywhere.post("/v1/items", [{"type": "scan", "cursor": cursor}]).status_code in (200, 422)
 
 
 def test_a_mark_with_a_copy_is_refused(service: Running) -> None:
@@ -188,6 +188,20 @@ def test_header_injection_and_nonsense(service: Running) -> None:
         assert got.startswith(b"HTTP/1.1 4") or got == b"", got[:80]
         assert b"set-cookie" not in got.partition(b"\r\n\r\n")[0].lower()
     assert service.client.get("/livez").status_code == 200
+
+
+def test_no_value_of_a_caller_becomes_a_header(anywhere: Running) -> None:
+    """What comes back in an answer comes back in its body, escaped."""
+    odd = {"id": "inject", "type": "a\r\nset-cookie: x=1", "n": "\x00"}
+    answers = [
+        anywhere.post("/v1/events", odd),
+        anywhere.post("/v1/events", {"id": "x\r\nset-cookie: x=1"}),
+        anywhere.post("/v1/claims", {"consumer": "b\r\nset-cookie: x=1", "claims": [{"key": "k"}]}),
+        anywhere.client.get("/v1/records/billing/k%0d%0aset-cookie:%20x=1"),
+        anywhere.client.get("/v1/records", params={"consumer": "a\r\nset-cookie: x"}),
+    ]
+    assert [answer.status_code // 100 for answer in answers] == [2, 4, 4, 4, 4]
+    assert not any("set-cookie" in answer.headers for answer in answers)
 
 
 def test_half_closed_sockets_are_answered(service: Running) -> None:

@@ -11,7 +11,7 @@ import pytest
 from semel.errors import PolicyInvalid
 from semel.server.limits import Buckets, LiveClaims
 from semel.server.settings import Limits, ServeSettings, is_loopback
-from tests.cli.processes import ROOT, semel, warm
+from tests.cli.processes import ROOT, WITHIN_S, semel, start, warm
 from tests.server.tools import Running, process, serving
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -42,12 +42,18 @@ def test_the_command_refuses_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["--auth", "maybe"], 2, b"neither tokens nor none"),
+        (["--auth", "maybe"], 2, b"--auth: it should be 'tokens' or 'none'"),
         (["--tls-cert", "x.pem"], 78, b"both a certificate and its key"),
         (["--handler", "a:b", "--sink", "stdout:"], 78, b"not both"),
         (["--value-max", "2000000"], 78, b"value_bytes_max"),
         (["--store", "redis://127.0.0.1:1/0"], 69, b"redis://127.0.0.1:1"),
-        (["--handler", "nothing:here"], 78, b"cannot be had"),
+        (["--handler", "nothing:here"], 78, b"no module named 'nothing'"),
+        (["--handler", "json"], 78, b"names no handler"),
+        (["--handler", "json:__doc__"], 78, b"is no function"),
+        (["--persist", "mysql://x/"], 78, b"postgresql://"),
+        (["--drain", "soon"], 2, b"--drain: "),
+        (["--events-lease", "1us"], 78, b"out of bounds"),
+        (["--store", "memory:", "--handler", "json:loads"], 78, b"does not outlive its process"),
     ],
 )
 def test_a_wrong_set_up_is_told_in_a_line(tmp_path: Path, options: list[str], code: int, said: bytes) -> None:
@@ -60,7 +66,23 @@ def test_a_wrong_set_up_is_told_in_a_line(tmp_path: Path, options: list[str], co
 def test_a_misspelt_variable_is_an_error(tmp_path: Path) -> None:
     ended = semel("serve", cwd=tmp_path, SEMEL_SERVE_PROT="1")
     assert ended.returncode == 78
-    assert b"SEMEL_SERVE_PROT" in ended.stderr
+    assert b"SEMEL_SERVE_PROT is no setting of semel; did you mean SEMEL_SERVE_PORT?" in ended.stderr
+
+
+def test_the_table_of_the_configuration_is_read(tmp_path: Path) -> None:
+    (tmp_path / "semel.toml").write_text('store = "sqlite:///there.db"\n[serve]\nport = 0\nbatch_max = 2\n')
+    running = start("serve", cwd=tmp_path, SEMEL_SERVE_RATE="0")
+    assert running.stderr is not None
+    line = running.stderr.readline().decode()
+    try:
+        assert line.startswith("Serving sqlite:there.db at "), line
+        served = Running(line.partition(" at ")[2].partition(" ")[0])
+        assert served.port != 8787
+        assert served.post("/v1/events", [{"id": "1"}, {"id": "2"}, {"id": "3"}]).status_code == 413
+        served.client.close()
+    finally:
+        running.terminate()
+        running.communicate(timeout=WITHIN_S)
 
 
 def test_tokens_are_made_shown_once_listed_and_revoked(tmp_path: Path) -> None:

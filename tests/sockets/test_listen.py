@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -18,7 +19,7 @@ import semel
 from semel.errors import PolicyInvalid
 from semel.sockets import Event, Fields, Intake, Invalid, Listener, Pace
 from semel.sockets.listen import Backoff
-from tests.services import redis, server
+from tests.services import postgres, redis, server
 from tests.sockets.fleet import environment
 from tests.sockets.source import Source, source
 from tests.waiting import until
@@ -174,10 +175,10 @@ async def handle(event):
 """
 
 
-def command(tmp_path: Path, feed: Source, store: str, *more: str) -> int:
+def command(tmp_path: Path, feed: Source, store: str, *more: str, rows: str = "sqlite:///rows.db") -> int:
     (tmp_path / "work.py").write_text(HANDLER)
     words = [sys.executable, "-m", "semel", "listen", feed.url, "work:handle", "--store", store, "--lease", "1s",
-             "--persist", "sqlite:///rows.db", *more]  # fmt: skip
+             "--persist", rows, *more]  # fmt: skip
     return server.spawn(words, tmp_path / "log", env=environment(tmp_path))
 
 
@@ -192,31 +193,49 @@ def rows(tmp_path: Path) -> Counter[str]:
 
 
 @pytest.mark.slow
-async def test_the_command_takes_over_from_one_that_was_killed(tmp_path: Path) -> None:
-    names = {f"evt-{number}" for number in range(21)}
+async def test_five_commands_lose_nothing_when_some_are_killed_and_redis_restarts(tmp_path: Path) -> None:
+    names = {f"evt-{number}" for number in range(63)}
+    schema = f"rows_{uuid4().hex[:12]}"
+    postgres.execute(postgres.url(), f"CREATE SCHEMA {schema}")
+    table = f"{postgres.url()}{'&' if '?' in postgres.url() else '?'}options=-csearch_path%3D{schema}"
+
+    def persisted() -> Counter[str]:
+        if postgres.execute(postgres.url(), f"SELECT to_regclass('{schema}.events')") == [(None,)]:
+            return Counter()
+        return Counter(
+            row[0] for row in postgres.execute(postgres.url(), f"SELECT event_id FROM {schema}.events")
+        )
+
     with redis.own(tmp_path) as keeper:
         async with source() as feed:
-            pids = [command(tmp_path, feed, keeper.url) for _ in range(3)]
+            pids = [command(tmp_path, feed, keeper.url, rows=table) for _ in range(5)]
             try:
-                await feed.await_listeners(3)
-                feed.send({"event_id": "evt-0", "type": "hangs"})
-                await until(lambda: (tmp_path / "runs").exists() and (tmp_path / "runs").read_text())
-                owner = int((tmp_path / "runs").read_text().split()[1])
-                assert owner in pids
-                feed.send(*(event(number) for number in range(1, 11)))
-                server.end(owner, signal.SIGKILL)
+                await feed.await_listeners(5)
+                feed.send(*({"event_id": f"evt-{number}", "type": "hangs"} for number in range(3)))
+                await until(lambda: len(begun(tmp_path)) == 3)
+                owners = {pid for _, pid, _ in begun(tmp_path)}
+                assert owners <= set(pids)
+                feed.send(*(event(number) for number in range(3, 33)))
+                for owner in owners:
+                    server.end(owner, signal.SIGKILL)
                 await asyncio.to_thread(keeper.restart)
-                feed.send(*(event(number) for number in range(11, 21)))
-                await until(lambda: set(rows(tmp_path)) == names)
+                feed.send(*(event(number) for number in range(33, 63)))
+                await until(lambda: set(persisted()) == names)
             finally:
                 for pid in pids:
                     await asyncio.to_thread(server.end, pid, signal.SIGTERM)
-    assert rows(tmp_path) == Counter(names)
-    hung = [
-        line.split() for line in (tmp_path / "runs").read_text().splitlines() if line.startswith("evt-0 ")
-    ]
-    assert [int(attempt) for *_, attempt in hung] == [1, 2]
+    assert persisted() == Counter(names)
+    runs = begun(tmp_path)
+    for number in range(3):
+        assert [attempt for name, _, attempt in runs if name == f"evt-{number}"] == [1, 2]
+    assert {pid for name, pid, attempt in runs if attempt == 2}.isdisjoint(owners)
     assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def begun(folder: Path) -> list[tuple[str, int, int]]:
+    """(event, process, attempt), in the order in which handlers began."""
+    lines = (folder / "runs").read_text().splitlines() if (folder / "runs").exists() else []
+    return [(name, int(pid), int(attempt)) for name, pid, attempt in map(str.split, lines)]
 
 
 @pytest.mark.slow

@@ -1,19 +1,25 @@
 """The table of events: one row for each, whoever writes it and however often."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
 import psycopg
 import pytest
 
-from semel.errors import StoreUnavailable, StoreUnknown
+import semel
+from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
 from semel.intake import Event
 from semel.sockets import EventTable
 from tests.services import postgres
 from tests.sockets.fleet import Fleet
 
 pytestmark = pytest.mark.anyio
+
+
+async def nothing() -> None: ...
 
 
 def event(number: int) -> Event:
@@ -52,13 +58,57 @@ async def test_a_handler_that_fails_leaves_no_row(place: Fleet) -> None:
 async def test_what_is_written() -> None:
     name = f"events_{uuid4().hex[:12]}"
     async with EventTable(postgres.url(), table=name) as table:
-        await table.persist(event(7))
-        with pytest.raises(psycopg.DataError):
-            await table.persist(Event(id="nul", type="", body=b'{"a": "\\u0000"}'))
-        await table.persist(event(8))
+        odd = Event(id="nul", type="", tenant="acme", body=b'{"a": "\\u0000 \\ud800", "n": 1e9999}')
+        bad = Event(id="bad", type="", body=b"no JSON")
+        told = await asyncio.gather(
+            *(table.persist(each) for each in (event(7), odd, bad, event(8))), return_exceptions=True
+        )
+    assert [type(each) for each in told] == [
+        type(None),
+        type(None),
+        psycopg.errors.InvalidTextRepresentation,
+        type(None),
+    ]
     with psycopg.connect(postgres.url()) as connection:
-        rows = connection.execute(f"SELECT id, event_id, type, payload FROM {name} ORDER BY id").fetchall()
-    assert [row[1:] for row in rows] == [("evt-7", "paid", {"amount": 7}), ("evt-8", "paid", {"amount": 8})]
+        rows = connection.execute(
+            f"SELECT tenant, event_id, type, payload::text FROM {name} ORDER BY event_id"
+        ).fetchall()
+    assert rows == [
+        ("", "evt-7", "paid", '{"amount": 7}'),
+        ("", "evt-8", "paid", '{"amount": 8}'),
+        ("acme", "nul", "", odd.body.decode()),
+    ]
+
+
+async def test_two_tenants_may_have_equal_ids(place: Fleet) -> None:
+    async with EventTable(place.rows_url, table=place.table) as table:
+        for tenant in ("", "acme", "globex", "acme"):
+            await table.persist(Event(id="evt-1", tenant=tenant, body=b"{}"))
+    assert place.rows() == {"evt-1": 3}
+
+
+async def test_the_url_may_be_that_of_a_store(place: Fleet) -> None:
+    sqlite = place.rows_url.startswith("sqlite")
+    url = f"{place.rows_url}?synchronous=normal" if sqlite else postgres.place(place.table)
+    async with semel.aopen(url, consumer="c") as once, EventTable(url, table=place.table) as table:
+        await table.check()
+        await once.run("k", nothing)
+        await table.persist(event(1))
+        await table.check()
+    assert place.rows() == {"evt-1": 1}
+
+
+async def test_a_table_for_something_else_is_left_alone(place: Fleet) -> None:
+    if place.rows_url.startswith("sqlite"):
+        with closing(sqlite3.connect(place.rows_url.removeprefix("sqlite:///"))) as file:
+            file.execute(f"CREATE TABLE {place.table} (event_id TEXT, guests INTEGER)")
+    else:
+        postgres.execute(place.rows_url, f"CREATE TABLE {place.table} (event_id text, guests integer)")
+    async with EventTable(place.rows_url, table=place.table) as table:
+        with pytest.raises(
+            PolicyInvalid, match="for something else: it has no payload, processed_at, tenant, type"
+        ):
+            await table.check()
 
 
 async def test_a_connection_that_was_cut_is_made_again() -> None:

@@ -10,6 +10,7 @@ from semel.cli.options import (
     StoreOption,
     TenantOption,
     WindowOption,
+    serve_options,
     settings_for,
 )
 from semel.cli.output import print_json, print_rows, redacted
@@ -43,8 +44,9 @@ def show_config(
         store=store, consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode
     )
     shown = {
-        name: (redacted(value) if isinstance(value, str) else value, settings.origin(name))
-        for name, value in settings.model_dump().items()
+        begin + name: (redacted(value) if isinstance(value, str) else value, found.origin(name))
+        for begin, found in (("", settings), ("serve.", serve_options()))
+        for name, value in found.model_dump().items()
     }
     if as_json:
         print_json({name: {"value": value, "origin": origin} for name, (value, origin) in shown.items()})

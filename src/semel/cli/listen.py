@@ -1,6 +1,7 @@
 """`semel listen`: run a handler for the events of a WebSocket source, once for each, in any number of instances."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -159,6 +160,9 @@ async def _listen(
         policy=policy,
     )
     try:
+        if table is not None:
+            with suppress(semel.StoreUnavailable):  # then its rows wait for it
+                await table.check()
         async with Intake(once, process, pace=pace, dead=dead) as intake:  # also before the store is there
             listener = Listener(url, intake, fields=fields, headers=headers)
             for number in (signal.SIGTERM, signal.SIGINT):

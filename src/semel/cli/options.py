@@ -11,7 +11,7 @@ from semel.errors import PolicyInvalid
 from semel.windows import duration_us
 
 if TYPE_CHECKING:
-    from semel.cli.settings import Settings
+    from semel.cli.settings import ServeOptions, Settings
 
 __all__ = [
     "ConsumerOption",
@@ -26,6 +26,7 @@ __all__ = [
     "WindowOption",
     "YesOption",
     "parse_duration_us",
+    "serve_options",
     "settings_for",
     "sources_of",
     "text",
@@ -121,9 +122,9 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be
 
 def settings_for(**flags: Any) -> "Settings":
     """The settings: these flags (`None`: not given), then environment, secrets, `semel.toml`, defaults."""
-    from semel.cli.settings import load  # a quarter of a second: not for --help
+    from semel.cli.settings import Settings, load  # a quarter of a second: not for --help
 
-    settings = load({"log_level": Globals.log_level, **flags}, Globals.config)
+    settings = load(Settings, {"log_level": Globals.log_level, **flags}, Globals.config)
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     return settings
 
@@ -131,6 +132,13 @@ def settings_for(**flags: Any) -> "Settings":
 def sources_of(given: list[str] | None, settings: "Settings") -> list[str]:
     """The sources of the flags, else the one of the settings, else none."""
     return given or ([settings.source] if settings.source else [])
+
+
+def serve_options(**flags: Any) -> "ServeOptions":
+    """What `semel serve` alone is told: these flags, environment, secrets, `[serve]` in `semel.toml`, defaults."""
+    from semel.cli.settings import ServeOptions, load
+
+    return load(ServeOptions, flags, Globals.config)
 
 
 def one_of(given: dict[str, bool]) -> str:

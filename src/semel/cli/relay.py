@@ -2,11 +2,11 @@
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from semel.cli.exits import BAD_CONFIGURATION, INTERRUPTED, OK, Stop
+from semel.cli.exits import BAD_CONFIGURATION, INTERRUPTED, OK, USAGE, Stop
 from semel.cli.options import parse_duration_us, settings_for, text
 from semel.cli.output import redacted, say
 from semel.core.relaying import Retrying
@@ -63,6 +63,15 @@ AllowOption = Annotated[
         help="For https: the only targets there may be; again for each. *.example.com, 10.1.0.0/16.",
     ),
 ]
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        callback=text,
+        help="Answer Prometheus there, at /metrics; without a host, on this computer only.",
+    ),
+]
 SkipOption = Annotated[bool, typer.Option("--skip", help="Let messages pass a dead one of their aggregate.")]
 EmptyOption = Annotated[bool, typer.Option("--until-empty", help="End when nothing is left to be tried now.")]
 
@@ -76,6 +85,7 @@ def relay(  # noqa: PLR0913 - one for each option
     keep: KeepOption = "7d",
     secret_file: SecretOption = None,
     allow: AllowOption = None,
+    metrics: MetricsOption = None,
     *,
     private: PrivateOption = False,
     skip: SkipOption = False,
@@ -98,6 +108,7 @@ def relay(  # noqa: PLR0913 - one for each option
         retrying=_retrying(attempts_max, backoff_max, skip=skip),
         rows_max=rows_max,
         keep=parse_duration_us(keep) / 1e6,
+        **_measured(metrics),
     )
     told: list[int] = []
 
@@ -115,6 +126,32 @@ def relay(  # noqa: PLR0913 - one for each option
         f" {totals.cleaned:,} old ones removed."
     )
     return INTERRUPTED if signal.SIGINT in told else OK
+
+
+def _measured(metrics: str | None) -> dict[str, Any]:
+    """Serve metrics, and say whom the relay tells."""
+    if metrics is None:
+        return {}
+    host, _, port = metrics.rpartition(":")
+    if not port.isdecimal() or int(port) >= 2**16:
+        raise Stop(f"{metrics!r} is no address; write --metrics 9000, or --metrics 0.0.0.0:9000", USAGE)
+    try:
+        from semel.observe.prometheus import PrometheusHook
+    except ImportError as error:
+        raise Stop(str(error), BAD_CONFIGURATION) from None
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry()
+    hook = PrometheusHook(registry)
+    try:
+        served, _thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
+    except OSError as error:
+        raise Stop(f"--metrics {metrics}: {error}", BAD_CONFIGURATION) from None
+    say(f"Metrics at port {served.server_port}.")
+    return {
+        "on_step": hook.note_published,
+        "on_counts": lambda counts: hook.note_outbox(counts.pending, counts.oldest_age_s),
+    }
 
 
 def _retrying(attempts_max: int, backoff_max: str, *, skip: bool) -> Retrying:

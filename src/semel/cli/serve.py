@@ -1,16 +1,14 @@
 """`semel serve`: the service over HTTP and WebSocket, until told to stop."""
 
 import importlib.util
-import inspect
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from semel.cli.exits import BAD_CONFIGURATION, OK, Stop
-from semel.cli.options import StoreOption, parse_duration_us, settings_for, text
+from semel.cli.options import StoreOption, serve_options, settings_for, text
 from semel.cli.output import redacted, say
+from semel.windows import duration_us
 
 if TYPE_CHECKING:
     from semel.server.settings import ServeSettings
@@ -19,100 +17,135 @@ __all__ = ["serve"]
 
 NEEDED = ("fastapi", "jinja2", "uvicorn", "websockets", "prometheus_client")
 """What the extra `server` installs beside the command line's own."""
-PREFIX = "SEMEL_SERVE_"
 
 
-def _option(name: str, metavar: str, about: str, **more: Any) -> Any:
-    """An option that may also stand in the environment."""
-    variable = PREFIX + name.replace("-", "_").upper()
-    return typer.Option(f"--{name}", metavar=metavar, help=about, envvar=variable, **more)
+def _option(name: str, metavar: str, about: str, default: object = None, **more: Any) -> Any:
+    """An option that may also stand in the environment and in `semel.toml`, where its default is decided."""
+    shown = False if default is None else str(default)
+    return typer.Option(f"--{name}", metavar=metavar, help=about, show_default=shown, **more)
 
 
-Host = Annotated[str, _option("host", "ADDRESS", "Where to listen; beyond loopback, tokens are needed.")]
-Port = Annotated[int, _option("port", "N", "0: any that is free.", min=0, max=65535)]
+Host = Annotated[
+    str | None,
+    _option("host", "ADDRESS", "Where to listen; beyond loopback, tokens are needed.", "127.0.0.1"),
+]
+Port = Annotated[int | None, _option("port", "N", "0: any that is free.", 8787, min=0, max=65535)]
 Auth = Annotated[str | None, _option("auth", "KIND", "tokens or none; none is for loopback only.")]
-Cert = Annotated[Path | None, _option("tls-cert", "FILE", "The certificate, in PEM.")]
-CertKey = Annotated[Path | None, _option("tls-key", "FILE", "Its key, in PEM.")]
+Cert = Annotated[str | None, _option("tls-cert", "FILE", "The certificate, in PEM.")]
+CertKey = Annotated[str | None, _option("tls-key", "FILE", "Its key, in PEM.")]
 Handler = Annotated[
-    str, _option("handler", "MODULE:FUNCTION", "What is called with each event of /v1/events.")
+    str | None, _option("handler", "MODULE:FUNCTION", "What is called with each event of /v1/events.")
 ]
 Sink = Annotated[
-    str, _option("sink", "URL", "Where each event of /v1/events is published, as of relay --to.")
+    str | None, _option("sink", "URL", "Where each event of /v1/events is published, as of relay --to.")
+]
+Persist = Annotated[
+    str | None,
+    _option(
+        "persist",
+        "URL",
+        "Write each event into the table `events` of postgresql://... or sqlite:///..., after handler or sink.",
+        "with neither, the store's own database",
+    ),
 ]
 EventsConsumer = Annotated[
-    str, _option("events-consumer", "NAME", "Whose records the events are.", callback=text)
+    str | None, _option("events-consumer", "NAME", "Whose records the events are.", "events", callback=text)
 ]
 EventsKey = Annotated[
-    str, _option("events-key", "PATH", "Where an event's id is in its JSON, if not in 'id'.", callback=text)
+    str | None, _option("events-key", "PATH", "Where an event's id is in its JSON.", "id", callback=text)
 ]
-BodyMax = Annotated[int, _option("body-max", "BYTES", "The longest request.")]
-ValueMax = Annotated[int, _option("value-max", "BYTES", "The largest value or event, up to 1 MiB.")]
-BatchMax = Annotated[int, _option("batch-max", "N", "The most items, claims or events in a request.")]
-LeaseMax = Annotated[str, _option("lease-max", "DURATION", "The longest lease that is granted.")]
-Rate = Annotated[float, _option("rate", "N", "Requests per second of one token; 0: no bound.", min=0)]
-Drain = Annotated[str, _option("drain", "DURATION", "How long requests under way may take after SIGTERM.")]
+EventsLease = Annotated[
+    str | None,
+    _option("events-lease", "DURATION", "How soon events of an instance that died are taken over.", "30s"),
+]
+EventsTable = Annotated[
+    str | None, _option("events-table", "NAME", "The table that they are written into.", "events")
+]
+BodyMax = Annotated[int | None, _option("body-max", "BYTES", "The longest request.", "4 MiB")]
+ValueMax = Annotated[
+    int | None, _option("value-max", "BYTES", "The largest value or event, up to 1 MiB.", "256 KiB")
+]
+BatchMax = Annotated[
+    int | None, _option("batch-max", "N", "The most items, claims or events in a request.", 1000)
+]
+LeaseMax = Annotated[
+    str | None, _option("lease-max", "DURATION", "The longest lease that is granted.", "15m")
+]
+Rate = Annotated[
+    float | None, _option("rate", "N", "Requests per second of one token; 0: no bound.", 1000, min=0)
+]
+Drain = Annotated[
+    str | None,
+    _option("drain", "DURATION", "How long requests and handlers may take after SIGTERM.", "30s"),
+]
 Unready = Annotated[
-    str, _option("unready", "DURATION", "How long to serve on after SIGTERM while /readyz says no.")
+    str | None,
+    _option("unready", "DURATION", "How long to serve on after SIGTERM while /readyz says no.", "0s"),
 ]
 Dashboard = Annotated[
-    bool,
-    typer.Option("--dashboard/--no-dashboard", help="Pages at /ui for people.", envvar=f"{PREFIX}DASHBOARD"),
+    bool | None,
+    typer.Option("--dashboard/--no-dashboard", help="Pages at /ui for people.", show_default="dashboard"),
 ]
 
 
 def serve(  # noqa: PLR0913, PLR0917 - one for each option
     store: StoreOption = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8787,
+    host: Host = None,
+    port: Port = None,
     auth: Auth = None,
     tls_cert: Cert = None,
     tls_key: CertKey = None,
-    handler: Handler = "",
-    sink: Sink = "",
-    events_consumer: EventsConsumer = "events",
-    events_key: EventsKey = "",
-    body_max: BodyMax = 4 * 2**20,
-    value_max: ValueMax = 256 * 2**10,
-    batch_max: BatchMax = 1000,
-    lease_max: LeaseMax = "15m",
-    rate: Rate = 1000.0,
-    drain: Drain = "30s",
-    unready: Unready = "0s",
+    handler: Handler = None,
+    sink: Sink = None,
+    persist: Persist = None,
+    events_consumer: EventsConsumer = None,
+    events_key: EventsKey = None,
+    events_lease: EventsLease = None,
+    events_table: EventsTable = None,
+    body_max: BodyMax = None,
+    value_max: ValueMax = None,
+    batch_max: BatchMax = None,
+    lease_max: LeaseMax = None,
+    rate: Rate = None,
+    drain: Drain = None,
+    unready: Unready = None,
     *,
-    dashboard: Dashboard = True,
+    dashboard: Dashboard = None,
 ) -> int:
     """Serve a store over HTTP and WebSocket to programs in any language.
 
-    Any number of instances may serve one store. Each option may also stand in the environment, as SEMEL_SERVE_HOST.
-    SIGTERM: finish what is under way, then end.
+    Any number of instances may serve one store. Each option may also stand in the environment, as SEMEL_SERVE_HOST,
+    and in the table [serve] of semel.toml, as host. SIGTERM: finish what is under way, then end.
     """
+    flags = {name: value for name, value in locals().items() if name != "store"}
     _be_installed()
-    _know_the_environment()
     from semel.server.settings import Limits, ServeSettings
 
-    if auth not in (None, "tokens", "none"):
-        raise typer.BadParameter(f"{auth!r} is neither tokens nor none", param_hint="'--auth'")
+    said = serve_options(**flags)
     limits = Limits(
-        body_bytes_max=body_max,
-        value_bytes_max=value_max,
-        batch_items_max=batch_max,
-        lease_max_us=parse_duration_us(lease_max, "--lease-max"),
-        rate_per_s=rate,
+        body_bytes_max=said.body_max,
+        value_bytes_max=said.value_max,
+        batch_items_max=said.batch_max,
+        lease_max_us=duration_us(said.lease_max),
+        rate_per_s=said.rate,
     )
     settings = ServeSettings(
         store=settings_for(store=store).store,
-        host=host,
-        port=port,
-        auth=auth,  # type: ignore[arg-type]  # looked at above
-        tls_cert=str(tls_cert or ""),
-        tls_key=str(tls_key or ""),
-        drain_s=_seconds(drain, "--drain"),
-        unready_s=_seconds(unready, "--unready"),
-        events_consumer=events_consumer,
-        events_key=events_key,
-        handler=handler,
-        sink=sink,
-        dashboard=dashboard,
+        host=said.host,
+        port=said.port,
+        auth=said.auth,
+        tls_cert=said.tls_cert,
+        tls_key=said.tls_key,
+        drain_s=_seconds(said.drain),
+        unready_s=_seconds(said.unready),
+        events_consumer=said.events_consumer,
+        events_key=said.events_key,
+        events_lease=said.events_lease,
+        events_table=said.events_table,
+        handler=said.handler,
+        sink=said.sink,
+        persist=said.persist,
+        dashboard=said.dashboard,
         limits=limits,
     )
     return _run(settings)
@@ -141,8 +174,8 @@ def _run(settings: "ServeSettings") -> int:
     return OK
 
 
-def _seconds(duration: str, option: str) -> float:
-    return 0.0 if duration in ("0", "0s") else parse_duration_us(duration, option) / 1e6
+def _seconds(duration: str) -> float:
+    return 0.0 if duration == "0s" else duration_us(duration) / 1e6
 
 
 def _be_installed() -> None:
@@ -152,11 +185,3 @@ def _be_installed() -> None:
             f"the service needs {', '.join(missing)}; install the extra: pip install 'semel[server]'",
             BAD_CONFIGURATION,
         )
-
-
-def _know_the_environment() -> None:
-    """A misspelled variable must not be passed over in silence."""
-    known = {PREFIX + name.upper() for name in inspect.signature(serve).parameters if name != "store"}
-    for name in os.environ:
-        if name.startswith(PREFIX) and name not in known:
-            raise Stop(f"the environment variable {name} is no option of semel serve", BAD_CONFIGURATION)

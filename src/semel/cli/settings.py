@@ -1,14 +1,17 @@
-"""Settings of the command line: flags, then `SEMEL_*`, then `*_FILE` secrets, then `semel.toml`, then defaults."""
+"""Settings of the command line: flags, then `SEMEL_*`, then `*_FILE` secrets, then `semel.toml`, then defaults.
+
+What only `semel serve` needs stands in a table of its own, `[serve]`, and in variables `SEMEL_SERVE_*`.
+"""
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import PrivateAttr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from semel.cli.exits import BAD_CONFIGURATION, USAGE, Stop
 from semel.errors import PolicyInvalid
@@ -18,46 +21,33 @@ from semel.stores.tiered import url_of
 from semel.types import Mode
 from semel.windows import duration_us, window_us
 
-__all__ = ["CONFIG_FILE", "DEFAULT", "Settings", "load"]
+__all__ = ["CONFIG_FILE", "DEFAULT", "ServeOptions", "Settings", "load"]
 
 PREFIX = "SEMEL_"
 CONFIG_FILE = "semel.toml"
 DEFAULT = "default"
 """The origin of a value that nobody set."""
+NOT_AT_ALL = "0s"
+"""No duration elsewhere, but here it says that something is not waited for."""
 
 SECRET_CHARS_MAX = 64 * 1024
 """A longer secret is another file, named by mistake."""
 
-_NOT_OURS = ("SEMEL_TEST_", "SEMEL_SERVICE_", "SEMEL_PORT_", "SEMEL_SERVE_")
-"""Set by semel's own tests, by Kubernetes for a service that is called semel, and for `semel serve` alone."""
+_NOT_OURS = ("SEMEL_TEST_", "SEMEL_SERVICE_", "SEMEL_PORT_")
+"""Set by semel's own tests, and by Kubernetes for a service that is called semel."""
 _NOT_SETTINGS = {"SEMEL_CONFIG", "SEMEL_PORT"}
 _FLAGS = {"source": "--from"}
 """Flags that are not called as their settings are."""
 
 
-class Settings(BaseSettings):
-    """What every command may need; each value knows where it came from."""
+class Sourced(BaseSettings):
+    """Values that know where they came from."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
-        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
+        env_ignore_empty=True, extra="forbid", frozen=True
     )
-
-    store: str = "sqlite:///semel.db"
-    """Where the records live."""
-    consumer: str | None = None
-    """Who processes."""
-    tenant: str | None = None
-    """Whose records."""
-    window: str | float = "24h"
-    """How long a finished key is remembered."""
-    lease: str | float = "30s"
-    """How long a claim lasts without renewal."""
-    mode: Mode = "lease"
-    """How the consumer works."""
-    source: str | None = None
-    """Where deliveries come from."""
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    """The least important log line that is shown on stderr."""
+    table: ClassVar[str] = ""
+    """The table of `semel.toml`; empty: its top."""
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
@@ -75,6 +65,11 @@ class Settings(BaseSettings):
         return name in self._origins
 
     @classmethod
+    def prefix(cls) -> str:
+        """How the names of its variables begin."""
+        return PREFIX + (f"{cls.table.upper()}_" if cls.table else "")
+
+    @classmethod
     def settings_customise_sources(
         cls,
         settings_cls: type[BaseSettings],  # noqa: ARG003 - pydantic-settings passes them all
@@ -85,6 +80,27 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only what `load` has gathered: it keeps the origins, which pydantic would drop."""
         return (init_settings,)
+
+
+class Settings(Sourced):
+    """What every command may need."""
+
+    store: str = "sqlite:///semel.db"
+    """Where the records live."""
+    consumer: str | None = None
+    """Who processes."""
+    tenant: str | None = None
+    """Whose records."""
+    window: str | float = "24h"
+    """How long a finished key is remembered."""
+    lease: str | float = "30s"
+    """How long a claim lasts without renewal."""
+    mode: Mode = "lease"
+    """How the consumer works."""
+    source: str | None = None
+    """Where deliveries come from."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """The least important log line that is shown on stderr."""
 
     @field_validator("store", mode="before")
     @classmethod
@@ -125,19 +141,57 @@ class Settings(BaseSettings):
         return lease
 
 
+class ServeOptions(Sourced):
+    """What `semel serve` may be told; its own settings check the bounds."""
+
+    table: ClassVar[str] = "serve"
+
+    host: str = "127.0.0.1"
+    port: int = 8787
+    auth: Literal["tokens", "none"] | None = None
+    tls_cert: str = ""
+    tls_key: str = ""
+    handler: str = ""
+    sink: str = ""
+    persist: str = ""
+    events_consumer: str = "events"
+    events_key: str = ""
+    events_lease: str = "30s"
+    events_table: str = "events"
+    body_max: int = 4 * 2**20
+    value_max: int = 256 * 2**10
+    batch_max: int = 1000
+    lease_max: str = "15m"
+    rate: float = 1000.0
+    drain: str = "30s"
+    unready: str = "0s"
+    dashboard: bool = True
+
+    @field_validator("events_lease", "lease_max", "drain", "unready")
+    @classmethod
+    def _check_duration(cls, duration: str) -> str:
+        if duration != NOT_AT_ALL:
+            duration_us(duration)
+        return duration
+
+
 NAMES: tuple[str, ...] = tuple(Settings.model_fields)
+TABLES: tuple[type[Sourced], ...] = (ServeOptions,)
+"""Of `semel.toml`, beside what stands at its top."""
+AnySettings = TypeVar("AnySettings", bound=Sourced)
 
 
-def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
+def load(model: type[AnySettings], flags: Mapping[str, Any], config: Path | None = None) -> AnySettings:
     """The settings, each from the first source that has it. Raises `Stop` with the origin of what is wrong."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for found in (_from_flags(flags), _from_environment(), _from_secrets(), _from_file(config)):
+    sources = (_from_flags(flags), _from_environment(model), _from_secrets(model), _from_file(config, model))
+    for found in sources:
         for name, (value, origin) in found.items():
             if name not in values:
                 values[name], origins[name] = value, origin
     try:
-        settings = Settings(**values)
+        settings = model(**values)
     except ValidationError as error:
         raise _explained(error, origins) from None
     return settings.noting(origins)
@@ -155,22 +209,28 @@ def _from_flags(flags: Mapping[str, Any]) -> Found:
     }
 
 
-def _from_environment() -> Found:
-    for name in os.environ:
-        if name.startswith(PREFIX) and not name.startswith(_NOT_OURS) and name not in _NOT_SETTINGS:
-            known = name.removeprefix(PREFIX).removesuffix("_FILE").lower()
-            if known not in NAMES:
-                hint = _hint(known, lambda near: f"{PREFIX}{near.upper()}")
-                raise Stop(
-                    f"the environment variable {name} is no setting of semel; {hint}", BAD_CONFIGURATION
-                )
-    return {name: (value, f"{PREFIX}{name.upper()}") for name, value in EnvSettingsSource(Settings)().items()}
-
-
-def _from_secrets() -> Found:
+def _from_environment(model: type[Sourced]) -> Found:
+    prefix, names = model.prefix(), tuple(model.model_fields)
+    others = () if model.table else (*_NOT_OURS, *(each.prefix() for each in TABLES))
     found: Found = {}
-    for name in NAMES:
-        variable = f"{PREFIX}{name.upper()}_FILE"
+    for variable, value in os.environ.items():
+        if not variable.startswith(prefix) or variable.startswith(others) or variable in _NOT_SETTINGS:
+            continue
+        name = variable.removeprefix(prefix).lower()
+        if name.removesuffix("_file") not in names and name not in names:
+            hint = _hint(name.removesuffix("_file"), names, lambda near: f"{prefix}{near.upper()}")
+            raise Stop(
+                f"the environment variable {variable} is no setting of semel; {hint}", BAD_CONFIGURATION
+            )
+        if value and name in names:
+            found[name] = (value, variable)
+    return found
+
+
+def _from_secrets(model: type[Sourced]) -> Found:
+    found: Found = {}
+    for name in model.model_fields:
+        variable = f"{model.prefix()}{name.upper()}_FILE"
         path = os.environ.get(variable)
         if path:
             try:
@@ -186,7 +246,7 @@ def _from_secrets() -> Found:
     return found
 
 
-def _from_file(config: Path | None) -> Found:
+def _from_file(config: Path | None, model: type[Sourced]) -> Found:
     path = config or Path(CONFIG_FILE)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -196,17 +256,24 @@ def _from_file(config: Path | None) -> Found:
         raise Stop(f"the configuration {path} does not exist", BAD_CONFIGURATION) from None
     except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
         raise Stop(f"the configuration {path} cannot be read: {error}", BAD_CONFIGURATION) from None
+    tables = {each.table: content.pop(each.table, {}) for each in TABLES}
+    if model.table:
+        content = tables[model.table]
+        if not isinstance(content, dict):
+            raise Stop(f"{path}: {model.table} is a table; write [{model.table}] above it", BAD_CONFIGURATION)
+    known, begin = tuple(model.model_fields), f"{model.table}." if model.table else ""
     for name in content:
-        if name not in NAMES:
-            raise Stop(f"{path}: {name!r} is no setting of semel; {_hint(name, str)}", BAD_CONFIGURATION)
-    return {name: (value, f"{path}: {name}") for name, value in content.items()}
+        if name not in known:
+            hint = _hint(name, known, lambda near: begin + near)
+            raise Stop(f"{path}: {begin + name!r} is no setting of semel; {hint}", BAD_CONFIGURATION)
+    return {name: (value, f"{path}: {begin}{name}") for name, value in content.items()}
 
 
-def _hint(name: str, spelled: Callable[[str], str]) -> str:
-    near = get_close_matches(name, NAMES, 1)
+def _hint(name: str, known: Sequence[str], spelled: Callable[[str], str]) -> str:
+    near = get_close_matches(name, known, 1)
     if near:
         return f"did you mean {spelled(near[0])}?"
-    return f"there are {', '.join(spelled(each) for each in NAMES)}"
+    return f"there are {', '.join(spelled(each) for each in known)}"
 
 
 def _explained(error: ValidationError, origins: Mapping[str, str]) -> Stop:

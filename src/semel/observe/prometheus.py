@@ -150,6 +150,8 @@ class PrometheusHook:
         self._at("purge_lag_seconds").set(stats.purge_lag_s)
         if stats.bytes_used is not None:
             self._at("store_bytes").set(stats.bytes_used)
+        if "filter_fill_ratio" in stats.tiers:
+            self.note_bloom(stats.tiers["filter_fill_ratio"], stats.tiers["filter_false_positive_ratio"])
 
     def note_window(self, consumer: str, window_s: float) -> None:
         """The window in force for a consumer: what lags are compared with. Noted with every claim too."""

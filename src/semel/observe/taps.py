@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from semel.codec import decode_error
 from semel.core.commands import (
     Answer,
     Claim,
     Command,
+    Count,
     Flow,
     Granted,
     Invoke,
@@ -26,7 +28,7 @@ from semel.core.commands import (
     Settle,
 )
 from semel.core.ports import AsyncStore, Store
-from semel.errors import StoreUnavailable
+from semel.errors import RecordCorrupt, StoreUnavailable
 from semel.observe import events
 from semel.observe.events import Hooks, Reason
 from semel.types import (
@@ -51,7 +53,8 @@ __all__ = ["Tap", "TimedAsyncStore", "TimedStore", "claimed", "copied", "marked"
 
 
 def name_of(handler: Any) -> str:
-    """How a handler is called in labels and spans."""
+    """How a handler is called in labels and spans; what wraps another says so by `__wrapped__`."""
+    handler = getattr(handler, "__wrapped__", handler)
     handler = getattr(handler, "func", handler)
     return getattr(handler, "__qualname__", "") or type(handler).__name__
 
@@ -250,7 +253,6 @@ def claimed(hooks: Hooks, claims: Sequence[Claim], answers: Sequence[Answer]) ->
 
 _SETTLED: dict[str, type[events.Event]] = {
     "done": events.Completed,
-    "failed": events.Failed,
     "released": events.Released,
     "unknown": events.Quarantined,
 }
@@ -262,12 +264,22 @@ def settled(hooks: Hooks, items: Iterable[Item], verdicts: Iterable[Answer]) -> 
         if not isinstance(item, Settle):
             continue
         who = (*item.id, item.owner)
-        if isinstance(verdict, Completed):
+        if isinstance(verdict, Completed) and item.to == "failed":
+            hooks(events.Failed(*who, error=_kind(item.value)))
+        elif isinstance(verdict, Completed):
             hooks(_SETTLED[item.to](*who))
         elif isinstance(verdict, Lost):
             hooks(events.Lost(*who))
         else:
             hooks(events.Unrecorded(*who))
+
+
+def _kind(failure: bytes | None) -> str:
+    """What kind of error is kept with a failure."""
+    try:
+        return decode_error(failure).kind
+    except (RecordCorrupt, ValueError, TypeError):
+        return "undecodable"
 
 
 def marked(
@@ -326,7 +338,7 @@ class _Timed:
                 failed = failed or answer.error
             elif kind is Purged and not (isinstance(item, Purge) and item.dry_run):
                 hooks(events.Purged(answer.count, answer.lag_s, answer.partitions))
-            elif kind is Stats:
+            elif kind is Stats and isinstance(item, Count) and item.tenant is None:
                 hooks(events.Counted(answer))
         if failed is not None:
             hooks(events.StoreFailed(op, failed))

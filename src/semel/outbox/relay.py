@@ -23,7 +23,7 @@ from semel.core.relaying import (
 )
 from semel.drive import adrive
 from semel.errors import PolicyInvalid, SinkUnavailable, StoreUnavailable, UsageError
-from semel.outbox.rows import Rows, rows_for
+from semel.outbox.rows import Counts, Rows, rows_for
 from semel.outbox.sinks import Sink, sink_for
 from semel.windows import duration_us
 
@@ -32,7 +32,7 @@ __all__ = ["Relay", "Totals"]
 POLL_S = 1.0
 """A notification that is missed costs this much time, never a message."""
 SHARE_S = 1.0
-CLEAN_S = 60.0
+CLEAN_S = COUNT_S = 60.0
 CLEAN_ROWS = 1000
 BYTES_MAX = 8 * 1024 * 1024
 """Payloads held at once."""
@@ -61,7 +61,7 @@ class Relay:
     `source`: a store URL (`postgresql:`, `sqlite:`), `sink`: a sink URL. `retrying`: how often a row is tried, and
     whether a dead one stops its aggregate. `keep`: how long rows stay that it has published; never shorter than the
     window of whoever wrote them, and than the longest that is set in the store. Memory: `rows_max` rows of at most
-    `bytes_max` of payload.
+    `bytes_max` of payload. `on_step` is told of each batch, `on_counts` every minute of what is left to do.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class Relay:
         keep: str | float = "7d",
         poll_s: float = POLL_S,
         on_step: Callable[[Step], None] | None = None,
+        on_counts: Callable[[Counts], None] | None = None,
     ) -> None:
         if not 1 <= rows_max <= ROWS_MAX:
             raise PolicyInvalid(f"rows_max is {rows_max}; it must lie between 1 and {ROWS_MAX:,}")
@@ -87,12 +88,13 @@ class Relay:
         self._keep_us = duration_us(keep)
         self._poll_s = poll_s
         self._on_step = on_step
+        self._on_counts = on_counts
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._stop_asked = False
         self._pauses: dict[str, float] = {}
         self._failures = 0
-        self._share_due = self._clean_due = 0.0
+        self._share_due = self._clean_due = self._count_due = 0.0
         self._rows_open = self._sink_open = False
 
     # --- from outside ---
@@ -227,9 +229,16 @@ class Relay:
             await self.rows.open()
             self._rows_open = True
             self._share_due = 0.0
+        await self._count()  # also while the sink is away: that is when it grows
         if not self._sink_open:
             await self.sink.open()
             self._sink_open = True
+
+    async def _count(self) -> None:
+        now = time.monotonic()
+        if self._on_counts is not None and now >= self._count_due:
+            self._count_due = now + COUNT_S
+            self._on_counts(await self.rows.counts())
 
     async def _back_off(self, error: Exception) -> None:
         """The other side does not answer: connect anew, after a while that grows."""

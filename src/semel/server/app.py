@@ -13,12 +13,12 @@ from starlette.types import ASGIApp
 
 from semel.core.ports import AsyncStore, Store
 from semel.errors import SemelError
-from semel.observe.events import Hooks
 from semel.observe.tally import Tally
 from semel.server.dashboard.app import create_pages
 from semel.server.dashboard.desk import Desk
 from semel.server.dashboard.tail import Tail
-from semel.server.events import Intake
+from semel.server.events import Events
+from semel.server.gauges import Gauges
 from semel.server.guard import Guard
 from semel.server.openapi import Document
 from semel.server.problems import Problem, problem_of
@@ -45,9 +45,9 @@ def create_app(
     """
     settings = settings or ServeSettings()
     tally, tail = Tally(), Tail()
-    service = Service(settings, store, hooks=Hooks((tally, tail)) if settings.dashboard else None)
+    service = Service(settings, store, hooks=(tally, tail) if settings.dashboard else ())
     desk = Desk(service, tally, tail, own_looks=store is None)
-    intake = Intake(service)
+    taker, gauges = Events(service), Gauges(service)
     document = Document()
 
     @asynccontextmanager
@@ -56,8 +56,10 @@ def create_app(
             stack.push_async_callback(service.close)
             try:
                 await service.open()
-                stack.push_async_callback(intake.close)
-                await intake.open()
+                stack.push_async_callback(taker.close)
+                await taker.open()
+                stack.push_async_callback(gauges.close)
+                gauges.start()
                 if settings.dashboard:
                     stack.push_async_callback(desk.close)
                     await desk.open()
@@ -74,7 +76,7 @@ def create_app(
         redoc_url=None,
         separate_input_output_schemas=False,
     )
-    app.state.service, app.state.intake = service, intake
+    app.state.service, app.state.events = service, taker
     for each in ROUTES:
         each.add(app, document)
     app.openapi = lambda: document.made(app)  # type: ignore[method-assign]

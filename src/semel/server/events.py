@@ -1,247 +1,288 @@
-"""Events taken in: each is known by its key, and goes to a handler, to a sink, or is kept in its record."""
+"""Events taken in: journaled, answered, and then handed to a handler, to a sink or to the table of events.
+
+It is the intake of webhooks and sockets, one for each tenant. Where there is nobody to hand an event to and no table to
+write it into, the event is the value of its own record.
+"""
 
 import asyncio
-import importlib
 import inspect
-import sys
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import datetime
-from typing import Any, TypeAlias, cast
+from functools import wraps
+from math import inf
+from typing import Any, TypeAlias
 
 import msgspec
 
 from semel.aclient import AsyncSemel
-from semel.context import current
-from semel.core.commands import ReadSettings
+from semel.brokers.routes import in_thread
+from semel.core.commands import Scan
 from semel.core.relaying import Published, Row
-from semel.errors import PolicyInvalid, SemelError, SinkUnavailable
+from semel.errors import PolicyInvalid, SemelError, SinkUnavailable, StoreError
+from semel.intake import SWEEP_MAX_S, SWEEP_MIN_S, Event, Intake, Pace, Receipt, receipt_for
 from semel.keys.identity import Identity
 from semel.keys.message import Envelope
-from semel.lazily import logging
+from semel.named import named
 from semel.outbox.sinks import Sink, sink_for
 from semel.plans import Plan
 from semel.policy import Policy
 from semel.server.service import Service
 from semel.server.shapes import EventOutcome
-from semel.types import Busy, Delivery, Done, Failed, Late, Mismatch, Outcome, Unavailable
+from semel.sockets.table import ROWS_MAX, EventTable
+from semel.types import Delivery, Done, Outcome, Record, Unavailable
+from semel.windows import duration_us
 
-__all__ = ["Event", "Intake", "handler_of"]
+__all__ = ["Events", "Incoming", "incoming"]
 
-Handler: TypeAlias = Callable[[Any], Awaitable[Any]]
+log = logging.getLogger("semel")
+
+Handler: TypeAlias = Callable[[Event], Awaitable[Any]]
 
 CONCURRENCY = 16
-"""Handlers of one request that run at once."""
-SWEEP_S = 10.0
-"""How often orphans are looked for: events whose instance died while it handled them."""
-CLIENTS_MAX = 10_000
+"""Handlers of one tenant that run at once."""
+HOLD_S = 5.0
+"""How long an event is held for a store that gives no answer, before its sender is told to send it again."""
+ORPHANS_MAX = 500
+"""Of all tenants, in one look."""
+TENANTS_MAX = 10_000
+"""Whose intakes are kept; those with nothing to do make room."""
 DEFAULT_KEY = "id"
 TYPE_CHARS_MAX = 128
 
 
-class Event(msgspec.Struct, frozen=True):
+class Incoming(msgspec.Struct, frozen=True):
     """One event as it came: what identifies it, and the JSON that it holds."""
 
     envelope: Envelope
-    body: Any
-    event_type: str = ""
-    event_time_us: int | None = None
-    size_bytes: int = 0
+    type: str
+    body: bytes
 
 
-class Intake:
+class Events:
     """What happens to the events of one instance."""
 
     def __init__(self, service: Service) -> None:
         settings = service.settings
         self._service = service
         self._identity = Identity(body=settings.events_key or DEFAULT_KEY)
+        self._threads = ThreadPoolExecutor(
+            2 * CONCURRENCY, "semel-handler"
+        )  # none is started before it is needed
         self._sink: Sink | None = sink_for(settings.sink) if settings.sink else None
-        self._handler: Handler = self._publish if self._sink is not None else _keep
+        handler: Handler | None = self._publish if self._sink is not None else None
         if settings.handler:
-            self._handler = handler_of(settings.handler)
-        self._sweeps = bool(settings.handler or settings.sink)
-        self._clients: dict[str, AsyncSemel] = {}
+            handler = self._awaited(settings.handler)
+        own = settings.store if service.is_of_settings and _is_sql(settings.store) else ""
+        place = settings.persist or (own if handler is None else "")
+        self._table: EventTable | None = EventTable(place, table=settings.events_table) if place else None
+        self._concurrency: int = ROWS_MAX if handler is None else CONCURRENCY  # rows share commits
+        if self._table is not None:
+            handler = self._table.persist if handler is None else self._table.after(handler)
+        self._handler: Handler | None = handler
+        self._sweep_s = min(SWEEP_MAX_S, max(SWEEP_MIN_S, duration_us(settings.events_lease) / 3e6))
+        self._intakes: dict[str, Intake] = {}
+        self._opening = asyncio.Lock()
         self._sweeper: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Connect the sink, and look for orphans from now on."""
+        """Connect the sink, and look for orphans from now on. Raises `PolicyInvalid` for a store that does not last."""
+        if self._handler is None:
+            return
+        if not self._service.runtime.store.capabilities.durable:
+            raise PolicyInvalid(
+                f"events are journaled before they are answered, and {self._service.runtime.store.name} does not"
+                " outlive its process; use another store, or leave --handler, --sink and --persist out"
+            )
+        if self._table is not None:
+            await self._table.check()
         if self._sink is not None:
             await self._sink.open()
-        if self._sweeps and self._service.runtime.store.capabilities.durable:
-            self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="semel-sweeper")
+        self._sweeper = asyncio.create_task(self._sweep_on(), name="semel-sweeper")
 
     async def close(self) -> None:
-        """End; what is under way is taken over by another instance."""
+        """Finish what was accepted, as long as there is time; the rest is left to the other instances."""
         sweeper, self._sweeper = self._sweeper, None
         if sweeper is not None:
             sweeper.cancel()
             with suppress(asyncio.CancelledError):
                 await sweeper
+        await asyncio.gather(*(intake.drain() for intake in self._intakes.values()))
+        if self._table is not None:
+            await self._table.close()
         if self._sink is not None:
             await self._sink.close()
+        self._threads.shutdown(wait=False)
 
-    async def take(self, tenant: str, events: Sequence[Event]) -> list[EventOutcome]:
+    async def take(self, tenant: str, events: Sequence[Incoming]) -> list[EventOutcome]:
         """What became of each, in order. One event's failure never touches another's."""
         outcomes: list[EventOutcome | None] = [None] * len(events)
-        deliveries: list[Delivery[Any]] = []
+        found: list[Event] = []
         places: list[int] = []
-        for at, event in enumerate(events):
+        for at, each in enumerate(events):
             try:
-                deliveries.append(self._delivery(event))
+                found.append(self._event(tenant, each))
                 places.append(at)
             except SemelError as error:
                 outcomes[at] = EventOutcome("invalid", detail=str(error))
-        if deliveries:
-            found = await self._client(tenant).run_many(deliveries, self._handler, concurrency=CONCURRENCY)
-            for at, delivery, outcome in zip(places, deliveries, found, strict=True):
-                outcomes[at] = _outcome(delivery.key, outcome)
-        made = [each for each in outcomes if each is not None]
-        for each in made:
-            self._service.metrics.events.labels(each.status).inc()
-        return made
+        for at, event, receipt in zip(places, found, await self._receipts(tenant, found), strict=True):
+            outcomes[at] = _outcome(event.id, receipt)
+        return [outcome for outcome in outcomes if outcome is not None]
 
-    def _delivery(self, event: Event) -> Delivery[Any]:
-        most = self._service.settings.limits.value_bytes_max
-        if event.size_bytes > most:
-            raise PolicyInvalid(f"the event has {event.size_bytes} bytes; {most} are allowed")
-        durable = self._service.runtime.store.capabilities.durable
-        return Delivery(
-            key=self._identity.find(event.envelope).key,
-            body=event.body,
-            event_type=event.event_type,
-            event_time_us=event.event_time_us,
-            journal=event.body if durable and self._sweeps else None,
-        )
+    def _event(self, tenant: str, event: Incoming) -> Event:
+        most = self._service.settings.limits.value_bytes_max - 1  # one byte says how it is written
+        if len(event.body) > most:
+            raise PolicyInvalid(f"the event has {len(event.body)} bytes; {most} are allowed")
+        key = self._identity.find(event.envelope).key
+        return Event(id=key, type=event.type, tenant=tenant, body=event.body)
+
+    async def _receipts(self, tenant: str, events: Sequence[Event]) -> list[Receipt]:
+        if self._handler is None:
+            return await self._keep(tenant, events)
+        intake = await self._intake(tenant)
+        return await asyncio.gather(*(intake.take(event, hold_s=HOLD_S) for event in events))
+
+    async def _keep(self, tenant: str, events: Sequence[Event]) -> list[Receipt]:
+        """Each is the value of its record."""
+        deliveries = [Delivery(key=event.id, body=event, event_type=event.type) for event in events]
+        outcomes = await self._client(tenant).run_many(deliveries, _payload, concurrency=CONCURRENCY)
+        return [_kept(outcome) for outcome in outcomes]
+
+    # --- one intake for each tenant ---
 
     def _client(self, tenant: str) -> AsyncSemel:
-        client = self._clients.get(tenant)
-        if client is None:
-            if len(self._clients) >= CLIENTS_MAX:
-                self._clients.clear()
-            settings = self._service.settings
-            policy = Policy(wait_s=0, value_bytes_max=settings.limits.value_bytes_max)
-            plan = Plan(
-                consumer=settings.events_consumer,
-                tenant=tenant,
-                window="24h",
-                lease="30s",
-                mode="lease",
-                policy=policy,
-            )
-            client = self._clients[tenant] = AsyncSemel(plan, self._service.runtime)
-        return client
+        settings = self._service.settings
+        plan = Plan(
+            consumer=settings.events_consumer,
+            tenant=tenant,
+            window="24h",
+            lease=settings.events_lease,
+            mode="lease",
+            policy=Policy(wait_s=0, value_bytes_max=settings.limits.value_bytes_max),
+        )
+        return AsyncSemel(plan, self._service.runtime)
 
-    async def _publish(self, body: Any) -> None:
+    async def _intake(self, tenant: str) -> Intake:
+        intake = self._intakes.get(tenant)
+        if intake is not None:
+            return intake
+        async with self._opening:
+            if tenant not in self._intakes:
+                await self._make_room()
+                assert self._handler is not None
+                settings = self._service.settings
+                pace = Pace(
+                    concurrency=self._concurrency,
+                    pending_max=max(1000, settings.limits.batch_items_max),
+                    sweep_s=inf,
+                    drain_s=settings.drain_s,
+                )
+                made = Intake(self._client(tenant), self._handler, pace=pace)
+                self._intakes[tenant] = await made.__aenter__()  # left in `close`
+            return self._intakes[tenant]
+
+    async def _make_room(self) -> None:
+        if len(self._intakes) >= TENANTS_MAX:
+            for tenant in [each for each, intake in self._intakes.items() if not intake.pending]:
+                await self._intakes.pop(tenant).drain()
+
+    async def _sweep_on(self) -> None:
+        while True:
+            try:
+                await self._sweep()
+            except StoreError as error:
+                log.warning("orphaned events could not be looked for: %s", error)
+            except Exception:
+                log.exception("orphaned events could not be looked for")
+            await asyncio.sleep(self._sweep_s)
+
+    async def _sweep(self) -> None:
+        """What another instance has begun and nobody holds, whosever it is."""
+        scan = Scan(consumer=self._service.settings.events_consumer, orphaned=True, limit=ORPHANS_MAX)
+        (page,) = await self._service.runtime.channel.asend((scan,))
+        if isinstance(page, Unavailable):
+            return
+        orphans: dict[str, list[Record]] = {}
+        for record in page.records:
+            orphans.setdefault(record.tenant, []).append(record)
+        for tenant, records in orphans.items():
+            await (await self._intake(tenant)).adopt(records)
+
+    # --- what is done with an event ---
+
+    def _awaited(self, spec: str) -> Handler:
+        """The handler, in a thread where it blocks."""
+        found = named(spec)
+        if not callable(found):
+            raise PolicyInvalid(f"{spec} is no function, but {type(found).__name__}")
+        if inspect.iscoroutinefunction(found):
+            return found  # type: ignore[no-any-return]
+
+        @wraps(found)
+        async def handle(event: Event) -> Any:
+            return await in_thread(self._threads, found, event)
+
+        return handle
+
+    async def _publish(self, event: Event) -> None:
         """Hand an event to the sink. Raises unless the broker confirmed it, so that it is tried again."""
         assert self._sink is not None
-        event = body if isinstance(body, dict) else {}
+        source = event.payload.get("source")
         row = Row(
             seq=0,
-            id=current().key,
+            id=event.id,
             created_at=0,
             attempts=0,
             aggregate=None,
-            event_type=str(event.get("type", "event")),
-            source=str(event.get("source", "semel")),
+            event_type=event.type or "event",
+            source=source if isinstance(source, str) else "semel",
             subject=None,
             destination="",
             content_type="application/json",
             traceparent=None,
             headers={},
-            payload=msgspec.json.encode(body),
+            payload=event.body,
         )
         (sent,) = await self._sink.publish([row])
         if not isinstance(sent, Published):
             raise SinkUnavailable(f"{self._sink.name}: {sent.reason}")
 
-    async def _sweep(self) -> None:
-        while True:
-            try:
-                await self._sweep_once()
-            except SemelError as error:
-                logging.getLogger("semel").warning("looking for orphaned events failed: %s", error)
-            await asyncio.sleep(SWEEP_S)
 
-    async def _sweep_once(self) -> None:
-        (settings,) = await self._service.runtime.channel.asend((ReadSettings(),))
-        if isinstance(settings, Unavailable):
-            return
-        for tenant, consumer in settings.modes:
-            if consumer == self._service.settings.events_consumer:
-                await self._client(tenant).sweep(self._handler)
+async def _payload(event: Event) -> Any:
+    return event.payload
 
 
-async def _keep(event: Any) -> Any:
-    """The event is the value of its record."""
-    return event
+def _is_sql(store: str) -> bool:
+    return store.startswith(("sqlite:", "postgresql:", "postgres:"))
 
 
-def handler_of(name: str) -> Handler:
-    """The function that `package.module:function` names, found from the working folder too. Raises `PolicyInvalid`."""
-    module, colon, function = name.partition(":")
-    if not colon:
-        raise PolicyInvalid(f"{name!r} names no handler; write package.module:function")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise PolicyInvalid(f"the handler {name} cannot be had: {error}") from error
-    if not callable(found):
-        raise PolicyInvalid(f"the handler {name} is no function")
-    if inspect.iscoroutinefunction(found):
-        return cast("Handler", found)
-
-    async def in_thread(event: Any) -> Any:
-        return await asyncio.to_thread(found, event)
-
-    return in_thread
-
-
-def _outcome(key: str, outcome: Outcome[Any]) -> EventOutcome:
+def _kept(outcome: Outcome[Any]) -> Receipt:
     match outcome:
+        case Done(recorded=True, replayed=False):
+            return Receipt("accepted")
         case Done(recorded=False):
-            return EventOutcome("retry", key, "it was handled, but that could not be recorded; send it again")
-        case Done(replayed=replayed):
-            return EventOutcome("duplicate" if replayed else "accepted", key)
-        case Busy(retry_after_s=after_s):
-            return EventOutcome("busy", key, "another delivery of it is being handled", after_s)
-        case Mismatch():
-            return EventOutcome("invalid", key, "the key was used before for another payload")
-        case Failed(replayed=True):
-            return EventOutcome("duplicate", key, "it failed for good before")
-        case Failed(error=error):
-            return EventOutcome("failed", key, f"{type(error).__name__}: it failed for good")
-        case Late(age_s=age_s):
-            return EventOutcome(
-                "invalid", key, f"it is {age_s:.0f} s old: too late to tell whether it is new"
-            )
+            return Receipt("busy", 1.0, "the store could not be told")
         case _:
-            return EventOutcome("retry", key, "it could not be handled; send it again", 1.0)
+            return receipt_for(outcome)
 
 
-# --- what comes in ------------------------------------------------------------------------------
+def _outcome(key: str, receipt: Receipt) -> EventOutcome:
+    match receipt.status:
+        case "accepted" | "duplicate":
+            return EventOutcome(receipt.status, key)
+        case "busy":
+            return EventOutcome("busy", key, f"{receipt.reason}; send it again", receipt.retry_after_s)
+        case "refused":
+            return EventOutcome("invalid", key, receipt.reason)
 
 
-def event_of(body: Any, size_bytes: int, headers: Iterable[tuple[str, str]] = ()) -> Event:
+def incoming(body: Any, sent: bytes, headers: Iterable[tuple[str, str]] = ()) -> Incoming:
     """One event of a JSON body; a CloudEvent in binary mode has its attributes in the headers."""
     attributes = {name[3:]: value for name, value in headers if name.startswith("ce-")}
-    about = attributes or (body if isinstance(body, dict) else {})
-    kind, moment = about.get("type"), about.get("time")
-    whole = {**attributes, "data": body} if attributes else body
-    return Event(
-        Envelope(headers=tuple(headers), body=body, transport="HTTP"),
-        whole,
-        kind if isinstance(kind, str) and len(kind) <= TYPE_CHARS_MAX and kind.isprintable() else "",
-        _moment_us(moment),
-        size_bytes,
-    )
-
-
-def _moment_us(text: Any) -> int | None:
-    try:
-        moment = datetime.fromisoformat(text) if isinstance(text, str) else None
-        return None if moment is None or moment.tzinfo is None else round(moment.timestamp() * 1e6)
-    except (ValueError, OverflowError):
-        return None
+    kind = (attributes or body).get("type")
+    if not isinstance(kind, str) or len(kind) > TYPE_CHARS_MAX or not kind.isprintable():
+        kind = ""
+    whole = msgspec.json.encode({**attributes, "data": body}) if attributes else sent
+    envelope = Envelope(headers=tuple(headers), body=body, transport="HTTP")
+    return Incoming(envelope, kind, whole)

@@ -2,20 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from semel.core.commands import Admit, Answer, Claim, Granted, Item, Renew, Scan, Settle
 from semel.core.ports import AsyncStore, Store, Twofold
-from semel.errors import RecordCorrupt, SemelError, StoreError, StoreUnavailable
-from semel.observe.events import Hooks
+from semel.errors import RecordCorrupt, SemelError, StoreError, StoreUnavailable, UsageError
+from semel.observe.events import Hook, Hooks
 from semel.runtime import Runtime
 from semel.server import tokens
 from semel.server.callers import Caller
 from semel.server.checks import check
 from semel.server.limits import Buckets, LiveClaims
 from semel.server.metrics import Metrics
-from semel.server.problems import Problem, unavailable
+from semel.server.problems import Problem, problem_of, unavailable
 from semel.server.settings import ServeSettings
 from semel.server.telling import Telling
 from semel.server.tokens import Token
@@ -41,14 +41,17 @@ class Service:
         settings: ServeSettings,
         store: Store | AsyncStore | None = None,
         clock: Callable[[], float] = time.monotonic,
-        hooks: Hooks | None = None,
+        hooks: Iterable[Hook] = (),
     ) -> None:
         self.settings: ServeSettings = settings
+        self.is_of_settings: bool = store is None
+        """Whether the store is the one that the settings name."""
         found = store_for(settings.store) if store is None else store
         native = found.twin() if isinstance(found, Twofold) else found
-        self.runtime: Runtime = Runtime(native, owned=True, hooks=hooks)
-        self._tell = None if hooks is None else Telling(hooks)
         self.metrics: Metrics = Metrics()
+        told = Hooks((self.metrics, *hooks))
+        self.runtime: Runtime = Runtime(native, owned=True, hooks=told)
+        self._tell = Telling(told)
         self.draining: bool = False
         self.needs_token: bool = True
         self.failure: SemelError | None = None
@@ -135,6 +138,9 @@ class Service:
             places.append(at)
         sent = [items[at] for at in places]
         for at, answer in zip(places, await self._send(sent), strict=True):
+            if isinstance(answer, Unavailable) and isinstance(answer.error, UsageError):
+                answers[at] = refusal(problem_of(answer.error))  # the store can be reached, but not like that
+                continue
             answers[at] = answer
             self._note(caller, items[at], answer)
         return answers
@@ -167,11 +173,9 @@ class Service:
         """With everybody's next batch where no item needs another's effect, else straight and in order."""
         if not items:
             return []
-        for item in items:
-            self.metrics.items.labels(type(item).__name__.lower()).inc()
         if is_independent(items):
             return await self.runtime.channel.asend(items)
-        store = self.runtime.store
+        store = self.runtime.told
         try:
             if not isinstance(store, Store):
                 return await store.asend(items)
@@ -188,8 +192,7 @@ class Service:
             raise
 
     def _note(self, caller: Caller, item: Item, answer: Answer) -> None:
-        if self._tell is not None:
-            self._tell(item, answer)
+        self._tell(item, answer)
         match item:
             case Claim() if isinstance(answer, Granted):
                 self._live.hold(caller.name, item.id, item.lease_us)

@@ -7,7 +7,8 @@ from msgspec import Struct, field
 
 from semel.errors import PolicyInvalid
 from semel.keys.limits import check_consumer
-from semel.policy import LEASE_MAX_S
+from semel.policy import LEASE_MAX_S, LEASE_MIN_S
+from semel.windows import duration_us
 
 __all__ = ["Auth", "Limits", "ServeSettings", "is_loopback"]
 
@@ -84,16 +85,26 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     """Whose records the events of `/v1/events` are."""
     events_key: str = ""
     """Where an event's id is in its JSON; empty: CloudEvents, headers, and else the member `id`."""
+    events_lease: str = "30s"
+    """How long an instance may be silent before another one takes over the events that it has begun."""
     handler: str = ""
-    """`package.module:function`: what is called with each event; empty: it is kept in its record."""
+    """`package.module:function`: what is called with each event."""
     sink: str = ""
     """Where each event is published instead: a URL as of `semel relay --to`."""
     dashboard: bool = True
     """Pages at `/ui`, and the rollups in the store that they show."""
+    persist: str = ""
+    """The database whose table `events` gets a row for each event, after handler or sink: PostgreSQL or SQLite. With
+    none of the three it is the store's own; if that is neither, an event is kept in its record."""
+    events_table: str = "events"
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         check_consumer(self.events_consumer)
+        if not LEASE_MIN_S * US <= duration_us(self.events_lease) <= LEASE_MAX_S * US:
+            raise PolicyInvalid(
+                f"a lease of {self.events_lease} is out of bounds; use {LEASE_MIN_S * 1000:g}ms to 12h"
+            )
         if bool(self.tls_cert) != bool(self.tls_key):
             raise PolicyInvalid("TLS needs both a certificate and its key: --tls-cert and --tls-key")
         if self.handler and self.sink:

@@ -172,7 +172,8 @@ class Purging(Struct, frozen=True, forbid_unknown_fields=True):
 class EventOutcome(Struct, frozen=True, omit_defaults=True):
     """What became of one event."""
 
-    status: Literal["accepted", "duplicate", "busy", "invalid", "failed", "retry"]
+    status: Literal["accepted", "duplicate", "busy", "invalid"]
+    """`busy`: not taken, send it again. `invalid`: no repetition cures it."""
     key: str = ""
     detail: str = ""
     retry_after_s: float | None = None

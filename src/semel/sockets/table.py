@@ -1,16 +1,20 @@
-"""The table `events`: one row for each event that was processed, whoever processed it and however often."""
+"""The table `events`: one row for each event that was processed, whoever processed it and however often.
+
+An event is known by its tenant and its id. Rows that come while others are being written share the next commit.
+"""
 
 import asyncio
 import re
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing
+from functools import wraps
 from pathlib import Path
 from typing import Any, Protocol, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
-from semel.errors import StoreUnavailable, StoreUnknown
+from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
 from semel.intake import Event, Handler
 
 __all__ = ["EventTable"]
@@ -18,25 +22,31 @@ __all__ = ["EventTable"]
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
 BUSY_S = 30.0
 CONNECT_S = 10
-LINES = 4
-"""Connections to PostgreSQL: rows of one instance are written side by side."""
+ROWS_MAX = 500
+"""Of one commit."""
+COLUMNS = ("tenant", "event_id", "type", "payload", "processed_at")
 
 _POSTGRES = """
 CREATE TABLE IF NOT EXISTS {table} (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    event_id text NOT NULL UNIQUE,
+    tenant text NOT NULL DEFAULT '',
+    event_id text NOT NULL,
     type text NOT NULL,
-    payload jsonb NOT NULL,
-    processed_at timestamptz NOT NULL DEFAULT now()
+    payload json NOT NULL,
+    processed_at timestamptz NOT NULL DEFAULT now(),
+    UNIQUE (event_id, tenant)
 )
 """
+# json, not jsonb: that refuses texts with a NUL or half a surrogate pair, and such an event would never be persisted.
 _SQLITE = """
 CREATE TABLE IF NOT EXISTS {table} (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
-    event_id TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL DEFAULT '',
+    event_id TEXT NOT NULL,
     type TEXT NOT NULL,
     payload TEXT NOT NULL,
-    processed_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ'))
+    processed_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ')),
+    UNIQUE (event_id, tenant)
 )
 """
 
@@ -44,23 +54,29 @@ CREATE TABLE IF NOT EXISTS {table} (
 class Place(Protocol):
     """A database that takes rows."""
 
-    async def insert(self, event: Event) -> bool:
-        """Whether the row is new."""
+    async def columns(self) -> set[str]:
+        """What the table has; nothing where it is not there yet. Raises `StoreUnavailable`."""
+
+    async def insert(self, events: Sequence[Event], /) -> None:
+        """One row for each that has none, in one transaction. Raises `StoreUnavailable`, and the database's errors."""
 
     async def close(self) -> None:
-        """Let go."""
+        """Let go; it may be used again."""
 
 
 class EventTable:
     """Events in PostgreSQL (`postgresql://...`) or SQLite (`sqlite:///events.db`), made at first use.
 
-    `persist` is a handler by itself; `after(handler)` runs yours first. Either may run again after a crash: the
-    unique `event_id` keeps the row single, and what your handler does elsewhere needs the idempotency key.
+    `persist` is a handler by itself; `after(handler)` runs yours first. Either may run again after a crash: tenant and
+    `event_id` are unique together and keep the row single, and what your handler does elsewhere needs the idempotency
+    key. The URL may be that of a store: options of semel's own are passed over. In PostgreSQL the table is where the
+    connection looks first, which is not semel's schema.
     """
 
     def __init__(self, url: str, *, table: str = "events") -> None:
         if not _NAME.fullmatch(table):
             raise StoreUnknown(f"{table!r} is no name for a table; use a-z, 0-9 and _")
+        self._name = table
         self._place: Place
         if url.startswith(("postgresql://", "postgres://")):
             self._place = Postgres(url, table)
@@ -68,6 +84,8 @@ class EventTable:
             self._place = Sqlite(Path(unquote(urlsplit(url).path[1:])), table)
         else:
             raise StoreUnknown("events are persisted to postgresql://... or sqlite:///file.db")
+        self._waiting: list[tuple[Event, asyncio.Future[None]]] = []
+        self._writing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -75,13 +93,30 @@ class EventTable:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
+    async def check(self) -> None:
+        """See that a table of that name, if there is one, is for events. Raises `PolicyInvalid`, `StoreUnavailable`."""
+        columns = await self._place.columns()
+        if columns and not set(COLUMNS) <= columns:
+            raise PolicyInvalid(
+                f"there is a table {self._name} already, for something else: it has no"
+                f" {', '.join(sorted(set(COLUMNS) - columns))}; give the events another one"
+            )
+
     async def persist(self, event: Event) -> None:
-        """One row for this event, now or earlier. Raises `StoreUnavailable`, and the database's own errors."""
-        await self._place.insert(event)
+        """One row for this event, now or earlier. Raises `StoreUnavailable`, and the database's own errors.
+
+        Committed before it returns, and also if nobody waits for it any more.
+        """
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((event, written))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write(), name="semel-events")
+        await written
 
     def after(self, handler: Callable[[Event], Awaitable[Any]]) -> Handler:
         """A handler that runs yours, and persists what it returned from."""
 
+        @wraps(handler)
         async def process(event: Event) -> None:
             await handler(event)
             await self.persist(event)
@@ -89,8 +124,39 @@ class EventTable:
         return process
 
     async def close(self) -> None:
-        """Close the connections. Idempotent."""
+        """Write what waits, and close the connections. Idempotent."""
+        if self._writing is not None:
+            await self._writing
         await self._place.close()
+
+    async def _write(self) -> None:
+        """What has gathered, until nothing is left."""
+        while self._waiting:
+            batch, self._waiting = self._waiting[:ROWS_MAX], self._waiting[ROWS_MAX:]
+            error = await self._insert([event for event, _ in batch])
+            if error is None or isinstance(error, StoreUnavailable):
+                for _, written in batch:
+                    _finish(written, error)
+                continue
+            for event, written in batch:  # one of them does not fit: the others must not suffer for it
+                _finish(written, await self._insert([event]))
+
+    async def _insert(self, events: list[Event]) -> Exception | None:
+        try:
+            # In the order of their ids: two instances that write the same ones would wait for each other otherwise.
+            await self._place.insert(sorted(events, key=lambda event: (event.id, event.tenant)))
+        except Exception as error:  # noqa: BLE001 - it belongs to those who wait for the rows
+            return error
+        return None
+
+
+def _finish(written: asyncio.Future[None], error: Exception | None) -> None:
+    if written.done():
+        return  # nobody waits any more
+    if error is None:
+        written.set_result(None)
+    else:
+        written.set_exception(error)
 
 
 class Sqlite:
@@ -100,43 +166,66 @@ class Sqlite:
         self._path = path
         self._table = table
         self._connection: sqlite3.Connection | None = None
-        self._thread = ThreadPoolExecutor(1, "semel-events")
+        self._thread: ThreadPoolExecutor | None = None
 
-    async def insert(self, event: Event) -> bool:
-        """Whether the row is new. Committed before it returns, also if nobody waits any more."""
-        written = asyncio.get_running_loop().run_in_executor(self._thread, self._insert, event)
-        return await asyncio.shield(written)
+    async def columns(self) -> set[str]:
+        """Asked without making a file."""
 
-    def _insert(self, event: Event) -> bool:
+        def ask() -> set[str]:
+            if not self._path.exists():
+                return set()
+            try:
+                with closing(sqlite3.connect(self._path, timeout=BUSY_S)) as connection:
+                    found = connection.execute(f"PRAGMA table_info({self._table})").fetchall()
+            except sqlite3.Error as error:
+                raise StoreUnavailable(f"{self._path}: {error}") from error
+            return {row[1] for row in found}
+
+        return await asyncio.to_thread(ask)
+
+    async def insert(self, events: Sequence[Event]) -> None:
+        """In one transaction."""
+        self._thread = self._thread or ThreadPoolExecutor(1, "semel-events")
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._insert, events)
+
+    def _insert(self, events: Sequence[Event]) -> None:
         try:
-            if self._connection is None:
-                self._connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
-                self._connection.execute("PRAGMA journal_mode=WAL")
-                self._connection.execute("PRAGMA synchronous=FULL")
-                self._connection.execute(_SQLITE.format(table=self._table))
-            cursor = self._connection.execute(
-                f"INSERT INTO {self._table} (event_id, type, payload) VALUES (?, ?, ?)"  # noqa: S608 - checked
-                " ON CONFLICT (event_id) DO NOTHING",
-                (event.id, event.type, event.body.decode()),
-            )
+            connection = self._connection = self._connection or self._connect()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                connection.executemany(
+                    f"INSERT INTO {self._table} (tenant, event_id, type, payload) VALUES (?, ?, ?, ?)"  # noqa: S608
+                    " ON CONFLICT DO NOTHING",
+                    [(event.tenant, event.id, event.type, event.body.decode()) for event in events],
+                )
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
         except sqlite3.OperationalError as error:
             raise StoreUnavailable(f"{self._path}: {error}") from error
-        return cursor.rowcount == 1
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(_SQLITE.format(table=self._table))
+        return connection
 
     async def close(self) -> None:
-        """Close the connection where it was opened."""
-        with suppress(RuntimeError):  # closed before
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
-        self._thread.shutdown(wait=False)
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Let go of connection and thread, neither of which is in use."""
+        thread, self._thread = self._thread, None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if thread is not None:
+            thread.shutdown()
 
 
 class Postgres:
-    """A few connections, each made again when it breaks."""
+    """One connection, made again when it breaks."""
 
     def __init__(self, url: str, table: str) -> None:
         try:
@@ -146,47 +235,72 @@ class Postgres:
                 "PostgreSQL needs psycopg; install the extra: pip install 'semel[postgres]'"
             ) from None
         self._psycopg = psycopg
-        self._url = url
+        self._url = _bare(url)
         self._table = table
-        self._free: list[Any] = []
-        self._room = asyncio.Semaphore(LINES)
-        self._made = asyncio.Lock()
+        self._connection: Any = None
         self._is_made = False
 
-    async def insert(self, event: Event) -> bool:
-        """Whether the row is new."""
-        async with self._room:
-            try:
-                connection = self._free.pop() if self._free else await self._connect()
-                try:
-                    cursor = await connection.execute(
-                        f"INSERT INTO {self._table} (event_id, type, payload) VALUES (%s, %s, %s::jsonb)"  # noqa: S608
-                        " ON CONFLICT (event_id) DO NOTHING",
-                        (event.id, event.type, event.body.decode()),
-                    )
-                finally:
-                    if connection.closed or connection.broken:
-                        await connection.close()
-                    else:
-                        self._free.append(connection)
-            except self._psycopg.OperationalError as error:
-                raise StoreUnavailable(f"the table of events: {error}") from error
-            return bool(cursor.rowcount == 1)
+    async def columns(self) -> set[str]:
+        """Of whatever has the name where the connection looks first."""
+        try:
+            async with await self._connected() as connection:
+                found = await connection.execute(
+                    "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0",
+                    (self._table,),
+                )
+                return {row[0] for row in await found.fetchall()}
+        except self._psycopg.OperationalError as error:
+            raise StoreUnavailable(f"the table of events: {error}") from error
 
-    async def _connect(self) -> Any:
-        connection = await self._psycopg.AsyncConnection.connect(
+    async def insert(self, events: Sequence[Event]) -> None:
+        """In one statement."""
+        columns = (
+            [event.tenant for event in events],
+            [event.id for event in events],
+            [event.type for event in events],
+            [event.body.decode() for event in events],
+        )
+        try:
+            if self._connection is None:
+                self._connection = await self._connect()
+            await self._connection.execute(
+                f"INSERT INTO {self._table} (tenant, event_id, type, payload)"  # noqa: S608 - checked
+                " SELECT tenant, event_id, type, payload::json"
+                " FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[]) AS e (tenant, event_id, type, payload)"
+                " ON CONFLICT DO NOTHING",
+                columns,
+            )
+        except self._psycopg.OperationalError as error:
+            await self.close()
+            raise StoreUnavailable(f"the table of events: {error}") from error
+
+    async def _connected(self) -> Any:
+        return await self._psycopg.AsyncConnection.connect(
             self._url, autocommit=True, connect_timeout=CONNECT_S
         )
-        async with self._made:
-            if not self._is_made:
-                # Instances that start together would otherwise make it twice, and one of them fail.
-                async with connection.transaction():
-                    await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._table,))
-                    await connection.execute(_POSTGRES.format(table=self._table))
-                self._is_made = True
+
+    async def _connect(self) -> Any:
+        connection = await self._connected()
+        if not self._is_made:
+            # Instances that start together would otherwise make it twice, and one of them fail.
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._table,))
+                await connection.execute(_POSTGRES.format(table=self._table))
+            self._is_made = True
         return connection
 
     async def close(self) -> None:
         """Close what is open."""
-        while self._free:
-            await self._free.pop().close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
+def _bare(url: str) -> str:
+    """The URL as the driver knows it."""
+    from semel.stores.postgres.urls import OPTIONS
+
+    parts = urlsplit(url)
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    theirs = [(name, text) for name, text in options if name not in OPTIONS]
+    return urlunsplit(parts._replace(query=urlencode(theirs, quote_via=quote)))

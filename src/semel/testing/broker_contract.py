@@ -31,6 +31,8 @@ from semel.testing.contract.bench import check, equal
 
 __all__ = ["SCENARIOS", "Broker", "Scene", "Sent", "Suite", "arun"]
 
+NOTICED_S = 1.0
+"""Longer than a runner takes to notice that it is to stop, which it tells nobody."""
 WITHIN_S = 30.0
 DUE_S = 0.7
 LOOKS_MAX = 5
@@ -362,6 +364,7 @@ async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) 
     async with scene.running(slow, once=once, source=source, batch=2, concurrency=2) as runner:
         await asyncio.wait_for(started.wait(), WITHIN_S)
         runner.stop()
+        await asyncio.sleep(NOTICED_S)
         told.set()
     equal(sorted(scene.ran), sorted(begun), "what had begun is finished")
     check(0 < len(scene.ran) < len(keys), "the stop came in the middle")

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocketDisconnect
 
 from semel.server.callers import Caller
-from semel.server.events import Event, Intake, event_of
+from semel.server.events import Events, Incoming, incoming
 from semel.server.openapi import Document
 from semel.server.problems import Problem, malformed
 from semel.server.routes.base import (
@@ -30,7 +30,7 @@ CLOUDEVENT = "application/cloudevents+json"
 CLOUDEVENTS = "application/cloudevents-batch+json"
 TYPES = (JSON, CLOUDEVENT, CLOUDEVENTS)
 EXAMPLE = {"id": "evt_1", "type": "order.placed", "amount": "12.50"}
-STATUSES = {"accepted": 200, "duplicate": 200, "failed": 200, "busy": 409, "invalid": 422, "retry": 503}
+STATUSES = {"accepted": 200, "duplicate": 200, "busy": 503, "invalid": 422}
 """Of a single event, so that a producer that knows only HTTP repeats what it has to."""
 
 Body = dict[str, Any] | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
@@ -51,15 +51,14 @@ def add(app: FastAPI, document: Document) -> None:
             gives=EventOutcomes,
             example=EXAMPLE,
             answer={"events": [{"status": "accepted", "key": "evt_1"}]},
-            also=(409,),
             takes_types=TYPES,
         ),
     )
     async def events(request: Request) -> Response:
         """A JSON object or an array of them; CloudEvents in every mode.
 
-        A single event is also answered by the status: 409 while another delivery of it is being handled, 422 without
-        a key, 503 where it must be sent again.
+        `accepted`: it is in the store, and will be handled whoever dies. `duplicate`: so was an earlier delivery of it.
+        A single event is also answered by the status: 422 without a key, 503 where it must be sent again.
         """
         return await take(request)
 
@@ -79,9 +78,9 @@ async def take(request: Request) -> Response:
     body = await body_of(request)
     found = _parsed(body)
     headers = [(name, value) for name, value in request.headers.items() if isinstance(found, dict)]
-    events = _events(found, len(body), headers)
+    events = _events(found, body, headers)
     many(len(events), ask.service)
-    outcomes = await _intake(request).take(ask.tenant, events)
+    outcomes = await _taker(request).take(ask.tenant, events)
     if isinstance(found, dict) or all(each.status == "invalid" for each in outcomes):
         first = outcomes[0]
         if STATUSES[first.status] != 200:  # noqa: PLR2004 - what HTTP calls success
@@ -107,9 +106,9 @@ async def listen(websocket: WebSocket) -> None:
             data = message.get("bytes") or (message.get("text") or "").encode()
             service.pace(caller.name)
             found = _parsed(data)
-            events = _events(found, len(data), ())
+            events = _events(found, data, ())
             many(len(events), service)
-            outcomes = await _intake(websocket).take(tenant, events)
+            outcomes = await _taker(websocket).take(tenant, events)
             said: Any = outcomes[0] if isinstance(found, dict) else outcomes
         except Problem as problem:
             retry = problem.status == 429  # noqa: PLR2004
@@ -126,15 +125,15 @@ def _parsed(body: bytes) -> Any:
         raise malformed(error) from error
 
 
-def _events(found: Any, size_bytes: int, headers: Any) -> list[Event]:
+def _events(found: Any, sent: bytes, headers: Any) -> list[Incoming]:
     if isinstance(found, dict):
-        return [event_of(found, size_bytes, headers)]
-    return [event_of(each, len(_encode(each))) for each in found]
+        return [incoming(found, sent, headers)]
+    return [incoming(each, _encode(each)) for each in found]
 
 
-def _intake(connection: Any) -> Intake:
-    intake: Intake = connection.app.state.intake
-    return intake
+def _taker(connection: Any) -> Events:
+    taker: Events = connection.app.state.events
+    return taker
 
 
 def _problem(outcome: EventOutcome) -> Problem:

@@ -1,5 +1,6 @@
 """The items that are not about one record: scan, purge, count, windows and modes."""
 
+import re
 from typing import Any
 
 from msgspec.structs import replace
@@ -38,6 +39,8 @@ MARKS, BYTES, TIMED = 1, 2, 3
 TIMED_MODES: tuple[Mode, ...] = ("lease", "observe")
 """The modes whose records may go with a partition."""
 
+_CURSOR = re.compile(r"(?:(-?\d{1,18}):)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.ASCII)
+
 
 def answer(batch: Batch, position: int) -> Talk[Answer]:
     """The talk of one such item."""
@@ -63,11 +66,11 @@ def answer(batch: Batch, position: int) -> Talk[Answer]:
 
 def _scan(batch: Batch, item: Scan) -> Talk[Page]:
     """A page of records as they stand: in the order of their digests, then those in partitions by their ids' time."""
-    after_time, _, after = (item.cursor or "").rpartition(":")
+    after_time, after = _place(item.cursor)
     found: list[wire.Row] = []
     parameters: dict[str, Any] = {
         "now": batch.now,
-        "after": after or None,
+        "after": after,
         "tenant": None if item.tenant is None else _text(item.tenant),
         "consumer": None if item.consumer is None else _text(item.consumer),
         "state": None if item.state is None else CODES[item.state],
@@ -75,11 +78,11 @@ def _scan(batch: Batch, item: Scan) -> Talk[Page]:
         "seen_before": item.seen_before,
         "limit": item.limit + 1,
     }
-    if not after_time:
+    if after_time is None:
         found += yield Ask("scan_orphaned" if item.orphaned else "scan", parameters)
         parameters["after"] = None
     if len(found) <= item.limit and not item.orphaned:
-        parameters |= {"after_time": int(after_time or 0), "limit": item.limit + 1 - len(found)}
+        parameters |= {"after_time": after_time or 0, "limit": item.limit + 1 - len(found)}
         found += yield Ask("scan_timed", parameters)
     rows = found[: item.limit]
     records: list[Record] = []
@@ -100,6 +103,16 @@ def _scan(batch: Batch, item: Scan) -> Talk[Page]:
 def _cursor(row: wire.Row) -> str:
     """Where to go on: behind this row, of either table."""
     return str(row[5]) if row[4] is None else f"{row[4]}:{row[5]}"
+
+
+def _place(cursor: str | None) -> tuple[int | None, str | None]:
+    """What a cursor says: a time of an id, where it is in partitions, and a digest."""
+    if cursor is None:
+        return None, None
+    found = _CURSOR.fullmatch(cursor)
+    if found is None:
+        raise PolicyInvalid(f"{cursor!r} is no cursor that this store gave out")
+    return None if found[1] is None else int(found[1]), found[2]
 
 
 def _purge(batch: Batch, position: int, item: Purge) -> Talk[Purged]:
