@@ -36,7 +36,7 @@ from semel.windows import duration_us
 
 __all__ = ["Events", "Incoming", "incoming"]
 
-log = logging.getLogger("semel")
+_log = logging.getLogger("semel")
 
 Handler: TypeAlias = Callable[[Event], Awaitable[Any]]
 
@@ -192,9 +192,9 @@ class Events:
             try:
                 await self._sweep()
             except StoreError as error:
-                log.warning("orphaned events could not be looked for: %s", error)
-            except Exception:
-                log.exception("orphaned events could not be looked for")
+                _log.warning("orphaned events could not be looked for: %s", error)
+            except Exception:  # noqa: BLE001 - the sweeper must not die of one bad turn
+                _log.exception("orphaned events could not be looked for")
             await asyncio.sleep(self._sweep_s)
 
     async def _sweep(self) -> None:

@@ -11,7 +11,7 @@ from semel.server.service import Service
 
 __all__ = ["Gauges"]
 
-log = logging.getLogger("semel")
+_log = logging.getLogger("semel")
 
 EVERY_S = 60.0
 """Of the outbox, which has an index for it."""
@@ -48,9 +48,9 @@ class Gauges:
                 try:
                     await ask()
                 except SemelError as error:
-                    log.debug("a gauge could not be read: %s", error)
-                except Exception:
-                    log.exception("a gauge could not be read")
+                    _log.debug("a gauge could not be read: %s", error)
+                except Exception:  # noqa: BLE001 - the other gauges go on
+                    _log.exception("a gauge could not be read")
             await asyncio.sleep(EVERY_S)
 
     async def _ask_store(self) -> None:
