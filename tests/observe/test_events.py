@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import semel
+from semel.claims import Claimed
 from semel.core.commands import Claim, Settle
 from semel.errors import StoreUnavailable
 from semel.observe import events
@@ -188,11 +189,12 @@ def test_quarantine_and_its_duplicates(colour: str) -> None:
 def test_a_swept_orphan_is_told(tmp_path: Path) -> None:
     heard = Heard()
     store = f"sqlite:///{tmp_path}/events.db"
-    with semel.open(store, consumer="billing", lease="50ms", hooks=[heard]) as once:
-        once.claim("a", journal={"n": 1})
+    with semel.open(store, consumer="billing", hooks=[heard]) as once:
+        claim = once.claim("a", journal={"n": 1})
+        assert isinstance(claim, Claimed)
+        once.release(claim)
         heard.all.clear()
-        while not once.sweep(lambda payload: payload):
-            pass
+        assert len(once.sweep(lambda payload: payload)) == 1
     assert heard.names() == ["Received", "Claimed", "Began", "Ended", "Completed"]
 
 

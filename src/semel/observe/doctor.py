@@ -245,7 +245,7 @@ def _unknown(store: Store) -> Iterator[Finding]:
         yield Finding(
             "unknown",
             "warning",
-            f"{len(found):,} events wait for a decision: {', '.join(each.key for each in found[:3])}",
+            f"to be decided: {len(found):,}, such as {', '.join(each.key for each in found[:3])}",
             "find out whether their effect happened, then: semel resolve KEY --fence N --done (or --absent)",
         )
 
