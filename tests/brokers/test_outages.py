@@ -15,6 +15,7 @@ import redis.asyncio
 
 import semel
 from semel.brokers import Arrival, Pace, Runner, source_for
+from semel.brokers.outages import backoff_s
 from semel.testing.queue import Queue
 from tests.brokers.test_runner import working
 from tests.services import nats as nats_service
@@ -201,3 +202,7 @@ def test_rabbitmq_closes_the_connection() -> None:
         await asyncio.to_thread(rabbitmq_service.close_connections)
 
     asyncio.run(_scene(f"{url}?queue={name}", send, unsettled, break_it))
+
+
+def test_an_outage_of_days_is_waited_for_as_long_as_one_of_minutes() -> None:
+    assert backoff_s(0) < backoff_s(1) < backoff_s(20) == backoff_s(1_000_000)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from semel.aclient import AsyncSemel
 from semel.brokers.kafka_batch import Piece
+from semel.brokers.outages import backoff_s
 from semel.claims import Claimed
 from semel.lazily import asyncio
 from semel.types import Lost, Renewed, Unavailable, Verdict
@@ -83,7 +84,7 @@ class Holdings:
             unheard += len(ended)
             claims = [claim for claim in claims if claim not in ended]
             if claims:
-                await asyncio.sleep(min(RETRY_MAX_S, RETRY_FIRST_S * 2.0**tries))
+                await asyncio.sleep(backoff_s(tries, RETRY_FIRST_S, RETRY_MAX_S))
                 tries += 1
         return unheard
 

@@ -31,9 +31,9 @@ from semel.brokers.kafka_holdings import Holdings
 from semel.brokers.kafka_marks import Where
 from semel.brokers.kafka_transactor import Ended, Part, Send, TransactionOptions, Transactor
 from semel.brokers.letters import headers_of
+from semel.brokers.outages import OUTAGE_MAX_S, RECEIVE_WAIT_S, backoff_s, reached
 from semel.brokers.pace import Counts, Pace
 from semel.brokers.routes import Middleware, Route, event_facts
-from semel.brokers.runner import OUTAGE_FIRST_S, OUTAGE_MAX_S, RECEIVE_WAIT_S
 from semel.brokers.source import Letter
 from semel.brokers.work import call_of
 from semel.claims import Claimed
@@ -185,22 +185,7 @@ class KafkaTransaction:
         return RECEIVE_WAIT_S if next_at is None else min(RECEIVE_WAIT_S, max(0.0, next_at - monotonic()))
 
     async def _reached(self, ask: Callable[[], Any]) -> Any:
-        """What the broker answers, asked again while it does not. `None` when stopped first."""
-        tries = 0
-        while not self._stopping:
-            try:
-                return await ask()
-            except SourceUnavailable as error:
-                delay_s = min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**tries)
-                _log.warning("%s cannot be reached (%s); again in %.1f s", self.source.name, error, delay_s)
-                tries += 1
-                await self._pause(delay_s)
-        return None
-
-    async def _pause(self, delay_s: float) -> None:
-        until = monotonic() + delay_s
-        while not self._stopping and (left := until - monotonic()) > 0:
-            await asyncio.sleep(min(left, RECEIVE_WAIT_S))
+        return await reached(self.source, ask, lambda: self._stopping)
 
     async def _beat(self) -> None:
         """Look in at the group while handlers run: it must not think us dead."""
@@ -287,9 +272,9 @@ class KafkaTransaction:
         return found
 
     def _outage_s(self, error: BaseException) -> float:
-        delay_s = min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**self._outages)
+        delay_s = backoff_s(self._outages)
         _log.warning("the store cannot be reached (%s); again in %.1f s", error, delay_s)
-        self._outages = min(self._outages + 1, 10)
+        self._outages += 1
         return delay_s
 
     # --- handlers ---
@@ -420,7 +405,7 @@ class KafkaTransaction:
             if self._overdue:
                 return ()
             tries += 1
-            await asyncio.sleep(min(ABORT_MAX_S, ABORT_FIRST_S * 2.0**tries))
+            await asyncio.sleep(backoff_s(tries, ABORT_FIRST_S, ABORT_MAX_S))
             with suppress(SourceUnavailable):
                 await self.source.look_in()
 
@@ -433,7 +418,7 @@ class KafkaTransaction:
             except SourceUnavailable as error:
                 if self._overdue:
                     raise
-                delay_s = min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**tries)
+                delay_s = backoff_s(tries)
                 _log.warning("%s: no word of a transaction's end (%s)", self.source.name, error)
                 tries += 1
                 await asyncio.sleep(delay_s)

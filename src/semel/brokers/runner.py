@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from semel.aclient import AsyncSemel
+from semel.brokers.outages import RECEIVE_WAIT_S, backoff_s, reached
 from semel.brokers.pace import Counts, Pace
 from semel.brokers.room import Room
 from semel.brokers.routes import Route, event_facts, route_for
@@ -53,12 +54,8 @@ __all__ = ["Runner"]
 
 _log = logging.getLogger("semel.runner")
 
-RECEIVE_WAIT_S = 0.5
-"""The longest time before the loop looks up from the broker: a stop is noticed within it."""
 ACK_GATHER_S = 0.02
 """How long an ack waits for others to go with it, while handlers run: alone, it costs as much as a handler."""
-OUTAGE_FIRST_S = 0.5
-OUTAGE_MAX_S = 15.0
 
 
 class Held(msgspec.Struct, eq=False):
@@ -172,26 +169,7 @@ class Runner:
             await asyncio.sleep(wait_s)
 
     async def _reached(self, ask: Callable[[], Any]) -> Any:
-        """What the broker answers; backs off and connects again while it does not. `None` when stopped first."""
-        tries = 0
-        while not self._stopping:
-            try:
-                return await ask()
-            except SourceUnavailable as error:
-                delay_s = min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**tries)
-                _log.warning("%s cannot be reached (%s); again in %.1f s", self.source.name, error, delay_s)
-                tries += 1
-                await self._pause(delay_s)
-                try:
-                    await self.source.open()
-                except SourceUnavailable:
-                    continue
-        return None
-
-    async def _pause(self, delay_s: float) -> None:
-        until = monotonic() + delay_s
-        while not self._stopping and (left := until - monotonic()) > 0:
-            await asyncio.sleep(min(left, RECEIVE_WAIT_S))
+        return await reached(self.source, ask, lambda: self._stopping)
 
     # --- dispatch ---
 
@@ -341,7 +319,7 @@ class Runner:
         """How long to leave the store alone: longer with each try, and the same for all that tried together."""
         now = monotonic()
         if now >= self._outage_until:
-            delay_s = min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**self._outages)
+            delay_s = backoff_s(self._outages)
             _log.warning("the store cannot be reached (%s); again in %.1f s", error, delay_s)
             self._outages += 1
             self._outage_until = now + delay_s
@@ -448,7 +426,7 @@ class Runner:
         except SourceUnavailable as error:
             _log.warning("%s took no dead letter: %s", self.source.name, error)
             held.running = False
-            self._keep(held, min(OUTAGE_MAX_S, OUTAGE_FIRST_S * 2.0**held.tries))
+            self._keep(held, backoff_s(held.tries))
             return
         self.counts.buried += 1
         self._ack(held)

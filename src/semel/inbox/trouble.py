@@ -51,4 +51,4 @@ async def aretry(transaction: Callable[[], Awaitable[T]], *, tries_max: int = TR
 
 def _pause_s(tries: int) -> float:
     """Longer each time, and random, so that those who were in each other's way do not meet again."""
-    return random.uniform(0, min(PAUSE_MAX_S, PAUSE_MIN_S * 2**tries))  # noqa: S311 - no secret hangs on it
+    return random.uniform(0, min(PAUSE_MAX_S, PAUSE_MIN_S * 2.0 ** min(tries, 16)))  # noqa: S311 - no secret hangs on it
