@@ -20,6 +20,7 @@ from semel.server.dashboard.figures import Figures
 from semel.server.dashboard.looks import Looks
 from semel.server.dashboard.rendering import page
 from semel.server.dashboard.tail import Tail
+from semel.server.problems import Problem
 from semel.server.service import Service
 
 __all__ = ["Desk"]
@@ -79,6 +80,15 @@ class Desk:
     async def viewer(self, request: Request) -> Viewer:
         """Who looks. Raises `LoginNeeded`."""
         return await viewer_of(request, self.service)
+
+    async def overseer(self, request: Request) -> Viewer:
+        """Who looks at what is about the whole store. Raises `LoginNeeded`, and `Problem` for who sees one tenant."""
+        viewer = await self.viewer(request)
+        if not viewer.sees_all:
+            raise Problem(
+                403, "forbidden", "this is about the whole store; log in with a token of all tenants"
+            )
+        return viewer
 
     async def page(
         self,
