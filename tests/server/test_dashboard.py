@@ -18,8 +18,8 @@ from tests.services import chromium
 pytestmark = pytest.mark.slow
 PAGES = (
     "/ui/", "/ui/?range=7d", "/ui/events", "/ui/events?state=done", "/ui/event/billing/ord_2026111600", "/ui/flight",
-    "/ui/windows", "/ui/windows?consumer=billing", "/ui/outbox", "/ui/stores", "/ui/benchmarks", "/ui/observe", "/ui/check",
-    "/ui/audit",
+    "/ui/windows", "/ui/windows?consumer=billing", "/ui/outbox", "/ui/stores", "/ui/benchmarks",
+    "/ui/observe", "/ui/check", "/ui/audit",
 )  # fmt: skip
 PHONE = {"width": 360, "height": 740}
 

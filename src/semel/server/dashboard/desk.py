@@ -20,6 +20,7 @@ from semel.server.dashboard.figures import Figures
 from semel.server.dashboard.looks import Looks
 from semel.server.dashboard.rendering import page
 from semel.server.dashboard.tail import Tail
+from semel.server.events import Events
 from semel.server.problems import Problem
 from semel.server.service import Service
 
@@ -34,8 +35,9 @@ LIVE_MAX = 100
 class Desk:
     """One for each instance; writes its rollups as long as it is open."""
 
-    def __init__(self, service: Service, tally: Tally, tail: Tail, *, own_looks: bool) -> None:
+    def __init__(self, service: Service, taker: Events, tally: Tally, tail: Tail, *, own_looks: bool) -> None:
         self.service: Service = service
+        self.taker: Events = taker
         self.tail: Tail = tail
         self.instance: str = platform.node() or "this instance"
         self.looks: Looks = Looks(service, own=own_looks)
