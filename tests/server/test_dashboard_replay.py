@@ -1,5 +1,7 @@
 """An event is replayed from its page: run once more, by an admin alone, written down first, and never lost."""
 
+import asyncio
+import json
 import re
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +13,14 @@ from uuid import uuid4
 import httpx2
 import pytest
 
+from semel.core.commands import Lookup
 from semel.intake import Intake
+from semel.server.app import create_app
 from semel.server.dashboard.door import COOKIE
+from semel.server.events import incoming
 from semel.server.settings import ServeSettings
 from semel.stores.sqlite import SqliteStore
+from semel.types import Record
 from tests.server.tools import Running, serving, token_for
 from tests.services import postgres, redis
 from tests.waiting import await_true
@@ -131,6 +137,29 @@ def test_two_who_press_at_once_replay_it_once(place: Place) -> None:
     assert place.seen == [RUN, RUN]
 
 
+@pytest.mark.anyio
+async def test_what_has_changed_since_it_was_looked_at_is_not_run(place: Place) -> None:
+    app = create_app(place.settings())
+    async with app.router.lifespan_context(app):
+        taker, service = app.state.events, app.state.service
+
+        async def done(runs: int) -> Record:
+            while True:
+                (found,) = await service.send((Lookup(("", "events", "e1")),))
+                if isinstance(found, Record) and found.state == "done" and len(place.seen) == runs:
+                    return found
+                await asyncio.sleep(0.01)
+
+        await taker.take("", [incoming(EVENT, json.dumps(EVENT).encode())])
+        seen = await asyncio.wait_for(done(1), 30)
+        event = await taker.kept(seen)
+        assert await taker.again(seen, event)
+        now = await asyncio.wait_for(done(2), 30)
+        assert not await taker.again(seen, event)
+        assert await done(2) == now
+    assert place.seen == [RUN, RUN]
+
+
 def test_an_instance_that_dies_before_it_runs_leaves_it_to_the_next(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,10 +204,9 @@ def test_what_is_only_written_down_is_handed_to_nobody(tmp_path: Path) -> None:
 def test_only_an_admin_of_the_tenant_replays(place: Place) -> None:
     store = SqliteStore(place.folder / "semel.db", synchronous="NORMAL")
     store.open()
-    texts = {
-        role: token_for(store, "acme", role)[0]  # type: ignore[arg-type]
-        for role in ("read", "write", "admin")
-    } | {"rival": token_for(store, "rival", "admin")[0]}
+    texts = {role: token_for(store, "acme", role)[0] for role in ("read", "write", "admin")} | {
+        "rival": token_for(store, "rival", "admin")[0]
+    }
     store.close()
     cookies = {who: {"cookie": f"{COOKIE}={text}"} for who, text in texts.items()}
     with serving(place.settings()) as running:
