@@ -105,7 +105,13 @@ def test_tokens_are_made_shown_once_listed_and_revoked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [["--tenant", "a", "--all-tenants"], ["--tenant", "semel.tokens"], ["--role", "king"]]
+    "options",
+    [
+        ["--tenant", "a", "--all-tenants"],
+        ["--tenant", "semel.tokens"],
+        ["--tenant", "semel.benchmarks"],
+        ["--role", "king"],
+    ],
 )
 def test_tokens_that_cannot_be(tmp_path: Path, options: list[str]) -> None:
     assert semel("token", "create", "x", *options, cwd=tmp_path).returncode == 2

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from semel.cli.gauge.measure import Row
+    from semel.cli.settings import Settings
 
 __all__ = ["bench"]
 
@@ -29,6 +30,9 @@ def bench(
         str | None, typer.Option("--plot", metavar="FILE.svg", help="Write the bars to this file too.")
     ] = None,
     *,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Store the result in the measured store, for the dashboard.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a store beside the raw limit of what it stands on.
@@ -36,7 +40,8 @@ def bench(
     Marks, runs, claims in batches, duplicates, and fifty callers at once, each in turns with the same work done bare:
     a dict, an insert, a loop inside the server, commands packed by hand. It works in a file, schema or prefix of
     its own beside the store and removes it at the end, also when interrupted. Ratios say something about
-    semel, absolute figures about the computer.
+    semel, absolute figures about the computer. With --keep the result is stored beside your records, where the
+    dashboard of `semel serve` shows it.
     """
     from pathlib import Path
 
@@ -45,13 +50,19 @@ def bench(
     from semel.stores.registry import store_for
 
     settings = settings_for(store=store)
-    name = store_for(settings.store).name
+    measured = store_for(settings.store)
+    name = measured.name
+    if keep and not measured.capabilities.shared:
+        raise Stop(f"{name} ends with this process: there is nowhere to --keep the result", USAGE)
     target = None if plot is None else Path(plot)
     if target is not None and not target.parent.is_dir():
         raise Stop(f"{target.parent} is no folder; --plot cannot write there", USAGE)
     with ending_on_signals(), scratch_for(settings.store) as scratch:
         rows = _measured(scratch, seconds)
-    _show(rows, name, target, seconds=seconds, as_json=as_json)
+    document = _document(rows, name, seconds)
+    _show(rows, document, target, as_json=as_json)
+    if keep:
+        _keep(settings, document)
 
 
 def _measured(scratch: Any, seconds: float) -> "list[Row]":
@@ -75,14 +86,16 @@ def _measured(scratch: Any, seconds: float) -> "list[Row]":
     return rows
 
 
-def _show(rows: "list[Row]", name: str, plot: "Path | None", *, seconds: float, as_json: bool) -> None:
+def _show(rows: "list[Row]", document: dict[str, Any], plot: "Path | None", *, as_json: bool) -> None:
     from semel.cli.gauge.plot import bars, svg
     from semel.cli.output import console, print_json, print_rows
 
     if plot is not None:
-        plot.write_text(svg(rows, f"{name} beside its raw limit (bar = ratio)"), encoding="utf-8")
+        plot.write_text(
+            svg(rows, f"{document['store']} beside its raw limit (bar = ratio)"), encoding="utf-8"
+        )
     if as_json:
-        print_json(_document(rows, name, seconds))
+        print_json(document)
         return
     print_rows(
         HEADERS,
@@ -96,6 +109,16 @@ def _show(rows: "list[Row]", name: str, plot: "Path | None", *, seconds: float, 
         print()
         for line in bars(rows, min(screen.width, COLUMNS_MAX)):
             print(line)
+
+
+def _keep(settings: "Settings", document: dict[str, Any]) -> None:
+    from semel.cli.output import say
+    from semel.cli.reach import opened
+    from semel.server import benchmarks
+
+    with opened(settings, create=True) as reach:
+        reach.carry_out(benchmarks.keep(document))
+    say("The result is kept: the dashboard of `semel serve` shows it under Benchmarks.")
 
 
 def _document(rows: "list[Row]", name: str, seconds: float) -> dict[str, Any]:

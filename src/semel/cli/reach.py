@@ -1,10 +1,10 @@
 """The way to a store, below any client: looking at a consumer never records a mode for it."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from semel.cli.exits import BAD_CONFIGURATION, NOT_FOUND, USAGE, Stop
 from semel.core.commands import Command, Item, Lookup, ReadSettings
@@ -34,6 +34,16 @@ class Reach:
         """The answer of the store. Raises `StoreUnavailable` when there is none."""
         answer: R | Unavailable = self.store.send((cast("Item", item),))[0]
         return reachable(answer)
+
+    def carry_out(self, asking: Generator[Item, Any, R]) -> R:
+        """Run what yields items for the store, and is sent their answers."""
+        answer: Any = None
+        try:
+            while True:
+                (answer,) = self.store.send((asking.send(answer),))
+        except StopIteration as end:
+            result: R = end.value
+            return result
 
     def stored_settings(self) -> StoreSettings:
         """The windows and modes that the store keeps."""

@@ -7,7 +7,7 @@ import typer
 from semel.cli.exits import NOT_FOUND, USAGE, Stop
 from semel.cli.options import JsonOption, StoreOption, TenantOption, YesOption, settings_for, text
 from semel.cli.output import confirm, local_time, print_json, print_rows, say
-from semel.cli.reach import Reach, opened
+from semel.cli.reach import opened
 from semel.server import tokens
 from semel.server.tokens import Role, Token
 
@@ -38,7 +38,7 @@ def create_token(
         raise Stop("give --tenant or --all-tenants, not both", USAGE)
     with opened(settings, create=True) as reach:
         whose = None if all_tenants else settings.tenant or ""
-        made, secret = _ask(reach, tokens.create(name, whose, role))
+        made, secret = reach.carry_out(tokens.create(name, whose, role))
     if as_json:
         print_json({**_shown(made), "token": secret})
         return
@@ -50,7 +50,7 @@ def create_token(
 def list_tokens(store: StoreOption = None, *, as_json: JsonOption = False) -> None:
     """List the tokens, never their secrets."""
     with opened(settings_for(store=store)) as reach:
-        found: list[Token] = _ask(reach, tokens.tokens())
+        found: list[Token] = reach.carry_out(tokens.tokens())
     if as_json:
         print_json({"tokens": [_shown(each) for each in found]})
         return
@@ -76,22 +76,12 @@ def revoke_token(
 ) -> None:
     """Make a token worthless, everywhere within seconds."""
     with opened(settings_for(store=store)) as reach:
-        found: Token | None = _ask(reach, tokens.lookup(token_id))
+        found: Token | None = reach.carry_out(tokens.lookup(token_id))
         if found is None:
             raise Stop(f"there is no token {token_id!r}: semel token list", NOT_FOUND)
         confirm(f"Revoke the token of {found.name!r}, role {found.role}?", yes=yes)
-        _ask(reach, tokens.revoke(token_id))
+        reach.carry_out(tokens.revoke(token_id))
     say(f"Revoked the token {token_id} of {found.name!r}; servers refuse it within seconds.")
-
-
-def _ask(reach: Reach, asking: tokens.Asking) -> Any:
-    """Run what yields items for the store."""
-    answer: Any = None
-    try:
-        while True:
-            (answer,) = reach.store.send((asking.send(answer),))
-    except StopIteration as end:
-        return end.value
 
 
 def _shown(each: Token) -> dict[str, Any]:

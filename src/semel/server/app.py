@@ -46,8 +46,8 @@ def create_app(
     settings = settings or ServeSettings()
     tally, tail = Tally(), Tail()
     service = Service(settings, store, hooks=(tally, tail) if settings.dashboard else ())
-    desk = Desk(service, tally, tail, own_looks=store is None)
     taker, gauges = Events(service), Gauges(service)
+    desk = Desk(service, taker, tally, tail, own_looks=store is None)
     document = Document()
 
     @asynccontextmanager

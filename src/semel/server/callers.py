@@ -29,8 +29,9 @@ from semel.core.commands import (
     SetWindow,
     SwitchMode,
 )
+from semel.server import benchmarks, tokens
 from semel.server.problems import Problem
-from semel.server.tokens import ROLES, TENANT, Role
+from semel.server.tokens import ROLES, Role
 from semel.types import Record, Stats
 
 __all__ = ["ANYBODY", "Caller", "scoped", "unscoped"]
@@ -39,6 +40,11 @@ R = TypeVar("R", bound=Claim | Renew | Settle | Lookup | Forget | Resolve)
 
 RESERVED = "semel."
 """Consumers of semel's own, such as the audit: only admins write there."""
+HIDDEN = {
+    tokens.TENANT: "tokens are not reached over HTTP; use `semel token`",
+    benchmarks.TENANT: "benchmarks are not reached over HTTP; the dashboard shows them",
+}
+"""Tenants of semel's own, and what is said to whoever names one."""
 
 NEEDED: dict[type, Role] = {
     Lookup: "read",
@@ -81,9 +87,7 @@ class Caller(Struct, frozen=True):
     def acting_for(self, named: str | None) -> str:
         """The tenant of a request that may name one in its header `Semel-Tenant`."""
         if self.tenant is None:
-            if named == TENANT:
-                raise Problem(403, "forbidden", "tokens are not reached over HTTP; use `semel token`")
-            return named or ""
+            return _not_hidden(named or "")
         if named:
             raise _named_a_tenant()
         return self.tenant
@@ -107,8 +111,7 @@ def scoped(caller: Caller, item: Item) -> Item:
             return item
         case Scan() | Count():
             tenant = item.tenant if caller.tenant is None else _own(caller, item.tenant or "")
-            if tenant == TENANT:
-                raise _tokens_are_hidden()
+            _not_hidden(tenant or "")
             return item if tenant == item.tenant else replace(item, tenant=tenant)
         case Mark() | SetWindow() | Admit() | SwitchMode():
             caller.may_write(item.consumer)
@@ -127,7 +130,7 @@ def unscoped(caller: Caller, answer: Answer) -> Answer:
         return _own_settings(caller, answer)
     if isinstance(answer, Page):
         if caller.tenant is None:
-            return Page([each for each in answer.records if each.tenant != TENANT], answer.cursor)
+            return Page([each for each in answer.records if each.tenant not in HIDDEN], answer.cursor)
         return Page([_nameless(each) for each in answer.records], answer.cursor) if caller.tenant else answer
     if caller.tenant is None:
         return answer
@@ -144,9 +147,7 @@ def _with_own_id(caller: Caller, item: R) -> R:
 
 def _own(caller: Caller, said: str) -> str:
     if caller.tenant is None:
-        if said == TENANT:
-            raise _tokens_are_hidden()
-        return said
+        return _not_hidden(said)
     if said:
         raise _named_a_tenant()
     return caller.tenant
@@ -156,7 +157,7 @@ def _own_settings(caller: Caller, settings: Settings) -> Settings:
     if caller.tenant is None:
         return Settings(
             settings.windows,
-            {place: mode for place, mode in settings.modes.items() if place[0] != TENANT},
+            {place: mode for place, mode in settings.modes.items() if place[0] not in HIDDEN},
             settings.ids,
             settings.live_us,
         )
@@ -179,5 +180,7 @@ def _named_a_tenant() -> Problem:
     )
 
 
-def _tokens_are_hidden() -> Problem:
-    return Problem(403, "forbidden", "tokens are not reached over HTTP; use `semel token`")
+def _not_hidden(tenant: str) -> str:
+    if tenant in HIDDEN:
+        raise Problem(403, "forbidden", HIDDEN[tenant])
+    return tenant

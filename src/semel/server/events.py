@@ -15,12 +15,15 @@ from math import inf
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from semel.aclient import AsyncSemel
 from semel.brokers.routes import in_thread
-from semel.core.commands import Scan
+from semel.codec import encode
+from semel.core.commands import Claim, Forget, Granted, Scan, Settle
 from semel.core.relaying import Published, Row
 from semel.errors import PolicyInvalid, SemelError, SinkUnavailable, StoreError
+from semel.forks import new_owner
 from semel.intake import SWEEP_MAX_S, SWEEP_MIN_S, Event, Intake, Pace, Receipt, receipt_for
 from semel.keys.identity import Identity
 from semel.keys.message import Envelope
@@ -28,10 +31,11 @@ from semel.named import named
 from semel.outbox.sinks import Sink, sink_for
 from semel.plans import Plan
 from semel.policy import Policy
+from semel.server.problems import unavailable
 from semel.server.service import Service
 from semel.server.shapes import EventOutcome
 from semel.sockets.table import ROWS_MAX, EventTable
-from semel.types import Delivery, Done, Outcome, Record, Unavailable
+from semel.types import Delivery, Done, Forgotten, Outcome, Record, Unavailable
 from semel.windows import duration_us
 
 __all__ = ["Events", "Incoming", "incoming"]
@@ -49,6 +53,8 @@ ORPHANS_MAX = 500
 TENANTS_MAX = 10_000
 """Whose intakes are kept; those with nothing to do make room."""
 DEFAULT_KEY = "id"
+WINDOW = "24h"
+UNSURE = "the store gave no answer: look again. An event that is no longer there has not run, and must be sent again"
 TYPE_CHARS_MAX = 128
 
 
@@ -78,6 +84,8 @@ class Events:
         place = settings.persist or (own if handler is None else "")
         self._table: EventTable | None = EventTable(place, table=settings.events_table) if place else None
         self._concurrency: int = ROWS_MAX if handler is None else CONCURRENCY  # rows share commits
+        self._hands_on = handler is not None
+        """Whether more is done with an event than to write it down."""
         if self._table is not None:
             handler = self._table.persist if handler is None else self._table.after(handler)
         self._handler: Handler | None = handler
@@ -137,6 +145,39 @@ class Events:
         key = self._identity.find(event.envelope).key
         return Event(id=key, type=event.type, tenant=tenant, body=event.body)
 
+    async def kept(self, record: Record) -> Event | None:
+        """The event of a finished record, where its row has the payload and somebody would be handed it again.
+
+        Raises `StoreUnavailable`, of the table.
+        """
+        own = record.consumer == self._service.settings.events_consumer
+        if not own or record.state not in ("done", "failed") or not self._hands_on or self._table is None:
+            return None
+        return await self._table.find(record.tenant, record.key)
+
+    async def again(self, record: Record, event: Event) -> bool:
+        """Make the record a journaled claim that nobody holds, as if an instance had died; and run that.
+
+        Returns whether it was this record. Forgotten and claimed in one batch: from the claim on the event is sure to
+        run, here or by another instance's sweep. Raises `Problem` where the store gives no answer.
+        """
+        owner, journal = new_owner(), encode(event.body)
+        lease_us, window_us = duration_us(self._service.settings.events_lease), duration_us(WINDOW)
+        claim = Claim(
+            record.id, owner, lease_us, window_us, event_type=event.type, journal=journal, meta=record.meta
+        )
+        answers = await self._service.send((Forget(record.id, fence=record.fence), claim))
+        if any(isinstance(answer, Unavailable) for answer in answers):
+            raise unavailable(UNSURE)
+        forgotten, granted = answers
+        if isinstance(granted, Granted):
+            # Without an answer it is let go of when its lease ends.
+            await self._service.send(
+                (Settle(record.id, owner, granted.fence, "released", count_attempt=False),)
+            )
+            await (await self._intake(record.tenant)).adopt([replace(record, journal=journal)])
+        return isinstance(forgotten, Forgotten) and isinstance(granted, Granted)
+
     async def _receipts(self, tenant: str, events: Sequence[Event]) -> list[Receipt]:
         if self._handler is None:
             return await self._keep(tenant, events)
@@ -156,7 +197,7 @@ class Events:
         plan = Plan(
             consumer=settings.events_consumer,
             tenant=tenant,
-            window="24h",
+            window=WINDOW,
             lease=settings.events_lease,
             mode="lease",
             policy=Policy(wait_s=0, value_bytes_max=settings.limits.value_bytes_max),

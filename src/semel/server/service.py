@@ -137,7 +137,7 @@ class Service:
                     continue
             places.append(at)
         sent = [items[at] for at in places]
-        for at, answer in zip(places, await self._send(sent), strict=True):
+        for at, answer in zip(places, await self.send(sent), strict=True):
             if isinstance(answer, Unavailable) and isinstance(answer.error, UsageError):
                 answers[at] = refusal(problem_of(answer.error))  # the store can be reached, but not like that
                 continue
@@ -169,8 +169,11 @@ class Service:
             self._modes[place] = mode
         return mode
 
-    async def _send(self, items: Sequence[Item]) -> list[Answer]:
-        """With everybody's next batch where no item needs another's effect, else straight and in order."""
+    async def send(self, items: Sequence[Item]) -> list[Answer]:
+        """With everybody's next batch where no item needs another's effect, else straight and in order.
+
+        Nothing is checked and nobody is told: `carry_out` is for what callers ask.
+        """
         if not items:
             return []
         if is_independent(items):

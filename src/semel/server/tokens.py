@@ -30,6 +30,8 @@ ROLES: tuple[Role, ...] = get_args(Role)
 TENANT = "semel.tokens"
 CONSUMER = "tokens"
 """Where the records are: no caller of the service can name that tenant."""
+OWN = "semel."
+"""How the names of tenants begin that hold what semel itself keeps: nobody gets a token for one."""
 FOREVER_US = 100 * 365 * 86400 * 1_000_000
 """A token is valid until it is revoked; the window of its record is a hundred years."""
 LEASE_US = 10_000_000
@@ -76,8 +78,8 @@ def create(name: str, tenant: str | None, role: Role) -> Asking:
     check_consumer(name)
     if tenant:
         check_consumer(tenant)
-    if tenant == TENANT:
-        raise KeyInvalid(f"the tenant {TENANT!r} is where tokens are kept; choose another name")
+        if tenant.startswith(OWN):
+            raise KeyInvalid(f"tenants that begin with {OWN!r} are semel's own; choose another name")
     token_id, secret = secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
     owner, place = new_owner(), _place(token_id)
     reachable((yield Admit(TENANT, CONSUMER, "lease")))

@@ -60,6 +60,9 @@ class Place(Protocol):
     async def insert(self, events: Sequence[Event], /) -> None:
         """One row for each that has none, in one transaction. Raises `StoreUnavailable`, and the database's errors."""
 
+    async def find(self, tenant: str, event_id: str, /) -> tuple[str, str] | None:
+        """Type and payload of a row of the table, which is there. Raises `StoreUnavailable`."""
+
     async def close(self) -> None:
         """Let go; it may be used again."""
 
@@ -112,6 +115,13 @@ class EventTable:
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write(), name="semel-events")
         await written
+
+    async def find(self, tenant: str, event_id: str) -> Event | None:
+        """The event of that tenant and id, if it was persisted. Raises `StoreUnavailable`."""
+        found = await self._place.find(tenant, event_id) if await self._place.columns() else None
+        if found is None:
+            return None
+        return Event(id=event_id, type=found[0], tenant=tenant, body=found[1].encode())
 
     def after(self, handler: Callable[[Event], Awaitable[Any]]) -> Handler:
         """A handler that runs yours, and persists what it returned from."""
@@ -170,18 +180,23 @@ class Sqlite:
 
     async def columns(self) -> set[str]:
         """Asked without making a file."""
+        found = await asyncio.to_thread(self._ask, f"PRAGMA table_info({self._table})")
+        return {row[1] for row in found}
 
-        def ask() -> set[str]:
-            if not self._path.exists():
-                return set()
-            try:
-                with closing(sqlite3.connect(self._path, timeout=BUSY_S)) as connection:
-                    found = connection.execute(f"PRAGMA table_info({self._table})").fetchall()
-            except sqlite3.Error as error:
-                raise StoreUnavailable(f"{self._path}: {error}") from error
-            return {row[1] for row in found}
+    async def find(self, tenant: str, event_id: str) -> tuple[str, str] | None:
+        """On a connection of its own."""
+        query = f"SELECT type, payload FROM {self._table} WHERE event_id = ? AND tenant = ?"  # noqa: S608 - checked
+        found = await asyncio.to_thread(self._ask, query, event_id, tenant)
+        return found[0] if found else None
 
-        return await asyncio.to_thread(ask)
+    def _ask(self, query: str, *parameters: str) -> list[Any]:
+        if not self._path.exists():
+            return []
+        try:
+            with closing(sqlite3.connect(self._path, timeout=BUSY_S)) as connection:
+                return connection.execute(query, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"{self._path}: {error}") from error
 
     async def insert(self, events: Sequence[Event]) -> None:
         """In one transaction."""
@@ -242,13 +257,20 @@ class Postgres:
 
     async def columns(self) -> set[str]:
         """Of whatever has the name where the connection looks first."""
+        query = "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0"
+        return {row[0] for row in await self._ask(query, self._table)}
+
+    async def find(self, tenant: str, event_id: str) -> tuple[str, str] | None:
+        """On a connection of its own."""
+        query = f"SELECT type, payload::text FROM {self._table} WHERE event_id = %s AND tenant = %s"  # noqa: S608
+        found = await self._ask(query, event_id, tenant)
+        return found[0] if found else None
+
+    async def _ask(self, query: str, *parameters: str) -> list[Any]:
         try:
             async with await self._connected() as connection:
-                found = await connection.execute(
-                    "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0",
-                    (self._table,),
-                )
-                return {row[0] for row in await found.fetchall()}
+                rows: list[Any] = await (await connection.execute(query, parameters)).fetchall()
+                return rows
         except self._psycopg.OperationalError as error:
             raise StoreUnavailable(f"the table of events: {error}") from error
 

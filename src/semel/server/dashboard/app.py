@@ -11,7 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from semel.errors import SemelError
-from semel.server.dashboard import checks, flight, outboxes, overview, records, stores, windows
+from semel.server.dashboard import benchmarks, checks, flight, outboxes, overview, records, stores, windows
 from semel.server.dashboard.desk import Desk
 from semel.server.dashboard.door import LoginNeeded, form_of, log_in, log_out
 from semel.server.dashboard.rendering import Sealed, asset, page
@@ -19,7 +19,7 @@ from semel.server.problems import Problem, problem_of
 
 __all__ = ["create_pages"]
 
-PAGES = (overview, records, flight, windows, outboxes, stores, checks)
+PAGES = (overview, records, flight, windows, outboxes, stores, benchmarks, checks)
 
 
 def create_pages(desk: Desk) -> Starlette:

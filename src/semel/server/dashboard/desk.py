@@ -20,6 +20,8 @@ from semel.server.dashboard.figures import Figures
 from semel.server.dashboard.looks import Looks
 from semel.server.dashboard.rendering import page
 from semel.server.dashboard.tail import Tail
+from semel.server.events import Events
+from semel.server.problems import Problem
 from semel.server.service import Service
 
 __all__ = ["Desk"]
@@ -33,8 +35,9 @@ LIVE_MAX = 100
 class Desk:
     """One for each instance; writes its rollups as long as it is open."""
 
-    def __init__(self, service: Service, tally: Tally, tail: Tail, *, own_looks: bool) -> None:
+    def __init__(self, service: Service, taker: Events, tally: Tally, tail: Tail, *, own_looks: bool) -> None:
         self.service: Service = service
+        self.taker: Events = taker
         self.tail: Tail = tail
         self.instance: str = platform.node() or "this instance"
         self.looks: Looks = Looks(service, own=own_looks)
@@ -79,6 +82,15 @@ class Desk:
     async def viewer(self, request: Request) -> Viewer:
         """Who looks. Raises `LoginNeeded`."""
         return await viewer_of(request, self.service)
+
+    async def overseer(self, request: Request) -> Viewer:
+        """Who looks at what is about the whole store. Raises `LoginNeeded`, and `Problem` for who sees one tenant."""
+        viewer = await self.viewer(request)
+        if not viewer.sees_all:
+            raise Problem(
+                403, "forbidden", "this is about the whole store; log in with a token of all tenants"
+            )
+        return viewer
 
     async def page(
         self,

@@ -13,6 +13,7 @@ from semel.errors import StoreUnavailable
 from semel.observe.rollups import TENANT as ROLLUPS
 from semel.observe.rollups import Asking
 from semel.plans import reachable
+from semel.server.benchmarks import TENANT as BENCHMARKS
 from semel.server.service import Service
 from semel.server.tokens import TENANT as TOKENS
 from semel.stores.memory import MemoryStore
@@ -29,7 +30,7 @@ COUNT_SHARE = 0.05
 COUNTS_MAX = 100
 """Tenants whose counts are remembered."""
 FIRST_COUNT_S = 3.0
-OWN_TENANTS = (TOKENS, ROLLUPS)
+OWN_TENANTS = (TOKENS, ROLLUPS, BENCHMARKS)
 """Semel's own records, which no page shows."""
 
 

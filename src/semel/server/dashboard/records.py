@@ -11,7 +11,7 @@ from semel import audit
 from semel.cli.shown import document, now_us, summary
 from semel.codec import encode
 from semel.core.commands import Forget, Lookup, Page, Resolve, Scan
-from semel.errors import KeyInvalid
+from semel.errors import KeyInvalid, StoreUnavailable
 from semel.keys.limits import check as check_key
 from semel.plans import reachable
 from semel.server.dashboard.desk import Desk
@@ -50,7 +50,7 @@ def routes(desk: Desk) -> list[Route]:
     async def event(request: Request) -> Response:
         viewer = await desk.viewer(request)
         record = await _record(desk, viewer, request)
-        return await desk.page(request, viewer, "event.html", _event(desk, record))
+        return await desk.page(request, viewer, "event.html", await _event(desk, record))
 
     async def forget(request: Request) -> Response:
         viewer = await desk.viewer(request)
@@ -59,6 +59,14 @@ def routes(desk: Desk) -> list[Route]:
         record = await _record(desk, viewer, request)
         await _forget(desk, viewer, record, form.get("force") == "yes")
         return RedirectResponse(f"/ui/events?q={quote(record.key, safe='')}&done=forgotten", 303)
+
+    async def replay(request: Request) -> Response:
+        viewer = await desk.viewer(request)
+        form = await form_of(request)
+        viewer.require("admin")
+        record = await _record(desk, viewer, request)
+        await _replay(desk, viewer, record, form.get("fence", ""))
+        return RedirectResponse(f"/ui/events?q={quote(record.key, safe='')}&done=replayed", 303)
 
     async def decide(request: Request) -> Response:
         viewer = await desk.viewer(request)
@@ -74,6 +82,7 @@ def routes(desk: Desk) -> list[Route]:
         Route("/parts/tail", tail),
         Route(one, event),
         Route("/forget/{consumer}/{key:path}", forget, methods=["POST"]),
+        Route("/replay/{consumer}/{key:path}", replay, methods=["POST"]),
         Route("/decide/{consumer}/{key:path}", decide, methods=["POST"]),
     ]
 
@@ -159,8 +168,12 @@ async def _record(desk: Desk, viewer: Viewer, request: Request) -> Record:
     return record
 
 
-def _event(desk: Desk, record: Record) -> dict[str, Any]:
+async def _event(desk: Desk, record: Record) -> dict[str, Any]:
     now = now_us()
+    try:
+        kept = await desk.taker.kept(record)
+    except StoreUnavailable:  # of the table; the record is worth showing
+        kept = None
     shown = document(record, now)
     return {
         "record": record,
@@ -169,6 +182,7 @@ def _event(desk: Desk, record: Record) -> dict[str, Any]:
         "address": address,
         "dash": DASH,
         "running": shown["claim"] == "running",
+        "replayable": kept is not None,
     }
 
 
@@ -183,7 +197,21 @@ async def _forget(desk: Desk, viewer: Viewer, record: Record, force: bool) -> No
             409, "running", "a claim runs: wait for it, or tick the box that takes it away from its owner"
         )
     if isinstance(found, Lost | Absent):
-        raise Problem(409, "changed", "the event has changed since you looked; look again")
+        raise _changed()
+
+
+async def _replay(desk: Desk, viewer: Viewer, record: Record, fence: str) -> None:
+    if fence != str(record.fence):
+        raise _changed()
+    event = await desk.taker.kept(record)
+    if event is None:
+        raise Problem(
+            409, "payload-unknown", "its payload is not kept here; forget it, and its next delivery runs"
+        )
+    details = {"consumer": record.consumer, "key": record.key, "fence": record.fence, "state": record.state}
+    await desk.note(viewer, record.tenant, "replay", **details)
+    if not await desk.taker.again(record, event):
+        raise _changed()
 
 
 async def _decide(desk: Desk, viewer: Viewer, record: Record, form: dict[str, str]) -> None:
@@ -203,4 +231,8 @@ async def _decide(desk: Desk, viewer: Viewer, record: Record, form: dict[str, st
     value = encode(None) if to == "done" else None
     item = Resolve(record.id, int(form["fence"]), to, value, window)  # type: ignore[arg-type]  # looked at above
     if isinstance(await desk.service.one(viewer.caller, item), Lost):
-        raise Problem(409, "changed", "the event has changed since you looked; look again")
+        raise _changed()
+
+
+def _changed() -> Problem:
+    return Problem(409, "changed", "the event has changed since you looked; look again")
