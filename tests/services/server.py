@@ -182,10 +182,13 @@ def end(pid: int, first: signal.Signals = signal.SIGINT, wait_s: float = STOP_S)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that has ended and waits for its parent does not."""
+    """Whether the process runs. One of ours that has ended is taken leave of: until then its number is in use."""
     if pid in _children:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
+            ended, _ = os.waitpid(pid, os.WNOHANG)
+            if not ended:
+                return True
+        _children.remove(pid)
     return guard.is_alive(pid)
 
 
