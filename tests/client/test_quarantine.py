@@ -7,7 +7,7 @@ import pytest
 
 import semel
 from semel import Delivery, Done, Errored, Failed, Lost, Unknown
-from tests.client.clients import Either, Gate, Place, happens, only_async
+from tests.client.clients import Either, Gate, Place, happens, only_async, only_sqlite
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -174,3 +174,17 @@ async def test_a_lost_claim_with_everything_permanent_is_not_failed(place: Place
     record = place.record("k")
     assert record is not None
     assert (record.state, record.owner) == ("claimed", b"")
+
+
+@only_sqlite
+async def test_what_did_not_happen_is_swept_if_its_source_never_sends_again(place: Place) -> None:
+    careful = place.open(mode="quarantine")
+    (told,) = await careful.run_many(
+        [Delivery(key="k", body=1, journal={"n": 1})], fails(ValueError("half way"))
+    )
+    assert isinstance(told, Unknown)
+    record = place.record("k")
+    assert record is not None
+    assert await careful.sweep(lambda payload: payload) == []
+    await careful.records("resolve", "k", fence=record.fence, to="absent")
+    assert await careful.sweep(lambda payload: payload) == [Done({"n": 1})]

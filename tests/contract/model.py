@@ -240,8 +240,19 @@ class Model:
         entry = self.age(name, now)
         if entry is None or entry["kind"] != "unknown" or entry["fence"] != fence:
             return ("lost",)
-        if absent:
+        if absent and entry["payload"] is None:
             return self.bury(now, name)
+        if absent:
+            fence = self.next_fence(name, now)
+            entry |= {
+                "kind": "free",
+                "owner": b"",
+                "fence": fence,
+                "lease_end": now,
+                "attempt": 0,
+                "notes": [],
+            }
+            return ("forgotten",)
         end = now + window if entry["moment"] is None else entry["last"]
         entry |= {"kind": "done", "value": value, "since": now, "end": end, "payload": None}
         return ("completed", now)

@@ -438,6 +438,14 @@ class ResolveComparesNothing(Bent):
         return replace(item, fence=stored.fence) if isinstance(item, Resolve) and stored is not None else item
 
 
+@caught_by("resolve_to_absent_keeps_a_journal_for_the_sweep")
+class ResolveDropsTheJournal(DictStore):
+    def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
+        if isinstance(item, Resolve) and item.to == "absent" and stored is not None:
+            stored = replace(stored, journal=None)
+        return super().decide(stored, item, now)
+
+
 # --- equal keys told apart by the events' own times ---------------------------------------------
 
 

@@ -271,11 +271,26 @@ def _resolve(record: Record | None, item: Resolve, now: int, _stored: Record | N
     if record is None or record.state != "unknown" or record.fence != item.fence:
         return Lost(), None
     if item.to == "absent":
-        return _bury(record, now)
+        return _bury(record, now) if record.journal is None else _anew(record, now)
     expires_at = now + item.window_us if record.anchor is None else record.horizon
     return Completed(at=now), replace(
         record, state="done", value=item.value, settled_at=now, expires_at=expires_at, journal=None
     )
+
+
+def _anew(record: Record, now: int) -> Decision:
+    """As if it had just come and been released: whoever sweeps runs it, for its source will not send it again."""
+    free = replace(
+        record,
+        state="claimed",
+        owner=NOBODY,
+        fence=_next_fence(record, now),
+        lease_until=now,
+        attempt=0,
+        settled_at=0,
+        steps=(),
+    )
+    return Forgotten(free.fence), free
 
 
 def _bury(record: Record, now: int) -> Decision:

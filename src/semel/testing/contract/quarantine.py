@@ -1,8 +1,8 @@
 """What must not run again unasked: quarantine, unknown records, resolve."""
 
-from semel.core.commands import Flow, Forget, Granted, Known, Lookup, Resolve
+from semel.core.commands import Flow, Forget, Granted, Known, Lookup, Page, Resolve, Scan
 from semel.testing.contract.bench import LONG, SETTLED, SHORT, Bench, Held, check, equal, expect, scenario
-from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, Unknown
+from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, Renewed, Unknown
 
 
 def _orphan(b: Bench, key: str = "key") -> Flow[Held]:
@@ -124,6 +124,27 @@ def resolve_to_absent_lets_it_run_again(b: Bench) -> Flow[None]:
     heir = yield from b.hold(quarantine=True)
     expect(heir.granted, Granted, attempt=1, steps=())
     check(heir.fence > forgotten.fence, "the fence did not grow past the tombstone's")
+    expect((yield from held.settle("done", b"rlate")), Lost)
+
+
+@scenario()
+def resolve_to_absent_keeps_a_journal_for_the_sweep(b: Bench) -> Flow[None]:
+    """Its source never sends again: the payload stays, as of a claim that was released before anything happened."""
+    held = yield from b.hold(quarantine=True, journal=b"rpayload")
+    expect((yield from held.renew(step=("step", b"r"))), Renewed)
+    expect((yield from held.settle("unknown")), Completed)
+    forgotten = expect((yield from Resolve(b.id(), held.fence, "absent")), Forgotten)
+    check(forgotten.fence > held.fence, "the fence did not grow")
+    record = expect(
+        (yield from b.record()), Record, state="claimed", owner=b"", journal=b"rpayload", attempt=0
+    )
+    equal((record.fence, record.steps, record.settled_at), (forgotten.fence, (), 0), "the record")
+    page = expect((yield from Scan(tenant=b.tenant, orphaned=True)), Page)
+    equal([each.key for each in page.records], [b.id()[2]], "what a sweep finds")
+    expect((yield from held.settle("done", b"rlate")), Lost)
+    heir = yield from b.hold(quarantine=True)
+    expect(heir.granted, Granted, attempt=1, steps=(), journal=b"rpayload")
+    check(heir.fence > forgotten.fence, "the fence did not grow past the released one")
     expect((yield from held.settle("done", b"rlate")), Lost)
 
 

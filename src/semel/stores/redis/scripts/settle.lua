@@ -51,6 +51,14 @@ local function bury(i, key, r)
   end
 end
 
+-- As if it had just come and been released: its source will not send it again.
+local function anew(i, key, r)
+  r.state, r.owner, r.fence, r.attempt, r.at, r.steps = CLAIMED, '', next_fence(r.fence), 0, now, nil
+  if changed(i, key, r, r.journal) then
+    say(i, 'f', number(r.fence))
+  end
+end
+
 local function recreate(i, key, arg)
   local _, to, options, fence, window, lease = sunpack(SETTLE, arg)
   if to ~= DONE and to ~= FAILED then
@@ -170,7 +178,7 @@ local function resolve(i, key, arg, r)
   if not r or r.state ~= UNKNOWN or r.fence ~= fence then
     out[i - 1] = 'L'
   elseif has(options, 2) then
-    bury(i, key, r)
+    if r.journal then anew(i, key, r) else bury(i, key, r) end
   else
     local had = r.journal
     r.state, r.at, r.expires, r.journal, r.value = DONE, now, r.horizon or now + window, nil, nil
