@@ -218,6 +218,8 @@ class RedisStream:
     async def ack(self, arrivals: Sequence[Arrival]) -> None:
         """Acknowledge them to the group; with `delete`, take them out of the stream too."""
         ids = [arrival.handle for arrival in arrivals]
+        if not ids:
+            return
         await self._ask("XACK", self._options.stream, self._options.group, *ids)
         if self._options.delete:
             await self._ask("XDEL", self._options.stream, *ids)
@@ -243,6 +245,8 @@ class RedisStream:
     async def _say(self, arrivals: Sequence[Arrival], idle_s: float) -> Sequence[Arrival]:
         options = self._options
         ids = [arrival.handle for arrival in arrivals]
+        if not ids:
+            return []
         gone = await self._ask(
             "EVAL", SAY, 1, options.stream, options.group, self._me, round(idle_s * 1000), *ids
         )

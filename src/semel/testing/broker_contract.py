@@ -157,12 +157,15 @@ async def a_duplicate_is_acknowledged_without_running(scene: Scene) -> None:
 
 @_scenario
 async def an_idle_source_answers_with_nothing(scene: Scene) -> None:
-    """No message, no error, no waiting beyond what was asked for."""
+    """No message, no error, no waiting beyond what was asked for; and of nothing, everything may be said."""
     source = scene.broker.source()
     await source.open()
     try:
         async with asyncio.timeout(WITHIN_S):
             equal(list(await source.receive(10, 0.05)), [], "what an empty broker delivers")
+            await source.ack([])
+            await source.nack([], 0.0)
+            equal(list(await source.extend([])), [], "what of nothing is lost")
     finally:
         await source.close()
 
