@@ -95,14 +95,16 @@ class TestSqs(broker_contract.Suite):
 
 
 @pytest.mark.anyio
-async def test_a_payload_that_is_no_text_arrives_as_the_relay_got_it() -> None:
+async def test_a_message_arrives_as_the_relay_got_it_though_it_is_no_text_and_has_many_headers() -> None:
     queue = await asyncio.to_thread(Queue, fifo=False)
-    source, row = queue.source(), replace(rows(1, queue.name)[0], payload=b"\xff\x00")
+    headers = {f"h{n}": str(n) for n in range(12)}
+    source, row = queue.source(), replace(rows(1, queue.name)[0], payload=b"\xff\x00", headers=headers)
     entry = entry_of(0, row, fifo=False)
     await asyncio.to_thread(queue.sqs.send_message_batch, QueueUrl=queue.urls[0], Entries=[entry])
     await source.open()
     [arrival] = await source.receive(1, 5.0)
     assert arrival.body == b"\xff\x00"
+    assert headers.items() <= dict(arrival.headers).items()
     await source.close()
     await queue.close()
 

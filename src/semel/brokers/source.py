@@ -9,7 +9,7 @@ import msgspec
 
 from semel.keys.message import Envelope
 
-__all__ = ["Arrival", "Letter", "Source", "untexted"]
+__all__ = ["Arrival", "Letter", "Source", "unfolded", "untexted"]
 
 
 class Arrival(Envelope, frozen=True, kw_only=True):
@@ -29,6 +29,14 @@ def untexted(body: str, encoding: str | None) -> bytes:
         with suppress(ValueError):
             return base64.b64decode(body, validate=True)
     return body.encode()
+
+
+def unfolded(headers: dict[str, str]) -> dict[str, str]:
+    """The headers one by one; where there is room for ten alone, the relay puts its message's own into one, as JSON."""
+    with suppress(KeyError, msgspec.MsgspecError):
+        own = msgspec.json.decode(headers["headers"], type=dict[str, str])
+        return {**own, **{name: value for name, value in headers.items() if name != "headers"}}
+    return headers
 
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True):

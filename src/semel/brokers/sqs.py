@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from semel.brokers.dead import Dead
 from semel.brokers.letters import headers_of
-from semel.brokers.source import Arrival, Letter, untexted
+from semel.brokers.source import Arrival, Letter, unfolded, untexted
 from semel.brokers.urls import options_of
 from semel.errors import SourceUnavailable, UsageError
 
@@ -134,7 +134,7 @@ class SqsQueue:
         return [self._arrival(message, asked_at) for message in answer.get("Messages", ())]
 
     def _arrival(self, message: Mapping[str, Any], asked_at: float) -> Arrival:
-        system, headers = message.get("Attributes", {}), _headers(message)
+        system, headers = message.get("Attributes", {}), unfolded(_headers(message))
         return Arrival(
             headers=headers,
             body=untexted(message["Body"], headers.get("encoding")),

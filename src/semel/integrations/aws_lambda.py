@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from semel.brokers.routes import event_facts, reader
-from semel.brokers.source import Arrival, untexted
+from semel.brokers.source import Arrival, unfolded, untexted
 from semel.client import Semel
 from semel.errors import GiveUp, KeyInvalid, KeyMissing
 from semel.keys.identity import Identity
@@ -118,10 +118,12 @@ def _behind(arrivals: Sequence[Arrival], done: Mapping[int, bool], at: int) -> b
 def _arrival(record: Mapping[str, Any]) -> Arrival:
     """A record of the event as a delivery; SQS's own `messageId` says which, and is no key."""
     system = record.get("attributes", {})
-    headers = {
-        name: each.get("stringValue") or each.get("binaryValue") or ""
-        for name, each in record.get("messageAttributes", {}).items()
-    }
+    headers = unfolded(
+        {
+            name: each.get("stringValue") or each.get("binaryValue") or ""
+            for name, each in record.get("messageAttributes", {}).items()
+        }
+    )
     return Arrival(
         headers=headers,
         body=untexted(record["body"], headers.get("encoding")),
