@@ -25,6 +25,8 @@ EVENTS = 40
 CONTENTS = ("a", "b", "c")
 APART = 10 * S
 LATENESS = 600 * S
+STORMS = 30
+"""Threads that happen to take turns politely show nothing."""
 
 
 class Accepted(NamedTuple):
@@ -96,5 +98,5 @@ def test_no_two_accepted_events_are_near(kind: Kind, tmp_path: Path) -> None:
 
 
 def test_the_storm_finds_a_store_that_takes_late_events_for_new() -> None:
-    accepted, _ = storm(LateEventsAreNew(SystemClock()))
-    assert nearest_us(accepted) < APART
+    storms = (storm(LateEventsAreNew(SystemClock())) for _ in range(STORMS))
+    assert any(nearest_us(accepted) < APART for accepted, _ in storms)

@@ -2,6 +2,7 @@
 
 import re
 import sqlite3
+from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ OWN = {"http_requests_total", "http_request_duration_seconds", "http_requests_in
 
 
 def page(running: Running) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    """Samples by name and labels."""
-    found: dict[str, Any] = {}
+    """Samples by name and labels; of a name that has not been counted yet there are none."""
+    found: defaultdict[str, Any] = defaultdict(dict)
     for family in text_string_to_metric_families(running.client.get("/metrics").text):
         for sample in family.samples:
-            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+            found[sample.name][tuple(sorted(sample.labels.items()))] = sample.value
     return found
 
 
