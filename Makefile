@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # What a change breaks most often, on the stores that need no server; everything else is for `make test`.
-FAST := $(wildcard tests/test_*.py) $(addprefix tests/,cli client contract core keys simulation stores/sqlite)
+FAST := $(wildcard tests/test_*.py) $(addprefix tests/,cli/test_reference.py cli/test_settings.py client contract core keys simulation stores/sqlite)
 
 # The first interpreter that really runs and is new enough; `make PYTHON=/path/to/python` overrides the search.
 PYTHON ?=
@@ -60,7 +60,7 @@ types: $(STAMP) ## Check the types (mypy strict), and that every public name has
 
 .PHONY: check
 check: format lint types ## Format, lint, type and run the fast tests that need no server
-	$(PYTEST) --hypothesis-profile=fast -m 'not slow' -k 'not postgres and not redis and not over and not compact' --quiet $(FAST)
+	$(PYTEST) --hypothesis-profile=fast -m 'not slow' -k 'not postgres and not redis and not over and not compact and not http' --quiet $(FAST)
 
 .PHONY: test
 test: lint types ## Lint, type and run every test; what failed runs once more, alone
