@@ -4,18 +4,21 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 import semel
-from semel.brokers import Arrival, Runner, Source
+from semel.brokers import Arrival, Runner, Source, kafka
 from semel.brokers.kafka import from_url
 from semel.errors import UsageError
 from semel.testing.broker_contract import Sent
 from tests.brokers.topics import Topic
 from tests.services import kafka as service
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
@@ -47,12 +50,19 @@ async def anything(source: Source) -> list[Arrival]:
     return found
 
 
-async def test_a_topic_that_appears_within_seconds_is_waited_for() -> None:
+async def test_a_topic_that_appears_within_seconds_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, looked = threading.Event(), kafka.topics_of
+
+    def topics_of(*arguments: Any) -> Any:
+        asked.set()
+        return looked(*arguments)
+
+    monkeypatch.setattr("semel.brokers.kafka.topics_of", topics_of)
     topic = await asyncio.to_thread(Announced)
     source = from_url(f"{topic.url}&session_s=1.5")
     await source.open()
     receiving = asyncio.create_task(source.receive(10, 5.0))
-    await asyncio.sleep(1.0)
+    await until(asked.is_set)
     await asyncio.to_thread(topic.make)
     await topic.send([Sent("a", b"{}")])
     found = list(await receiving) or await anything(source)
@@ -73,6 +83,8 @@ async def test_a_topic_that_is_not_there_is_an_error_of_the_user() -> None:
 
 MEMBER = """
 import sys
+import threading
+from typing import Any
 from confluent_kafka import Consumer
 servers, group, topic = sys.argv[1:]
 member = Consumer({"bootstrap.servers": servers, "group.id": group, "session.timeout.ms": 3000,

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from semel.http import Rules
 from tests.http.apps import WAIT_S
 from tests.http.conftest import House, Served
 from tests.services import postgres, redis
+from tests.services.programs import program
 
 Build = Callable[..., House]
 SOAK = bool(os.environ.get("SEMEL_SOAK"))
@@ -86,12 +86,11 @@ def test_stripes_own_client_retries_and_charges_once(serve: Callable[..., Served
     assert customer.v1.charges.create({"amount": 500, "currency": "eur"}).id == "ch_2", "another key"
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_curl_retries_and_runs_once(house: Build) -> None:
     shop = house()
     command = [
-        "curl", "--silent", "--show-error", "--noproxy", "*", "--include", "--header", 'Idempotency-Key: "8e03"',
-        "--json", '{"cents": 500}', f"{shop.url}/charges",
+        program("curl", "curl"), "--silent", "--show-error", "--noproxy", "*", "--include",
+        "--header", 'Idempotency-Key: "8e03"', "--json", '{"cents": 500}', f"{shop.url}/charges",
     ]  # fmt: skip
     answers = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert all(answer.startswith("HTTP/1.1 201 Created") for answer in answers)

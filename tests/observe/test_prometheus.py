@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import semel
 from semel.observe import events
 from semel.observe.prometheus import METRICS, PrometheusHook
 from semel.types import Stats
-from tests.services.packages import found_or_installed
+from tests.services.programs import program
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy" / "prometheus"
@@ -231,11 +230,13 @@ def test_the_rules_name_only_metrics_that_exist() -> None:
     "command", [["check", "rules", "semel.rules.yml"], ["test", "rules", "semel.rules.test.yml"]]
 )
 def test_promtool_accepts_the_rules(command: list[str]) -> None:
-    promtool = found_or_installed(lambda: shutil.which("promtool"), "prometheus")
-    if promtool is None:
-        pytest.skip("no promtool here")
     answer = subprocess.run(
-        [promtool, *command], cwd=RULES, capture_output=True, text=True, check=False, timeout=100
+        [program("promtool", "prometheus"), *command],
+        cwd=RULES,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from semel.server.limits import Buckets, LiveClaims
 from semel.server.settings import Limits, ServeSettings, is_loopback
 from tests.cli.processes import ROOT, WITHIN_S, semel, start, warm
 from tests.server.tools import Running, process, serving
+from tests.services.programs import program
 
 pytestmark = pytest.mark.usefixtures("warm")
 __all__ = ["warm"]
@@ -128,12 +128,9 @@ def test_the_real_program_serves_with_a_token_and_environment(tmp_path: Path) ->
 
 
 def test_tls(tmp_path: Path) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl to make a certificate with")
     subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-         "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost",
+        [program("openssl", "openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost",
          "-keyout", "key.pem", "-out", "cert.pem"],
         cwd=tmp_path, check=True, capture_output=True,
     )  # fmt: skip
@@ -154,9 +151,7 @@ def test_tls(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
-    curl = shutil.which("curl")
-    if curl is None:
-        pytest.skip("no curl")
+    program("curl", "curl")
     page = (ROOT / "docs/reference/http-api.md").read_text()
     blocks = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     commands = [line for block in blocks for line in re.split(r"(?m)^(?=curl )", block) if line.strip()]
