@@ -6,7 +6,10 @@ SHELL := /bin/sh
 
 VENV := .venv
 BIN := $(VENV)/bin
+# Two stamps of the one environment: what runs semel, and what development needs besides.
+RUNNABLE := $(VENV)/.runnable
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 # More than there are cores on a small computer: many tests wait for servers and processes.
 JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -25,7 +28,7 @@ help: ## List the targets
 .PHONY: venv
 venv: $(STAMP) ## Create .venv with everything that development needs
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUNNABLE): pyproject.toml constraints.txt
 	@set -e; found=; \
 	for candidate in $(CANDIDATES); do \
 	    if "$$candidate" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then found=$$candidate; break; fi; \
@@ -39,8 +42,14 @@ $(STAMP): pyproject.toml constraints.txt
 	    echo "creating $(VENV) with $$found ($$("$$found" --version))"; \
 	    "$$found" -m venv --clear $(VENV); \
 	fi
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev,all]'
+	@echo "installing into $(VENV): semel with its command line and server (some seconds)"
+	@$(PIP) hatchling editables
+	@$(PIP) --no-build-isolation --editable '.[server]'
+	@touch $@
+
+$(STAMP): $(RUNNABLE)
+	@echo "installing into $(VENV): every extra and the tools of development (a minute or two)"
+	@$(PIP) --no-build-isolation --editable '.[dev,all]'
 	@touch $@
 
 .PHONY: format
@@ -59,26 +68,23 @@ types: $(STAMP) ## Check the types (mypy strict), and that every public name has
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes semel --ignoreexternal
 
 .PHONY: check
-check: format lint types ## Format, lint, type and run the fast tests that need no server
-	$(PYTEST) --hypothesis-profile=fast -m 'not slow' -k 'not postgres and not redis and not over and not compact and not http' --quiet $(FAST)
+check: lint types ## Lint, type and run the fast tests that need no server
+	$(PYTEST) --hypothesis-profile=fast -m 'not slow and not service' --quiet $(FAST)
 
 .PHONY: test
-test: lint types ## Lint, type and run every test; what failed runs once more, alone
-	@$(PYTEST) --hypothesis-profile=ci; status=$$?; \
-	if [ $$status -ne 1 ]; then exit $$status; fi; \
-	echo "Once more, alone. What fails again is broken; what passes now lost a race in the crowd: mend that test." >&2; \
-	$(BIN)/python -m pytest --hypothesis-profile=ci --last-failed --last-failed-no-failures=none
+test: lint types ## Lint, type, install the programs that tests use, and run every test
+	$(PYTEST) --install --hypothesis-profile=ci
 
 .PHONY: soak
 soak: $(STAMP) ## Run every test in its long form: many more schedules, examples and kills
-	SEMEL_SOAK=1 $(PYTEST) --hypothesis-profile=soak --timeout=0
+	SEMEL_SOAK=1 $(PYTEST) --install --hypothesis-profile=soak --timeout=0
 
 .PHONY: run
-run: $(STAMP) ## Start the service on SQLite, in semel.db, and print where its dashboard is
+run: $(RUNNABLE) ## Start the service on SQLite, in semel.db, and print where its dashboard is
 	@$(BIN)/semel serve
 
 .PHONY: demo
-demo: $(STAMP) ## Kill workers amid a storm of duplicates, and count what is lost or doubled
+demo: $(RUNNABLE) ## Kill workers amid a storm of duplicates, and count what is lost or doubled
 	@$(BIN)/semel demo
 
 .PHONY: render

@@ -4,6 +4,7 @@ Every process of the run inherits a marker in its environment, so that orphans a
 Only Linux lets one look; elsewhere nothing is checked.
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-MARKER = "SEMEL_TEST_RUN"
+from tests.services.guard import MARKER, marked
+
 GRACE_S = 5.0
 """Helpers of `multiprocessing` end a moment after their parent."""
 
@@ -49,13 +51,9 @@ def await_none_left(marker: str, grace_s: float) -> dict[int, str]:
 
 def marked_processes(marker: str) -> dict[int, str]:
     """The processes, by id with their command line, whose environment carries the marker."""
-    needle = f"{MARKER}={marker}".encode()
     found: dict[int, str] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        pid = int(folder.name)
-        try:
-            if pid != os.getpid() and needle in (folder / "environ").read_bytes().split(b"\0"):
-                found[pid] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue  # it ended while we looked, or it is somebody else's
+    for pid in marked(marker):
+        with contextlib.suppress(OSError):  # it ended while we looked
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            found[pid] = line.replace(b"\0", b" ").decode(errors="replace")
     return found

@@ -30,6 +30,8 @@ class Kind(NamedTuple):
     """The native twin of another kind, for callers that block: where both colours are tested it adds nothing."""
     without: frozenset[str] = frozenset()
     """Scenarios about what is refused there."""
+    needs_service: bool = False
+    """It needs a server, so that `make check` leaves it out."""
 
     def harness(self, folder: Path, colour: Colour = "sync") -> Harness:
         """A place with a manual clock; in an event loop it is the store's native twin, where it has one."""
@@ -57,14 +59,37 @@ KINDS = [
     Kind("compact", MemoryStore.capabilities, lambda _folder, clock: MemoryStore(compact=True, clock=clock)),
     Kind("sqlite", SqliteStore.capabilities, sqlite, lasts=True),
     Kind("dict", DictStore.capabilities, lambda _folder, clock: DictStore(clock)),
-    Kind("postgres", places.CAPABILITIES, places.make, lasts=True),
-    Kind("postgres-async", places.CAPABILITIES, places.make_in_loop, lasts=True, in_loop=True),
-    Kind("postgres-timed", places.CAPABILITIES, places.make_timed, lasts=True, without=TIMED),
-    Kind("redis", redis_places.CAPABILITIES, redis_places.make, lasts=True),
-    Kind("redis-async", redis_places.CAPABILITIES, redis_places.make_in_loop, lasts=True, in_loop=True),
-    Kind("http", servers.CAPABILITIES, servers.make, lasts=True, without=servers.NAMES),
-    Kind("redis-over-postgres", tiers.CAPABILITIES, tiers.redis_over_postgres, lasts=True),
-    Kind("redis-over-sqlite", tiers.CAPABILITIES, tiers.redis_over_sqlite, lasts=True),
+    Kind("postgres", places.CAPABILITIES, places.make, lasts=True, needs_service=True),
+    Kind(
+        "postgres-async",
+        places.CAPABILITIES,
+        places.make_in_loop,
+        lasts=True,
+        in_loop=True,
+        needs_service=True,
+    ),
+    Kind(
+        "postgres-timed",
+        places.CAPABILITIES,
+        places.make_timed,
+        lasts=True,
+        without=TIMED,
+        needs_service=True,
+    ),
+    Kind("redis", redis_places.CAPABILITIES, redis_places.make, lasts=True, needs_service=True),
+    Kind(
+        "redis-async",
+        redis_places.CAPABILITIES,
+        redis_places.make_in_loop,
+        lasts=True,
+        in_loop=True,
+        needs_service=True,
+    ),
+    Kind("http", servers.CAPABILITIES, servers.make, lasts=True, without=servers.NAMES, needs_service=True),
+    Kind(
+        "redis-over-postgres", tiers.CAPABILITIES, tiers.redis_over_postgres, lasts=True, needs_service=True
+    ),
+    Kind("redis-over-sqlite", tiers.CAPABILITIES, tiers.redis_over_sqlite, lasts=True, needs_service=True),
     Kind("memory-over-sqlite", tiers.CAPABILITIES, tiers.memory_over_sqlite, lasts=True),
 ]
 """Add a store here, and everything in this folder is run on it."""

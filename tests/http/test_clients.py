@@ -89,7 +89,7 @@ def test_stripes_own_client_retries_and_charges_once(serve: Callable[..., Served
 def test_curl_retries_and_runs_once(house: Build) -> None:
     shop = house()
     command = [
-        program("curl", "curl"), "--silent", "--show-error", "--noproxy", "*", "--include",
+        program("curl"), "--silent", "--show-error", "--noproxy", "*", "--include",
         "--header", 'Idempotency-Key: "8e03"', "--json", '{"cents": 500}', f"{shop.url}/charges",
     ]  # fmt: skip
     answers = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from tests.services.programs import program
+
 
 class Call(msgspec.Struct):
     """What the target was sent."""
@@ -94,7 +96,7 @@ def certificate(folder: Path, name: str = "localhost") -> tuple[ssl.SSLContext, 
     """How a server proves to be `name`, and how a client that trusts it looks."""
     key, cert = folder / f"{name}.key", folder / f"{name}.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", f"/CN={name}",
+        [program("openssl"), "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", f"/CN={name}",
          "-addext", f"subjectAltName=DNS:{name}", "-keyout", str(key), "-out", str(cert)],
         check=True, capture_output=True,
     )  # fmt: skip

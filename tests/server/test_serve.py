@@ -129,7 +129,7 @@ def test_the_real_program_serves_with_a_token_and_environment(tmp_path: Path) ->
 
 def test_tls(tmp_path: Path) -> None:
     subprocess.run(
-        [program("openssl", "openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+        [program("openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
          "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost",
          "-keyout", "key.pem", "-out", "cert.pem"],
         cwd=tmp_path, check=True, capture_output=True,
@@ -151,7 +151,7 @@ def test_tls(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
-    program("curl", "curl")
+    program("curl")
     page = (ROOT / "docs/reference/http-api.md").read_text()
     blocks = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     commands = [line for block in blocks for line in re.split(r"(?m)^(?=curl )", block) if line.strip()]

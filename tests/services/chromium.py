@@ -15,7 +15,7 @@ FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--force-co
 @contextmanager
 def browser() -> "Iterator[Browser]":
     """A browser without a window. Skips the test where there is none."""
-    path = program("chromium", "chromium")
+    path = program("chromium")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:

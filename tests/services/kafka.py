@@ -1,16 +1,14 @@
 """A Kafka broker for tests, in KRaft mode: from `SEMEL_TEST_KAFKA_SERVERS`, or the real one by Maven and Java 17."""
 
-import os
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
 from pathlib import Path
 
-from tests.services import java, server
+from tests.services import java, programs, server
 from tests.services.nats import answers
 from tests.services.server import Missing, State
 
-SERVERS_NAME = "SEMEL_TEST_KAFKA_SERVERS"
 READY_S = 120.0
 HEAP_MB = 384
 
@@ -22,10 +20,10 @@ def servers() -> str:
 
 
 def _start(folder: Path) -> State:
-    given = os.environ.get(SERVERS_NAME)
+    given = programs.given("kafka")
     if given:
         return {"servers": given}
-    run = java.command("kafka", HEAP_MB, folder)
+    run = java.command("kafka", HEAP_MB)
     port, control = server.free_port(), server.free_port()
     settings = folder / "server.properties"
     settings.write_text(

@@ -8,7 +8,7 @@ from tests.services.programs import program
 def kcat(*arguments: str, given: str = "") -> str:
     """Run it to its end; what it read."""
     ended = subprocess.run(
-        [program("kcat", "kcat"), "-q", *arguments],
+        [program("kcat"), "-q", *arguments],
         input=given,
         capture_output=True,
         text=True,

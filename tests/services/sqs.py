@@ -1,13 +1,11 @@
 """SQS for tests: from `SEMEL_TEST_SQS_URL`, or ElasticMQ by Maven and Java."""
 
-import os
 from pathlib import Path
 
-from tests.services import java, server
+from tests.services import java, programs, server
 from tests.services.nats import answers
 from tests.services.server import State
 
-URL_NAME = "SEMEL_TEST_SQS_URL"
 HEAP_MB = 256
 
 
@@ -18,10 +16,10 @@ def url() -> str:
 
 
 def _start(folder: Path) -> State:
-    given = os.environ.get(URL_NAME)
+    given = programs.given("elasticmq")
     if given:
         return {"url": given}
-    run = java.command("elasticmq", HEAP_MB, folder)
+    run = java.command("elasticmq", HEAP_MB)
     port, log = server.free_port(), folder / "log"
     settings = folder / "elasticmq.conf"
     settings.write_text(
