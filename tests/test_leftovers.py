@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.leftovers import MARKER, await_none_left, marked_processes
+from tests.leftovers import await_none_left, marked_processes
+from tests.services.guard import MARKER
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs Linux's /proc")
 

@@ -15,7 +15,8 @@ from semel.cli.storm.queue import VISIBILITY_S, Queue
 from semel.cli.storm.run import Progress
 from semel.cli.storm.worker import Place
 from tests.cli.processes import SEMEL, WITHIN_S, Terminal, semel, start, warm
-from tests.leftovers import MARKER, await_none_left, marked_processes
+from tests.leftovers import await_none_left, marked_processes
+from tests.services.guard import MARKER
 from tests.waiting import await_true
 
 __all__ = ["warm"]

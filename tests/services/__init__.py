@@ -34,7 +34,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if hasattr(config, "workerinput") or not config.getoption("install"):
         return
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
     absent = programs.absent()
     if absent:
         reporter.write_line(f"installing what tests use: {', '.join(each.name for each in absent)}")

@@ -146,7 +146,8 @@ def _await_the_end(run_pid: int) -> None:
 def main() -> None:
     run_pid, folder, marker = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     _await_the_end(run_pid)
-    stop(lambda: [*sessions(still_written_down(folder)), *marked(marker)])
+    leaders = still_written_down(folder)  # once: children may outlive them
+    stop(lambda: [*sessions(leaders), *marked(marker)])
     shutil.rmtree(folder, ignore_errors=True)
 
 

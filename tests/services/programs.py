@@ -223,4 +223,4 @@ def _version(name: str, place: str) -> str:
 
 def _pom_version(wanted: Program) -> str:
     text = (MAVEN / f"{wanted.pom}.xml").read_text(encoding="utf-8")
-    return re.findall(r"<version>(.*)</version>", text)[-1]
+    return str(re.findall(r"<version>(.*)</version>", text)[-1])

@@ -108,7 +108,7 @@ def stop_all() -> list[int]:
     for file in run_folder().glob("*.json"):
         _stop(file.stem)
     left = guard.still_written_down(run_folder())
-    guard.stop(lambda: guard.sessions(guard.still_written_down(run_folder())))
+    guard.stop(lambda: guard.sessions(left))
     return left
 
 
