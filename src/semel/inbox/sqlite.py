@@ -18,7 +18,7 @@ from semel.handles import Pause, Row, Statement, Talk
 from semel.inbox.words import Value, Words
 from semel.plans import Plan
 from semel.stores.rows import QUARANTINE, SLIDING, STATE_MASK
-from semel.stores.sqlite import SqliteStore, wire
+from semel.stores.sqlite import SqliteStore, locks, wire
 from semel.stores.sqlite.store import RETRY_MAX_S, RETRY_MIN_S
 from semel.stores.sqlite.trouble import is_busy, translated
 from semel.types import Id, Record
@@ -206,6 +206,8 @@ class SqliteWords(Words):
             yield from self._wait_for_lock()
         finally:
             yield from self._say(f"PRAGMA busy_timeout = {int(busy_ms)}")
+        if locks.was_open_at_fork(self._store.path):
+            locks.refuse_lost_locks(self._store.path)
         ((last_us, offset_us),) = yield from self._say("SELECT +last_us, +offset_us FROM semel_clock")
         now, offset_us = self._store.clock.tick(last_us, offset_us)
         yield from self._say("UPDATE semel_clock SET last_us = ?, offset_us = ?", now, offset_us)

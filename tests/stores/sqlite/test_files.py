@@ -71,7 +71,7 @@ def test_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     made(path)
     path.write_bytes(path.read_bytes()[:8192])
-    refused(path, "cut short")
+    refused(path, "damaged or cut short")
 
 
 def test_a_page_found_damaged_later(tmp_path: Path) -> None:
@@ -261,6 +261,29 @@ def test_several_processes_start_on_a_new_file_at_once(tmp_path: Path) -> None:
         assert [line(child) for child in children] == ["1"] * 3
         for child in children:
             assert child.wait(10) == 0
+
+
+DIES_IN_ITS_FIRST_COMMIT = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")  # pages are written to the file before the commit
+connection.execute("BEGIN IMMEDIATE")
+for number in range(200):
+    connection.execute(f"CREATE TABLE semel_half_{number} (x)")
+print("written", flush=True)
+input()
+"""
+
+
+def test_what_a_killed_writer_left_half_done_is_undone(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with process(DIES_IN_ITS_FIRST_COMMIT, path) as child:
+        assert line(child) == "written"
+        child.kill()
+        child.wait()
+    assert path.stat().st_size
+    assert (tmp_path / "a.db-journal").exists()
+    made(path)
 
 
 def test_a_file_removed_or_replaced_under_a_running_store_is_noticed(tmp_path: Path) -> None:

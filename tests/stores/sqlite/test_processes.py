@@ -13,9 +13,9 @@ import pytest
 from semel.core.commands import Granted, Lookup
 from semel.errors import StoreClosed, StoreUnavailable
 from semel.stores.sqlite import SqliteStore
-from semel.stores.sqlite.trouble import RESERVED_BYTE, WAL_WRITE_BYTE, lock_holders
+from semel.stores.sqlite.locks import RESERVED_BYTE, WAL_WRITE_BYTE, lock_holders
 from semel.types import Busy, Record
-from tests.stores.sqlite.tools import claim, finish, hold, line, lookup, named, process, say, settle
+from tests.stores.sqlite.tools import claim, finish, hold, in_child, line, lookup, named, process, say, settle
 from tests.waiting import await_true
 
 pytestmark = pytest.mark.slow
@@ -231,27 +231,6 @@ def test_listeners_hear_of_what_is_settled_not_of_claims(tmp_path: Path) -> None
 
 
 # --- fork ---
-
-
-def in_child(store: SqliteStore, key: str) -> str:
-    """Fork, use the store in the child, and say what came of it."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            item, granted = hold(store, key)
-            store.send([settle(item, granted)])
-            said = lookup(store, key).state
-            store.close()
-        except BaseException as error:  # noqa: BLE001 - the parent has to hear of anything
-            said = repr(error)
-        os.write(write, said.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        said = pipe.read()
-    os.waitpid(pid, 0)
-    return said
 
 
 def test_parent_and_child_go_on_after_a_fork(tmp_path: Path) -> None:

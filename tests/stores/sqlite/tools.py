@@ -4,7 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,3 +73,33 @@ def say(child: "subprocess.Popen[str]", text: str = "") -> None:
     assert child.stdin is not None
     child.stdin.write(text + "\n")
     child.stdin.flush()
+
+
+def forked(work: Callable[[], str]) -> str:
+    """What `work` returns in a forked child."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            said = work()
+        except BaseException as error:  # noqa: BLE001 - the parent has to hear of anything
+            said = repr(error)
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+def in_child(store: SqliteStore, key: str) -> str:
+    """Fork, use the store in the child, and say what came of it."""
+
+    def use() -> str:
+        finish(store, key)
+        state: str = lookup(store, key).state
+        store.close()
+        return state
+
+    return forked(use)

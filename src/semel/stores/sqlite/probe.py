@@ -2,21 +2,18 @@
 
 import os
 import sqlite3
-import struct
 import time
 from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import quote
 
 from semel.errors import StoreRefused
-from semel.stores.sqlite.trouble import is_busy
+from semel.stores.sqlite.trouble import is_busy, is_no_database
 
 __all__ = ["APPLICATION_ID", "Kind", "inspect", "network_mount", "uri"]
 
 APPLICATION_ID = 0x73656D6C
 """`seml`: what marks a file as made by semel."""
-_MAGIC = b"SQLite format 3\x00"
-_HEADER_BYTES = 100
 _MOUNT_POINT = 4
 """Which field of a line of mountinfo it is."""
 _TRIES = 20
@@ -40,13 +37,18 @@ def uri(path: str, **options: str | int) -> str:
 
 
 def inspect(path: str, *, adopt: bool, version_known: int) -> Kind:
-    """Say what the file is. Raises `StoreRefused` where it must not be used; its bytes stay as they are."""
+    """Say what the file is. Raises `StoreRefused` where it must not be used; its bytes stay as they are.
+
+    Only SQLite opens the file. If this process opened and closed it in any other way, the system would drop every
+    lock that the process holds on it, and another process would take itself for the last user.
+    """
     _check_place(path)
     for remaining in reversed(range(_TRIES)):
+        before = _state_of_files(path)
         try:
             return _inspect(path, adopt=adopt, version_known=version_known)
         except _Unclear as unclear:
-            if not remaining or not _being_written(path):
+            if not remaining or not _being_written(path, before):
                 raise StoreRefused(str(unclear)) from unclear.__cause__
             time.sleep(_TRY_AGAIN_S)
     raise AssertionError("the last try answers")
@@ -96,28 +98,35 @@ def network_mount(mountinfo: str, path: str) -> str | None:
     return best_kind if best_kind in NETWORK_KINDS else None
 
 
-def _being_written(path: str) -> bool:
-    return any(Path(path + suffix).exists() for suffix in ("-journal", "-wal"))
+def _state_of_files(path: str) -> list[tuple[int, int] | None]:
+    """The size and the time of change of the database, its rollback journal and its log."""
+    states: list[tuple[int, int] | None] = []
+    for suffix in ("", "-journal", "-wal"):
+        try:
+            stat = Path(path + suffix).stat()
+        except OSError:
+            states.append(None)
+        else:
+            states.append((stat.st_size, stat.st_mtime_ns))
+    return states
+
+
+def _being_written(path: str, before: list[tuple[int, int] | None]) -> bool:
+    """Whether another process has written since `before`, or has begun to write."""
+    now = _state_of_files(path)
+    return now != before or any(state is not None for state in now[1:])
 
 
 def _inspect(path: str, *, adopt: bool, version_known: int) -> Kind:
     try:
-        with Path(path).open("rb") as file:
-            header = file.read(_HEADER_BYTES)
+        if not Path(path).stat().st_size:
+            return "new"
     except FileNotFoundError:
         return "new"
-    if not header:
-        return "new"
-    if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
-        raise _Unclear(f"{path} is not an SQLite database; name another file")
-    _check_length(path, header)
-    (application_id,) = struct.unpack_from(">I", header, 68)
     try:
-        tables, version = _look(path)
+        application_id, tables, version = _look(path)
     except sqlite3.DatabaseError as error:
-        if is_busy(error):
-            raise _Unclear(f"{path} is locked by another program: {error}") from error
-        raise _Unclear(f"{path} is damaged: {error}; restore a backup or name another file") from error
+        raise _unclear(path, error) from error
     if version is not None:
         if version > version_known:
             raise StoreRefused(
@@ -134,31 +143,33 @@ def _inspect(path: str, *, adopt: bool, version_known: int) -> Kind:
     )
 
 
-def _check_length(path: str, header: bytes) -> None:
-    """Whether the file is as long as its header says; a log beside it may hold the rest."""
-    (page_bytes,) = struct.unpack_from(">H", header, 16)
-    changes, pages = struct.unpack_from(">II", header, 24)
-    (valid_for,) = struct.unpack_from(">I", header, 92)
-    expected = pages * (65536 if page_bytes == 1 else page_bytes)
-    if changes == valid_for and Path(path).stat().st_size < expected and not _has_log(path):
-        raise _Unclear(f"{path} is damaged: it has been cut short; restore a backup or name another file")
+def _unclear(path: str, error: sqlite3.DatabaseError) -> _Unclear:
+    if is_busy(error):
+        return _Unclear(f"{path} is locked by another program: {error}")
+    if is_no_database(error):
+        return _Unclear(f"{path} is not an SQLite database; name another file")
+    return _Unclear(f"{path} is damaged or cut short: {error}; restore a backup or name another file")
 
 
-def _has_log(path: str) -> bool:
-    log = Path(path + "-wal")
-    return log.exists() and log.stat().st_size > 0
+def _look(path: str) -> tuple[int, list[str], int | None]:
+    """The application id, the tables and semel's schema version.
 
-
-def _look(path: str) -> tuple[list[str], int | None]:
-    """The tables and semel's schema version. `immutable` leaves no trace, but does not see the log."""
-    opened = sqlite3.connect(uri(path, mode="ro") if _has_log(path) else uri(path, immutable=1), uri=True)
+    `immutable` leaves no trace, but does not see a log, and cannot undo what a killed writer left half done.
+    """
+    if Path(path + "-wal").exists():
+        opened = sqlite3.connect(uri(path, mode="ro"), uri=True)
+    elif Path(path + "-journal").exists():
+        opened = sqlite3.connect(uri(path, mode="rw"), uri=True)
+    else:
+        opened = sqlite3.connect(uri(path, immutable=1), uri=True)
     try:
+        (application_id,) = opened.execute("PRAGMA application_id").fetchone()
         tables = [name for (name,) in opened.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         if "semel_meta" not in tables:
-            return tables, None
+            return application_id, tables, None
         row = opened.execute("SELECT value FROM semel_meta WHERE name = 'schema_version'").fetchone()
         if row is None or type(row[0]) is not int:
             raise sqlite3.DatabaseError("semel_meta does not say which schema it is")
-        return tables, row[0]
+        return application_id, tables, row[0]
     finally:
         opened.close()

@@ -15,10 +15,10 @@ from semel.clock import Clock, SystemClock
 from semel.core.commands import Answer, Item
 from semel.core.ports import Capabilities, Listener
 from semel.errors import PolicyInvalid, StoreClosed, StoreFull, StoreRefused, StoreUnavailable
-from semel.stores.sqlite import probe, schema
+from semel.stores.sqlite import locks, probe, schema
 from semel.stores.sqlite.batch import FRUGAL, READS, Batch, Seen
 from semel.stores.sqlite.clock import StoreClock
-from semel.stores.sqlite.trouble import holder_of_lock, is_busy, translated
+from semel.stores.sqlite.trouble import is_busy, translated
 from semel.types import Id
 
 BUSY_WAIT_MAX_S = 3600.0
@@ -67,8 +67,9 @@ class SqliteStore:
             raise PolicyInvalid(
                 f"busy_wait_s is {busy_wait_s}; it must lie between 0 and {BUSY_WAIT_MAX_S:g}"
             )
-        self._file = Path(given).absolute()
-        self.path: str = str(self._file)
+        self._named = Path(given).absolute()
+        # SQLite follows links before it names its log; so do all who look for the log, or lock beside the file.
+        self.path: str = os.path.realpath(given)
         self.name: str = f"sqlite:{given}"
         self.clock: StoreClock = StoreClock(clock or SystemClock())
         self.synchronous: Literal["FULL", "NORMAL"] = synchronous
@@ -227,7 +228,7 @@ class SqliteStore:
             raise self._closed_error() from error
         if time.monotonic() >= deadline:
             raise StoreUnavailable(
-                f"another writer{holder_of_lock(self.path)} has held the lock of {self.path}"
+                f"another writer{locks.holder_of_lock(self.path)} has held the lock of {self.path}"
                 f" for {self._busy_wait_s:g} s; is it stopped, or in a long transaction?"
             ) from error
         time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))  # noqa: S311 - no secret hangs on it
@@ -263,7 +264,7 @@ class SqliteStore:
         if created:
             _sync_folder(self.path)
         self._seen.forget()
-        self._inode = self._file.stat().st_ino
+        self._inode = self._named.stat().st_ino
         self._writer, self._reader = writer, reader
 
     def _prepare(self, writer: sqlite3.Connection, reader: sqlite3.Connection, kind: probe.Kind) -> None:
@@ -290,6 +291,7 @@ class SqliteStore:
         )
 
     def _set_up(self, writer: sqlite3.Connection, kind: probe.Kind) -> None:
+        self._check_locks(writer)
         writer.execute(f"PRAGMA synchronous = {self.synchronous}")
         writer.execute("PRAGMA fullfsync = 1")  # only macOS knows the difference
         writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
@@ -304,9 +306,19 @@ class SqliteStore:
         if writer.execute("PRAGMA application_id").fetchone()[0] == probe.APPLICATION_ID:
             writer.execute("PRAGMA journal_mode = WAL").fetchall()
 
+    def _check_locks(self, connection: sqlite3.Connection) -> None:
+        if not locks.was_open_at_fork(self.path):
+            return
+        connection.execute("BEGIN")
+        try:
+            connection.execute("SELECT 1 FROM sqlite_master").fetchall()
+            locks.refuse_lost_locks(self.path)
+        finally:
+            _roll_back(connection)
+
     def _check_still_there(self) -> None:
         try:
-            inode = self._file.stat().st_ino
+            inode = self._named.stat().st_ino
         except OSError:
             inode = 0
         if inode != self._inode:

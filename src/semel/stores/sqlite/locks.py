@@ -1,0 +1,134 @@
+"""The locks of the operating system on an SQLite file: who holds one, and whether this process holds its own."""
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from semel.errors import StoreRefused
+
+__all__ = [
+    "RESERVED_BYTE",
+    "SHARED_BYTE",
+    "WAL_WRITE_BYTE",
+    "SystemLock",
+    "holder_of_lock",
+    "lock_holders",
+    "parse_locks",
+    "refuse_lost_locks",
+    "was_open_at_fork",
+]
+
+WAL_WRITE_BYTE = 120
+"""The byte of the `-shm` file that a writer locks while the database is in WAL mode."""
+RESERVED_BYTE = 0x40000001
+"""The byte of the database file that a writer locks otherwise."""
+SHARED_BYTE = 0x40000002
+"""The first byte of the range that everybody who uses the database file locks."""
+_LOCK = re.compile(r"POSIX +\S+ +(READ|WRITE) +(\d+) +[0-9a-f]+:[0-9a-f]+:(\d+) +(\d+) +(\d+|EOF)")
+_TO_THE_END = 2**63
+
+
+class SystemLock(NamedTuple):
+    """One POSIX lock that is held."""
+
+    kind: str
+    """`READ` or `WRITE`."""
+    pid: int
+    inode: int
+    first: int
+    last: int
+
+
+def parse_locks(text: str) -> Iterator[SystemLock]:
+    """The locks that are held. `text`: as in /proc/locks."""
+    for line in text.splitlines():
+        match = _LOCK.search(line)
+        if match is not None and "->" not in line:  # an arrow: it waits for the lock
+            last = _TO_THE_END if match[5] == "EOF" else int(match[5])
+            yield SystemLock(match[1], int(match[2]), int(match[3]), int(match[4]), last)
+
+
+def lock_holders(text: str, inodes: dict[int, int]) -> Iterable[int]:
+    """The processes that hold a write lock on that byte of one of these files. `text`: as in /proc/locks."""
+    for lock in parse_locks(text):
+        if lock.kind == "WRITE" and lock.inode in inodes and lock.first <= inodes[lock.inode] <= lock.last:
+            yield lock.pid
+
+
+def holder_of_lock(path: str) -> str:
+    """Who holds the write lock, as far as the system tells: ` (process 123)`, or nothing."""
+    try:
+        text = _read_locks()
+        inodes = {Path(path).stat().st_ino: RESERVED_BYTE}
+        if Path(path + "-shm").exists():
+            inodes[Path(path + "-shm").stat().st_ino] = WAL_WRITE_BYTE
+    except OSError:
+        return ""
+    pids = sorted(set(lock_holders(text, inodes)))
+    return f" (process {', '.join(map(str, pids))})" if pids else ""
+
+
+def _read_locks() -> str:
+    return Path("/proc/locks").read_text(encoding="ascii", errors="replace")
+
+
+# --- forks ---
+# SQLite counts in memory which locks its process holds. A forked child inherits the count, but not the locks. While a
+# connection of the parent is among what it inherited, SQLite takes no lock here, and says that it has one.
+
+_OPEN_AT_FORK: set[tuple[int, int]] = set()
+"""The device and inode of every file that was open when this process was forked."""
+
+
+def was_open_at_fork(path: str) -> bool:
+    """Whether the file was open when this process was forked."""
+    if not _OPEN_AT_FORK:
+        return False
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) in _OPEN_AT_FORK
+
+
+def refuse_lost_locks(path: str) -> None:
+    """Raise `StoreRefused` if SQLite believes that it has locked the file, and it has not.
+
+    Call it inside a transaction that has read, only if `was_open_at_fork`.
+    """
+    inode = Path(path).stat().st_ino
+    try:
+        held = any(
+            lock.pid == os.getpid() and lock.inode == inode and lock.first <= SHARED_BYTE <= lock.last
+            for lock in parse_locks(_read_locks())
+        )
+    except OSError:
+        held = False  # no way to know
+    if not held:
+        raise StoreRefused(
+            f"this process was forked while a connection to {path} was open, so SQLite cannot lock the file here;"
+            " close your own connections before a fork, or start the process by spawn instead"
+        )
+
+
+def _note_open_files() -> None:
+    """Runs in a forked child, where semel's own connections are closed already."""
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        try:
+            descriptors = [int(name) for name in os.listdir(folder)]  # noqa: PTH208 - names are numbers, not paths
+        except OSError:
+            continue
+        for descriptor in descriptors:
+            try:
+                found = os.fstat(descriptor)
+            except OSError:
+                continue  # it was the listing's own
+            if stat.S_ISREG(found.st_mode):
+                _OPEN_AT_FORK.add((found.st_dev, found.st_ino))
+        return
+
+
+os.register_at_fork(after_in_child=_note_open_files)
