@@ -55,6 +55,7 @@ def server_of(run_pid: int, folder: Path) -> Iterator[list[int]]:
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @needs_linux
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_server_ends_with_a_run_that_is_killed(tmp_path: Path, how: signal.Signals) -> None:
@@ -66,6 +67,7 @@ def test_a_server_ends_with_a_run_that_is_killed(tmp_path: Path, how: signal.Sig
         assert await_true(lambda: not any(map(guard.is_alive, tree)))
 
 
+@pytest.mark.slow
 @needs_linux
 def test_a_run_ends_with_its_make(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text("import os; print(os.getpid(), flush=True); input()")
@@ -100,6 +102,7 @@ def test_the_page_lists_every_program_and_where_it_comes_from() -> None:
     assert set(command[1].replace("\\\n", " ").split()) == named
 
 
+@pytest.mark.slow
 def test_a_test_that_needs_a_server_says_so(tmp_path: Path) -> None:
     """In a run without servers, an unmarked test that uses one fails instead of starting it."""
     test = tmp_path / "test_unmarked.py"

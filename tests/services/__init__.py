@@ -38,6 +38,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     absent = programs.absent()
     if absent:
         reporter.write_line(f"installing what tests use: {', '.join(each.name for each in absent)}")
+        reporter.flush()  # it lasts
         programs.install(absent)
         absent = programs.absent()
     for each in absent:
