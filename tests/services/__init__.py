@@ -36,10 +36,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
     absent = programs.absent()
-    if absent:
-        reporter.write_line(f"installing what tests use: {', '.join(each.name for each in absent)}")
+    wanted = [each for each in absent if packages.may_install() or not each.package]
+    if wanted:
+        reporter.write_line(f"installing what tests use: {', '.join(each.name for each in wanted)}")
         reporter.flush()  # it lasts
-        programs.install(absent)
+        programs.install(wanted)
         absent = programs.absent()
     for each in absent:
         reporter.write_line(f"{each.name} is not here: {each.advice}", yellow=True)

