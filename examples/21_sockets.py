@@ -23,7 +23,7 @@ async def handle(event: Event) -> None:
 
 async def feed(socket: ServerConnection) -> None:
     for number in range(EVENTS):  # the same events to everybody who connects, and never again
-        await socket.send(json.dumps({"event_id": f"evt-{number}", "type": "measured", "value": number}))
+        await socket.send(json.dumps({"id": f"evt-{number}", "type": "measured", "value": number}))
     await socket.wait_closed()
 
 

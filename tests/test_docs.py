@@ -1,6 +1,7 @@
 """The documents name what there is, and their links lead somewhere."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import get_args, get_origin
 
@@ -12,6 +13,7 @@ from semel.types import Outcome
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+EXTRA = re.compile(r"""extra `([a-z0-9-]+)`|pip install "\.\[([a-z0-9-]+)\]\"""")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -59,3 +61,12 @@ def test_every_page_is_reached_from_the_index() -> None:
             current.parent / target for target in LINK.findall(current.read_text()) if "://" not in target
         ]
     assert [str(path.relative_to(ROOT)) for path in PAGES if path.resolve() not in reached] == []
+
+
+def test_every_extra_that_a_page_names_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    texts = [path.read_text(encoding="utf-8") for path in PAGES]
+    named = {name for text in texts for found in EXTRA.findall(text) for name in found if name}
+    assert len(named) > 5
+    assert named - set(project["optional-dependencies"]) == set()
+    assert not [text for text in texts if re.search(r"install ['\"]?semel", text)], "there is no release yet"

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 LAYERS: list[set[str]] = [
     {"errors", "types"},
-    {"clock", "codec", "digests", "forks", "ids", "keys", "named", "policy", "signing", "windows"},
+    {"clock", "codec", "digests", "extras", "forks", "ids", "keys", "named", "policy", "signing", "windows"},
     {"core"},
     {
         "batches",

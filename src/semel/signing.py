@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from semel.errors import PolicyInvalid
+from semel.extras import install_command
 
 __all__ = ["SECRETS_MAX", "SECRET_BYTES_MIN", "Signer", "key_of", "signatures", "signed_text", "signer_of"]
 
@@ -64,6 +65,8 @@ def _ed25519(key: bytes) -> Signer:
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ModuleNotFoundError as error:
-        raise PolicyInvalid("whsk_ needs cryptography; pip install 'semel[ed25519]'") from error
+        raise PolicyInvalid(
+            f"whsk_ needs cryptography; install the extra: {install_command('ed25519')}"
+        ) from error
     private = Ed25519PrivateKey.from_private_bytes(key[:SEED_BYTES])
     return lambda signed: f"v1a,{base64.b64encode(private.sign(signed)).decode()}"

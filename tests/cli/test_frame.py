@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import semel as library
+from semel.extras import install_command
 from tests.cli.shell import PATIENCE_S, cold, environment, semel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,9 +40,8 @@ def test_the_command_is_installed_by_its_name() -> None:
 def test_without_its_extra_it_says_which_one() -> None:
     answer = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True, check=False)
     assert answer.returncode == 78
-    assert (
-        answer.stderr == "semel: the command line needs typer; install the extra: pip install 'semel[cli]'\n"
-    )
+    hint = install_command("cli")
+    assert answer.stderr == f"semel: the command line needs typer; install the extra: {hint}\n"
 
 
 def test_completion_is_offered(tmp_path: Path) -> None:

@@ -55,10 +55,10 @@ async def test_who_is_not_allowed_is_closed_before_anything_is_read(tmp_path: Pa
     async with once, Intake(once, handle) as intake:
         for authorize in (lambda scope: scope["path"] == "/open", later):
             acceptor = Acceptor(intake, authorize=authorize)
-            stranger = Socket('{"event_id": "a"}')
+            stranger = Socket('{"id": "a"}')
             await acceptor({"type": "websocket", "path": "/"}, stranger.receive, stranger.send)
             assert stranger.sent == [{"type": "websocket.close", "code": 1008}]
-            friend = Socket('{"event_id": "b"}', leaves=False)
+            friend = Socket('{"id": "b"}', leaves=False)
             serving = asyncio.create_task(
                 acceptor({"type": "websocket", "path": "/open"}, friend.receive, friend.send)
             )
@@ -77,7 +77,7 @@ async def test_a_client_that_leaves_at_once_has_handed_over_what_it_sent(tmp_pat
         done.add(event.id)
 
     async with once, Intake(once, handle) as intake:
-        hasty = Socket(*(json.dumps({"event_id": name}) for name in sorted(names)))
+        hasty = Socket(*(json.dumps({"id": name}) for name in sorted(names)))
         await Acceptor(intake)({"type": "websocket", "path": "/"}, hasty.receive, hasty.send)
         await until(lambda: done == names)
 
@@ -87,7 +87,7 @@ async def test_a_broken_intake_is_told_as_busy(tmp_path: Path) -> None:
 
     async def handle(event: Event) -> None: ...
 
-    socket = Socket('{"event_id": "a"}', leaves=False)
+    socket = Socket('{"id": "a"}', leaves=False)
     not_started = Intake(once, handle)
     serving = asyncio.create_task(
         Acceptor(not_started)({"type": "websocket", "path": "/"}, socket.receive, socket.send)
@@ -96,4 +96,4 @@ async def test_a_broken_intake_is_told_as_busy(tmp_path: Path) -> None:
     socket.leaving.set()
     await serving
     (answer,) = socket.answers
-    assert (answer["event_id"], answer["status"]) == ("a", "busy")
+    assert (answer["id"], answer["status"]) == ("a", "busy")

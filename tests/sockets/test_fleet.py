@@ -26,12 +26,12 @@ INSTANCES = 5
 
 
 def event(number: int, kind: str = "plain") -> dict[str, Any]:
-    return {"event_id": f"evt-{number}", "type": kind, "amount": number}
+    return {"id": f"evt-{number}", "type": kind, "amount": number}
 
 
 async def send_to(port: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Send all to one instance, over and over until each has an answer that is not `busy`."""
-    waiting = {each["event_id"]: each for each in events}
+    waiting = {each["id"]: each for each in events}
     answers = []
     async with connect(f"ws://127.0.0.1:{port}/events") as socket:
         for each in events:
@@ -40,9 +40,9 @@ async def send_to(port: int, events: list[dict[str, Any]]) -> list[dict[str, Any
             answer = json.loads(await asyncio.wait_for(socket.recv(), 60))
             answers.append(answer)
             if answer["status"] == "busy":
-                await socket.send(json.dumps(waiting[answer["event_id"]]))
+                await socket.send(json.dumps(waiting[answer["id"]]))
             else:
-                waiting.pop(answer["event_id"])
+                waiting.pop(answer["id"])
     return answers
 
 
@@ -54,11 +54,11 @@ async def send_to_all(
 
 async def test_the_same_events_to_five_instances_are_processed_and_persisted_once(tmp_path: Path) -> None:
     events = [event(number) for number in range(100)]
-    names = {each["event_id"] for each in events}
+    names = {each["id"] for each in events}
     with fleet(tmp_path, redis.place("fleet"), postgres.url()) as running:
         running.start(INSTANCES)
         answers = await send_to_all(running, events, clients=3)
-        statuses = Counter((each["event_id"], each["status"]) for many in answers for each in many)
+        statuses = Counter((each["id"], each["status"]) for many in answers for each in many)
         rows = await asyncio.to_thread(running.await_rows, names)
     assert rows == Counter(names)
     assert Counter(name for name, _, _ in running.runs()) == Counter(names), "a handler ran twice"
@@ -93,11 +93,11 @@ async def test_a_failed_attempt_is_repeated_though_nobody_sends_it_again(tmp_pat
 async def test_kills_and_a_restart_of_redis_lose_nothing(tmp_path: Path) -> None:
     events = [event(number) for number in range(150)]
     hanging = [event(1000 + number, "hangs") for number in range(3)]
-    names = {each["event_id"] for each in events + hanging}
+    names = {each["id"] for each in events + hanging}
     with redis.own(tmp_path) as keeper, fleet(tmp_path, keeper.url, postgres.url(), takes_s=0.2) as running:
         running.start(INSTANCES)
         await send_to_all(running, hanging)
-        owners = {await asyncio.to_thread(running.owner, each["event_id"]) for each in hanging}
+        owners = {await asyncio.to_thread(running.owner, each["id"]) for each in hanging}
         sending = [asyncio.create_task(stubborn(running, port, events)) for port in list(running.pids)]
         await until(lambda: len(running.rows()) > 10, 30)
         for owner in owners:
@@ -126,7 +126,7 @@ async def stubborn(running: Fleet, port: int, events: list[dict[str, Any]]) -> b
 
 async def test_a_webhook_is_taken_over_from_a_killed_instance(tmp_path: Path) -> None:
     now = int(time.time())
-    body = json.dumps({"event_id": "ignored", "type": "hangs"}).encode()
+    body = json.dumps({"id": "ignored", "type": "hangs"}).encode()
     headers = signed.standard(body, message_id="msg-1", at=now)
     with fleet(tmp_path, redis.place("hooks"), postgres.url()) as running:
         running.start(3)
@@ -146,7 +146,7 @@ async def test_a_webhook_is_taken_over_from_a_killed_instance(tmp_path: Path) ->
 
 async def test_an_instance_that_stops_finishes_what_it_has_accepted(tmp_path: Path) -> None:
     events = [event(number) for number in range(40)]
-    names = {each["event_id"] for each in events}
+    names = {each["id"] for each in events}
     rows = f"sqlite:///{tmp_path / 'rows.db'}"
     with fleet(tmp_path, redis.place("stops"), rows, takes_s=0.05) as running:
         running.start(1)
@@ -158,9 +158,9 @@ async def test_an_instance_that_stops_finishes_what_it_has_accepted(tmp_path: Pa
 
 
 async def test_what_is_no_event_is_answered_so_and_leaves_no_record(tmp_path: Path) -> None:
-    large = json.dumps({"event_id": "large", "more": "y" * 300_000})
-    wrong = ["", "no json", "[]", "{}", '{"event_id": true}', '{"event_id": ""}', '{"event_id": "a", "type": 7}',
-             "[" * 10_000, json.dumps({"event_id": "x" * 600}), large]  # fmt: skip
+    large = json.dumps({"id": "large", "more": "y" * 300_000})
+    wrong = ["", "no json", "[]", "{}", '{"id": true}', '{"id": ""}', '{"id": "a", "type": 7}',
+             "[" * 10_000, json.dumps({"id": "x" * 600}), large]  # fmt: skip
     store = f"sqlite:///{tmp_path / 'records.db'}"
     with fleet(tmp_path, store, f"sqlite:///{tmp_path / 'rows.db'}") as running:
         running.start(1)
@@ -172,7 +172,7 @@ async def test_what_is_no_event_is_answered_so_and_leaves_no_record(tmp_path: Pa
                 answer = json.loads(await socket.recv())
                 assert answer["status"] == "invalid", message[:40]
                 assert answer["reason"]
-        assert await send_to(port, [event(1)]) == [{"event_id": "evt-1", "status": "accepted"}]
+        assert await send_to(port, [event(1)]) == [{"id": "evt-1", "status": "accepted"}]
         await asyncio.to_thread(running.await_rows, {"evt-1"})
         running.stop()
     with semel.open(store, consumer="fleet") as once:

@@ -47,7 +47,7 @@ async def listening(store: str, url: str, done: list[str], **options: Any) -> As
 
 
 def event(number: int, **more: Any) -> dict[str, Any]:
-    return {"event_id": f"evt-{number}", "type": "plain", **more}
+    return {"id": f"evt-{number}", "type": "plain", **more}
 
 
 async def test_two_listeners_hear_everything_and_run_it_once(tmp_path: Path) -> None:
@@ -160,6 +160,13 @@ def test_where_the_id_is_can_be_said() -> None:
         Fields(id="a..b")
 
 
+def test_an_event_names_itself_by_id_or_else_by_event_id() -> None:
+    read = Fields().read
+    assert read('{"id": "a", "event_id": "b"}', 1000) == Event(id="a", body=b'{"id": "a", "event_id": "b"}')
+    assert read('{"event_id": "b"}', 1000) == Event(id="b", body=b'{"event_id": "b"}')
+    assert isinstance(Fields(id="meta.id").read('{"event_id": "b"}', 1000), Invalid)
+
+
 # --- semel listen -------------------------------------------------------------------------------
 
 HANDLER = """
@@ -211,7 +218,7 @@ async def test_five_commands_lose_nothing_when_some_are_killed_and_redis_restart
             pids = [command(tmp_path, feed, keeper.url, rows=table) for _ in range(5)]
             try:
                 await feed.await_listeners(5)
-                feed.send(*({"event_id": f"evt-{number}", "type": "hangs"} for number in range(3)))
+                feed.send(*({"id": f"evt-{number}", "type": "hangs"} for number in range(3)))
                 await until(lambda: len(begun(tmp_path)) == 3)
                 owners = {pid for _, pid, _ in begun(tmp_path)}
                 assert owners <= set(pids)
@@ -245,7 +252,7 @@ async def test_the_command_buries_what_it_gives_up(tmp_path: Path) -> None:
         pid = command(tmp_path, feed, "sqlite:///records.db", *more)
         try:
             await feed.await_listeners(1)
-            feed.send({"event_id": "evt-1", "type": "bad", "amount": 7})
+            feed.send({"id": "evt-1", "type": "bad", "amount": 7})
             await until((tmp_path / "dead.jsonl").exists)
         finally:
             await asyncio.to_thread(server.end, pid, signal.SIGTERM)

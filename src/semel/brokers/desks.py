@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Protocol
 
 from semel.errors import UsageError
+from semel.extras import install_command
 from semel.handles import handle_for
 from semel.lazily import asyncio
 
@@ -149,7 +150,7 @@ class AsyncSqliteDesk(_Sqlite):
             import aiosqlite
         except ModuleNotFoundError as error:
             raise UsageError(
-                'an async handler in mode inbox needs aiosqlite: pip install "semel[aiosqlite]"'
+                f"an async handler in mode inbox needs aiosqlite: {install_command('aiosqlite')}"
             ) from error
         return await aiosqlite.connect(self._path, isolation_level=None)
 

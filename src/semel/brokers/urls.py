@@ -9,6 +9,7 @@ import msgspec
 
 from semel.brokers.source import Source
 from semel.errors import UsageError
+from semel.extras import install_command
 
 __all__ = ["named", "options_of", "source_for"]
 
@@ -42,9 +43,7 @@ def named(url: str, functions: Mapping[str, str]) -> Any:
         return getattr(import_module(module), function)
     except ModuleNotFoundError as error:
         extra = module.rpartition(".")[2].partition("_")[0]
-        raise UsageError(
-            f'{scheme}: needs {error.name}; install it with pip install "semel[{extra}]"'
-        ) from error
+        raise UsageError(f"{scheme}: needs {error.name}; install it: {install_command(extra)}") from error
 
 
 def options_of(url: str, kind: type[msgspec.Struct], given: Mapping[str, Any] | None = None) -> Any:

@@ -82,7 +82,7 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
     window: WindowOption = None,
     lease: LeaseOption = None,
     persist: PersistOption = None,
-    key: KeyOption = "event_id",
+    key: KeyOption = "id",
     kind: TypeOption = "type",
     concurrency: ConcurrencyOption = 10,
     max_attempts: AttemptsOption = 10,
@@ -197,7 +197,7 @@ def _grave(file: Path | None) -> "Undertaker | None":
 
         from semel.lazily import asyncio
 
-        letter = {"event_id": event.id, "type": event.type, "error": repr(error), "payload": event.payload}
+        letter = {"id": event.id, "type": event.type, "error": repr(error), "payload": event.payload}
         await asyncio.to_thread(write, msgspec.json.encode(letter) + b"\n")
 
     return bury

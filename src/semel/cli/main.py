@@ -4,6 +4,8 @@ import importlib.util
 import sys
 import traceback
 
+from semel.extras import install_command
+
 __all__ = ["main"]
 
 NEEDED = ("typer", "rich", "pydantic_settings")
@@ -15,7 +17,7 @@ def main() -> int:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         print(
-            f"semel: the command line needs {', '.join(missing)}; install the extra: pip install 'semel[cli]'",
+            f"semel: the command line needs {', '.join(missing)}; install the extra: {install_command('cli')}",
             file=sys.stderr,
         )
         return 78

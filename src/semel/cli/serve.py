@@ -8,6 +8,7 @@ import typer
 from semel.cli.exits import BAD_CONFIGURATION, OK, Stop
 from semel.cli.options import StoreOption, serve_options, settings_for, text
 from semel.cli.output import redacted, say
+from semel.extras import install_command
 from semel.windows import duration_us
 
 if TYPE_CHECKING:
@@ -182,6 +183,6 @@ def _be_installed() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise Stop(
-            f"the service needs {', '.join(missing)}; install the extra: pip install 'semel[server]'",
+            f"the service needs {', '.join(missing)}; install the extra: {install_command('server')}",
             BAD_CONFIGURATION,
         )

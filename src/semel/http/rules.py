@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from semel.aclient import AsyncSemel
 from semel.client import Semel
 from semel.errors import ModeMismatch, NotApplied, PolicyInvalid, UsageError
+from semel.extras import install_command
 from semel.http import problems
 from semel.http.keys import KeyMalformed, read
 from semel.http.presets import PRESETS, SERVER_ERRORS, Preset
@@ -104,7 +105,7 @@ def prepared(client: C, rules: Rules, take: Any) -> C:
             f"consumer {client.consumer!r} works in mode {client.mode!r}; HTTP is for {' or '.join(MODES)}"
         )
     if find_spec("http_sf") is None:
-        raise UsageError("keys are structured fields, which need http-sf: pip install 'semel[http]'")
+        raise UsageError(f"keys are structured fields, which need http-sf: {install_command('http')}")
     window_s = max(rules.keeping.window_s_min, window_s_of(client))
     return client.using(
         replace(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from semel.digests import digest
+from semel.extras import install_command
 from semel.observe import events
 
 try:
@@ -16,7 +17,7 @@ try:
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as _error:
     raise ImportError(
-        "traces need opentelemetry-api; install the extra: pip install 'semel[otel]'"
+        f"traces need opentelemetry-api; install the extra: {install_command('otel')}"
     ) from _error
 
 __all__ = ["TraceHook"]

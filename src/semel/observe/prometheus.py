@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from semel.extras import install_command
 from semel.observe import events
 from semel.types import Stats
 
@@ -15,7 +16,7 @@ try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Info
 except ImportError as _error:
     raise ImportError(
-        "metrics need prometheus-client; install the extra: pip install 'semel[prometheus]'"
+        f"metrics need prometheus-client; install the extra: {install_command('prometheus')}"
     ) from _error
 
 __all__ = ["LABELS_MAX", "METRICS", "Metric", "PrometheusHook"]

@@ -32,7 +32,7 @@ class Acceptor:
     """A WebSocket route: `WebSocketRoute("/events", Acceptor(intake))` in Starlette or FastAPI.
 
     Each text or binary message is one event, and gets one answer, in whatever order they are ready:
-    `{"event_id": ..., "status": "accepted" | "duplicate" | "busy" | "invalid"}`, with `reason` and `retry_after_s`
+    `{"id": ..., "status": "accepted" | "duplicate" | "busy" | "invalid"}`, with `reason` and `retry_after_s`
     where there are any. `accepted`: journaled, it will run, whoever dies. `busy`: not taken, send it again.
     `authorize(scope)` decides who may connect; without it the route lets in whom the application lets through.
     """
@@ -96,7 +96,7 @@ class Acceptor:
 async def _say(
     send: Send, event_id: str | None, status: str, reason: str = "", retry_after_s: float = 0.0
 ) -> None:
-    answer: dict[str, Any] = {"event_id": event_id, "status": status}
+    answer: dict[str, Any] = {"id": event_id, "status": status}
     if reason:
         answer["reason"] = reason
     if retry_after_s:

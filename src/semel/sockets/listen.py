@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from semel.errors import PolicyInvalid
+from semel.extras import install_command
 from semel.intake import Event, Intake
 from semel.sockets.message import Fields, Invalid
 
@@ -78,7 +79,7 @@ class Listener:
             raise PolicyInvalid("a source is ws://host/path or wss://host/path")
         if find_spec("websockets") is None:
             raise PolicyInvalid(
-                "to listen needs websockets; install the extra: pip install 'semel[websocket]'"
+                f"to listen needs websockets; install the extra: {install_command('websocket')}"
             )
         self._url = url
         self._intake = intake

@@ -12,6 +12,8 @@ from semel.keys.limits import check as check_key
 __all__ = ["Fields", "Invalid"]
 
 PARTS_MAX = 16
+OTHER_ID = "event_id"
+"""Read where an event has no `id` and no other path was chosen."""
 
 
 class Invalid(Struct, frozen=True):
@@ -22,15 +24,18 @@ class Invalid(Struct, frozen=True):
 
 
 class Fields(Struct, frozen=True, kw_only=True):
-    """Where the id and the type of an event are: paths such as `event_id` or `meta.id`."""
+    """Where the id and the type of an event are: paths such as `id` or `meta.id`.
 
-    id: str = "event_id"
+    With the default, an event without `id` may say `event_id` instead.
+    """
+
+    id: str = "id"
     type: str = "type"
 
     def __post_init__(self) -> None:
         for path in (self.id, self.type):
             if not path or "" in path.split(".") or path.count(".") >= PARTS_MAX:
-                raise PolicyInvalid(f"{path!r} is no path to a field; write event_id, or meta.id")
+                raise PolicyInvalid(f"{path!r} is no path to a field; write id, or meta.id")
 
     def read(self, message: str | bytes, bytes_max: int) -> Event | Invalid:
         """The event in a message. Never raises for what is in it."""
@@ -44,6 +49,8 @@ class Fields(Struct, frozen=True, kw_only=True):
         if not isinstance(fields, dict):
             return Invalid("no JSON object")
         found = _at(fields, self.id)
+        if found is None and self.id == "id":
+            found = fields.get(OTHER_ID)
         if isinstance(found, int) and not isinstance(found, bool):
             found = str(found)
         if not isinstance(found, str):

@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
+from semel.extras import install_command
 from semel.intake import Event, Handler
 
 __all__ = ["EventTable"]
@@ -247,7 +248,7 @@ class Postgres:
             import psycopg
         except ImportError:
             raise StoreUnknown(
-                "PostgreSQL needs psycopg; install the extra: pip install 'semel[postgres]'"
+                f"PostgreSQL needs psycopg; install the extra: {install_command('postgres')}"
             ) from None
         self._psycopg = psycopg
         self._url = _bare(url)

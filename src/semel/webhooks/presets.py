@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from semel.errors import PolicyInvalid
+from semel.extras import install_command
 from semel.signing import key_of, signed_text
 from semel.webhooks.verify import (
     HEADER_CHARS_MAX,
@@ -95,7 +96,7 @@ def _public_key(text: str) -> Callable[[bytes, bytes], bool]:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError:
         raise PolicyInvalid(
-            "v1a signatures need cryptography; install the extra: pip install 'semel[ed25519]'"
+            f"v1a signatures need cryptography; install the extra: {install_command('ed25519')}"
         ) from None
     raw = unbase64(text.removeprefix("whpk_"))
     try:

@@ -7,6 +7,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from semel.core.relaying import Published, Refused, Row, Sent, Unsent
 from semel.errors import PolicyInvalid, SinkUnavailable, SinkUnknown
+from semel.extras import install_command
 
 __all__ = [
     "Published",
@@ -78,7 +79,7 @@ def sink_for(url: str, **options: Any) -> Sink:
         if error.name is None or error.name.startswith("semel"):
             raise
         raise SinkUnknown(
-            f"{scheme}: needs {error.name}; install the extra: pip install 'semel[{extra}]'"
+            f"{scheme}: needs {error.name}; install the extra: {install_command(extra)}"
         ) from error
     return made
 

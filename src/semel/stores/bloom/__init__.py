@@ -4,6 +4,7 @@ from semel.core.commands import Page, Scan
 from semel.core.ports import Store
 from semel.digests import digest
 from semel.errors import StoreUnavailable, StoreUnknown
+from semel.extras import install_command
 from semel.stores.tiered.ports import Filter, Fullness
 
 try:
@@ -12,7 +13,7 @@ except ModuleNotFoundError as _missing:
     if _missing.name != "rbloom":
         raise
     raise StoreUnknown(
-        'a Bloom filter needs rbloom; install it with: pip install "semel[bloom]"'
+        f"a Bloom filter needs rbloom; install the extra: {install_command('bloom')}"
     ) from _missing
 
 __all__ = ["Bloom", "Filter", "Fullness", "rebuild"]

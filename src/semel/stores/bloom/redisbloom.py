@@ -6,6 +6,7 @@ from math import log2
 from typing import Any
 
 from semel.errors import StoreRefused, StoreUnavailable, StoreUnknown
+from semel.extras import install_command
 from semel.stores.bloom.settings import Layout, layout
 from semel.stores.tiered.ports import Fullness
 
@@ -14,7 +15,7 @@ try:
     from redis.exceptions import RedisError, ResponseError
 except ModuleNotFoundError as _missing:
     raise StoreUnknown(
-        'RedisBloom needs the Redis driver; install it with: pip install "semel[redis]"'
+        f"RedisBloom needs the Redis driver; install the extra: {install_command('redis')}"
     ) from _missing
 
 __all__ = ["RedisBloom"]

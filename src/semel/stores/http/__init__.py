@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from semel.errors import StoreUnknown
+from semel.extras import install_command
 
 if TYPE_CHECKING:
     from semel.stores.http.store import HttpStore
@@ -20,6 +21,6 @@ def from_url(url: str) -> "HttpStore":
         if error.name != "httpx2":
             raise
         raise StoreUnknown(
-            'http: and https: need their driver; install it with: pip install "semel[http-client]"'
+            f"http: and https: need their driver; install the extra: {install_command('http-client')}"
         ) from error
     return HttpStore(url)

@@ -1,12 +1,13 @@
 """Records in PostgreSQL: durable, shared by many machines, readable by operators."""
 
 from semel.errors import StoreUnknown
+from semel.extras import install_command
 
 try:
     import psycopg as _driver  # noqa: F401 - to say what to do where it is missing
 except ImportError as _missing:
     raise StoreUnknown(
-        'postgresql: needs a driver; install it with: pip install "semel[postgres]"'
+        f"postgresql: needs a driver; install the extra: {install_command('postgres')}"
     ) from _missing
 
 from semel.stores.postgres.schema import schema_sql

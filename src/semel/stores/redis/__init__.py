@@ -1,6 +1,7 @@
 """Records in Redis or Valkey: fast, shared by many machines, as durable as the server is set up to be."""
 
 from semel.errors import StoreUnknown
+from semel.extras import install_command
 
 try:
     from semel.stores.redis.astore import AsyncRedisStore
@@ -8,7 +9,9 @@ try:
 except ModuleNotFoundError as _missing:
     if _missing.name != "redis":
         raise
-    raise StoreUnknown('redis: needs its driver; install it with: pip install "semel[redis]"') from _missing
+    raise StoreUnknown(
+        f"redis: needs its driver; install the extra: {install_command('redis')}"
+    ) from _missing
 
 __all__ = ["AsyncRedisStore", "RedisStore", "from_url"]
 
