@@ -142,7 +142,7 @@ def test_a_file_and_its_folder_stay_as_they_are(file: Path) -> None:
     before = look(file.parent)
     answer = bench("sqlite:///events.db?synchronous=normal", file.parent, "--json")
     assert answer.code == 0
-    assert answer.json()["store"] == "sqlite:events.db"
+    assert answer.json()["store"] == "sqlite:///events.db"
     assert look(file.parent) == before
 
 

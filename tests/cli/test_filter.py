@@ -166,7 +166,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     assert (unknown.returncode, unknown.stdout) == (78, b"")
     (tmp_path / "seen.db").write_text("no database at all" * 100)
     refused = semel("filter", "--key", "id", *SEEN, cwd=tmp_path, given=lines("a"))
-    assert (refused.returncode, refused.stdout) == (69, b"")
+    assert (refused.returncode, refused.stdout) == (78, b"")
     (tmp_path / "cut.gz").write_bytes(gzip.compress(os.urandom(100_000))[:-2000])
     assert semel("filter", "--key", "id", "-q", "cut.gz", cwd=tmp_path).returncode == 1
 

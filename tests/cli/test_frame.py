@@ -93,9 +93,9 @@ WRONG: list[tuple[list[str | bytes], int, str]] = [
     (["list", "--store", "sqlite:///events.db?sync=full"], 78, "unknown option sync"),
     (["list", "--store", "sqlite:///none.db"], 5, "does not exist; name another with --store"),
     (["show", "k", "--store", "sqlite:///empty.db"], 5, "does not exist"),
-    (["list", "--store", "sqlite:///text.db"], 69, "is not an SQLite database"),
-    (["list", "--store", "sqlite:///short.db"], 69, "is damaged"),
-    (["list", "--store", "sqlite:///."], 69, "is a folder"),
+    (["list", "--store", "sqlite:///text.db"], 78, "is not an SQLite database"),
+    (["list", "--store", "sqlite:///short.db"], 78, "is damaged"),
+    (["list", "--store", "sqlite:///."], 78, "is a folder"),
     (["--config", "none.toml", "list"], 78, "none.toml does not exist"),
 ]
 

@@ -84,7 +84,7 @@ def test_commands_that_cannot_run_or_die(tmp_path: Path) -> None:
     assert semel(*KEY, "--output-max", "1MiB", "--", "true", cwd=tmp_path).returncode == 2
     (tmp_path / "jobs.db").unlink()
     (tmp_path / "jobs.db").mkdir()
-    assert semel(*KEY, "--", "true", cwd=tmp_path).returncode == 69
+    assert semel(*KEY, "--", "true", cwd=tmp_path).returncode == 78
 
 
 def test_arguments_and_stdin_pass_through(tmp_path: Path) -> None:

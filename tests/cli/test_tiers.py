@@ -32,7 +32,7 @@ def test_a_table_of_tiers_is_a_store_for_every_command(cache: str, tmp_path: Pat
     assert semel("forget", "nightly", "--yes", cwd=tmp_path).code == 0
     again = semel("once", "--key", "nightly", "--no-replay", "--", "true", cwd=tmp_path)
     assert again.code == 0, again.err  # the cache has forgotten too
-    assert "tiered(" in semel("show", "unknown", cwd=tmp_path).err
+    assert "tiered:?cache=" in semel("show", "unknown", cwd=tmp_path).err
     assert "CREATE TABLE" in semel("migrate", "--sql", cwd=tmp_path).out
 
 

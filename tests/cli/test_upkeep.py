@@ -26,7 +26,7 @@ def test_stats_counts_by_state_and_consumer(place: Path) -> None:
     counted = semel("stats", "--json", cwd=place).json()
     assert counted["states"] == {"claimed": 2, "done": 4, "failed": 1, "unknown": 1}
     assert counted["consumers"] == {"billing": 6, "mails": 2, "metrics": 1}
-    assert (counted["marks"], counted["expired"], counted["store"]) == (1, 25, "sqlite:events.db")
+    assert (counted["marks"], counted["expired"], counted["store"]) == (1, 25, "sqlite:///events.db")
     assert set(counted) == {
         "store", "states", "consumers", "marks", "expired", "purge_lag_s", "bytes_used", "tiers", "ahead_s",
     }  # fmt: skip
@@ -52,9 +52,9 @@ def test_migrate_creates_a_store_that_opens(tmp_path: Path) -> None:
     assert semel("migrate", "--store", url, "--dry-run", cwd=tmp_path).code == 0
     assert not (tmp_path / "new.db").exists()
     made = semel("migrate", "--store", url, cwd=tmp_path)
-    assert (made.code, made.err) == (0, "sqlite:new.db was created.\n")
+    assert (made.code, made.err) == (0, "sqlite:///new.db was created.\n")
     again = semel("migrate", "--store", url, cwd=tmp_path)
-    assert (again.code, again.err) == (0, "sqlite:new.db is up to date.\n")
+    assert (again.code, again.err) == (0, "sqlite:///new.db is up to date.\n")
     assert semel("list", "--store", url, "--json", cwd=tmp_path).json() == {"records": [], "more": False}
 
 

@@ -95,7 +95,7 @@ def some_benchmarks(store: Store, count: int = 2) -> None:
             )
         ]
         document = {
-            "store": "sqlite:semel.db",
+            "store": "sqlite:///semel.db",
             "seconds": 20.0,
             "semel": f"0.{number}.0",
             "python": "3.14.0",

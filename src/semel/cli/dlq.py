@@ -138,7 +138,7 @@ def _mode_of(settings: "Settings", consumer: str) -> "Mode":
     """The mode that the store has recorded for a consumer."""
     from semel.cli.reach import opened
 
-    with opened(settings, create=True) as reach:
+    with opened(settings) as reach:
         return reach.stored_settings().modes.get((settings.tenant or "", consumer), "lease")
 
 

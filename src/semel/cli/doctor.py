@@ -5,10 +5,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
-from semel.cli.exits import FAILED, NOT_FOUND, UNAVAILABLE, Stop
+from semel.cli.exits import FAILED, UNAVAILABLE, Stop
 from semel.cli.options import JsonOption, SourcesOption, StoreOption, settings_for, sources_of
 from semel.cli.output import console, print_json, print_rows, redacted, table
-from semel.cli.reach import exists, found
+from semel.cli.reach import existing
 from semel.errors import SemelError
 from semel.observe.doctor import Finding, examine, of_source
 
@@ -25,9 +25,7 @@ def doctor(store: StoreOption = None, source: SourcesOption = None, *, as_json: 
     broken (there may be warnings), 1 something is, 69 the store or a broker does not answer.
     """
     settings = settings_for(store=store)
-    target = found(settings)
-    if not exists(target):
-        raise Stop(f"{target.name} does not exist; create it with: semel migrate", NOT_FOUND)
+    target = existing(settings)
     findings = [_redacted(each) for each in examine(target)]
     silent = (
         [target.name]

@@ -10,6 +10,7 @@ from semel.errors import (
     SinkUnknown,
     StillRunning,
     StoreError,
+    StoreRefused,
     StoreUnknown,
     ValueInvalid,
 )
@@ -56,6 +57,7 @@ _CODES: tuple[tuple[type[SemelError], int], ...] = (
     (PolicyInvalid, BAD_CONFIGURATION),
     (ModeMismatch, BAD_CONFIGURATION),
     (StillRunning, TRY_LATER),
+    (StoreRefused, BAD_CONFIGURATION),
     (StoreError, UNAVAILABLE),
     (SinkUnavailable, UNAVAILABLE),
 )

@@ -12,7 +12,7 @@ from semel.cli import shown
 from semel.cli.exits import NOT_FOUND, USAGE, Stop
 from semel.cli.options import JsonOption, StoreOption, YesOption, settings_for, text
 from semel.cli.output import confirm, console, duration_text, local_time, print_json, print_rows, say, table
-from semel.cli.reach import exists, found
+from semel.cli.reach import existing
 
 if TYPE_CHECKING:
     from semel.outbox.rows import Entry, Rows, State
@@ -150,9 +150,7 @@ def _with_rows(store: str | None, work: "Callable[[Rows], Awaitable[T]]") -> T:
 
     settings = settings_for(store=store)
     rows = rows_for(settings.store)
-    target = found(settings)
-    if not exists(target):
-        raise Stop(f"{target.name} does not exist; name another with --store", NOT_FOUND)
+    existing(settings)
 
     async def do() -> T:
         await rows.open()

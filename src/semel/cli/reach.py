@@ -1,5 +1,6 @@
 """The way to a store, below any client: looking at a consumer never records a mode for it."""
 
+import shlex
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -10,6 +11,7 @@ from semel.cli.exits import BAD_CONFIGURATION, NOT_FOUND, USAGE, Stop
 from semel.core.commands import Command, Item, Lookup, ReadSettings
 from semel.core.commands import Settings as StoreSettings
 from semel.core.ports import AsyncStore, Store
+from semel.errors import StoreError
 from semel.keys.limits import check as check_key
 from semel.plans import reachable
 from semel.stores.registry import store_for
@@ -18,7 +20,7 @@ from semel.types import Absent, Record, Unavailable
 if TYPE_CHECKING:
     from semel.cli.settings import Settings  # slow to import, and --help does not need it
 
-__all__ = ["Reach", "exists", "found", "opened"]
+__all__ = ["Reach", "existing", "exists", "found", "opened"]
 
 R = TypeVar("R")
 
@@ -121,17 +123,24 @@ class Reach:
 @contextmanager
 def opened(settings: "Settings", *, create: bool = False) -> Iterator[Reach]:
     """The store that the settings name, connected. A file that is not there is not made unless `create`."""
-    store = found(settings)
-    if not create and not exists(store):
-        raise Stop(
-            f"{store.name} does not exist; name another with --store, or create it with: semel migrate",
-            NOT_FOUND,
-        )
+    store = found(settings) if create else existing(settings)
     store.open()
     try:
         yield Reach(store, settings)
     finally:
         store.close()
+
+
+def existing(settings: "Settings", flag: str = "--store") -> Store:
+    """The store that the settings name, not yet connected. Raises `Stop` where it was never made."""
+    store = found(settings)
+    if not exists(store):
+        raise Stop(
+            f"{store.name} does not exist; name another with {flag}, or create it with: semel migrate --store"
+            f" {shlex.quote(store.name)}",
+            NOT_FOUND,
+        )
+    return store
 
 
 def found(settings: "Settings") -> Store:
@@ -143,9 +152,14 @@ def found(settings: "Settings") -> Store:
 
 
 def exists(store: Store) -> bool:
-    """Whether the store is there to be looked at; an empty file is none yet."""
-    path = getattr(getattr(store, "truth", store), "path", None)
-    if path is None:
+    """Whether the store was made; an empty file is none yet. True where it cannot be known before it is opened."""
+    behind: Any = getattr(store, "truth", store)
+    if hasattr(behind, "exists"):
+        try:
+            return bool(behind.exists())
+        except StoreError:
+            return True  # opening it says what is wrong
+    if not hasattr(behind, "path"):
         return True
-    file = Path(path)
+    file = Path(behind.path)
     return file.exists() and (not file.is_file() or file.stat().st_size > 0)

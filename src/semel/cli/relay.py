@@ -9,6 +9,7 @@ import typer
 from semel.cli.exits import BAD_CONFIGURATION, INTERRUPTED, OK, USAGE, Stop
 from semel.cli.options import parse_duration_us, settings_for, text
 from semel.cli.output import redacted, say
+from semel.cli.reach import existing
 from semel.core.relaying import Retrying
 
 __all__ = ["relay"]
@@ -102,8 +103,10 @@ def relay(  # noqa: PLR0913 - one for each option
     settings = settings_for(store=source)
     webhook = to.startswith(("https:", "http:"))
     options = {"secrets": _secrets(secret_file), "private": private, "allow": allow or ()} if webhook else {}
+    rows = rows_for(settings.store)
+    existing(settings, "--from")
     running = Relay(
-        rows_for(settings.store),
+        rows,
         sink_for(to, **options),
         retrying=_retrying(attempts_max, backoff_max, skip=skip),
         rows_max=rows_max,

@@ -321,7 +321,7 @@ def test_closed_and_opened_again(tmp_path: Path) -> None:
 def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert from_url("sqlite:///events.db").path == str(tmp_path / "events.db")
-    assert from_url("sqlite:///events.db").name == "sqlite:events.db"
+    assert from_url("sqlite:///events.db").name == "sqlite:///events.db"
     assert from_url(f"sqlite:///{tmp_path}/my%20events.db").path == f"{tmp_path}/my events.db"
     store = from_url("sqlite:///x.db?synchronous=normal&readable_keys=false&adopt=true&busy_wait_s=0.5")
     settings = (store.synchronous, store.readable_keys, store._adopt, store._busy_wait_s)

@@ -485,7 +485,7 @@ def test_tiers_have_a_url() -> None:
     }
     url = url_of(table)
     store = from_url(url)
-    assert store.name == "tiered(memory: over sqlite:a.db)"
+    assert store.name == "tiered:?cache=memory:&truth=sqlite:///a.db&cache_window=5m"
     assert store.cache_window_us == 300 * S
     for bad in ("tiered:", "tiered:?cache=memory:", "tiered:x?cache=memory:&truth=memory:"):
         with pytest.raises(PolicyInvalid, match="tiered:"):

@@ -83,6 +83,12 @@ def prepare(name: str, schema: str) -> Talk[Found]:
     return replace(found, identity=identity)
 
 
+def has_tables() -> Talk[bool]:
+    """Whether a semel has been here."""
+    ((_, made),) = yield Ask("has_schema")
+    return bool(made)
+
+
 def _check(name: str) -> Talk[Found]:
     ((version, recovering, read_only, encoding, commit, fsync, full_pages, clock_us),) = yield Ask("server")
     if version < OLDEST:

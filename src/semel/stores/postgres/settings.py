@@ -1,6 +1,7 @@
 """What a PostgreSQL store is told about its server: checked on birth, and shared by both colours."""
 
 from typing import Any, TypedDict, Unpack
+from urllib.parse import quote, urlencode
 
 import psycopg
 from msgspec import Struct
@@ -73,11 +74,21 @@ class Place(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """How it is called in errors and logs: without user and password."""
-        host = self.conninfo.get("host") or self.conninfo.get("hostaddr") or "localhost"
-        port = f":{self.conninfo['port']}" if "port" in self.conninfo else ""
-        schema = "" if self.schema == SCHEMA else f"?schema={self.schema}"
-        return f"postgresql://{host}{port}/{self.conninfo.get('dbname', '')}{schema}"
+        """Its URL for errors and logs: without user and password."""
+        hosts = str(self.conninfo.get("host") or self.conninfo.get("hostaddr") or "localhost").split(",")
+        ports = str(self.conninfo.get("port", "")).split(",")
+        query: dict[str, str] = {}
+        if any(host.startswith("/") for host in hosts):  # folders of sockets cannot stand before the path
+            query = {"host": ",".join(hosts)} | ({"port": ",".join(ports)} if any(ports) else {})
+            servers = ""
+        else:
+            ports = ports * len(hosts) if len(ports) == 1 else ports
+            named = (f"[{host}]" if ":" in host else host for host in hosts)
+            servers = ",".join(f"{host}:{port}".rstrip(":") for host, port in zip(named, ports, strict=False))
+        if self.schema != SCHEMA:
+            query["schema"] = self.schema
+        asked = "?" + urlencode(query, safe="/,") if query else ""
+        return f"postgresql://{servers}/{quote(self.conninfo.get('dbname', ''))}{asked}"
 
     def parameters(self) -> dict[str, Any]:
         """What the driver is given to connect with."""

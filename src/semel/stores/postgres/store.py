@@ -18,7 +18,7 @@ from semel.forks import restart_after_fork
 from semel.stores.postgres.batch import Ask, Batch, Scope, Stage, Talk, stages
 from semel.stores.postgres.lines import AsyncLine, AsyncLines, Line, Lines
 from semel.stores.postgres.listening import LoopListener, ThreadListener
-from semel.stores.postgres.schema import Found, prepare
+from semel.stores.postgres.schema import Found, has_tables, prepare
 from semel.stores.postgres.settings import Options, Place
 from semel.stores.postgres.statements import statements
 from semel.stores.postgres.talk import say
@@ -163,6 +163,17 @@ class PostgresStore(_Shared):
         """Connect, run the start checks, bring the schema up to date; idempotent."""
         self._closed = False
         self._opened()
+
+    def exists(self) -> bool:
+        """Whether semel's tables are there; unlike `open`, makes none."""
+        lines = Lines(self.place.parameters(), lines_max=1, wait_s=self.place.wait_s)
+        try:
+            with lines.line() as line:
+                return self._converse(line, has_tables())
+        except psycopg.Error as error:
+            raise translated(error, self.name) from error
+        finally:
+            lines.close()
 
     def close(self) -> None:
         """Let go of all connections; idempotent, from any thread. Calls under way end with their own."""

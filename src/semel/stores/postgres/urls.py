@@ -2,7 +2,7 @@
 
 from difflib import get_close_matches
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from psycopg import pq
 
@@ -38,8 +38,8 @@ def from_url(url: str) -> PostgresStore:
             near = get_close_matches(name, (*OPTIONS, *theirs), 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(OPTIONS)}"
             raise PolicyInvalid(f"the URL has the unknown option {name}; {hint}")
-    bare = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(rest, quote_via=quote), ""))
-    return PostgresStore(bare, **mine)
+    bare = f"postgresql://{parts.netloc}{parts.path}"  # urlunsplit would drop the slashes of an empty host
+    return PostgresStore(f"{bare}?{urlencode(rest, quote_via=quote)}" if rest else bare, **mine)
 
 
 def _option(name: str, text: str) -> Any:

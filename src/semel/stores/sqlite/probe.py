@@ -10,10 +10,11 @@ from urllib.parse import quote
 from semel.errors import StoreRefused
 from semel.stores.sqlite.trouble import is_busy, is_no_database
 
-__all__ = ["APPLICATION_ID", "Kind", "inspect", "network_mount", "uri"]
+__all__ = ["ADOPT_HINT", "APPLICATION_ID", "Kind", "inspect", "network_mount", "uri"]
 
 APPLICATION_ID = 0x73656D6C
 """`seml`: what marks a file as made by semel."""
+ADOPT_HINT = "add ?adopt=true to its URL (in Python: adopt=True) to put semel's tables beside its own"
 _MOUNT_POINT = 4
 """Which field of a line of mountinfo it is."""
 _TRIES = 20
@@ -137,10 +138,7 @@ def _inspect(path: str, *, adopt: bool, version_known: int) -> Kind:
         return "new"
     if adopt and application_id != APPLICATION_ID:
         return "guest"
-    raise _Unclear(
-        f"{path} is a database of another application; name another file,"
-        " or open it with adopt=True to put semel's tables beside its own"
-    )
+    raise _Unclear(f"{path} is a database of another application; name another file, or {ADOPT_HINT}")
 
 
 def _unclear(path: str, error: sqlite3.DatabaseError) -> _Unclear:

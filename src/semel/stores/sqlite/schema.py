@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 
 from semel.errors import StoreRefused
-from semel.stores.sqlite.probe import APPLICATION_ID, Kind
+from semel.stores.sqlite.probe import ADOPT_HINT, APPLICATION_ID, Kind
 
 __all__ = ["VERSION", "migrate", "migrations", "schema_sql"]
 
@@ -73,9 +73,7 @@ def migrate(connection: sqlite3.Connection, path: str, kind: Kind, *, adopt: boo
     if not version:
         others = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if others and not adopt:
-            raise StoreRefused(
-                f"{path} is a database of another application; open it with adopt=True to share it"
-            )
+            raise StoreRefused(f"{path} is a database of another application; {ADOPT_HINT}")
         if kind == "new" and not others:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     for number, script in migrations().items():

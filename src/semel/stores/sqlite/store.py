@@ -3,12 +3,14 @@
 import contextlib
 import os
 import random
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Literal
+from urllib.parse import quote
 from weakref import WeakSet
 
 from semel.clock import Clock, SystemClock
@@ -31,12 +33,13 @@ because a page that is written again and again is then copied once."""
 CACHE_KIB = 16 * 1024
 """Digests are scattered over their whole index: with SQLite's own 2 MB a larger store would read its pages anew."""
 STATEMENTS_MAX = 512
+_NOT_IN_URL = re.compile(r"[%?#\s]")
 FORK_WAIT_S = 10.0
 """How long a fork waits for a transaction of another thread to end."""
 
 
 class SqliteStore:
-    """A store in one file, for the threads and processes of one computer. Its name: `sqlite:<path>`.
+    """A store in one file, for the threads and processes of one computer. Its name is its URL.
 
     `synchronous="NORMAL"` is faster and survives the death of every process, but may lose the last
     commits when the power fails. `readable_keys=False` keeps only digests of keys, except where somebody
@@ -70,7 +73,7 @@ class SqliteStore:
         self._named = Path(given).absolute()
         # SQLite follows links before it names its log; so do all who look for the log, or lock beside the file.
         self.path: str = os.path.realpath(given)
-        self.name: str = f"sqlite:{given}"
+        self.name: str = "sqlite:///" + _NOT_IN_URL.sub(lambda found: quote(found[0]), given)
         self.clock: StoreClock = StoreClock(clock or SystemClock())
         self.synchronous: Literal["FULL", "NORMAL"] = synchronous
         self.readable_keys = readable_keys

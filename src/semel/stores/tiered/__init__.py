@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl
 
 from semel.core.ports import Store, Twofold
 from semel.errors import PolicyInvalid
 from semel.stores.registry import store_for
 from semel.stores.tiered.memory import BYTES_MAX, COPIES_MAX, MemoryCache
 from semel.stores.tiered.ports import AsyncCache, Cache, Copy, Filter, Fullness, Put, Stamp
-from semel.stores.tiered.store import AsyncTieredStore, TieredStore, TwofoldTieredStore
+from semel.stores.tiered.store import AsyncTieredStore, TieredStore, TwofoldTieredStore, tiers_url
 from semel.windows import duration_us
 
 __all__ = [
@@ -88,7 +88,7 @@ def url_of(given: Mapping[str, Any]) -> str:
     known = _known(given)
     if not {"cache", "truth"} <= known.keys():
         raise PolicyInvalid("a store of tiers has a cache and a truth: both are URLs")
-    return "tiered:?" + urlencode(known, safe=":/@,[]?=")
+    return tiers_url(known)
 
 
 def _known(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """A cache in front of a truth, for threads and for event loops. What is asked of whom is in `tier`."""
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
+from urllib.parse import urlencode
 
 from msgspec.structs import replace
 
@@ -15,8 +16,14 @@ from semel.stores.tiered.breaker import Breaker
 from semel.stores.tiered.memory import AsyncMemoryCache, MemoryCache
 from semel.stores.tiered.ports import AsyncCache, Cache, Filter
 from semel.stores.tiered.tier import Ask, Bury, Clear, Look, Step, Tally, Tier, Write
+from semel.windows import exact_text
 
-__all__ = ["AsyncTieredStore", "TieredStore"]
+__all__ = ["AsyncTieredStore", "TieredStore", "tiers_url"]
+
+
+def tiers_url(parts: Mapping[str, Any]) -> str:
+    """The URL of a tiered store. Its parts are URLs themselves."""
+    return "tiered:?" + urlencode(parts, safe=":/@,[]?=")
 
 
 class _Shared:
@@ -38,7 +45,9 @@ class _Shared:
         self.filter = filter
         self.affine = affine
         self.cache_window_us = cache_window_us
-        self.name: str = f"tiered({cache.name} over {truth.name})"
+        self.name: str = tiers_url(
+            {"cache": cache.name, "truth": truth.name, "cache_window": exact_text(cache_window_us)}
+        )
         self.breaker: Breaker = Breaker(time.monotonic)
         self._tier = Tier(
             cache.stamp,
@@ -94,7 +103,7 @@ def ends(step: Step, error: StoreError) -> bool:
 
 
 class TieredStore(_Shared):
-    """A short, fast window in front of a long, durable one. Its name: `tiered(cache over truth)`.
+    """A short, fast window in front of a long, durable one. Its name is its URL.
 
     What is recent and done is answered by the cache, everything else by the truth; a cache that is lost, slow or gone
     costs speed alone. `close` closes all that is behind it.

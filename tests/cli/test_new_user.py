@@ -1,0 +1,132 @@
+"""What somebody meets in the first hour: wrong stores, names in messages that can be used again, clean output."""
+
+import shlex
+import sqlite3
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+import semel as library
+from semel.stores.registry import store_for
+from semel.stores.sqlite.store import SqliteStore
+from tests.cli.shell import ROOT, semel
+from tests.services import postgres
+
+READING = (
+    ["list"],
+    ["show", "evt_1"],
+    ["stats"],
+    ["purge"],
+    ["purge", "--dry-run"],
+    ["doctor"],
+    ["forget", "evt_1", "--yes"],
+    ["resolve", "evt_1", "--fence", "1", "--done"],
+    ["window", "list"],
+    ["window", "set", "billing", "1h"],
+    ["consumer", "list"],
+    ["consumer", "show", "billing"],
+    ["consumer", "set-mode", "billing", "mark"],
+    ["token", "list"],
+    ["token", "revoke", "abc", "--yes"],
+    ["outbox", "list"],
+    ["outbox", "retry", "--all"],
+)
+"""Commands that need a store which is there."""
+
+
+# --- stores that were never made ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", READING, ids=" ".join)
+def test_a_store_that_was_never_made_is_refused_and_not_created(command: list[str], tmp_path: Path) -> None:
+    answer = semel(*command, "--store", "sqlite:///typo.db", cwd=tmp_path)
+    assert (answer.code, answer.out) == (5, "")
+    assert answer.err.startswith("semel: sqlite:///typo.db does not exist; name another with --store")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_relay_does_not_wait_at_a_file_that_it_made_itself(tmp_path: Path) -> None:
+    answer = semel("relay", "--from", "sqlite:///typo.db", "--until-empty", cwd=tmp_path)
+    assert (answer.code, answer.out) == (5, "")
+    assert answer.err.startswith("semel: sqlite:///typo.db does not exist; name another with --from")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_that_is_suggested_makes_the_store(tmp_path: Path) -> None:
+    refused = semel("list", "--store", "sqlite:///my%20typo.db", cwd=tmp_path)
+    assert refused.code == 5
+    suggested = shlex.split(refused.err.partition("create it with: semel ")[2])
+    assert semel(*suggested, cwd=tmp_path).code == 0
+    assert (tmp_path / "my typo.db").exists()
+
+
+# --- names that can be typed ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["semel.db", "/var/lib/a b.db", "a%20b?c#d.db", "ü/ö.db", "..//x.db"])
+def test_the_name_of_a_sqlite_store_is_a_url_that_opens_it(path: str) -> None:
+    store = SqliteStore(path)
+    again = store_for(store.name)
+    assert isinstance(again, SqliteStore)
+    assert (again.path, again.name) == (store.path, store.name)
+
+
+def test_the_name_of_tiers_is_a_url_that_opens_them() -> None:
+    tiers = library.tiered(cache="memory:", truth="sqlite:///a&b.db", cache_window="90m")
+    assert tiers.name == "tiered:?cache=memory:&truth=sqlite:///a%26b.db&cache_window=90m"
+    again = store_for(tiers.name)
+    assert again.name == tiers.name
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("postgresql://me:secret@db/app", "postgresql://db/app"),
+        ("postgresql://db:5433/app?schema=mine", "postgresql://db:5433/app?schema=mine"),
+        ("postgresql:///app?host=/run/pg&port=5433", "postgresql:///app?host=/run/pg&port=5433"),
+        ("postgresql://a:1,b:2/app", "postgresql://a:1,b:2/app"),
+        ("postgresql://a,b/app", "postgresql://a,b/app"),
+        ("postgresql://[::1]:5433/app", "postgresql://[::1]:5433/app"),
+    ],
+)
+def test_the_name_of_a_postgresql_store_is_a_url_that_names_it(url: str, name: str) -> None:
+    assert store_for(url).name == name
+    assert store_for(name).name == name
+
+
+# --- a database of another application -------------------------------------------------------------
+
+
+def test_a_database_of_another_application_says_what_to_add_to_the_url(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "app.db") as connection:
+        connection.execute("CREATE TABLE orders (id INTEGER)")
+    connection.close()
+    refused = semel("list", "--store", "sqlite:///app.db", cwd=tmp_path)
+    assert refused.code == 78
+    assert "add ?adopt=true to its URL" in refused.err
+    taken = semel("migrate", "--store", "sqlite:///app.db?adopt=true", cwd=tmp_path)
+    assert taken.code == 0, taken.err
+    assert semel("list", "--store", "sqlite:///app.db", cwd=tmp_path).code == 0
+
+
+@pytest.mark.parametrize("name", ["folder", "text.db", "none/semel.db"])
+def test_what_can_be_no_store_is_a_matter_of_configuration(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text.db").write_text("this is no database\n" * 10, encoding="utf-8")
+    for command in (["migrate"], ["once", "--key", "k", "true"]):
+        answer = semel(*command, cwd=tmp_path, env={"SEMEL_STORE": f"sqlite:///{name}"})
+        assert (answer.code, answer.out) == (78, ""), answer.err
+    assert (tmp_path / "text.db").read_text(encoding="utf-8").startswith("this is no database")
+
+
+def test_a_look_at_a_database_makes_no_tables_in_it() -> None:
+    schema = f"never_made_{uuid4().hex}"
+    url = f"{postgres.url()}?schema={schema}"
+    answer = semel("list", "--store", url, cwd=ROOT)
+    assert (answer.code, answer.out) == (5, "")
+    assert f"?schema={schema} does not exist" in answer.err
+    count = f"SELECT count(*) FROM pg_namespace WHERE nspname = '{schema}'"
+    assert postgres.execute(postgres.url(), count) == [(0,)]
+    assert semel("migrate", "--store", url, cwd=ROOT).code == 0
+    assert semel("list", "--store", url, cwd=ROOT).code == 0
