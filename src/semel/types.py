@@ -212,6 +212,7 @@ class Stats(Struct, frozen=True, kw_only=True):
 
     now: int
     states: dict[str, int] = field(default_factory=dict[str, int])
+    """`released`: claims that nobody holds. Their attempt failed, and the next delivery runs."""
     consumers: dict[str, int] = field(default_factory=dict[str, int])
     marks: int = 0
     expired: int = 0

@@ -155,14 +155,16 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*args: str, cwd: Path, env: Mapping[str, str] | None = None) -> Iterator[Terminal]:
-    """Run `semel` in a pseudo-terminal of 100 columns."""
+def terminal(
+    *args: str, cwd: Path, env: Mapping[str, str] | None = None, columns: int = 100
+) -> Iterator[Terminal]:
+    """Run `semel` in a pseudo-terminal."""
     master, slave = os.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-c", IN_TERMINAL, *args],
         cwd=cwd,
-        env=environment(TERM="xterm-256color", **(env or {})),
+        env=environment(TERM="xterm-256color", COLUMNS=str(columns), **(env or {})),
         stdin=slave,
         stdout=slave,
         stderr=slave,

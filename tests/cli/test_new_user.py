@@ -1,5 +1,6 @@
 """What somebody meets in the first hour: wrong stores, names in messages that can be used again, clean output."""
 
+import re
 import shlex
 import sqlite3
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import semel as library
 from semel.stores.registry import store_for
 from semel.stores.sqlite.store import SqliteStore
-from tests.cli.shell import ROOT, semel
+from tests.cli.shell import ROOT, semel, terminal
 from tests.services import postgres
 
 READING = (
@@ -130,3 +131,82 @@ def test_a_look_at_a_database_makes_no_tables_in_it() -> None:
     assert postgres.execute(postgres.url(), count) == [(0,)]
     assert semel("migrate", "--store", url, cwd=ROOT).code == 0
     assert semel("list", "--store", url, cwd=ROOT).code == 0
+
+
+# --- list, stats and modes ------------------------------------------------------------------------
+
+
+def test_a_list_of_80_columns_splits_no_word_and_no_time(place: Path) -> None:
+    key = "8a4d7c1e-5f0b-4d3a-9e6f-000000000001"
+    with library.open(f"sqlite:///{place}/events.db", consumer="billing") as billing:
+        billing.run(key, str)
+    with terminal("list", "--consumer", "billing", cwd=place, columns=80) as shown:
+        assert shown.end() == 0
+    lines = [line.rstrip() for line in shown.text.splitlines()]
+    assert lines[0].split() == ["KEY", "CONSUMER", "STATE", "ATTEMPT", "AGE", "EXPIRES", "IN"]
+    assert len(lines) == 8
+    assert max(map(len, lines)) <= 80
+    (line,) = [line for line in lines if line.startswith(key)]
+    assert line.split()[1:4] == ["billing", "done", "1"]
+    assert {line.split()[2] for line in lines[1:]} == {"done", "failed", "released", "running"}
+
+
+def test_a_wide_list_shows_the_time_too(place: Path) -> None:
+    with terminal("list", "--consumer", "billing", cwd=place, columns=120) as shown:
+        assert shown.end() == 0
+    assert re.search(r"evt_done +billing +done +1 +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +\d", shown.text)
+
+
+def test_records_of_semel_itself_are_listed_on_demand(place: Path) -> None:
+    assert semel("token", "create", "ann", cwd=place).code == 0
+    assert semel("forget", "evt_running", "--force", "--yes", cwd=place).code == 0
+
+    def owners(*args: str) -> set[str]:
+        found = semel("list", "--json", *args, cwd=place).json()
+        return {
+            name
+            for each in found["records"]
+            for name in (each["tenant"], each["consumer"])
+            if "semel." in name
+        }
+
+    assert owners() == set()
+    assert owners("--limit", "3") == set()
+    assert owners("--internal") == {"semel.tokens", "semel.audit"}
+    assert owners("--tenant", "semel.tokens") == {"semel.tokens"}
+    assert owners("--consumer", "semel.audit") == {"semel.audit"}
+    consumers = semel("consumer", "list", cwd=place).out
+    assert "semel." not in consumers
+    assert "billing" in consumers
+
+
+def test_a_limit_counts_what_is_listed(tmp_path: Path) -> None:
+    assert semel("token", "create", "ann", cwd=tmp_path).code == 0
+    assert semel("token", "create", "bob", cwd=tmp_path).code == 0
+    with library.open(f"sqlite:///{tmp_path}/semel.db", consumer="billing") as billing:
+        billing.run_many([library.Delivery(key=f"evt_{n}", body=n) for n in range(5)], str)
+    listed = semel("list", "--limit", "5", cwd=tmp_path)
+    assert len(listed.out.splitlines()) == 5
+    assert len(semel("list", "--limit", "3", "--json", cwd=tmp_path).json()["records"]) == 3
+
+
+def test_only_marks_is_not_nothing(tmp_path: Path) -> None:
+    with library.open(f"sqlite:///{tmp_path}/semel.db", consumer="metrics", mode="mark") as metrics:
+        metrics.mark_many(["a", "b"])
+    answer = semel("list", cwd=tmp_path)
+    assert (answer.code, answer.out) == (0, "")
+    assert answer.err.startswith("No records, but 2 marks: ")
+    assert semel("list", "--state", "done", cwd=tmp_path).err == ""
+
+
+def test_what_failed_and_was_released_does_not_keep_a_mode(tmp_path: Path) -> None:
+    assert semel("once", "--key", "k", "sh", "-c", "exit 7", cwd=tmp_path).code == 7
+    states = semel("stats", "--json", cwd=tmp_path).json()["states"]
+    assert states == {"claimed": 0, "released": 1, "done": 0, "failed": 0, "unknown": 0}
+    shown = semel("consumer", "show", "once", "--json", cwd=tmp_path).json()
+    assert (shown["claimed"], shown["released"], shown["unknown"]) == (0, 1, 0)
+    switched = semel("consumer", "set-mode", "once", "quarantine", cwd=tmp_path)
+    assert (switched.code, switched.err) == (
+        0,
+        "Consumer 'once' works in mode quarantine now (before: lease).\n",
+    )

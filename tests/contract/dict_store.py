@@ -32,6 +32,7 @@ from semel.core.commands import (
     SetWindow,
     SwitchMode,
 )
+from semel.core.looks import UNFINISHED, counted_state
 from semel.core.ports import Capabilities, Listener
 from semel.types import Id, Mode, Record, Stats
 
@@ -205,7 +206,8 @@ class DictStore:
         consumers: dict[str, int] = {}
         for record in self.standing(now):
             if item.tenant in (None, record.tenant):
-                states[record.state] = states.get(record.state, 0) + 1
+                state = counted_state(record)
+                states[state] = states.get(state, 0) + 1
                 consumers[record.consumer] = consumers.get(record.consumer, 0) + 1
         marks = 0
         for record_id, expires_at in self.marks.values():
@@ -242,7 +244,7 @@ class DictStore:
     def switch_mode(self, item: SwitchMode, now: int) -> int:
         scope = (item.tenant, item.consumer)
         unfinished = sum(
-            record.id[:2] == scope and record.state in ("claimed", "unknown") for record in self.standing(now)
+            record.id[:2] == scope and counted_state(record) in UNFINISHED for record in self.standing(now)
         )
         if not unfinished:
             self.modes[scope] = item.mode

@@ -7,15 +7,17 @@ import typer
 from semel.cli.exits import TRY_LATER, USAGE, Stop
 from semel.cli.options import JsonOption, StoreOption, TenantOption, settings_for, text
 from semel.cli.output import print_json, print_rows, say
-from semel.cli.reach import Reach, opened
+from semel.cli.reach import OWN, Reach, opened
 from semel.cli.shown import exact_text
 from semel.core.commands import Count, Page, Scan, SwitchMode
-from semel.types import Mode, State
+from semel.core.looks import RELEASED, UNFINISHED, counted_state
+from semel.types import Mode
 
 __all__ = ["consumer"]
 
 consumer: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
+COUNTED = ("claimed", RELEASED, "unknown")
 UNFINISHED_MAX = 1000
 """How many unfinished records are counted one by one; more are shown as this many or more."""
 
@@ -30,7 +32,7 @@ def list_consumers(
     settings = settings_for(store=store, tenant=tenant)
     with opened(settings) as reach:
         modes = reach.stored_settings().modes
-        scopes = sorted(scope for scope in modes if settings.tenant in (None, scope[0]))
+        scopes = sorted(scope for scope in modes if _is_listed(scope, settings.tenant))
         counted = {
             whose: reach.ask(Count(whose)).consumers for whose in sorted({whose for whose, _ in scopes})
         }
@@ -44,6 +46,11 @@ def list_consumers(
         return
     headers = ("CONSUMER", "MODE", "RECORDS", "TENANT")
     print_rows(headers, [(who, mode, f"{number}", whose) for whose, who, mode, number in rows])
+
+
+def _is_listed(scope: tuple[str, str], tenant: str | None) -> bool:
+    """Whether a consumer is asked for; semel's own are by naming their tenant alone."""
+    return scope[0] == tenant or (tenant is None and not any(name.startswith(OWN) for name in scope))
 
 
 @consumer.command("show")
@@ -64,8 +71,7 @@ def show_consumer(
                 if tuple(owner) == scope
             },
             "records": reach.ask(Count(scope[0])).consumers.get(name, 0),
-            "claimed": _counted(reach, scope, "claimed"),
-            "unknown": _counted(reach, scope, "unknown"),
+            **_count_unfinished(reach, scope),
         }
     if as_json:
         print_json(document)
@@ -77,18 +83,20 @@ def show_consumer(
 
 
 def _number(field: str, value: object) -> str:
-    return f"{value} or more" if field in ("claimed", "unknown") and value == UNFINISHED_MAX else str(value)
+    return f"{value} or more" if field in COUNTED and value == UNFINISHED_MAX else str(value)
 
 
-def _counted(reach: Reach, scope: tuple[str, str], state: State) -> int:
-    """How many records are in this state, counted up to a bound."""
-    count, cursor = 0, None
-    while count < UNFINISHED_MAX:
-        page: Page = reach.ask(Scan(*scope, state, cursor=cursor, limit=500))
-        count, cursor = count + len(page.records), page.cursor
-        if cursor is None:
-            break
-    return min(count, UNFINISHED_MAX)
+def _count_unfinished(reach: Reach, scope: tuple[str, str]) -> dict[str, int]:
+    """How many records are claimed, released and unknown, each counted up to a bound."""
+    counts = dict.fromkeys(COUNTED, 0)
+    for state in UNFINISHED:
+        cursor, more = None, True
+        while more and counts[state] < UNFINISHED_MAX:
+            page: Page = reach.ask(Scan(*scope, state, cursor=cursor, limit=500))
+            for record in page.records:
+                counts[counted_state(record)] += 1
+            cursor, more = page.cursor, page.cursor is not None
+    return {state: min(count, UNFINISHED_MAX) for state, count in counts.items()}
 
 
 @consumer.command("set-mode")
@@ -100,8 +108,9 @@ def set_mode(
 ) -> None:
     """Change how a consumer works.
 
-    Refused while claims are unfinished (exit code 75), since another mode would judge them otherwise. Stop its
-    workers first: those that run keep to the mode they were started with.
+    Refused while records are claimed or unknown (exit code 75), since another mode would judge them otherwise. What
+    failed and was released does not matter. Stop its workers first: those that run keep to the mode they were started
+    with.
     """
     with opened(settings_for(store=store, tenant=tenant)) as reach:
         scope = reach.scope(name)

@@ -35,6 +35,8 @@ _SECRET_OPTION = re.compile(
     r"((?:[?&]|%26)\w*(?:password|passwd|secret|token|api_key)=)[^\s&#'\"]+", re.IGNORECASE
 )
 """`%26`: in a URL within a URL."""
+WHOLE_CHARS_MAX = 28
+"""A column of cells up to this length, such as times, is never folded."""
 _BETWEEN = re.compile(r"[\t\n]")
 _BOLD = "" if os.environ.get("NO_COLOR") else "bold"
 _UNITS = (("d", 86400 * 10**6), ("h", 3600 * 10**6), ("m", 60 * 10**6), ("s", 10**6), ("ms", 1000), ("us", 1))
@@ -65,12 +67,16 @@ def print_rows(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table whose cells are plain text: no markup, nothing that moves the cursor. Empty columns are left out."""
+    """A table whose cells are plain text: no markup, nothing that moves the cursor. Empty columns are left out.
+
+    The first column and those with long texts are folded where the terminal is narrow; the others stay whole.
+    """
     gathered = [[clean(cell) for cell in row] for row in rows]
     used = [at for at, _ in enumerate(headers) if any(row[at] for row in gathered)]
     drawn = Table(show_header=any(headers), header_style=_BOLD, box=None, pad_edge=False)
     for at in used:
-        drawn.add_column(headers[at], overflow="fold")
+        longest = max(len(row[at]) for row in gathered)
+        drawn.add_column(headers[at], overflow="fold", no_wrap=at > 0 and longest <= WHOLE_CHARS_MAX)
     for row in gathered:
         drawn.add_row(*(Text(row[at]) for at in used))
     return drawn

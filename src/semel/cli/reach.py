@@ -20,9 +20,11 @@ from semel.types import Absent, Record, Unavailable
 if TYPE_CHECKING:
     from semel.cli.settings import Settings  # slow to import, and --help does not need it
 
-__all__ = ["Reach", "existing", "exists", "found", "opened"]
+__all__ = ["OWN", "Reach", "existing", "exists", "found", "opened"]
 
 R = TypeVar("R")
+OWN = "semel."
+"""How the tenants and consumers begin under which semel keeps records of its own."""
 
 
 class Reach:

@@ -1,7 +1,7 @@
 """`semel show`, `list`, `forget` and `resolve`: records, one by one."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -24,9 +24,10 @@ from semel.cli.options import (
     text,
 )
 from semel.cli.output import confirm, console, print_json, print_rows, say, table
-from semel.cli.reach import Reach, opened
+from semel.cli.reach import OWN, Reach, opened
+from semel.cli.sizes import plural
 from semel.codec import encode
-from semel.core.commands import Forget, Page, Resolve, Scan
+from semel.core.commands import Count, Forget, Page, Resolve, Scan
 from semel.plans import reachable
 from semel.records import Oblivion, Resolution
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record
@@ -36,6 +37,8 @@ from semel.windows import window_us
 __all__ = ["forget", "list_records", "resolve", "show"]
 
 PAGE_MAX = 500
+WIDE_COLUMNS = 100
+"""A terminal with so many columns has room for the time beside the age."""
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The event's key.", callback=text)]
 
@@ -89,17 +92,21 @@ def list_records(
     consumer: ConsumerOption = None,
     tenant: TenantOption = None,
     *,
+    internal: Annotated[
+        bool, typer.Option("--internal", help="Also semel's own records: tokens, figures, audit.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List records, of all consumers unless one is named.
 
-    Piped, each record is a line: key, consumer, state, attempt, first seen, age, expires in, tenant.
+    On a terminal, a claimed record is shown as running, released or over. Piped, each record is a line: key, consumer,
+    state, attempt, first seen, age, expires in, tenant.
     """
     settings = settings_for(store=store, consumer=consumer, tenant=tenant)
     seen_before = None if older_than is None else shown.now_us() - older_than
     with opened(settings) as reach:
         scan = Scan(settings.tenant, settings.consumer, state, prefix, seen_before, limit=PAGE_MAX)
-        pages = _pages(reach, scan, limit)
+        pages = _pages(reach, scan, limit, internal=internal)
         if as_json:
             _print_documents(pages)
             return
@@ -108,23 +115,44 @@ def list_records(
             now = shown.now_us()
             if page.records:
                 empty = False
-                print_rows(shown.ROW_HEADERS, [shown.row(record, now) for record in page.records])
+                _print_records(page.records, now)
             if page.cursor is not None:
                 say(f"There are more than {limit}: raise --limit, or --limit 0 for all.")
-        if empty and sys.stderr.isatty():
-            say("No records.")
         if settings.consumer is not None:
+            if empty and sys.stderr.isatty():
+                say("No records.")
             _tell_of_marks(reach, settings.consumer)
+        elif empty:
+            _tell_of_nothing(reach, filtered=bool(state or prefix or older_than))
 
 
-def _pages(reach: Reach, scan: Scan, limit: int) -> Iterator[Page]:
-    """Pages of records; only the last one, cut short by the limit, still has a cursor."""
+def _print_records(records: Sequence[Record], now: int) -> None:
+    if not sys.stdout.isatty():
+        print_rows((), [shown.row(record, now) for record in records])
+        return
+    screen = console()
+    rows = [shown.screen_row(record, now, wide=screen.width >= WIDE_COLUMNS) for record in records]
+    screen.print(table(shown.SCREEN_HEADERS, rows))
+
+
+def _is_internal(record: Record) -> bool:
+    return record.tenant.startswith(OWN) or record.consumer.startswith(OWN)
+
+
+def _pages(reach: Reach, scan: Scan, limit: int, *, internal: bool) -> Iterator[Page]:
+    """Pages of records; only the last one, cut short by the limit, still has a cursor.
+
+    Semel's own records are left out, unless they are asked for by `internal`, their tenant or their consumer.
+    """
+    named = (scan.tenant or "").startswith(OWN) or (scan.consumer or "").startswith(OWN)
     left = limit or None
     cursor: str | None = None
     while True:
         size = PAGE_MAX if left is None else min(left, PAGE_MAX)
         page: Page = reach.ask(msgspec.structs.replace(scan, cursor=cursor, limit=size))
         cursor = page.cursor
+        if not internal and not named:
+            page = Page([record for record in page.records if not _is_internal(record)], cursor)
         left = None if left is None else left - len(page.records)
         if cursor is None or left == 0:
             yield page
@@ -143,6 +171,18 @@ def _print_documents(pages: Iterator[Page]) -> None:
             separator = ",\n  "
         more = page.cursor is not None
     sys.stdout.write(f'\n], "more": {"true" if more else "false"}}}\n')
+
+
+def _tell_of_nothing(reach: Reach, *, filtered: bool) -> None:
+    """Say that nothing was listed, and that there are marks, which cannot be."""
+    marks = 0 if filtered else reach.ask(Count(reach.settings.tenant)).marks
+    if marks:
+        say(
+            f"No records, but {plural(marks, 'mark')}: marks are counted by `semel stats`,"
+            " and found by `semel show KEY`."
+        )
+    elif sys.stderr.isatty():
+        say("No such records." if filtered else "No records.")
 
 
 def _tell_of_marks(reach: Reach, consumer: str) -> None:

@@ -13,7 +13,7 @@ from semel.types import FOREVER, Record
 from semel.windows import exact_text
 
 __all__ = [
-    "ROW_HEADERS",
+    "SCREEN_HEADERS",
     "document",
     "error_of",
     "exact_text",
@@ -21,10 +21,11 @@ __all__ = [
     "now_us",
     "readable",
     "row",
+    "screen_row",
     "summary",
 ]
 
-ROW_HEADERS = ("KEY", "CONSUMER", "STATE", "ATTEMPT", "FIRST SEEN", "AGE", "EXPIRES IN", "TENANT")
+SCREEN_HEADERS = ("KEY", "CONSUMER", "STATE", "ATTEMPT", "FIRST SEEN", "AGE", "EXPIRES IN", "TENANT")
 TEXT_CHARS_MAX = 2000
 """A longer value is cut on the screen; `--json` has all of it."""
 
@@ -125,6 +126,15 @@ def row(record: Record, now: int) -> tuple[str, ...]:
         "never" if record.expires_at == FOREVER else duration_text(record.expires_at - now),
         record.tenant,
     )
+
+
+def screen_row(record: Record, now: int, *, wide: bool) -> tuple[str, ...]:
+    """One line of `list` on a terminal: the state in one word, and on a narrow one the age for both times."""
+    key, consumer, _, attempt, _, *rest = row(record, now)
+    seen = ""
+    if wide and record.first_seen:
+        seen = local_time(record.first_seen, "seconds")[:19].replace("T", " ")
+    return (key, consumer, claim_of(record, now) or record.state, attempt, seen, *rest)
 
 
 def lines(record: Record, now: int) -> list[tuple[str, str]]:

@@ -44,7 +44,7 @@ __all__ = ["migrate", "purge", "stats"]
 EVERY_MIN_US = 100_000
 AHEAD_MIN_S = 2 * 86400
 """Partitions for fewer days than this are an alarm."""
-STATES = ("claimed", "done", "failed", "unknown")
+STATES = ("claimed", "released", "done", "failed", "unknown")
 SCHEMAS = {"sqlite": "semel.stores.sqlite:schema_sql", "postgresql": "semel.stores.postgres:schema_sql"}
 """Where the schema of a kind of store is told, by the scheme of its URL."""
 

@@ -254,7 +254,7 @@ class Admit(Command[Mode | Unavailable], frozen=True, gc=False, tag="admit"):
 
 
 class SwitchMode(Command[int | Unavailable], frozen=True, gc=False, tag="switch_mode"):
-    """Change the consumer's mode; answers how many unfinished records forbid it (0: changed)."""
+    """Change the consumer's mode; answers how many claims and unknown records forbid it (0: changed)."""
 
     tenant: str
     consumer: str

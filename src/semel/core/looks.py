@@ -1,9 +1,14 @@
 """Look at records, in any store: what a mark looks like, and whether a scan is for a record."""
 
 from semel.core.commands import Scan
-from semel.types import FOREVER, Id, Record
+from semel.types import FOREVER, Id, Record, State
 
-__all__ = ["fits", "mark_record"]
+__all__ = ["RELEASED", "UNFINISHED", "counted_state", "fits", "mark_record"]
+
+RELEASED = "released"
+"""How statistics count a claim that nobody holds: its attempt failed, and the next delivery runs."""
+UNFINISHED: tuple[State, ...] = ("claimed", "unknown")
+"""The counted states that forbid another mode."""
 
 
 def mark_record(record_id: Id, expires_at: int) -> Record:
@@ -18,6 +23,11 @@ def mark_record(record_id: Id, expires_at: int) -> Record:
         expires_at=min(expires_at, FOREVER),
         first_seen=0,
     )
+
+
+def counted_state(record: Record) -> str:
+    """The state as which statistics count a record: its own, or `released`."""
+    return RELEASED if record.state == "claimed" and not record.owner else record.state
 
 
 def fits(record: Record, item: Scan, now: int) -> bool:

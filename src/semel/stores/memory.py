@@ -31,7 +31,7 @@ from semel.core.commands import (
     SetWindow,
     SwitchMode,
 )
-from semel.core.looks import fits
+from semel.core.looks import UNFINISHED, counted_state, fits
 from semel.core.machine import decide, standing
 from semel.core.ports import Capabilities, Listener
 from semel.errors import StoreFull
@@ -252,7 +252,8 @@ class MemoryStore:
             if record is None:
                 expired, oldest = expired + 1, min(oldest, max(stored.expires_at, stored.lease_until))
             elif record.state != "forgotten":
-                states[record.state] = states.get(record.state, 0) + 1
+                state = counted_state(record)
+                states[state] = states.get(state, 0) + 1
                 consumers[record.id[1]] = consumers.get(record.id[1], 0) + 1
         marks = 0
         for (tenant, consumer), held in self._marks.items():
@@ -298,7 +299,7 @@ class MemoryStore:
     def _switch_mode(self, item: SwitchMode, now: int) -> int:
         scope = (item.tenant, item.consumer)
         unfinished = sum(
-            record is not None and record.state in ("claimed", "unknown")
+            record is not None and counted_state(record) in UNFINISHED
             for record in (standing(each, now) for each in self._records.values() if each.id[:2] == scope)
         )
         if not unfinished:

@@ -2,10 +2,14 @@
 
 import msgspec
 
+from semel.core.looks import RELEASED
 from semel.types import Record, State
 
 STATES: tuple[State, ...] = ("claimed", "done", "failed", "unknown", "forgotten")
 CODES: dict[State, int] = {state: code for code, state in enumerate(STATES)}
+FREE = 7
+"""Stands for no state: how a count of rows names a claim that nobody holds."""
+COUNTED: dict[int, str] = {0: "claimed", 1: "done", 2: "failed", 3: "unknown", FREE: RELEASED}
 STATE_MASK = 7
 QUARANTINE = 8
 SLIDING = 16

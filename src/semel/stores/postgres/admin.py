@@ -26,7 +26,7 @@ from semel.stores.postgres.batch import Ask, Batch, Talk
 from semel.stores.postgres.calendar import ALARM_US
 from semel.stores.postgres.consumers import ask_for
 from semel.stores.postgres.partitions import live_us, look, set_up, tend, warn
-from semel.stores.rows import CODES, STATES
+from semel.stores.rows import CODES, COUNTED
 from semel.types import Mode, Record, Stats
 
 MARKS_PER_BLOCK = 128
@@ -208,8 +208,8 @@ def _count(batch: Batch, item: Count) -> Talk[Stats]:
         elif not live:
             if kind != TIMED:  # those go with their partition, when its time has come
                 expired, oldest = expired + number, min(oldest, extreme)
-        elif state < CODES["forgotten"]:
-            states[STATES[state]] = states.get(STATES[state], 0) + number
+        elif (counted := COUNTED.get(state)) is not None:
+            states[counted] = states.get(counted, 0) + number
             consumers[who] = consumers.get(who, 0) + number
     if found.live_us and found.ahead_us < ALARM_US:
         warn(found, batch.schema)

@@ -14,6 +14,9 @@
 -- fragment: orphaned
 (r.state & 15 = 8 AND r.owner <> ''::bytea AND r.lease_until <= t.now)
 
+-- fragment: free
+(r.state & 7 = 0 AND r.owner = ''::bytea)
+
 -- fragment: live
 (r.expires_at IS NULL OR r.expires_at > t.now OR {running} OR {orphaned})
 
@@ -446,7 +449,7 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value
 
 -- query: count
 WITH t AS MATERIALIZED {now}
-SELECT t.now, {plain 0}{timed 3}, c.consumer, CASE WHEN {orphaned} THEN 3 ELSE r.state & 7 END AS standing, {live} AS live, count(*),
+SELECT t.now, {plain 0}{timed 3}, c.consumer, CASE WHEN {free} THEN 7 WHEN {orphaned} THEN 3 ELSE r.state & 7 END AS standing, {live} AS live, count(*),
     min(greatest(r.expires_at, CASE WHEN r.state & 7 = 0 THEN r.lease_until END))
 FROM t CROSS JOIN {records} AS r JOIN {schema}.consumers AS c ON c.id = r.consumer_id
 WHERE %(tenant)s::text IS NULL OR c.tenant = %(tenant)s::text
@@ -516,7 +519,7 @@ ON CONFLICT (tenant, consumer) DO UPDATE SET mode = c.mode RETURNING id, ids
 -- query: unfinished
 WITH t AS MATERIALIZED {now}
 SELECT count(*) FROM {records} AS r CROSS JOIN t
-WHERE r.consumer_id = %(consumer)b AND (r.state & 7 IN (0, 3)) AND {live}
+WHERE r.consumer_id = %(consumer)b AND (r.state & 7 IN (0, 3)) AND NOT {free} AND {live}
 
 -- query: put_mode
 UPDATE {schema}.consumers SET mode = %(mode)s WHERE id = %(consumer)b

@@ -16,7 +16,7 @@ from semel.core.commands import (
     SetWindow,
     SwitchMode,
 )
-from semel.core.looks import fits
+from semel.core.looks import UNFINISHED, counted_state, fits
 from semel.core.machine import standing
 from semel.digests import DIGEST_BYTES
 from semel.errors import KeyInvalid, PolicyInvalid, RecordCorrupt
@@ -299,7 +299,8 @@ def count(x: Exchange, item: Count, now: bytes) -> Steps:
     records = [key for key in keys if is_record(x, key)]
     for _, record in (yield from outlines(x, records, at)):
         if item.tenant in (None, record.id[0]):
-            states[record.state] = states.get(record.state, 0) + 1
+            state = counted_state(record)
+            states[state] = states.get(state, 0) + 1
             consumers[record.id[1]] = consumers.get(record.id[1], 0) + 1
     marks = 0
     for (tenant, consumer), live in (yield from count_marks(x, keys, at)).items():
@@ -455,7 +456,7 @@ def switch_mode(x: Exchange, item: SwitchMode, now: bytes) -> Steps:
     keys = [key for key in (yield from all_keys(x)) if is_record(x, key)]
     unfinished = 0
     for _, record in (yield from outlines(x, keys, at)):
-        unfinished += record.id[:2] == scope and record.state in ("claimed", "unknown")
+        unfinished += record.id[:2] == scope and counted_state(record) in UNFINISHED
     if not unfinished:
         field = wire.scope_name(*scope)
         (stored,) = yield from ask(x, Call([b"HGET", x.layout.modes, field]))

@@ -6,9 +6,17 @@ from typing import Any
 from semel.core.commands import Admit, Count, Page, Purge, Purged, Scan, Settings, SetWindow, SwitchMode
 from semel.core.machine import standing
 from semel.errors import RecordCorrupt
-from semel.stores.rows import CODES, EXTRAS, JOURNAL, SLIDING, STATES
+from semel.stores.rows import CODES, COUNTED, EXTRAS, JOURNAL, SLIDING
 from semel.stores.sqlite import wire
-from semel.stores.sqlite.wire import EPOCH_US, GONE_AT, GRANULE_US, LIVE, RUNNING, STANDING_STATE
+from semel.stores.sqlite.wire import (
+    COUNTED_STATE,
+    EPOCH_US,
+    GONE_AT,
+    GRANULE_US,
+    LIVE,
+    RUNNING,
+    STANDING_STATE,
+)
 from semel.types import Mode, Record, Stats
 
 EXAMINED_PER_REMOVED = 4
@@ -163,15 +171,15 @@ def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:
     at = now - EPOCH_US
     expired, oldest, marks = 0, at, 0
     for consumer, state, live, number, gone_at in connection.execute(
-        f"SELECT c.consumer, {STANDING_STATE} AS standing, {LIVE} AS live, count(*), min({GONE_AT})"
+        f"SELECT c.consumer, {COUNTED_STATE} AS standing, {LIVE} AS live, count(*), min({GONE_AT})"
         " FROM semel_records AS r JOIN semel_consumers AS c ON c.id = r.consumer_id"
         " WHERE ?2 IS NULL OR c.tenant = ?2 GROUP BY r.consumer_id, standing, live",
         (at, item.tenant),
     ):
         if not live:
             expired, oldest = expired + number, min(oldest, gone_at)
-        elif state in (wire.CLAIMED, wire.DONE, wire.FAILED, wire.UNKNOWN):
-            states[STATES[state]] = states.get(STATES[state], 0) + number
+        elif (name := COUNTED.get(state)) is not None:
+            states[name] = states.get(name, 0) + number
             consumers[consumer] = consumers.get(consumer, 0) + number
     for consumer, number in connection.execute(
         "SELECT c.consumer, count(*) FROM semel_marks AS m JOIN semel_consumers AS c ON c.id = m.consumer_id"
@@ -262,7 +270,7 @@ def switch_mode(connection: sqlite3.Connection, item: SwitchMode, now: int) -> i
     (unfinished,) = connection.execute(
         "SELECT count(*) FROM semel_records"
         " WHERE consumer_id = (SELECT id FROM semel_consumers WHERE tenant = ?2 AND consumer = ?3)"
-        f" AND {STANDING_STATE} IN (0, 3) AND {LIVE}",
+        f" AND {COUNTED_STATE} IN (0, 3) AND {LIVE}",
         (now - EPOCH_US, item.tenant, item.consumer),
     ).fetchone()
     if not unfinished:

@@ -10,6 +10,7 @@ import msgspec
 from semel.core.machine import check
 from semel.errors import RecordCorrupt
 from semel.stores.rows import (
+    FREE,
     JOURNAL,
     QUARANTINE,
     SLIDING,
@@ -85,6 +86,7 @@ RUNNING = "(state & 7 = 0 AND coalesce(lease > ?1 - fence, 0))"
 ORPHANED = f"(state & 15 = 8 AND length(owner) > 0 AND NOT {RUNNING})"
 LIVE = f"({RUNNING} OR {ORPHANED} OR expires IS NULL OR expires > ?1 - fence)"
 STANDING_STATE = f"(CASE WHEN {ORPHANED} THEN {UNKNOWN} ELSE state & 7 END)"
+COUNTED_STATE = f"(CASE WHEN state & 7 = 0 AND length(owner) = 0 THEN {FREE} ELSE {STANDING_STATE} END)"
 GONE_AT = "(fence + max(expires, CASE WHEN state & 7 = 0 THEN coalesce(lease, expires) ELSE expires END))"
 
 

@@ -113,6 +113,8 @@ def statistics_count_what_stands(b: Bench) -> Flow[None]:
     yield from b.finish("done 1")
     yield from b.finish("done 2")
     yield from b.hold("running")
+    released = yield from b.hold("released")
+    yield from released.settle("released")
     yield from b.hold("orphan", lease=SHORT, quarantine=True)
     failed = yield from b.hold(b.id("failed", consumer="other"))
     yield from failed.settle("failed", b"r")
@@ -122,8 +124,8 @@ def statistics_count_what_stands(b: Bench) -> Flow[None]:
     yield from Forget(b.id("forgotten"))
     yield from b.later()
     stats = expect((yield from Count(b.tenant)), Stats, marks=0)
-    equal(stats.states, {"done": 2, "claimed": 1, "unknown": 1, "failed": 1}, "states")
-    equal(stats.consumers, {"consumer": 4, "other": 1}, "consumers")
+    equal(stats.states, {"done": 2, "claimed": 1, "released": 1, "unknown": 1, "failed": 1}, "states")
+    equal(stats.consumers, {"consumer": 5, "other": 1}, "consumers")
     everywhere = expect((yield from Count()), Stats)
     check(everywhere.states.get("done", 0) > stats.states["done"], "the statistics of all tenants miss some")
 
@@ -162,11 +164,16 @@ def a_consumers_kind_of_ids_is_recorded_once(b: Bench) -> Flow[None]:
 
 @scenario()
 def a_mode_is_not_switched_under_running_claims(b: Bench) -> Flow[None]:
-    """Unfinished records of the consumer forbid it, and the answer says how many there are."""
+    """Unfinished records of the consumer forbid it, and the answer says how many there are.
+
+    A released one does not: its attempt has ended, and the next delivery runs in any mode.
+    """
     yield from Admit(b.tenant, "consumer", "quarantine")
     running = yield from b.hold("running", quarantine=True)
     orphan = yield from b.hold("orphan", lease=SHORT, quarantine=True)
     yield from b.finish("done")
+    released = yield from b.hold("released")
+    yield from released.settle("released")
     yield from b.hold(b.id("elsewhere", consumer="other"))
     yield from b.later()
     switch = SwitchMode(b.tenant, "consumer", "lease")
