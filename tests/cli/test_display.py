@@ -81,5 +81,5 @@ def test_explain_is_compact(place: Path) -> None:
 
 def test_an_empty_list_says_so_to_whoever_looks(place: Path) -> None:
     with terminal("list", "--prefix", "nothing-like-it", cwd=place) as shown:
-        shown.until("No records.")
+        shown.until("No such records.")
     assert semel("list", "--prefix", "nothing-like-it", cwd=place).err == ""

@@ -1,5 +1,6 @@
 """What somebody meets in the first hour: wrong stores, names in messages that can be used again, clean output."""
 
+import json
 import re
 import shlex
 import sqlite3
@@ -210,3 +211,47 @@ def test_what_failed_and_was_released_does_not_keep_a_mode(tmp_path: Path) -> No
         0,
         "Consumer 'once' works in mode quarantine now (before: lease).\n",
     )
+
+
+# --- filter with a wrong key ----------------------------------------------------------------------
+
+
+def numbered(count: int, **more: str) -> str:
+    return "".join(json.dumps({"id": n, **more}) + "\n" for n in range(count))
+
+
+@pytest.mark.parametrize("malformed", ["keep", "drop"])
+def test_a_misspelt_key_stops_the_filter_before_anything_is_written(malformed: str, tmp_path: Path) -> None:
+    command = ("filter", "--store", "sqlite:///seen.db", "--output", "out.jsonl", "--malformed", malformed)
+    stopped = semel(*command, "--key", "order_id", cwd=tmp_path, stdin=numbered(1001, sum="1"))
+    assert (stopped.code, stopped.out) == (1, "")
+    assert "none of the first 1,000 lines has a key at 'order_id'; the first line has id, sum." in stopped.err
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
+    right = semel(*command, "--key", "id", cwd=tmp_path, stdin=numbered(1001))
+    assert (right.code, right.err) == (0, "1,001 lines: 1,001 passed on, 0 duplicates dropped\n")
+    assert (tmp_path / "out.jsonl").read_text(encoding="utf-8") == numbered(1001)
+
+
+def test_one_key_among_the_first_thousand_is_enough(tmp_path: Path) -> None:
+    given = "\n" + "oops\n" * 999 + '{"id": 1}\n' + "oops\n" * 2000
+    answer = semel("filter", "--key", "id", cwd=tmp_path, stdin=given)
+    assert answer.code == 0
+    assert answer.out == given[1:]
+
+
+def test_a_short_input_without_a_key_is_passed_on_with_a_warning(tmp_path: Path) -> None:
+    answer = semel("filter", "--key", "typo", cwd=tmp_path, stdin=numbered(999))
+    assert (answer.code, answer.out) == (0, numbered(999))
+    assert "no line has a key at 'typo'; the first line has id; is --key right?\n" in answer.err
+
+
+def test_a_switch_passes_lines_without_a_key_on(tmp_path: Path) -> None:
+    answer = semel("filter", "--key", "typo", "--no-key-check", cwd=tmp_path, stdin=numbered(3000))
+    assert (answer.code, answer.out) == (0, numbered(3000))
+
+
+def test_text_that_is_no_json_stops_content_keys_too(tmp_path: Path) -> None:
+    answer = semel("filter", "--content", cwd=tmp_path, stdin="plain text\n" * 1000)
+    assert (answer.code, answer.out) == (1, "")
+    assert "none of the first 1,000 lines has a key; the first line is not JSON." in answer.err
+    assert semel("filter", "--key", "id", cwd=tmp_path, stdin="").code == 0

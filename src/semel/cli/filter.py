@@ -30,6 +30,11 @@ WINDOW_LIVE_S = 5.0
 """How long a window is used before it is read again, so that a changed one applies within 10 s."""
 REPORTED_MAX = 100
 """Malformed lines are named up to this many, and counted beyond."""
+KEYLESS_MAX = 1000
+"""When so many lines have come and none had a key, the key is misspelt or the input is another one."""
+HELD_BYTES_MAX = 64 * 1024 * 1024
+"""How much is held back while no line has had a key; then it is passed on."""
+MEMBERS_SHOWN_MAX = 10
 BROKEN_PIPE = 141
 """As the shell counts a command that a closed pipe ended."""
 
@@ -86,12 +91,17 @@ def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
     stats_json: Annotated[
         Path | None, typer.Option("--stats-json", metavar="FILE", help="Write the counts to this file.")
     ] = None,
+    no_key_check: Annotated[  # noqa: FBT002
+        bool,
+        typer.Option("--no-key-check", help="Go on even if none of the first 1,000 lines has a key."),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,  # noqa: FBT002
 ) -> int:
     """Pass each first sighting of a JSON line on, in order, and drop the repeats.
 
     Remembers across runs with --store sqlite:///seen.db, else in memory for this run. Killed at any moment it may
-    repeat the last chunk of lines in the next run; it never loses one.
+    repeat the last chunk of lines in the next run; it never loses one. If none of the first 1,000 lines has the key,
+    it stops with exit code 1 before anything is written.
     """
     from semel.cli.output import say
 
@@ -102,12 +112,14 @@ def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
     names = files or ["-"]
     with _client(settings, remembered=settings.given("store")) as client:
         marking = _marking(client, settings.tenant or "")
-        sieve = Sieve(client, marking, Keys(key, line_bytes_max), malformed, say)
+        keys = Keys(key, line_bytes_max)
+        sieve = Sieve(client, marking, keys, malformed, say)
         sink = Output(output, names, say)
         lines = Lines(names, line_bytes_max=line_bytes_max)
         try:
             with _progress(lines, shown=not quiet and not _shares_terminal(output)) as advance:
-                for block in lines:
+                unchecked = no_key_check or malformed is Malformed.FAIL
+                for block in lines if unchecked else _once_keyed(lines, keys, say):
                     sieve.take(block, sink)
                     advance(lines.position_bytes)
         except BrokenPipeError:
@@ -128,6 +140,7 @@ class Keys:
         from semel.keys import content as content_of
         from semel.keys.message import json_body
 
+        self.told: str = "" if path is None else f" at {path!r}"
         self._line_bytes_max = line_bytes_max
         self._decode = None if path is None else _decoder(path)
         whole = content_of()
@@ -164,6 +177,18 @@ class Keys:
 
     def _longest(self, lines: list[bytes]) -> bool:
         return max(map(len, lines)) > self._line_bytes_max
+
+    def count_keyless(self, body: bytes, lines_max: int) -> int | None:
+        """How many of the first lines have no key, blank ones aside; `None` if one of them has."""
+        count = 0
+        for line in body.split(b"\n")[:-1]:
+            found = self.one(line)
+            if isinstance(found, str):
+                return None
+            count += found is not None
+            if count == lines_max:
+                break
+        return count
 
     def one(self, line: bytes) -> str | Exception | None:
         """The key of one line, what is wrong with it, or `None` for a blank one."""
@@ -204,6 +229,46 @@ def _decoder(path: str) -> Callable[[list[bytes]], list[str]] | None:
         return found if {*map(type, found)} == {str} else [str(each) for each in found]
 
     return keys
+
+
+def _once_keyed(lines: Lines, keys: Keys, say: Callable[[str], None]) -> Iterator[Block]:
+    """The blocks, held back until a line has a key.
+
+    Raises `Stop` when `KEYLESS_MAX` lines came first: so far nothing is written or marked. An input that ends earlier
+    is passed on, with a warning.
+    """
+    blocks = iter(lines)
+    held: list[Block] = []
+    held_bytes = keyless = 0
+    for block in blocks:
+        held.append(block)
+        held_bytes += len(block.body)
+        looked = None if block.torn else keys.count_keyless(block.body, KEYLESS_MAX - keyless)
+        if looked is None or held_bytes > HELD_BYTES_MAX:
+            break
+        keyless += looked
+        if keyless >= KEYLESS_MAX:
+            raise Stop(
+                f"none of the first {KEYLESS_MAX:,} lines has a key{keys.told}{_members(held[0].body)}. Nothing was"
+                " written or remembered: correct --key, or pass such lines on with --no-key-check",
+                FAILED,
+            )
+    else:
+        if keyless:
+            say(f"no line has a key{keys.told}{_members(held[0].body)}; is --key right?")
+    yield from held
+    yield from blocks
+
+
+def _members(body: bytes) -> str:
+    """The names of the first line's members, to see which one was meant."""
+    try:
+        first = msgspec.json.decode(body.split(b"\n", 1)[0])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "; the first line is not JSON"
+    if not isinstance(first, dict):
+        return "; the first line is no JSON object"
+    return f"; the first line has {', '.join(list(first)[:MEMBERS_SHOWN_MAX]) or 'no member'}"
 
 
 class Sieve:
