@@ -5,13 +5,18 @@ import re
 import shlex
 import sqlite3
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
+import typer
 
 import semel as library
+from semel.cli.app import app
+from semel.cli.examples import EXAMPLES
 from semel.stores.registry import store_for
 from semel.stores.sqlite.store import SqliteStore
+from tests.cli.render_reference import FOLDER, command_paths
 from tests.cli.shell import ROOT, semel, terminal
 from tests.services import postgres
 
@@ -144,8 +149,8 @@ def test_a_list_of_80_columns_splits_no_word_and_no_time(place: Path) -> None:
     with terminal("list", "--consumer", "billing", cwd=place, columns=80) as shown:
         assert shown.end() == 0
     lines = [line.rstrip() for line in shown.text.splitlines()]
-    assert lines[0].split() == ["KEY", "CONSUMER", "STATE", "ATTEMPT", "AGE", "EXPIRES", "IN"]
-    assert len(lines) == 8
+    assert lines[0].split() == ["KEY", "CONSUMER", "STATE", "ATTEMPT", "AGE", "EXPIRES"]
+    assert len(lines) == 8, lines[6:]
     assert max(map(len, lines)) <= 80
     (line,) = [line for line in lines if line.startswith(key)]
     assert line.split()[1:4] == ["billing", "done", "1"]
@@ -255,3 +260,33 @@ def test_text_that_is_no_json_stops_content_keys_too(tmp_path: Path) -> None:
     assert (answer.code, answer.out) == (1, "")
     assert "none of the first 1,000 lines has a key; the first line is not JSON." in answer.err
     assert semel("filter", "--key", "id", cwd=tmp_path, stdin="").code == 0
+
+
+# --- help -----------------------------------------------------------------------------------------
+
+COMMANDS = [words for words in command_paths() if words]
+GROUPS = {words[0] for words in COMMANDS if len(words) > 1}
+LEAVES = [words for words in COMMANDS if len(words) > 1 or words[0] not in GROUPS]
+
+
+def test_every_command_has_examples_and_no_other_has() -> None:
+    assert {" ".join(words) for words in LEAVES} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"), [(words, line) for words in LEAVES for line in EXAMPLES[" ".join(words)]]
+)
+def test_an_example_is_one_that_the_command_takes(words: tuple[str, ...], line: str) -> None:
+    first, *rest = shlex.split(line.partition(" > ")[0])
+    assert (first, tuple(rest[: len(words)])) == ("semel", words)
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = command.commands[word]
+    command.make_context("semel", rest[len(words) :])
+
+
+def test_help_has_readable_placeholders_and_whole_summaries() -> None:
+    for page in FOLDER.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"range>|<(int|float|str|Path|list)\b|\]\.\.\.\]|\{[A-Z]", text), page.name
+        assert not re.search(r"^  \w.*\.\.\.$", text, re.MULTILINE), page.name

@@ -29,7 +29,7 @@ def advise(
     histories: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[HISTORY]...", help="Folders or files that a HistoryHook wrote.", show_default=False
+            metavar="HISTORY", help="Folders or files that a HistoryHook wrote.", show_default=False
         ),
     ] = None,
     metrics: Annotated[

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from semel.cli.advise import advise
 from semel.cli.bench import bench
@@ -15,6 +14,7 @@ from semel.cli.consumers import consumer
 from semel.cli.dlq import dlq
 from semel.cli.doctor import doctor
 from semel.cli.explain import explain
+from semel.cli.help import App, Group
 from semel.cli.history import history
 from semel.cli.listen import listen
 from semel.cli.options import Globals
@@ -29,7 +29,7 @@ from semel.cli.windows import window
 __all__ = ["app"]
 
 
-class Root(TyperGroup):
+class Root(Group):
     """Lets a broken pipe end the program quietly, which the framework would call a failure.
 
     A command for which it *is* one (its output is the point) catches it before.
@@ -46,11 +46,9 @@ class Root(TyperGroup):
             return 0
 
 
-app: typer.Typer = typer.Typer(
+app: App = App(
     cls=Root,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
     epilog="Exit codes: 0 done or new, 1 failed, 2 usage, 3 duplicate (where asked for), 5 not found,"
     " 69 store unavailable, 75 in flight or try later, 78 bad configuration, 130 interrupted.",

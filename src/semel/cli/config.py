@@ -1,7 +1,6 @@
 """`semel config`: the settings in force, and where each came from."""
 
-import typer
-
+from semel.cli.help import App
 from semel.cli.options import (
     ConsumerOption,
     JsonOption,
@@ -17,7 +16,7 @@ from semel.cli.output import print_json, print_rows, redacted
 
 __all__ = ["config"]
 
-config: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+config: App = App()
 
 
 @config.callback()

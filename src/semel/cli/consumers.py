@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from semel.cli.exits import TRY_LATER, USAGE, Stop
+from semel.cli.help import App
 from semel.cli.options import JsonOption, StoreOption, TenantOption, settings_for, text
 from semel.cli.output import print_json, print_rows, say
 from semel.cli.reach import OWN, Reach, opened
@@ -15,7 +16,7 @@ from semel.types import Mode
 
 __all__ = ["consumer"]
 
-consumer: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+consumer: App = App()
 
 COUNTED = ("claimed", RELEASED, "unknown")
 UNFINISHED_MAX = 1000
@@ -102,7 +103,7 @@ def _count_unfinished(reach: Reach, scope: tuple[str, str]) -> dict[str, int]:
 @consumer.command("set-mode")
 def set_mode(
     name: Name,
-    mode: Annotated[Mode, typer.Argument(help="How it shall work.", show_default=False)],
+    mode: Annotated[Mode, typer.Argument(metavar="MODE", help="How it shall work.", show_default=False)],
     store: StoreOption = None,
     tenant: TenantOption = None,
 ) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from semel.cli.exits import NOT_FOUND, USAGE, Stop
+from semel.cli.help import App
 from semel.cli.options import (
     ConsumerOption,
     JsonOption,
@@ -27,7 +28,7 @@ __all__ = ["dlq"]
 LOOK_MAX = 10_000
 """How many dead letters are looked through for one id."""
 
-dlq: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+dlq: App = App()
 
 Source = Annotated[
     str,
@@ -90,7 +91,7 @@ def show_dead(
 @dlq.command("replay")
 def replay_dead(
     source: Source,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="As listed; or --all.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="As listed; or --all.")] = None,
     store: StoreOption = None,
     consumer: ConsumerOption = None,
     tenant: TenantOption = None,

@@ -64,7 +64,7 @@ class Counts(msgspec.Struct):
 def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILES", help="JSON lines, plain or gzipped; - or none: stdin."),
+        typer.Argument(metavar="FILE", help="JSON lines, plain or gzipped; - or none: stdin."),
     ] = None,
     key: Annotated[
         str | None,

@@ -10,6 +10,7 @@ import typer
 
 from semel.cli import shown
 from semel.cli.exits import NOT_FOUND, USAGE, Stop
+from semel.cli.help import App
 from semel.cli.options import JsonOption, StoreOption, YesOption, settings_for, text
 from semel.cli.output import confirm, console, duration_text, local_time, print_json, print_rows, say, table
 from semel.cli.reach import existing
@@ -23,9 +24,9 @@ T = TypeVar("T")
 PAGE_MAX = 500
 HEADERS = ("ID", "TYPE", "STATE", "ATTEMPTS", "AGE", "AGGREGATE", "DESTINATION", "ERROR")
 
-outbox: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+outbox: App = App()
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The messages' ids.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="The messages' ids.")]
 
 
 @outbox.command("list")

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from semel.cli.exits import NOT_FOUND, USAGE, Stop
+from semel.cli.help import App
 from semel.cli.options import JsonOption, StoreOption, TenantOption, YesOption, settings_for, text
 from semel.cli.output import confirm, local_time, print_json, print_rows, say
 from semel.cli.reach import opened
@@ -13,7 +14,7 @@ from semel.server.tokens import Role, Token
 
 __all__ = ["token"]
 
-token: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+token: App = App()
 
 AllOption = Annotated[bool, typer.Option("--all-tenants", help="It may act for every tenant.")]
 

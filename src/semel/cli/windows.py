@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from semel.cli.exits import NOT_FOUND, USAGE, Stop
+from semel.cli.help import App
 from semel.cli.options import (
     ConsumerOption,
     DryRunOption,
@@ -26,7 +27,7 @@ from semel.windows import PRESETS, resolve, window_us
 
 __all__ = ["window"]
 
-window: typer.Typer = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+window: App = App()
 
 Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="Who processes.", callback=text)]
 TypeOption = Annotated[
