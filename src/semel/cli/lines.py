@@ -148,14 +148,19 @@ class Output:
 
     def __init__(self, path: Path | None, sources: Iterable[str], say: Callable[[str], None]) -> None:
         self._own = path is not None
+        self._name = "stdout" if path is None else str(path)
         self._fd = sys.stdout.fileno() if path is None else _append_to(path, sources, say)
         self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
 
     def write(self, data: bytes) -> None:
         """Write all of it. Raises `BrokenPipeError` when nobody reads any more."""
         left = memoryview(data)
-        while left:
-            left = left[os.write(self._fd, left) :]
+        try:
+            while left:
+                left = left[os.write(self._fd, left) :]
+        except OSError as error:
+            error.filename = self._name
+            raise
 
     def settle(self) -> None:
         """Have what was written survive a power failure too, where it went to a file."""

@@ -72,7 +72,7 @@ METRICS: dict[str, Metric] = {
         Histogram, ("consumer", "source"), "How long after the first delivery a duplicate came.", _LAGS
     ),
     "window_seconds": Metric(Gauge, ("consumer",), "How long a finished key is remembered."),
-    "records": Metric(Gauge, ("state",), "Records in the store, by state; marks too."),
+    "records": Metric(Gauge, ("state",), "Records in the store, by state; released claims and marks too."),
     "bloom_fill_ratio": Metric(Gauge, (), "How full the fullest Bloom filter is."),
     "bloom_false_positive_ratio": Metric(
         Gauge, (), "How often the Bloom filters would say maybe for nothing."

@@ -42,7 +42,7 @@ def store_for(url: str) -> AnyStore:
     """The store that a URL names, not yet connected. Raises `StoreUnknown` with what to do."""
     scheme, colon, _ = url.partition(":")
     if not colon:
-        raise StoreUnknown(f"{url!r} is not a store URL; write memory: or sqlite:///events.db")
+        raise StoreUnknown(f"{url!r} is not a store URL; for a file write sqlite:///{url}")
     return _maker(scheme)(url)
 
 
