@@ -16,6 +16,7 @@ LAYERS: list[set[str]] = [
     {"clock", "codec", "digests", "extras", "forks", "ids", "keys", "named", "policy", "signing", "windows"},
     {"core"},
     {
+        "annotations",
         "batches",
         "coalesce",
         "context",

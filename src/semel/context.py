@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from msgspec import Struct, field
 
+from semel.annotations import return_type
 from semel.codec import decode, encode
 from semel.core import flows
 from semel.core.commands import Granted, Raised, Ran, Renew, RenewAnswer
@@ -189,19 +190,3 @@ async def _astep(context: Context, name: str, call: Callable[[], Any], returns: 
         return context._stored(name, returns)  # noqa: SLF001
     flow = context._flow(name, call, returns)  # noqa: SLF001
     return context._conclude(name, await context._perform.astep(flow))  # noqa: SLF001
-
-
-def return_type(fn: Any) -> Any:
-    """The type that a handler's return annotation names, or `None`."""
-    annotations = getattr(fn, "__annotations__", None)
-    if not annotations or "return" not in annotations:
-        return None
-    returns = annotations["return"]
-    if isinstance(returns, str):
-        from typing import get_type_hints
-
-        try:
-            returns = get_type_hints(fn).get("return")
-        except Exception:  # noqa: BLE001 - an annotation that names nothing says nothing
-            return None
-    return None if returns is Any else returns  # Any names nothing that an object could come back as

@@ -5,6 +5,7 @@ from functools import partial, update_wrapper
 from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, assert_never, cast, overload
 
+from semel.annotations import signature_of
 from semel.errors import (
     ClaimLost,
     KeyMissing,
@@ -73,7 +74,7 @@ class KeyReader:
     """Read the key of a call from its arguments."""
 
     def __init__(self, fn: Callable[..., Any], source: KeySource) -> None:
-        self._signature = inspect.signature(fn)
+        self._signature = signature_of(fn)
         self._source = source
         self.sliding: Sliding | None = source if isinstance(source, Sliding) else None
         if isinstance(source, str):

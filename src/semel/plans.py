@@ -12,8 +12,8 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from semel.annotations import return_type
 from semel.codec import decode, encode, encode_error
-from semel.context import return_type
 from semel.core import flows
 from semel.core.commands import (
     Claim,

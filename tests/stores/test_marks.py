@@ -2,16 +2,18 @@
 
 import gc
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 
 import semel
 from semel.clock import SystemClock
 from semel.errors import KeyInvalid, StoreFull
-from semel.stores.marks import BATCH_MIN, Marker, Marks, Steady
+from semel.stores.marks import BATCH_MIN, HAS_GIL, Marker, Marks, Steady
 from semel.stores.memory import MemoryStore
 
 SECOND_US = 1_000_000
@@ -36,6 +38,13 @@ def _switch_often() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
+@pytest.fixture(params=[True, False], ids=["lock-free", "locked"])
+def new_marks(request: pytest.FixtureRequest) -> Callable[[], Marks]:
+    """Makes marks as a build with the global interpreter lock does, and as a free-threaded one does."""
+    lock_free: bool = request.param
+    return lambda: Marks(Steady(SystemClock()), lock_free=lock_free)
+
+
 def marker(marks: Marks, window_us: int = LONG_US, room: int = 10**6) -> Marker:
     return marks.marker(lambda: window_us, lambda: room, lambda: StoreFull("full"))
 
@@ -54,19 +63,19 @@ def together(*works: Callable[[], object]) -> None:
         thread.join()
 
 
-def test_of_threads_that_mark_a_key_one_is_the_first() -> None:
-    mark = marker(Marks(Steady(SystemClock())))
+def test_of_threads_that_mark_a_key_one_is_the_first(new_marks: Callable[[], Marks]) -> None:
+    mark = marker(new_marks())
     keys = [f"key {number}" for number in range(2000)]
     firsts: list[list[bool]] = [[], [], []]
     together(*[lambda mine=mine: mine.extend(map(mark, keys)) for mine in firsts])
     assert [sum(column) for column in zip(*firsts, strict=True)] == [1] * len(keys)
 
 
-def test_of_a_batch_and_single_marks_one_is_the_first() -> None:
+def test_of_a_batch_and_single_marks_one_is_the_first(new_marks: Callable[[], Marks]) -> None:
     """The batch looks at single marks made without a lock, and they look at it: one of them must see the other."""
     batch_of = 2 * BATCH_MIN
     for turn in range(60):
-        marks = Marks(Steady(SystemClock()))
+        marks = new_marks()
         mark = marker(marks)
         mark("warm")  # from now on without a lock
         keys = [f"{turn} {number}" for number in range(batch_of)]
@@ -80,14 +89,15 @@ def test_of_a_batch_and_single_marks_one_is_the_first() -> None:
         assert len(marks) == batch_of + 1
 
 
-def test_purging_takes_no_mark_that_runs() -> None:
-    marks = Marks(Steady(SystemClock()))
+def test_purging_takes_no_mark_that_runs(new_marks: Callable[[], Marks]) -> None:
+    marks = new_marks()
     mark, numbers = marker(marks), count()
     done = threading.Event()
+    purged: set[int] = set()
 
     def purge() -> None:
         while not done.is_set():
-            marks.purge()
+            purged.add(marks.purge())
             marks.make_room()
 
     def make() -> None:
@@ -95,7 +105,38 @@ def test_purging_takes_no_mark_that_runs() -> None:
         done.set()
 
     together(make, purge)
+    assert purged <= {0}  # what is marked meanwhile does not enter the count
     assert not any(mark(f"key {number}") for number in range(5000))
+
+
+class CountingLock:
+    """A lock that counts how often it is taken."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self.taken += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize(("lock_free", "taken"), [(True, 0), (False, 3)])
+def test_without_the_interpreter_lock_every_mark_takes_the_lock(lock_free: bool, taken: int) -> None:
+    marks = Marks(Steady(SystemClock()), lock_free=lock_free)
+    mark = marker(marks)
+    mark("warm")
+    lock: Any = CountingLock()
+    marks._lock = lock
+    assert [mark("a"), mark("b"), mark("a")] == [True, True, False]
+    assert lock.taken == taken
+
+
+def test_a_free_threaded_build_is_known() -> None:
+    assert bool(sysconfig.get_config_var("Py_GIL_DISABLED")) is not HAS_GIL
 
 
 def test_a_look_at_all_marks_starts_again_when_one_is_made_meanwhile() -> None:

@@ -4,12 +4,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, ClassVar, TypeAlias, get_args, get_type_hints
+from typing import Any, ClassVar, TypeAlias, get_args
 
 import msgspec
 from msgspec.structs import replace
 
 from semel.aclient import AsyncSemel
+from semel.annotations import parameter_type, signature_of
 from semel.brokers.dead import RUN_LATE
 from semel.brokers.source import Arrival
 from semel.errors import GiveUp, MessageInvalid, UsageError
@@ -164,15 +165,11 @@ def _instant_us(time: str | None) -> int | None:
 
 def reader(handler: Callable[..., Any], at: int = 0, *, batch: bool = False) -> Callable[[Arrival], Any]:
     """What turns a message into what the handler's parameter is annotated with; for a batch, what its list is of."""
-    try:
-        hints = get_type_hints(handler)
-    except Exception:  # noqa: BLE001 - an annotation that names nothing says nothing
-        hints = {}
-    parameters = list(inspect.signature(handler).parameters)
+    parameters = list(signature_of(handler).parameters)
     if len(parameters) <= at:
         given = "the open transaction and the message" if at else "the message"
         raise UsageError(f"{handler!r} takes {len(parameters)} arguments, and a handler is given {given}")
-    wanted = hints.get(parameters[at], Any)
+    wanted = parameter_type(handler, parameters[at])
     if batch:
         (wanted,) = get_args(wanted) or (Any,)
     if wanted in (Arrival, Any):

@@ -76,8 +76,8 @@ class AiosqliteHandle(AsyncHandle):
         self._inner = SqliteHandle(connection._conn)  # noqa: SLF001 - the connection that its thread uses
 
     async def require_transaction(self) -> None:
-        """As of the connection inside."""
-        self._inner.require_transaction()
+        """As of the connection inside, in its thread: from Python 3.12 on `sqlite3` checks who asks."""
+        await self._in_thread(self._inner.require_transaction)
 
     async def execute(self, statement: Statement) -> list[Row]:
         """The rows of one statement."""

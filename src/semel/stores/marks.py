@@ -3,8 +3,12 @@
 Single marks are a dict from key to expiry, and are made without a lock: `dict.setdefault` is atomic, and the
 expiry that comes back is the caller's own object or somebody else's. Batches of marks are a set, with a log of
 what to take out of it and when. While there are batches, single marks go through the lock too.
+
+A batch and a single mark must see each other: that needs the global interpreter lock, which orders what all
+threads read and write. A free-threaded build has none, so there every mark goes through the lock.
 """
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,6 +31,9 @@ MARK_NS = 20
 """No mark takes less: so long the room for one mark lasts, without counting them."""
 BATCH_MIN = 16
 """Fewer keys than this are single marks: a batch costs a list and an entry in the log."""
+HAS_GIL = "t" not in sys.abiflags
+"""Whether this build of Python orders the steps of all threads. A free-threaded build may run with the lock
+switched on, but may also switch it off later: it counts as having none."""
 
 Marker = Callable[[str], bool]
 
@@ -56,8 +63,10 @@ class Steady:
 class Marks:
     """The marks of one consumer. Times in here are nanoseconds of a clock that never goes back."""
 
-    def __init__(self, steady: Steady) -> None:
+    def __init__(self, steady: Steady, *, lock_free: bool = HAS_GIL) -> None:
+        """`lock_free`: whether single marks may be made without the lock."""
         self._steady = steady
+        self._lock_free = lock_free
         self._clock = steady.now
         self._singles: dict[str, int] = {}
         """Key to expiry; what is over stays until there is a reason to clear it away."""
@@ -109,13 +118,14 @@ class Marks:
 
         It asks for the window every few seconds, and for room before what there was can be used up.
         """
-        clock, setdefault, real = self._clock, self._singles.setdefault, self._steady.real
-        due = window = 0
+        clock, setdefault = self._clock, self._singles.setdefault
+        real, lock_free = self._steady.real, self._lock_free
+        due = quick_until = window = 0
 
         def mark(key: str) -> bool:
             """As `Semel.mark`."""
             now = clock()
-            if now < due and type(key) is str:
+            if now < quick_until and type(key) is str:
                 mine = now + window
                 held = setdefault(key, mine)
                 if held is mine:
@@ -128,7 +138,7 @@ class Marks:
             return slowly(check(key), now)
 
         def slowly(key: str, now: int) -> bool:
-            nonlocal due, window
+            nonlocal due, quick_until, window
             if now >= due:
                 window = window_us() * 1000
                 with self._lock:
@@ -136,6 +146,7 @@ class Marks:
                     self._clear_front(now)
                 free = room()
                 due = now + min(REFRESH_NS, free * MARK_NS) if real else 0
+                quick_until = due if lock_free else 0
                 if free <= 0 and not self.knows(key):
                     raise full()
             with self._lock:
@@ -160,10 +171,8 @@ class Marks:
     def purge(self) -> int:
         """Clear away all that is over; returns how many that were."""
         with self._lock:
-            before, now = len(self), self._clock()
-            self._drop_batches(now)
-            self._clear_all(now)
-            return before - len(self)
+            now = self._clock()  # counted one by one: marks are added meanwhile, without the lock
+            return self._drop_batches(now) + self._clear_all(now)
 
     def expired(self) -> int:
         """How many are over and still held."""
@@ -217,14 +226,19 @@ class Marks:
         if keys:
             self._log.setdefault(window, deque()).append((expiry, keys))
 
-    def _drop_batches(self, now: int) -> None:
+    def _drop_batches(self, now: int) -> int:
+        """Take away the batches that are over; returns how many marks that were."""
+        dropped = 0
         for window, log in list(self._log.items()):
             while log and log[0][0] <= now:
-                self._batched.difference_update(log.popleft()[1])
+                keys = log.popleft()[1]
+                self._batched.difference_update(keys)
+                dropped += len(keys)
             if not log:
                 del self._log[window]
         if not self._log:
             self._batching = False
+        return dropped
 
     def _clear_front(self, now: int) -> None:
         """Take away the single marks that are over, up to the first that is not."""
@@ -239,12 +253,13 @@ class Marks:
         for key in over:
             del self._singles[key]
 
-    def _clear_all(self, now: int) -> None:
-        """Take away every single mark that is over."""
+    def _clear_all(self, now: int) -> int:
+        """Take away every single mark that is over; returns how many that were."""
         self._scanned_at = now
-        for key, expiry in self._all_singles():
-            if expiry <= now:
-                del self._singles[key]
+        over = [key for key, expiry in self._all_singles() if expiry <= now]
+        for key in over:
+            del self._singles[key]
+        return len(over)
 
     def _all_singles(self) -> list[tuple[str, int]]:
         while True:

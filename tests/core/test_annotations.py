@@ -1,0 +1,81 @@
+"""What functions are annotated with is read alike on every Python, also where a name is not defined."""
+
+import functools
+import sys
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+import pytest
+
+import semel
+from semel.annotations import parameter_type, return_type, signature_of
+from semel.brokers.routes import reader
+from semel.brokers.source import Arrival
+
+
+class Order(msgspec.Struct):
+    total: int
+
+
+def defined(source: str) -> Any:
+    """The function `f` of this source; on Python 3.14 its annotations are evaluated when they are read."""
+    lazy = "" if sys.version_info >= (3, 14) else "from __future__ import annotations\n"
+    names: dict[str, Any] = {"Order": Order, "Annotated": Annotated, "Any": Any}
+    exec(lazy + source, names)
+    return names["f"]
+
+
+@pytest.mark.parametrize(
+    ("source", "returns", "takes"),
+    [
+        ("def f(a): ...", None, Any),
+        ("def f(a: Order) -> Order: ...", Order, Order),
+        ("def f(a: Any) -> Any: ...", None, Any),
+        ("def f(a: 'Order') -> 'Order': ...", Order, Order),
+        ("def f(a: Missing) -> Order: ...", Order, Any),
+        ("def f(a: Order) -> Missing: ...", None, Order),
+        ("def f(a: Order) -> list[Missing]: ...", None, Order),
+        ("def f(a: list[Order]) -> list['Order']: ...", list[Order], list[Order]),
+        ("def f(a: Annotated[Order, 1]) -> Annotated[Order, 1]: ...", Annotated[Order, 1], Order),
+        ("def f(a: Order.missing) -> Order: ...", Order, Any),
+    ],
+)
+def test_an_annotation_is_read_whatever_the_others_name(source: str, returns: Any, takes: Any) -> None:
+    function = defined(source)
+    assert (return_type(function), parameter_type(function, "a")) == (returns, takes)
+    assert list(signature_of(function).parameters) == ["a"]
+
+
+def test_a_wrapper_has_the_annotations_of_what_it_wraps() -> None:
+    function = defined("def f(a: Order) -> Order: ...")
+
+    class Wrapper:
+        kept: ClassVar[int] = 0
+
+        def __init__(self) -> None:
+            functools.update_wrapper(self, function)
+
+        def __call__(self, a: Any) -> Any: ...
+
+    assert (return_type(Wrapper()), parameter_type(Wrapper(), "a")) == (Order, Order)
+
+
+def test_what_has_no_annotations_names_no_type() -> None:
+    class Callable:
+        def __call__(self, a: int) -> int: ...
+
+    for function in (Callable(), functools.partial(int, 1), int, print):
+        assert return_type(function) is None
+
+
+def test_a_guarded_function_may_be_annotated_with_what_type_checkers_alone_know() -> None:
+    function = defined("def f(a: Missing, key: str) -> Order: return Order(3)")
+    with semel.open("memory:", consumer="orders") as once:
+        guarded = once.guard(key="key")(function)
+        assert [guarded(1, key="k"), guarded(1, key="k")] == [Order(3), Order(3)]
+
+
+def test_a_message_is_read_as_its_own_annotation_says() -> None:
+    function = defined("def f(message: Order) -> Missing: ...")
+    arrival = Arrival(body=b'{"total": 5}', headers=(), transport="queue")
+    assert reader(function)(arrival) == Order(5)
