@@ -18,7 +18,7 @@ FAST := $(wildcard tests/test_*.py) $(addprefix tests/,cli/test_reference.py cli
 
 # The first interpreter that really runs and is new enough; `make PYTHON=/path/to/python` overrides the search.
 PYTHON ?=
-CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
+CANDIDATES := $(if $(PYTHON),$(PYTHON),python3.14 python3.13 python3.12 python3.11 python3)
 NEW_ENOUGH := import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))
 
 .PHONY: help
@@ -78,6 +78,10 @@ test: lint types ## Lint, type, install the programs that tests use, and run eve
 .PHONY: soak
 soak: $(STAMP) ## Run every test in its long form: many more schedules, examples and kills
 	SEMEL_SOAK=1 $(PYTEST) --install --hypothesis-profile=soak --timeout=0
+
+.PHONY: matrix
+matrix: ## Run every test on each Python, in bare Debian roots (root only); ONLY=trixie ARGS=tests/inbox
+	@python3 tools/matrix/matrix.py --jobs '$(JOBS)' --only '$(ONLY)' --args '$(ARGS)' $(if $(CACHE),--cache '$(CACHE)')
 
 .PHONY: run
 run: $(RUNNABLE) ## Start the service on SQLite, in semel.db, and print where its dashboard is
