@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,9 @@ LEDGER = "SEMEL_TEST_LEDGER"
 def handler(message: semel.brokers.Arrival) -> None:
     """Two effects: one plain, one keyed. What `semel consume` runs in the workers."""
     current = semel.current()
-    with sqlite3.connect(os.environ[LEDGER], timeout=60, isolation_level=None) as ledger:
+    with closing(sqlite3.connect(os.environ[LEDGER], timeout=60, isolation_level=None)) as ledger, ledger:
         ledger.execute("INSERT INTO plain VALUES (?)", (current.key,))
         ledger.execute("INSERT OR IGNORE INTO keyed VALUES (?, ?)", (current.idempotency_key, current.key))
-    ledger.close()
 
 
 def transfer(connection: Any, message: semel.brokers.Arrival) -> None:
@@ -79,7 +79,7 @@ class Storm:
         self._agree(keys)
 
     def _prepare(self) -> None:
-        with sqlite3.connect(self._ledger) as ledger:
+        with closing(sqlite3.connect(self._ledger)) as ledger, ledger:
             ledger.execute("PRAGMA journal_mode = WAL")
             ledger.execute("CREATE TABLE plain (key TEXT)")
             ledger.execute("CREATE TABLE keyed (idempotency_key TEXT PRIMARY KEY, key TEXT)")
@@ -100,11 +100,11 @@ class Storm:
         workers[at] = self._worker()
 
     def _noted(self) -> int:
-        with sqlite3.connect(self._ledger, timeout=60) as ledger:
+        with closing(sqlite3.connect(self._ledger, timeout=60)) as ledger, ledger:
             return int(ledger.execute("SELECT count(*) FROM keyed").fetchone()[0])
 
     def _agree(self, keys: list[str]) -> None:
-        with sqlite3.connect(self._ledger) as ledger:
+        with closing(sqlite3.connect(self._ledger)) as ledger, ledger:
             keyed = Counter(key for (key,) in ledger.execute("SELECT key FROM keyed"))
             plain = Counter(key for (key,) in ledger.execute("SELECT key FROM plain"))
         assert self.kills > 0, "a storm without kills proves nothing"

@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 
@@ -40,9 +41,8 @@ def fill(path: Path) -> None:
         metrics.mark("evt_marked")
     with semel.open(url, consumer="short", window="20ms") as short:
         short.run_many([semel.Delivery(key=f"short_{n}", body=n) for n in range(25)], str)
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE semel_records SET value = X'6DC1' WHERE key = 'evt_bad'")
-    connection.close()
 
 
 @pytest.fixture(scope="session")

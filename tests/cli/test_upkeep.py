@@ -1,6 +1,7 @@
 """`semel purge`, `stats`, `migrate`, `window` and `consumer`."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,8 @@ def test_migrate_prints_the_schema(tmp_path: Path) -> None:
     printed = semel("migrate", "--sql", "--store", "sqlite:///new.db", cwd=tmp_path)
     assert printed.out == schema_sql()
     assert not (tmp_path / "new.db").exists()
-    with sqlite3.connect(":memory:") as connection:
+    with closing(sqlite3.connect(":memory:")) as connection, connection:
         connection.executescript(printed.out)
-    connection.close()
     assert semel("migrate", "--sql", "--store", "memory:", cwd=tmp_path).code == 2
 
 

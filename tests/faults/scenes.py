@@ -3,6 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -158,10 +159,9 @@ def lose(store: Store) -> None:
         store._marks.clear()
         return
     assert isinstance(store, SqliteStore)
-    with sqlite3.connect(store.path) as connection:
+    with closing(sqlite3.connect(store.path)) as connection, connection:
         connection.execute("DELETE FROM semel_records")
         connection.execute("DELETE FROM semel_marks")
-    connection.close()
 
 
 def with_step(scene: Scene) -> None:

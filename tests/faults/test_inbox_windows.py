@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -152,11 +153,9 @@ def test_a_mark_without_a_transaction_is_refused(job: Job) -> None:
 
 
 def test_the_first_use_may_be_inside_a_transaction_that_already_writes(job: Job) -> None:
-    once = inbox_client(job)
-    connection = sqlite3.connect(job.database, isolation_level=None)
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with (
+        inbox_client(job, connect=False) as once,
+        closing(sqlite3.connect(job.database, isolation_level=None)) as connection,
+    ):
+        connection.execute("BEGIN IMMEDIATE")
         assert once.inbox(connection).first(KEY)
-    finally:
-        connection.close()
-        once.close()

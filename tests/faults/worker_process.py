@@ -7,7 +7,8 @@ of semel: a file that is only appended to, or a database that knows idempotency 
 import os
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def effect(job: Job) -> None:
         os.close(ledger)
         return
     current = semel.current()
-    with sqlite3.connect(job.ledger) as ledger_db:
+    with closing(sqlite3.connect(job.ledger)) as ledger_db, ledger_db:
         ledger_db.execute("CREATE TABLE IF NOT EXISTS effects (key TEXT, fence INTEGER)")
         ledger_db.execute("CREATE TABLE IF NOT EXISTS calls (key TEXT, fence INTEGER)")
         (seen, newest) = ledger_db.execute(
@@ -75,7 +76,6 @@ def effect(job: Job) -> None:
         refused = seen > 0 if job.sink == "keyed" else current.fence < newest
         if not refused:
             ledger_db.execute("INSERT INTO effects VALUES (?, ?)", (current.idempotency_key, current.fence))
-    ledger_db.close()
     if refused and job.sink == "fenced":
         raise ConnectionError("the sink knows a newer fence")
 
@@ -91,18 +91,22 @@ def effects(job: Job) -> int:
         return 0
     if job.sink == "plain":
         return job.ledger.read_text().count("effect\n")
-    with sqlite3.connect(job.ledger) as ledger_db:
+    with closing(sqlite3.connect(job.ledger)) as ledger_db, ledger_db:
         (count,) = ledger_db.execute("SELECT count(*) FROM effects").fetchone()
-    ledger_db.close()
     return int(count)
 
 
-def client(job: Job, trap: Trap) -> semel.Semel:
+@contextmanager
+def client(job: Job, trap: Trap) -> Iterator[semel.Semel]:
     """A client on the real file, with traps around its store."""
     store: Any = SqliteStore(job.database, synchronous="NORMAL")
     policy = semel.Policy(lease_s=LEASE_S, wait_s=WAIT_S)
     mode: Any = job.mode
-    return semel.open(TrapStore(store, trap), consumer="kills", mode=mode, lease=LEASE_S, policy=policy)
+    with (
+        closing(store),
+        semel.open(TrapStore(store, trap), consumer="kills", mode=mode, lease=LEASE_S, policy=policy) as once,
+    ):
+        yield once
 
 
 def work(job: Job, trap: Trap = never) -> Any:
@@ -157,13 +161,17 @@ def connected(job: Job) -> Any:
     return sqlite3.connect(job.database, isolation_level=None, timeout=0.2)
 
 
-def inbox_client(job: Job) -> semel.Semel:
-    """A client whose tables stand beside the application's own."""
-    if job.server:
+@contextmanager
+def inbox_client(job: Job, *, connect: bool = True) -> Iterator[semel.Semel]:
+    """A client whose tables stand beside the application's own; not connected, it connects at its first use."""
+    with ExitStack() as stack:
+        store: Any = job.server
+        if not job.server:
+            store = SqliteStore(job.database, synchronous="NORMAL", adopt=True, busy_wait_s=0.2)
+            stack.enter_context(closing(store))
         policy = semel.Policy(lock_wait_s=0.2)
-        return semel.open(job.server, consumer="kills", mode="inbox", policy=policy)
-    store = SqliteStore(job.database, synchronous="NORMAL", adopt=True, busy_wait_s=0.2)
-    return semel.open(store, consumer="kills", mode="inbox")
+        once = semel.open(store, consumer="kills", mode="inbox", policy=policy)
+        yield stack.enter_context(once if connect else closing(once))
 
 
 def work_in_transaction(job: Job, trap: Trap) -> bool:

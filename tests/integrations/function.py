@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+from contextlib import closing
 
 import msgspec
 
@@ -19,8 +20,7 @@ class Paid(msgspec.Struct):
 
 @sqs_handler(once)
 def handler(paid: Paid) -> None:
-    with sqlite3.connect(f"{FOLDER}/ledger.db") as ledger:
+    with closing(sqlite3.connect(f"{FOLDER}/ledger.db")) as ledger, ledger:
         ledger.execute("INSERT INTO ledger VALUES (?)", (paid.order,))
-    ledger.close()
     if paid.broken:
         raise RuntimeError("not yet")

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from queue import Queue
@@ -79,9 +79,8 @@ class RuntimeApi:
 
 @contextmanager
 def function(folder: Path) -> Iterator[RuntimeApi]:
-    with sqlite3.connect(folder / "ledger.db") as ledger:
+    with closing(sqlite3.connect(folder / "ledger.db")) as ledger, ledger:
         ledger.execute("CREATE TABLE ledger (key TEXT)")
-    ledger.close()
     api = RuntimeApi()
     process = subprocess.Popen(
         [sys.executable, "-m", "awslambdaric", "tests.integrations.function.handler"],
@@ -118,10 +117,8 @@ def record(
 
 
 def ledger(folder: Path) -> list[str]:
-    with sqlite3.connect(folder / "ledger.db") as connection:
-        rows = [key for (key,) in connection.execute("SELECT key FROM ledger")]
-    connection.close()
-    return rows
+    with closing(sqlite3.connect(folder / "ledger.db")) as connection, connection:
+        return [key for (key,) in connection.execute("SELECT key FROM ledger")]
 
 
 def test_only_what_is_not_done_is_reported(tmp_path: Path) -> None:

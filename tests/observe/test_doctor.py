@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,8 @@ def test_claims_of_the_rollups_are_not_taken_for_stuck_ones(tmp_path: Path) -> N
     for tenant, level in ((TENANT, "ok"), ("acme", "warning")):
         with library.open(url, consumer="billing", tenant=tenant, lease="20ms") as once:
             once.claim("left")
-        with sqlite3.connect(tmp_path / "events.db") as connection:
+        with closing(sqlite3.connect(tmp_path / "events.db")) as connection, connection:
             connection.execute("UPDATE semel_records SET fence = fence - 3600000000")
-        connection.close()
         assert found(url, "claims", level), tenant
 
 
@@ -83,9 +83,8 @@ def test_orphans_and_unknown_events_are_found(tmp_path: Path) -> None:
         once.claim("lost-worker")
     with library.open(url, consumer="mails", mode="quarantine") as mails:
         mails.run("vanished", lambda: 1 / 0)
-    with sqlite3.connect(tmp_path / "events.db") as line:
+    with closing(sqlite3.connect(tmp_path / "events.db")) as line, line:
         line.execute("UPDATE semel_records SET fence = fence - 120000000 WHERE key = 'lost-worker'")
-    line.close()
     (orphan,) = found(url, "claims", "warning")
     assert "lost-worker" in orphan.what
     (unknown,) = found(url, "unknown", "warning")
@@ -97,9 +96,8 @@ def test_a_claim_that_runs_too_long_is_found(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/events.db"
     with library.open(url, consumer="billing", lease="1h", policy=library.Policy(run_max_s=7200)) as once:
         once.claim("hangs")
-    with sqlite3.connect(tmp_path / "events.db") as line:
+    with closing(sqlite3.connect(tmp_path / "events.db")) as line, line:
         line.execute("UPDATE semel_records SET fence = fence - 1000000000")
-    line.close()
     (stuck,) = found(url, "claims", "warning")
     assert "more than 15 minutes" in stuck.what
     assert "hangs" in stuck.what
@@ -109,9 +107,8 @@ def test_a_missing_index_is_found(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/events.db"
     with library.open(url, consumer="billing") as once:
         once.run("a", int)
-    with sqlite3.connect(tmp_path / "events.db") as line:
+    with closing(sqlite3.connect(tmp_path / "events.db")) as line, line:
         line.execute("DROP INDEX semel_records_purge")
-    line.close()
     (missing,) = found(url, "indexes", "error")
     assert "semel_records_purge" in missing.what
     answer = semel("doctor", "--store", url, cwd=tmp_path)
@@ -122,9 +119,8 @@ def test_records_that_nobody_removes_are_found(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/events.db"
     with library.open(url, consumer="billing", window="20ms") as once:
         once.run("a", int)
-    with sqlite3.connect(tmp_path / "events.db") as line:
+    with closing(sqlite3.connect(tmp_path / "events.db")) as line, line:
         line.execute("UPDATE semel_records SET fence = fence - 7200000000, purge_at = purge_at - 120")
-    line.close()
     (behind,) = found(url, "clean-up", "warning")
     assert "semel purge" in behind.fix
 

@@ -4,6 +4,7 @@ import contextlib
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,7 @@ def test_django_writes_too(sqlite_place: Place) -> None:
             raise Rolled
         with pytest.raises(NoTransaction):
             sqlite_place.once.outbox(connection).publish(Message("order.created"))
-        with sqlite3.connect(sqlite_place.path) as reader:
+        with closing(sqlite3.connect(sqlite_place.path)) as reader, reader:
             assert reader.execute("SELECT count(*) FROM semel_outbox").fetchone() == (1,)
     finally:
         forget(connection)

@@ -4,6 +4,7 @@ import re
 import signal
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx2
@@ -94,10 +95,9 @@ def test_what_is_over_is_removed(running: Running, tmp_path: Path) -> None:
 
 
 def short_left(tmp_path: Path) -> int:
-    with sqlite3.connect(tmp_path / "semel.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "semel.db")) as connection, connection:
         joined = "semel_records JOIN semel_consumers AS c ON c.id = consumer_id WHERE consumer = 'short'"
         left: int = connection.execute(f"SELECT count(*) FROM {joined}").fetchone()[0]
-    connection.close()
     return left
 
 

@@ -224,7 +224,11 @@ class Run:
         return "\n".join(lines)
 
     def _environment(self) -> dict[str, str]:
-        passed_on = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
+        passed_on = {
+            name: value
+            for name, value in os.environ.items()
+            if PASSED_ON.fullmatch(name) and (value[:1] != "/" or (self._root / value[1:]).exists())
+        }
         path = ROOT_PATH if self.target.suite else os.environ["PATH"]
         home = "/root" if self.target.suite else str(Path.home())
         plain = {"HOME": home, "LANG": "C.UTF-8", "PATH": path, "DEBIAN_FRONTEND": "noninteractive"}

@@ -3,6 +3,7 @@
 import os
 import random
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -408,9 +409,8 @@ def test_records_of_ids_with_a_time_lie_in_its_order(tmp_path: Path) -> None:
         record = again.records.lookup(keys[0])
         assert record is not None
         assert len(list(again.records.list())) == 50
-    with sqlite3.connect(tmp_path / "timed.db") as file:
+    with closing(sqlite3.connect(tmp_path / "timed.db")) as file, file:
         rows = file.execute("SELECT digest, key FROM semel_records ORDER BY digest").fetchall()
-    file.close()
     times = [int.from_bytes(digest[:6]) for digest, _ in rows]
     assert times == sorted(time_in("uuid7", key) // 1000 for key in keys)
     assert [key for _, key in rows if key in keys[:1]] == keys[:1]

@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import semel
@@ -43,15 +44,13 @@ class Place:
     def prepare(self) -> None:
         """Make the tables of the application, none of them with a unique event."""
         self.store.open()
-        with sqlite3.connect(self.database) as connection:
+        with closing(sqlite3.connect(self.database)) as connection, connection:
             connection.execute("CREATE TABLE ledger (event TEXT NOT NULL, worker INTEGER NOT NULL)")
-        connection.close()
         self.effects.touch()
-        with sqlite3.connect(self.sink) as connection:
+        with closing(sqlite3.connect(self.sink)) as connection, connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("CREATE TABLE keys (key TEXT PRIMARY KEY)")
             connection.execute("CREATE TABLE applied (event TEXT NOT NULL)")
-        connection.close()
 
 
 def connect(path: Path) -> sqlite3.Connection:
