@@ -64,7 +64,7 @@ lint: $(STAMP) ## Lint, and check the format without rewriting anything
 
 .PHONY: types
 types: $(STAMP) ## Check the types (mypy strict), and that every public name has one (pyright)
-	$(BIN)/mypy $(wildcard src tests benchmarks examples)
+	$(BIN)/mypy $(wildcard src tests benchmarks examples tools)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pyright --verifytypes semel --ignoreexternal
 
 .PHONY: check

@@ -100,10 +100,8 @@ def test_a_database_that_is_restored_from_a_backup_loses_mark_and_effect_togethe
     job: Job, tmp_path: Path
 ) -> None:
     backup = tmp_path / "backup.db"
-    with sqlite3.connect(job.database) as database, sqlite3.connect(backup) as copy:
+    with closing(sqlite3.connect(job.database)) as database, closing(sqlite3.connect(backup)) as copy:
         database.backup(copy)
-    database.close()
-    copy.close()
     assert work(job) is True
     assert effects(job) == 1
     for leftover in tmp_path.glob("events.db-*"):

@@ -114,7 +114,7 @@ class Run:
         if not version.startswith(f"{self.target.python}."):
             raise Stopped(f"expected Python {self.target.python}, found {version}; remove {self._folder}")
         self._say(f"testing on Python {version}")
-        options = f"-n {self._jobs} --dist worksteal --hypothesis-profile=ci {self._arguments}"
+        options = f"--install -n {self._jobs} --dist worksteal --hypothesis-profile=ci {self._arguments}"
         tested = self._inside(f".venv/bin/python -m pytest {options}", TEST_S, f"Python {version}", show=True)
         return "passed", f"Python {version}: {summary_of(tested.splitlines())}"
 
