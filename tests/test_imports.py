@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
         "context",
         "drive",
         "gathering",
+        "handlers",
         "handles",
         "keeper",
         "lazily",

@@ -3,16 +3,16 @@
 The same verbs as `client.Semel`, held to it by a test; what it says to the store is in `plans`.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from msgspec.structs import replace
 
-from semel.base import ClaimOutcome, Client, raised
+from semel.base import ClaimOutcome, Client, as_deliveries, check_concurrency, check_own_arguments, raised
 from semel.batches import adrive_many, copies
 from semel.claims import Claimed
 from semel.coalesce import LoopCoalescer
@@ -20,15 +20,16 @@ from semel.core import flows
 from semel.core.commands import Claim, Granted, Item
 from semel.core.folding import leaders
 from semel.core.verdicts import Task
-from semel.decorators import AsyncGuard, KeySource, awaitable
+from semel.decorators import AsyncGuard, GuardOptions, KeySource, MetaSource
 from semel.drive import AsyncHands, adrive
+from semel.handlers import awaitable
 from semel.keys.limits import check
 from semel.keys.sliding import Sliding
 from semel.plans import Plan, marks_of, reachable, unreachable
 from semel.policy import ATTEMPTS_LIMIT, Policy
 from semel.records import AsyncRecords, AsyncWindows
 from semel.runtime import Runtime
-from semel.types import Completed, Delivery, Failed, Lost, Outcome, Renewed, Unavailable, Verdict
+from semel.types import Completed, Delivery, Done, Failed, Lost, Outcome, Renewed, Unavailable, Verdict
 from semel.windows import OFF
 
 if TYPE_CHECKING:
@@ -96,16 +97,48 @@ class AsyncSemel(Client):
 
     # --- run ---
 
+    @overload
+    async def run(
+        self,
+        key: str,
+        fn: Callable[..., Awaitable[R]],
+        /,
+        *args: Any,
+        event_type: str,
+        meta: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Outcome[R]: ...
+
+    @overload
+    async def run(
+        self, key: str, fn: Callable[..., Awaitable[R]], /, *args: Any, meta: Mapping[str, str], **kwargs: Any
+    ) -> Outcome[R]: ...
+
+    @overload
     async def run(
         self, key: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Outcome[R]: ...
+
+    async def run(  # type: ignore[misc]  # whatever is not its own is for `fn`
+        self,
+        key: str,
+        fn: Callable[..., Awaitable[R]],
+        /,
+        *args: Any,
+        event_type: str = "",
+        meta: Mapping[str, str] | None = None,
+        **kwargs: Any,
     ) -> Outcome[R]:
         """Run `fn` once for this key; a duplicate gets the first one's outcome. Two round trips, one for a duplicate.
 
         An exception of `fn` is an outcome: `Failed` if the policy calls it permanent, else `Errored`, with the
-        claim released. Raises for wrong use, and passes interrupts on once the claim is released.
+        claim released. Raises for wrong use, and passes interrupts on once the claim is released. `event_type`
+        selects the window, `meta` is kept with the record; all other arguments are for `fn`.
         """
         call = partial(awaitable(fn), *args, **kwargs)
-        return await self._run(key, call, fn, self._fingerprint(args, kwargs))
+        if event_type or meta is not None:
+            check_own_arguments(fn, event_type, meta)
+        return await self._run(key, call, fn, self._fingerprint(args, kwargs), event_type, meta)
 
     async def _run(
         self,
@@ -113,11 +146,13 @@ class AsyncSemel(Client):
         call: Any,
         fn: Any,
         fingerprint: bytes | None,
+        event_type: str = "",
+        meta: Mapping[str, str] | None = None,
         sliding: Sliding | None = None,
         event_time_us: int | None = None,
     ) -> Outcome[Any]:
         stored = await self._connect()
-        claim = self._plan.called(stored, key, fingerprint, sliding, event_time_us)
+        claim = self._plan.called(stored, key, fingerprint, event_type, meta, sliding, event_time_us)
         return await self._under(claim, call, fn)
 
     async def _deliver_one(self, delivery: Delivery[T], handler: Callable[[T], Awaitable[R]]) -> Outcome[R]:
@@ -141,17 +176,26 @@ class AsyncSemel(Client):
             hands.forsake((claim.owner,))
             raise
         hands.drop(claim.owner)
+        if type(outcome) is Done and outcome.reason:
+            self._warn_not_kept(fn, outcome)
         return raised(outcome)
 
     async def run_many(
-        self, deliveries: Sequence[Delivery[T]], handler: Callable[[T], Awaitable[R]], *, concurrency: int = 1
+        self,
+        deliveries: Iterable[Delivery[T] | tuple[str, T]],
+        handler: Callable[[T], Awaitable[R]],
+        *,
+        concurrency: int = 1,
     ) -> list[Outcome[R]]:
         """Run `handler(delivery.body)` once for each key. One claim for all; outcomes in input order.
 
-        One delivery's failure never touches another's. Completions leave as handlers finish; a crash repeats
-        at most those under way. `concurrency`: how many handlers run at once, in tasks.
+        A pair `(key, body)` is a delivery, too. One delivery's failure never touches another's. Completions leave as
+        handlers finish; a crash repeats at most those under way. `concurrency`: how many handlers run at once, in
+        tasks.
         """
-        return await self._deliver(deliveries, awaitable(handler), concurrency)
+        awaitable(handler)
+        check_concurrency(concurrency)
+        return await self._deliver(as_deliveries(deliveries), handler, concurrency)
 
     async def _deliver(
         self,
@@ -176,6 +220,7 @@ class AsyncSemel(Client):
             hands.forsake(owner for _, owner in made)
         spread = copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
         self._tell_copies(deliveries, handler, first_at, place_of, spread)
+        self._warn_each_not_kept(handler, outcomes)
         return spread
 
     async def _give_up(
@@ -211,13 +256,26 @@ class AsyncSemel(Client):
             hands.forsake(owners)
         return [raised(outcome) for outcome in outcomes]
 
-    def guard(self, *, key: KeySource, policy: Policy | None = None) -> AsyncGuard:
+    def guard(
+        self,
+        *,
+        key: KeySource,
+        name: str | None = None,
+        event_type: str = "",
+        meta: MetaSource | None = None,
+        policy: Policy | None = None,
+    ) -> AsyncGuard:
         """Decorate a function so that it runs once per key and every call returns the first one's value.
 
         `key`: an attribute path that starts with a parameter's name (`"order.id"`), or a callable that is given
         the arguments. Only for `async def`: a function that blocks would stop the loop.
+
+        Each function has its own records, under `NAME::KEY`: another function with the same keys shares none. The
+        name is its module and qualified name, so renaming or moving it makes its keys new; `name` keeps them.
+        `event_type` selects the window, `meta` (or what a callable makes of the arguments) is kept with the record.
         """
-        return AsyncGuard(self if policy is None else self.using(policy), key)
+        options = GuardOptions(key=key, name=name, event_type=event_type, meta=meta)
+        return AsyncGuard(self if policy is None else self.using(policy), options)
 
     # --- plain verbs ---
 
@@ -230,13 +288,15 @@ class AsyncSemel(Client):
         event_time: datetime | None = None,
         journal: Any = None,
         sliding: Sliding | None = None,
+        meta: Mapping[str, str] | None = None,
     ) -> ClaimOutcome:
         """The right to run, or what a duplicate needs to know. One round trip, no waiting.
 
-        `sliding`: what made the key, where its window slides; by event time it needs `event_time` too.
+        `sliding`: what made the key, where its window slides; by event time it needs `event_time` too. `meta` is kept
+        with the record.
         """
         stored = await self._connect()
-        item = self._claim_item(stored, key, event_type, fingerprint, event_time, journal, sliding)
+        item = self._claim_item(stored, key, event_type, fingerprint, event_time, journal, sliding, meta)
         sent_at = monotonic()
         answer = (await self._runtime.channel.asend((item,)))[0]
         self._tell_claimed((item,), (answer,))
@@ -298,8 +358,11 @@ class AsyncSemel(Client):
         """Renew all of them in one round trip per 500."""
         return await self._runtime.channel.asend(self._renewals(claims))
 
-    async def mark(self, key: str) -> bool:
-        """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event."""
+    async def mark(self, key: str, *, event_type: str = "", meta: Mapping[str, str] | None = None) -> bool:
+        """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event.
+
+        `event_type` selects the window. A mark keeps nothing but its key: `meta` is for hooks.
+        """
         runtime, plan = self._runtime, self._plan
         channel = runtime.channel
         if (
@@ -308,16 +371,18 @@ class AsyncSemel(Client):
             or not self._admitted
             or monotonic() >= runtime.fresh_until
         ):
-            return (await self.mark_many((key,)))[0]
-        window_us = plan.window_us(runtime.windows, plan.policy.event_type)
+            return (await self.mark_many((key,), event_type=event_type, meta=meta))[0]
+        window_us = plan.window_us(runtime.windows, event_type or plan.policy.event_type)
         first = await channel.mark(plan.tenant, plan.consumer, window_us, check(key))
         return first if type(first) is bool else marks_of(first)[0]
 
-    async def mark_many(self, keys: Sequence[str]) -> list[bool]:
+    async def mark_many(
+        self, keys: Sequence[str], *, event_type: str = "", meta: Mapping[str, str] | None = None
+    ) -> list[bool]:
         """Note many keys in one round trip; a later copy of a key is `False`."""
-        item, unfold = self._marks(await self._connect(), keys)
+        item, unfold = self._marks(await self._connect(), keys, event_type)
         firsts = unfold((await self._runtime.channel.asend((item,)))[0])
-        self._tell_marked(keys, firsts)
+        self._tell_marked(keys, firsts, event_type, meta)
         return firsts
 
     def inbox(self, handle: Any) -> "AsyncInbox":

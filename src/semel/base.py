@@ -1,6 +1,7 @@
 """What both clients hold and know; how each of them waits is in `client` and `aclient`."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -14,9 +15,11 @@ from semel.core.folding import copy_of_claim, leaders, leaders_in_time
 from semel.core.ports import AsyncStore, Store
 from semel.core.verdicts import Task, replay
 from semel.errors import ClaimLost, NotRecorded, RecordCorrupt, UsageError
+from semel.handlers import label_of
 from semel.keeper import Kept
 from semel.keys.limits import check_all
 from semel.keys.sliding import Sliding
+from semel.lazily import inspect
 from semel.plans import Observed, Plan, marks_of, time_us
 from semel.policy import Policy
 from semel.runtime import Runtime
@@ -116,6 +119,7 @@ class Client:
         event_time: datetime | None,
         journal: Any,
         sliding: Sliding | None,
+        meta: Mapping[str, str] | None,
     ) -> Claim:
         self._plan.require("lease", "quarantine", "transaction", "observe")
         self._check_journal(journal)
@@ -127,6 +131,7 @@ class Client:
             event_type=event_type or "",
             event_time_us=time_us(event_time),
             journal=journal,
+            meta=meta,
             lateness_us=None if sliding is None else sliding.lateness_us,
         )
 
@@ -144,9 +149,13 @@ class Client:
     def _claim_items(self, stored: Any, deliveries: Sequence[str | Delivery[Any]]) -> list[Claim]:
         self._plan.require("lease", "quarantine", "transaction", "observe")
         claim, claims = self._plan.claim, list[Claim]()
+        if isinstance(deliveries, str | Delivery):
+            raise UsageError("claim_many takes a list of keys or deliveries; for one of them use claim")
         for each in deliveries:
             if isinstance(each, str):
                 claims.append(claim(stored, each))
+            elif not isinstance(each, Delivery):
+                raise UsageError(f"claim_many takes keys and deliveries, not {each!r}")
             else:
                 self._check_journal(each.journal)
                 claims.append(self._plan.delivered(stored, each))
@@ -260,11 +269,38 @@ class Client:
             item = claim.claim
             self._tell_settled((Settle(item.id, item.owner, claim.granted.fence, to),), (answer,))
 
-    def _tell_marked(self, keys: Sequence[str], firsts: Sequence[bool]) -> None:
+    def _tell_marked(
+        self,
+        keys: Sequence[str],
+        firsts: Sequence[bool],
+        event_type: str = "",
+        meta: Mapping[str, str] | None = None,
+    ) -> None:
         if self._runtime.hooks is not None:
             from semel.observe.taps import marked
 
-            marked(self._runtime.hooks, self._plan.tenant, self._plan.consumer, keys, firsts)
+            event_type = event_type or self._plan.policy.event_type
+            who = (self._plan.tenant, self._plan.consumer)
+            marked(self._runtime.hooks, *who, keys, firsts, event_type=event_type, meta=meta)
+
+    def _warn_not_kept(self, fn: Any, outcome: Done[Any]) -> None:
+        """Warn at the first value of a handler that cannot be kept: its duplicates will have none."""
+        label = label_of(fn)
+        if outcome.replayed or label in self._plan.warned:
+            return
+        self._plan.warned.add(label)
+        warnings.warn(
+            f"what {label} returns is not kept, so a duplicate gets no value: {outcome.reason}"
+            " (or say Policy(keep_value=False))",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    def _warn_each_not_kept(self, fn: Any, outcomes: Sequence[Outcome[Any]]) -> None:
+        for outcome in outcomes:
+            if type(outcome) is Done and outcome.reason:
+                self._warn_not_kept(fn, outcome)
+                return
 
     def _recovery(
         self, stored: Any, handler: Callable[[Any], Any]
@@ -329,19 +365,64 @@ class Client:
     def _renewals(self, claims: Sequence[Claimed]) -> list[Renew]:
         return [self._plan.renewal(claim.claim, claim.granted) for claim in claims]
 
-    def _marks(self, stored: Any, keys: Sequence[str]) -> tuple[Mark, Callable[[Any], list[bool]]]:
+    def _marks(
+        self, stored: Any, keys: Sequence[str], event_type: str
+    ) -> tuple[Mark, Callable[[Any], list[bool]]]:
         """The mark of keys that differ, and how its answer reads for the keys as they were given."""
         self._plan.require("mark")
+        if isinstance(keys, str):
+            raise UsageError("mark_many takes a list of keys; for one key use mark")
         check_all(keys)
         if self._tells_copies or len(set(keys)) == len(keys):
-            return self._plan.mark(stored, keys), marks_of
+            return self._plan.mark(stored, keys, event_type), marks_of
         first_at, place_of = leaders(keys)
 
         def unfold(answer: Any) -> list[bool]:
             firsts = marks_of(answer)
             return [firsts[place] and first_at[place] == at for at, place in enumerate(place_of)]
 
-        return self._plan.mark(stored, [keys[at] for at in first_at]), unfold
+        return self._plan.mark(stored, [keys[at] for at in first_at], event_type), unfold
+
+
+def as_deliveries(given: Iterable[Delivery[T] | tuple[str, T]]) -> list[Delivery[T]]:
+    """Return the deliveries, with pairs `(key, body)` made into them. Raises `UsageError` for anything else."""
+    if isinstance(given, str | bytes | Mapping | Delivery):
+        raise UsageError(f"deliveries come in a list, not in a {type(given).__name__}")
+    return [each if isinstance(each, Delivery) else _delivery_of(each) for each in given]
+
+
+def _delivery_of(pair: Any) -> Delivery[Any]:
+    match pair:
+        case (str(key), body):
+            return Delivery(key=key, body=body)
+        case _:
+            raise UsageError(
+                f"{pair!r} is not a delivery; write Delivery(key=..., body=...), or a pair (key, body)"
+            )
+
+
+def check_concurrency(concurrency: int) -> None:
+    """Raise `UsageError` for fewer than one handler at a time."""
+    if concurrency < 1:
+        raise UsageError(
+            f"concurrency is {concurrency!r}; give the number of handlers that may run at once, from 1"
+        )
+
+
+def check_own_arguments(fn: Any, event_type: str, meta: Mapping[str, str] | None) -> None:
+    """Raise `UsageError` where `event_type` or `meta` of `run` may be meant for the function."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return  # written in C, without a signature: then it has no such parameter that anybody could know
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    bound = fn.keywords if isinstance(fn, partial) else {}
+    for name, given in (("event_type", event_type), ("meta", meta)):
+        if given and name not in bound and (takes_any or name in parameters):
+            raise UsageError(
+                f"{name}= is an argument of run, and {label_of(fn)} takes one of that name, too; if it is for the"
+                f" function, bind it: functools.partial({label_of(fn)}, {name}=...)"
+            )
 
 
 def raised(outcome: Outcome[T]) -> Outcome[T]:

@@ -32,7 +32,7 @@ from semel.core.commands import (
 )
 from semel.core.folding import Fold, leaders
 from semel.drive import AsyncHands, Bench, Hands, adrive, drive
-from semel.errors import RecordCorrupt, StoreClosed
+from semel.errors import RecordCorrupt, StoreClosed, UsageError
 from semel.gathering import BATCH_MAX, give_back, recall
 from semel.lazily import asyncio, futures
 from semel.types import Done, Errored, Failed, Mismatch, Outcome, Unavailable
@@ -203,6 +203,11 @@ class Rounds:
         alone, self.alone = self.alone, []
         return [(self._flows[at], command, at) for command, at in alone]
 
+    def refused(self, at: int, error: UsageError) -> None:
+        """End a flow that would wait for a claim of its own caller: its fault alone, the others keep their outcomes."""
+        self._flows[at].close()
+        self.ended(at, Errored(error, attempt=0))
+
     def ended(self, at: int, outcome: Outcome[Any]) -> None:
         """Note a flow's outcome; an interrupt ends the whole batch."""
         self.outcomes[at] = outcome
@@ -227,20 +232,29 @@ def drive_many(flows: Sequence[Flow[Outcome[Any]]], hands: Hands, concurrency: i
             time.sleep(delay_s)
         for at, again in patient:
             rounds.advance(at, again)
+    _finish_alone(rounds, hands)
+    return rounds.outcomes
+
+
+def _finish_alone(rounds: Rounds, hands: Hands) -> None:
+    """Drive the flows that are left, one by one."""
     # All waits start together, so that the last one does not wait for the sum of them.
-    started = [
-        (flow, hands(command), at) if isinstance(command, Watch) else (flow, command, at)
-        for flow, command, at in rounds.resume()
-    ]
+    started: list[tuple[Flow[Outcome[Any]], Any, int]] = []
+    for flow, command, at in rounds.resume():
+        try:
+            started.append((flow, hands(command) if isinstance(command, Watch) else command, at))
+        except UsageError as error:
+            rounds.refused(at, error)
     for flow, next_, at in started:
         try:
             answer = hands(next_) if isinstance(next_, Command) else next_
             rounds.ended(at, drive(flow, hands, answer))
         except RecordCorrupt as error:
             rounds.ended(at, Unavailable(error))
+        except UsageError as error:
+            rounds.refused(at, error)
         if rounds.interrupt is not None:
             raise rounds.interrupt
-    return rounds.outcomes
 
 
 def _ask(rounds: Rounds, hands: Hands, fold: Fold[int]) -> None:
@@ -320,19 +334,28 @@ async def adrive_many(
             await asyncio.sleep(delay_s)
         for at, again in patient:
             rounds.advance(at, again)
-    started = [
-        (flow, await hands(command), at) if isinstance(command, Watch) else (flow, command, at)
-        for flow, command, at in rounds.resume()
-    ]
+    await _afinish_alone(rounds, hands)
+    return rounds.outcomes
+
+
+async def _afinish_alone(rounds: Rounds, hands: AsyncHands) -> None:
+    """Drive the flows that are left, one by one."""
+    started: list[tuple[Flow[Outcome[Any]], Any, int]] = []
+    for flow, command, at in rounds.resume():
+        try:
+            started.append((flow, await hands(command) if isinstance(command, Watch) else command, at))
+        except UsageError as error:
+            rounds.refused(at, error)
     for flow, next_, at in started:
         try:
             answer = await hands(next_) if isinstance(next_, Command) else next_
             rounds.ended(at, await adrive(flow, hands, answer))
         except RecordCorrupt as error:
             rounds.ended(at, Unavailable(error))
+        except UsageError as error:
+            rounds.refused(at, error)
         if rounds.interrupt is not None:
             raise rounds.interrupt
-    return rounds.outcomes
 
 
 async def _aland(rounds: Rounds, landed: "asyncio.Event") -> None:

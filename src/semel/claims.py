@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from semel.codec import decode
+from semel.context import enter_by_hand, leave_by_hand
 from semel.core.commands import Claim, Granted
 from semel.digests import idempotency_key
 from semel.keeper import Kept
@@ -76,11 +77,13 @@ class Claimed:
         if self._client.awaits:
             raise TypeError("this claim belongs to an async client: write `async with claim:`")
         self._client._hold(self)  # noqa: SLF001 - the claim and its client are one mechanism
+        enter_by_hand(self._kept)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        leave_by_hand(self._kept)
         try:
             if not self.settled:
                 self._client._settle(self, error)  # noqa: SLF001
@@ -89,11 +92,13 @@ class Claimed:
 
     async def __aenter__(self) -> Self:
         self._client._hold(self)  # noqa: SLF001
+        enter_by_hand(self._kept)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        leave_by_hand(self._kept)
         try:
             if not self.settled:
                 await self._client._settle(self, error)  # noqa: SLF001

@@ -12,7 +12,7 @@ from semel.core.commands import Purged
 from semel.errors import PolicyInvalid, StoreError
 from semel.forks import restart_after_fork
 from semel.lazily import asyncio, logging
-from semel.windows import duration_us
+from semel.windows import Duration, duration_us
 
 __all__ = ["EVERY", "PURGE_BATCH", "AsyncCleaner", "Cleaner", "Round"]
 
@@ -64,7 +64,7 @@ class _AsyncPurges(Protocol):
     def records(self) -> _AsyncPurging: ...
 
 
-def _every_s(every: str | float) -> float:
+def _every_s(every: Duration) -> float:
     us = duration_us(every)
     if us < EVERY_MIN_US:
         raise PolicyInvalid(f"every={every!r} is too often; 100ms is the least")
@@ -100,7 +100,7 @@ class Cleaner:
         self,
         once: _Purges,
         *,
-        every: str | float = EVERY,
+        every: Duration = EVERY,
         batch: int = PURGE_BATCH,
         done: Callable[[Round], None] | None = None,
     ) -> None:
@@ -177,7 +177,7 @@ class AsyncCleaner:
         self,
         once: _AsyncPurges,
         *,
-        every: str | float = EVERY,
+        every: Duration = EVERY,
         batch: int = PURGE_BATCH,
         done: Callable[[Round], None] | None = None,
     ) -> None:

@@ -3,24 +3,25 @@
 What it says to the store is in `plans`, the protocol in `core.flows`; here is only how it waits.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from semel.aclient import AsyncSemel
-from semel.base import ClaimOutcome, Client, raised
+from semel.base import ClaimOutcome, Client, as_deliveries, check_concurrency, check_own_arguments, raised
 from semel.batches import copies, drive_many
 from semel.claims import Claimed
 from semel.core import flows
 from semel.core.commands import Item
 from semel.core.folding import leaders
 from semel.core.ports import AsyncStore, Store, Twofold
-from semel.decorators import Guard, KeySource
+from semel.decorators import Guard, GuardOptions, KeySource, MetaSource
 from semel.drive import Hands, drive
 from semel.errors import PolicyInvalid, StoreUnknown
+from semel.handlers import blocking
 from semel.keys.sliding import Sliding
 from semel.plans import Plan, reachable, unreachable
 from semel.policy import Policy
@@ -29,6 +30,7 @@ from semel.runtime import Runtime
 from semel.stores.memory import MemoryStore
 from semel.stores.registry import store_for
 from semel.types import Completed, Delivery, Done, Lost, Mode, Outcome, Renewed, Unavailable, Verdict
+from semel.windows import Duration
 
 if TYPE_CHECKING:
     from semel.observe.events import Hook  # loaded when somebody listens
@@ -45,8 +47,8 @@ def open(
     *,
     consumer: str,
     tenant: str = "",
-    window: str | float = "24h",
-    lease: str | float = "30s",
+    window: Duration = "24h",
+    lease: Duration = "30s",
     mode: Mode = "lease",
     policy: Policy | None = None,
     ids: str | None = None,
@@ -75,8 +77,8 @@ def aopen(
     *,
     consumer: str,
     tenant: str = "",
-    window: str | float = "24h",
-    lease: str | float = "30s",
+    window: Duration = "24h",
+    lease: Duration = "30s",
     mode: Mode = "lease",
     policy: Policy | None = None,
     ids: str | None = None,
@@ -169,14 +171,47 @@ class Semel(Client):
 
     # --- run ---
 
-    def run(self, key: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+    @overload
+    def run(
+        self,
+        key: str,
+        fn: Callable[..., R],
+        /,
+        *args: Any,
+        event_type: str,
+        meta: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Outcome[R]: ...
+
+    @overload
+    def run(
+        self, key: str, fn: Callable[..., R], /, *args: Any, meta: Mapping[str, str], **kwargs: Any
+    ) -> Outcome[R]: ...
+
+    @overload
+    def run(self, key: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]: ...
+
+    def run(  # type: ignore[misc]  # whatever is not its own is for `fn`
+        self,
+        key: str,
+        fn: Callable[..., R],
+        /,
+        *args: Any,
+        event_type: str = "",
+        meta: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Outcome[R]:
         """Run `fn` once for this key; a duplicate gets the first one's outcome. Two round trips, one for a duplicate.
 
         An exception of `fn` is an outcome: `Failed` if the policy calls it permanent, else `Errored`, with the
-        claim released. Raises for wrong use, and passes interrupts on once the claim is released.
+        claim released. Raises for wrong use, and passes interrupts on once the claim is released. `event_type`
+        selects the window, `meta` is kept with the record; all other arguments are for `fn`.
         """
+        blocking(fn)
+        if event_type or meta is not None:
+            check_own_arguments(fn, event_type, meta)
         call = partial(fn, *args, **kwargs) if args or kwargs else fn
-        return self._run(key, call, fn, self._fingerprint(args, kwargs))
+        return self._run(key, call, fn, self._fingerprint(args, kwargs), event_type, meta)
 
     def _run(
         self,
@@ -184,11 +219,13 @@ class Semel(Client):
         call: Any,
         fn: Any,
         fingerprint: bytes | None,
+        event_type: str = "",
+        meta: Mapping[str, str] | None = None,
         sliding: Sliding | None = None,
         event_time_us: int | None = None,
     ) -> Outcome[Any]:
         stored = self._connect()
-        claim = self._plan.called(stored, key, fingerprint, sliding, event_time_us)
+        claim = self._plan.called(stored, key, fingerprint, event_type, meta, sliding, event_time_us)
         flow = self._plan.flow(claim, call, fn)
         if self._runtime.hooks is not None:
             flow = self._watched(flow, claim, fn)
@@ -198,17 +235,28 @@ class Semel(Client):
             self._hands.forsake((claim.owner,))
             raise
         self._hands.drop(claim.owner)
-        return outcome if type(outcome) is Done else raised(outcome)
+        if type(outcome) is not Done:
+            return raised(outcome)
+        if outcome.reason:
+            self._warn_not_kept(fn, outcome)
+        return outcome
 
     def run_many(
-        self, deliveries: Sequence[Delivery[T]], handler: Callable[[T], R], *, concurrency: int = 1
+        self,
+        deliveries: Iterable[Delivery[T] | tuple[str, T]],
+        handler: Callable[[T], R],
+        *,
+        concurrency: int = 1,
     ) -> list[Outcome[R]]:
         """Run `handler(delivery.body)` once for each key. One claim for all; outcomes in input order.
 
-        One delivery's failure never touches another's. Completions leave as handlers finish; a crash repeats
-        at most those under way. `concurrency`: how many handlers run at once, in threads.
+        A pair `(key, body)` is a delivery, too. One delivery's failure never touches another's. Completions leave as
+        handlers finish; a crash repeats at most those under way. `concurrency`: how many handlers run at once, in
+        threads.
         """
-        deliveries = self._printed(deliveries)
+        blocking(handler)
+        check_concurrency(concurrency)
+        deliveries = self._printed(as_deliveries(deliveries))
         made, first_at, place_of = self._many(self._connect(), deliveries, handler)
         try:
             outcomes = drive_many([flow for flow, _ in made], self._hands, concurrency)
@@ -216,24 +264,38 @@ class Semel(Client):
             self._hands.forsake(owner for _, owner in made)
         spread = copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
         self._tell_copies(deliveries, handler, first_at, place_of, spread)
+        self._warn_each_not_kept(handler, outcomes)
         return spread
 
     def sweep(self, handler: Callable[[Any], R], *, limit: int = 100) -> list[Outcome[R]]:
         """Take over journaled claims whose owner died, and run `handler(payload)` for each."""
-        task, owners = self._recovery(self._connect(), handler)
+        task, owners = self._recovery(self._connect(), blocking(handler))
         try:
             outcomes = drive(flows.sweep(self._plan.orphans(limit), task, self._once(handler)), self._hands)
         finally:
             self._hands.forsake(owners)
         return [raised(outcome) for outcome in outcomes]
 
-    def guard(self, *, key: KeySource, policy: Policy | None = None) -> Guard:
+    def guard(
+        self,
+        *,
+        key: KeySource,
+        name: str | None = None,
+        event_type: str = "",
+        meta: MetaSource | None = None,
+        policy: Policy | None = None,
+    ) -> Guard:
         """Decorate a function so that it runs once per key and every call returns the first one's value.
 
         `key`: an attribute path that starts with a parameter's name (`"order.id"`), or a callable that is given
         the arguments. An `async def` is served by the async twin.
+
+        Each function has its own records, under `NAME::KEY`: another function with the same keys shares none. The
+        name is its module and qualified name, so renaming or moving it makes its keys new; `name` keeps them.
+        `event_type` selects the window, `meta` (or what a callable makes of the arguments) is kept with the record.
         """
-        return Guard(self if policy is None else self.using(policy), key)
+        options = GuardOptions(key=key, name=name, event_type=event_type, meta=meta)
+        return Guard(self if policy is None else self.using(policy), options)
 
     # --- plain verbs ---
 
@@ -246,13 +308,15 @@ class Semel(Client):
         event_time: datetime | None = None,
         journal: Any = None,
         sliding: Sliding | None = None,
+        meta: Mapping[str, str] | None = None,
     ) -> ClaimOutcome:
         """The right to run, or what a duplicate needs to know. One round trip, no waiting.
 
-        `sliding`: what made the key, where its window slides; by event time it needs `event_time` too.
+        `sliding`: what made the key, where its window slides; by event time it needs `event_time` too. `meta` is kept
+        with the record.
         """
         stored = self._connect()
-        item = self._claim_item(stored, key, event_type, fingerprint, event_time, journal, sliding)
+        item = self._claim_item(stored, key, event_type, fingerprint, event_time, journal, sliding, meta)
         sent_at = self._hands.steady_s()
         answer = self._runtime.channel.send((item,))[0]
         self._tell_claimed((item,), (answer,))
@@ -310,21 +374,29 @@ class Semel(Client):
         """Renew all of them in one round trip per 500."""
         return self._runtime.channel.send(self._renewals(claims))
 
-    def mark(self, key: str) -> bool:
-        """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event."""
-        first = self.mark_many((key,))[0]
+    def mark(self, key: str, *, event_type: str = "", meta: Mapping[str, str] | None = None) -> bool:
+        """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event.
+
+        `event_type` selects the window. A mark keeps nothing but its key: `meta` is for hooks.
+        """
+        first = self.mark_many((key,), event_type=event_type, meta=meta)[0]
         store, plan = self._runtime.store, self._plan
         if isinstance(store, MemoryStore) and self._runtime.hooks is None:
             # No round trip to wait for: from now on this object's `mark` is the store's own, without us in between.
             window = partial(self._window_us, plan.policy.event_type)
-            vars(self)["mark"] = store.marker(plan.tenant, plan.consumer, window)
+            vars(self)["mark"] = store.marker(plan.tenant, plan.consumer, window, self._mark_of_type)
         return first
 
-    def mark_many(self, keys: Sequence[str]) -> list[bool]:
+    def _mark_of_type(self, key: str, event_type: str) -> bool:
+        return self.mark_many((key,), event_type=event_type)[0]
+
+    def mark_many(
+        self, keys: Sequence[str], *, event_type: str = "", meta: Mapping[str, str] | None = None
+    ) -> list[bool]:
         """Note many keys in one round trip; a later copy of a key is `False`."""
-        item, unfold = self._marks(self._connect(), keys)
+        item, unfold = self._marks(self._connect(), keys, event_type)
         firsts = unfold((self._runtime.channel.send((item,)))[0])
-        self._tell_marked(keys, firsts)
+        self._tell_marked(keys, firsts, event_type, meta)
         return firsts
 
     def inbox(self, handle: Any) -> Any:

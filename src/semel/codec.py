@@ -4,7 +4,9 @@
 ``j``   JSON: None, bool, int, float, str, list, dict with text keys, and nothing else inside
 ``m``   MessagePack with tags: tuples, sets, Decimal, dates, UUID, bytes, big integers, any dict keys
 ``r``   raw bytes
-``o``   an object (dataclass, msgspec, attrs, pydantic, enum) that the handler's return annotation names
+``o``   JSON of an object (dataclass, msgspec, attrs, pydantic, enum) that the handler's return annotation names
+``p``   the plain data of an object whose handler has no annotation, as ``m``
+``x``   no value: the text says why it was not kept
 ======  ==========================================================================================
 """
 
@@ -18,13 +20,22 @@ from uuid import UUID
 import msgspec
 from msgspec.msgpack import Ext
 
-from semel.errors import HandlerFailed, RecordCorrupt, ValueNotEncodable, ValueTooLarge
+from semel.errors import (
+    HandlerFailed,
+    RecordCorrupt,
+    ValueInvalid,
+    ValueNotEncodable,
+    ValueNotKept,
+    ValueTooLarge,
+)
 
-__all__ = ["decode", "decode_error", "encode", "encode_error"]
+__all__ = ["decode", "decode_error", "encode", "encode_error", "encode_reason", "reason_in"]
 
 DEPTH_MAX = 64
 """Deeper values are refused: they are cycles, or would overflow the reader's stack."""
 ERROR_CHARS_MAX = 4096
+REASON_CHARS_MAX = 500
+"""Of why a value was not kept: a class with a long text must not fill the store."""
 _INT64 = 2**63
 
 _json = msgspec.json.Encoder()
@@ -33,15 +44,18 @@ _NULL = b"jnull"
 _BY_IDENTITY: Any = object.__eq__
 
 
-def encode(value: Any, returns: Any = None, bytes_max: int | None = None) -> bytes:
+def encode(
+    value: Any, returns: Any = None, bytes_max: int | None = None, *, as_plain_data: bool = True
+) -> bytes:
     """The bytes of a value. `returns`: the annotated type of an object that is not built of plain parts.
 
-    Raises `ValueNotEncodable` where it would not come back as it went in, `ValueTooLarge` past `bytes_max`.
+    Without a type, an object comes back as its plain data, unless `as_plain_data` is `False`. Raises
+    `ValueNotEncodable` where it would not come back, `ValueTooLarge` past `bytes_max`.
     """
     if value is None:
         return _NULL
     try:
-        encoded = _encode(value, returns)
+        encoded = _encode(value, returns, as_plain_data=as_plain_data)
     except ValueNotEncodable:
         raise
     except Exception as error:
@@ -55,9 +69,11 @@ def encode(value: Any, returns: Any = None, bytes_max: int | None = None) -> byt
 
 
 def decode(encoded: bytes, returns: Any = None) -> Any:
-    """The value that `encode` was given. Raises `RecordCorrupt` rather than guess."""
+    """The value that `encode` was given. Raises `RecordCorrupt` rather than guess, `ValueNotKept` if there is none."""
     codec, body = encoded[:1], encoded[1:]
-    if codec not in (b"j", b"m", b"r", b"o"):
+    if codec == b"x":
+        raise ValueNotKept(f"the value was not kept: {reason_in(encoded)}")
+    if codec not in (b"j", b"m", b"r", b"o", b"p"):
         raise RecordCorrupt(f"a stored value has the unknown codec {codec!r}; is this semel too old?")
     try:
         match codec:
@@ -67,12 +83,24 @@ def decode(encoded: bytes, returns: Any = None) -> Any:
                 return _unpack.decode(body)
             case b"r":
                 return body
+            case b"p":
+                return _from_plain_data(_unpack.decode(body), returns)
             case _:
-                return _decode_object(body, returns)
+                return msgspec.json.decode(body) if returns is None else _decode_object(body, returns)
     except RecordCorrupt:
         raise
     except Exception as error:  # an unknown time zone, a number out of range, a class that refuses
         raise RecordCorrupt(f"a stored value does not decode any more: {error}") from error
+
+
+def encode_reason(error: ValueInvalid) -> bytes:
+    """What is kept in place of a value that cannot be: the reason, for those who ask for it later."""
+    return b"x" + str(error)[:REASON_CHARS_MAX].encode("utf-8", "replace")
+
+
+def reason_in(encoded: bytes | None) -> str:
+    """Why there is no value, where that was kept; else empty."""
+    return encoded[1:].decode("utf-8", "replace") if encoded is not None and encoded[:1] == b"x" else ""
 
 
 def encode_error(error: BaseException) -> bytes:
@@ -94,7 +122,7 @@ def decode_error(encoded: bytes | None) -> HandlerFailed:
     return HandlerFailed(kind, message)
 
 
-def _encode(value: Any, returns: Any) -> bytes:
+def _encode(value: Any, returns: Any, *, as_plain_data: bool) -> bytes:
     if type(value) is bytes:
         return b"r" + value
     if _is_plain(value, 0):
@@ -102,9 +130,11 @@ def _encode(value: Any, returns: Any) -> bytes:
     try:
         return b"m" + _pack.encode(_tagged(value, 0))
     except ValueNotEncodable:
-        if returns is None:
+        if returns is not None:
+            return b"o" + _encode_object(value, returns)
+        if not as_plain_data:
             raise
-        return b"o" + _encode_object(value, returns)
+        return b"p" + _pack.encode(_tagged(_plain_data(value), 0))
 
 
 def _is_plain(value: Any, depth: int) -> bool:
@@ -188,8 +218,8 @@ def _tagged(value: Any, depth: int) -> Any:
         return {name: _tagged(part, depth + 1) for name, part in value.items()}
     if kind not in _BY_TYPE:
         raise ValueNotEncodable(
-            f"a {kind.__module__}.{kind.__qualname__} cannot be stored; return plain data,"
-            " or annotate the handler with the type it returns"
+            f"a {kind.__module__}.{kind.__qualname__} cannot be stored; return plain data, a dataclass, or a msgspec,"
+            " attrs or pydantic class"
         )
     code, parts = _BY_TYPE[kind]
     return Ext(code, _pack.encode([_tagged(part, depth + 1) for part in parts(value)]))
@@ -221,6 +251,28 @@ def _encode_object(value: Any, returns: Any) -> bytes:
     raise ValueNotEncodable(f"a {type(value).__name__} does not come back from the annotation {returns!r}")
 
 
+_KEPT_AS_THEY_ARE = (bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal)
+
+
+def _plain_data(value: Any) -> Any:
+    """The data of an object, as dicts, lists and values that the codec knows. Raises `ValueNotEncodable`."""
+    return msgspec.to_builtins(value, builtin_types=_KEPT_AS_THEY_ARE, enc_hook=_dumped)
+
+
+def _dumped(value: Any) -> Any:
+    if hasattr(type(value), "model_dump"):
+        return value.model_dump()
+    return _tagged(value, 0)  # which says what is wrong with it
+
+
+def _from_plain_data(data: Any, returns: Any) -> Any:
+    if returns is None:
+        return data
+    return (
+        returns.model_validate(data) if hasattr(returns, "model_validate") else msgspec.convert(data, returns)
+    )
+
+
 def _object_json(value: Any) -> bytes:
     if hasattr(type(value), "model_dump_json"):
         return str(value.model_dump_json()).encode()
@@ -228,8 +280,6 @@ def _object_json(value: Any) -> bytes:
 
 
 def _decode_object(body: bytes, returns: Any) -> Any:
-    if returns is None:
-        raise RecordCorrupt("a stored object needs the handler's return annotation, which is gone")
     if hasattr(returns, "model_validate_json"):
         return returns.model_validate_json(body)
     return msgspec.json.decode(body, type=returns)

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from msgspec import Struct, field
 
 from semel.annotations import return_type
-from semel.codec import decode, encode
+from semel.codec import decode, encode, encode_reason, reason_in
 from semel.core import flows
 from semel.core.commands import Granted, Raised, Ran, Renew, RenewAnswer
 from semel.digests import idempotency_key
@@ -25,9 +25,9 @@ from semel.errors import (
 )
 from semel.keeper import Kept
 from semel.lazily import inspect
-from semel.types import Lost, Unavailable
+from semel.types import Id, Lost, Record, Unavailable
 
-__all__ = ["Context", "current", "step"]
+__all__ = ["Context", "check_own", "current", "enter_by_hand", "held_owners", "leave_by_hand", "step"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,6 +52,8 @@ class Context(Struct, eq=False):
     """Names of messages written into an outbox in this attempt."""
     _loose: bool = False
     """No claim is held: marks, observed duplicates, windows that are off. Steps run and are not noted."""
+    _outer: "Context | None" = None
+    """The handler that called this one."""
 
     @property
     def fence(self) -> int:
@@ -110,18 +112,20 @@ class Context(Struct, eq=False):
 
     def _stored(self, name: str, returns: Any) -> Any:
         value = self._steps[name]
-        if value is None:
-            raise ValueNotKept(f"step {name!r} ran on an earlier attempt, but its value was not kept")
+        if value is None or (reason := reason_in(value)):
+            why = "" if value is None else f": {reason}"
+            raise ValueNotKept(f"step {name!r} ran on an earlier attempt, but its value was not kept{why}")
         return decode(value, returns)
 
-    def _encoded(self, returns: Any, value: Any) -> bytes | None:
-        """The value's bytes, or `None`: the effect has happened, so it is noted all the same."""
+    def _encoded(self, returns: Any, value: Any) -> bytes:
+        """The value's bytes, or why there are none: the effect has happened, so it is noted all the same."""
         try:
             encoded = encode(value, returns, self._value_bytes_max)
-            if len(encoded) + sum(len(held or b"") for held in self._steps.values()) > self._value_bytes_max:
+            held = sum(len(each) for each in self._steps.values() if each and not reason_in(each))
+            if len(encoded) + held > self._value_bytes_max:
                 raise ValueTooLarge("the steps of one record share one value limit")
-        except ValueInvalid:
-            return None
+        except ValueInvalid as error:
+            return encode_reason(error)
         return encoded
 
     def _renew(self, name: str, encoded: bytes | None) -> Renew:
@@ -147,6 +151,48 @@ class Context(Struct, eq=False):
 
 
 _current: ContextVar[Context | None] = ContextVar("semel.current", default=None)
+
+
+_by_hand: ContextVar[tuple[Kept, ...]] = ContextVar("semel.by_hand", default=())
+"""The claims whose `with` blocks this code is in."""
+
+
+def enter_by_hand(kept: Kept) -> None:
+    """A `with claim:` block begins."""
+    kept.ended = False
+    _by_hand.set((*_by_hand.get(), kept))
+
+
+def leave_by_hand(kept: Kept) -> None:
+    """A `with claim:` block has ended."""
+    kept.ended = True
+    _by_hand.set(tuple(each for each in _by_hand.get() if each is not kept))
+
+
+def held_owners(record_id: Id) -> set[bytes]:
+    """Return the owners of this record's claims that the calling code itself holds, in any store.
+
+    Tasks and threads that were started inside a handler share its context. Claims whose handler has ended, and
+    lost ones, do not count: waiting for those ends.
+    """
+    held = list(_by_hand.get())
+    context = _current.get()
+    while context is not None:
+        if not context._loose:  # noqa: SLF001 - one mechanism
+            held.append(context._kept)  # noqa: SLF001
+        context = context._outer  # noqa: SLF001
+    return {
+        kept.claim.owner for kept in held if kept.claim.id == record_id and not kept.ended and not kept.lost
+    }
+
+
+def check_own(found: Any, owners: set[bytes]) -> None:
+    """Raise `UsageError` where the record found is claimed by one of these owners: the caller itself."""
+    if isinstance(found, Record) and found.owner in owners:
+        raise UsageError(
+            f"{found.key!r} is claimed by the very code that calls this, which would wait for itself; call the plain"
+            " function inside the handler (of a guarded function: its __wrapped__), or give the inner call its own key"
+        )
 
 
 def current() -> Context:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import sha256
 
+from semel.errors import UsageError
 from semel.types import Id
 
 __all__ = ["DIGEST_BYTES", "digest", "digests_of", "fingerprint", "idempotency_key", "scope"]
@@ -41,5 +42,9 @@ def idempotency_key(record_id: Id, step: str = "") -> str:
 
 
 def fingerprint(payload: bytes) -> bytes:
-    """What tells two payloads under one key apart. The first byte is the version."""
+    """What tells two payloads under one key apart, from the caller's bytes. The first byte is the version."""
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise UsageError(
+            f"a fingerprint is made of bytes, not of a {type(payload).__name__}; encode it first"
+        )
     return FINGERPRINT_VERSION + sha256(payload).digest()[:DIGEST_BYTES]

@@ -3,19 +3,19 @@
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from types import CoroutineType
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from semel.coalesce import Channel
-from semel.context import Context, _current
+from semel.context import Context, _current, check_own, held_owners
 from semel.core.commands import (
     Claim,
     Command,
     Flow,
     Granted,
     Invoke,
+    Lookup,
     Pause,
     Raised,
     Ran,
@@ -27,6 +27,7 @@ from semel.core.commands import (
 )
 from semel.errors import ClaimLost, NotApplied, StoreClosed, StoreError
 from semel.gathering import give_back, post_quietly, recall
+from semel.handlers import close_unfinished
 from semel.keeper import Keeper, Kept, LoopKeeper
 from semel.lazily import asyncio
 from semel.policy import Policy
@@ -182,6 +183,8 @@ class Hands(Bench):
     def _rarely(self, command: Command[Any]) -> Any:
         match command:
             case Watch():
+                if owners := held_owners(command.id):
+                    check_own(self.channel.send((Lookup(command.id),))[0], owners)
                 return self.watches.enter(command.id, command.wait_s)
             case Sleep():
                 try:
@@ -207,11 +210,12 @@ class Hands(Bench):
         context = self.loose(claim) if granted is None else self.begin(claim, granted)
         if context is None:
             return _too_late()
-        outer = _current.get()
+        outer = context._outer = _current.get()  # noqa: SLF001 - one mechanism
         try:
             _current.set(context)
             return _call(command.call, context)
         finally:
+            context._kept.ended = True  # noqa: SLF001
             _current.set(outer)
 
     def refresh(self) -> None:
@@ -234,13 +238,15 @@ def _call(call: Callable[[], Any], context: Context | None) -> Ran:
     try:
         if context is not None:
             context._kept.started = True  # noqa: SLF001 - from here on giving the claim up is not free
-        value = call()
-        if type(value) is CoroutineType:
-            value.close()
-            raise TypeError("an async def needs an async client: use semel.aopen(), or once.twin")  # noqa: TRY301
-        return Returned(value)
+        return _returned(call())
     except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
         return _raised(error, context)
+
+
+def _returned(value: Any) -> Ran:
+    """A handler's value. A coroutine or generator is work that has not run: released, and no attempt is counted."""
+    unfinished = close_unfinished(value)
+    return Returned(value) if unfinished is None else Raised(unfinished, interrupted=True)
 
 
 def _raised(error: BaseException, context: Context | None) -> Raised:
@@ -296,6 +302,8 @@ class AsyncHands(Bench):
     async def _rarely(self, command: Command[Any]) -> Any:
         match command:
             case Watch():
+                if owners := held_owners(command.id):
+                    check_own((await self.channel.asend((Lookup(command.id),)))[0], owners)
                 return self.watches.enter(command.id, command.wait_s)
             case Sleep():
                 try:
@@ -322,11 +330,12 @@ class AsyncHands(Bench):
         if context is None:
             return _too_late()
         self.loop = asyncio.get_running_loop()
-        outer = _current.get()
+        outer = context._outer = _current.get()  # noqa: SLF001 - one mechanism
         try:
             _current.set(context)
             return await _acall(command.call, context)
         finally:
+            context._kept.ended = True  # noqa: SLF001
             _current.set(outer)
 
     async def refresh(self) -> None:
@@ -358,7 +367,7 @@ class AsyncHands(Bench):
 async def _acall(call: Callable[[], Any], context: Context | None) -> Ran:
     if context is None:
         try:
-            return Returned(await call())
+            return _returned(await call())
         except asyncio.CancelledError as error:
             return Raised(error, interrupted=True)
         except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
@@ -369,7 +378,7 @@ async def _acall(call: Callable[[], Any], context: Context | None) -> Ran:
     kept.on_lost = task.cancel
     kept.started = True
     try:
-        return Returned(await call())  # finished, lost or not: the store will say whose result counts
+        return _returned(await call())  # finished, lost or not: the store will say whose result counts
     except asyncio.CancelledError as error:
         if kept.stopped and task.cancelling() == cancelling + 1:  # by us, and by nobody else
             return Raised(

@@ -28,7 +28,6 @@ from msgspec.structs import replace
 from semel.aclient import AsyncSemel
 from semel.codec import decode
 from semel.context import current
-from semel.decorators import awaitable
 from semel.errors import (
     AttemptsExhausted,
     NotApplied,
@@ -37,6 +36,7 @@ from semel.errors import (
     StoreUnavailable,
     UsageError,
 )
+from semel.handlers import awaitable
 from semel.policy import ATTEMPTS_LIMIT
 from semel.types import (
     Busy,

@@ -49,6 +49,8 @@ class Kept(Struct, eq=False):
     stopped: bool = False
     """Whether `on_lost` was called."""
     on_lost: Callable[[], object] | None = None
+    ended: bool = False
+    """Whether the handler or `with` block that holds it is over: nobody waits for itself any more."""
 
     @classmethod
     def since(cls, claim: Claim, granted: Granted, sent_at: float, run_max_s: float) -> "Kept":

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from semel.annotations import return_type
-from semel.codec import decode, encode, encode_error
+from semel.codec import decode, encode, encode_error, encode_reason
 from semel.core import flows
 from semel.core.commands import (
     Claim,
@@ -46,7 +46,7 @@ from semel.keys.limits import check_consumer
 from semel.keys.sliding import Sliding
 from semel.policy import LEASE_MAX_S, LEASE_MIN_S, Policy
 from semel.types import Delivery, Id, Mode, Outcome, Record, Unavailable
-from semel.windows import OFF, duration_us, resolve, window_us
+from semel.windows import OFF, Duration, duration_us, resolve, window_us
 
 __all__ = ["Observed", "Plan", "marks_of", "reachable", "time_us", "unreachable"]
 
@@ -74,8 +74,8 @@ class Plan:
         *,
         consumer: str,
         tenant: str,
-        window: str | float,
-        lease: str | float,
+        window: Duration,
+        lease: Duration,
         mode: Mode,
         policy: Policy,
         ids: str | None = None,
@@ -88,6 +88,10 @@ class Plan:
         self.mode: Mode = mode
         self.policy: Policy = policy
         self.observed: Observed = Observed()
+        self.guards: dict[str, tuple[str, int]] = {}
+        """Where the guarded functions are defined, by the names of their records."""
+        self.warned: set[str] = set()
+        """Handlers whose values could not be kept, and were warned about."""
         self._default_us: int = window_us(window if policy.window_s is None else policy.window_s)
         self.lease_us: int = duration_us(lease if policy.lease_s is None else policy.lease_s)
         if not LEASE_MIN_S * 1e6 <= self.lease_us <= LEASE_MAX_S * 1e6:
@@ -114,6 +118,7 @@ class Plan:
             ids=self.ids or None,
         )
         plan.observed = self.observed
+        plan.guards = self.guards
         return plan
 
     def id(self, key: str) -> Id:
@@ -183,30 +188,38 @@ class Plan:
             event_type,
             event_time_us,
             self._refuse_late,
-            None if journal is None else encode(journal, None, self.policy.value_bytes_max),
+            None if journal is None else self._encode_journal(journal),
             None if meta is None else _encode_meta(meta),
             self._quarantine,
             sliding_us is not None,
             apart_us,
         )
 
+    def _encode_journal(self, journal: Any) -> bytes:
+        """A payload must come back as it went in: the handler that takes it over is given it."""
+        return encode(journal, None, self.policy.value_bytes_max, as_plain_data=False)
+
     def called(
         self,
         stored: Mapping[tuple[str, str, str], int],
         key: str,
         fingerprint: bytes | None,
-        sliding: Sliding | None,
-        event_time_us: int | None,
+        event_type: str = "",
+        meta: Mapping[str, str] | None = None,
+        sliding: Sliding | None = None,
+        event_time_us: int | None = None,
     ) -> Claim:
         """The claim of a call."""
         if sliding is None:
-            return self.claim(stored, key, fingerprint)
+            return self.claim(stored, key, fingerprint, event_type=event_type, meta=meta)
         return self.claim(
             stored,
             key,
             fingerprint,
             sliding.window_us,
+            event_type=event_type,
             event_time_us=event_time_us,
+            meta=meta,
             lateness_us=sliding.lateness_us,
         )
 
@@ -245,8 +258,8 @@ class Plan:
         """`done` with its value, or without it where it cannot be kept: the effect has happened."""
         try:
             kept = encode(value, None, self.policy.value_bytes_max) if self.policy.keep_value else None
-        except ValueInvalid:
-            kept = None
+        except ValueInvalid as error:
+            kept = encode_reason(error)
         return self.settle(claim, granted, "done", kept)
 
     def failure(self, claim: Claim, granted: Granted, error: BaseException | str) -> Settle:
@@ -271,9 +284,11 @@ class Plan:
         """The lease once more, from now."""
         return Renew(claim.id, claim.owner, granted.fence, claim.lease_us)
 
-    def mark(self, stored: Mapping[tuple[str, str, str], int], keys: Sequence[str]) -> Mark:
+    def mark(
+        self, stored: Mapping[tuple[str, str, str], int], keys: Sequence[str], event_type: str = ""
+    ) -> Mark:
         """Marks for keys that differ from one another."""
-        window = self.window_us(stored, self.policy.event_type)
+        window = self.window_us(stored, event_type or self.policy.event_type)
         return Mark(self.tenant, self.consumer, list(keys), window)
 
     # --- flows ---
@@ -369,7 +384,10 @@ def time_us(event_time: datetime | None) -> int | None:
 
 
 def _encode_meta(meta: Mapping[str, str]) -> bytes:
-    encoded = msgspec.json.encode(dict(meta))
+    try:
+        encoded = msgspec.json.encode(msgspec.convert(meta, dict[str, str]))
+    except msgspec.ValidationError as error:
+        raise UsageError(f"metadata is a mapping of text to text, not {meta!r}: {error}") from error
     if len(encoded) > META_BYTES_MAX:
         raise UsageError(f"metadata takes {len(encoded)} bytes, more than {META_BYTES_MAX}; keep less of it")
     return encoded

@@ -24,7 +24,7 @@ from semel.core.commands import (
 )
 from semel.plans import Plan, reachable
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, State, Stats, Unavailable
-from semel.windows import window_us
+from semel.windows import Duration, window_us
 
 __all__ = ["AsyncRecords", "AsyncWindows", "Records", "Windows"]
 
@@ -56,7 +56,7 @@ class Asking:
         """A decision on an unknown record."""
         return Resolve(self._plan.id(key), fence, to, encode(value) if to == "done" else None, window)
 
-    def window(self, event_type: str, window: str | float | None, *, existing: bool) -> SetWindow:
+    def window(self, event_type: str, window: Duration | None, *, existing: bool) -> SetWindow:
         """A stored window."""
         us = None if window is None else window_us(window)
         return SetWindow(self._plan.tenant, self._plan.consumer, event_type, us, existing)
@@ -234,7 +234,7 @@ class Windows:
         """The window in force for an event type, in microseconds; 0: off."""
         return self._plan.window_us(reachable(self._ask(ReadSettings())).windows, event_type)
 
-    def set(self, window: str | float | None, *, event_type: str = "", existing: bool = False) -> None:
+    def set(self, window: Duration | None, *, event_type: str = "", existing: bool = False) -> None:
         """Store a window (`"24h"`, a preset, `"off"`; `None` removes it). In force everywhere within 10 s.
 
         Records that are there keep their expiry, unless `existing`.
@@ -260,7 +260,7 @@ class AsyncWindows:
         """The window in force for an event type, in microseconds; 0: off."""
         return self._plan.window_us(reachable(await self._ask(ReadSettings())).windows, event_type)
 
-    async def set(self, window: str | float | None, *, event_type: str = "", existing: bool = False) -> None:
+    async def set(self, window: Duration | None, *, event_type: str = "", existing: bool = False) -> None:
         """Store a window (`"24h"`, a preset, `"off"`; `None` removes it). In force everywhere within 10 s.
 
         Records that are there keep their expiry, unless `existing`.

@@ -52,6 +52,8 @@ class Done(Struct, Generic[T], frozen=True):
     """False: the value was too large or not encodable, so a duplicate gets `None`."""
     recorded: bool = True
     """False: the handler ran but the store could not be told; the source must not be acknowledged."""
+    reason: str = ""
+    """Why the value was not kept; empty where the policy keeps none, or the value was kept."""
 
 
 class Failed(Struct, frozen=True):

@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Mapping
+from datetime import timedelta
+from typing import TypeAlias
 
 from semel.errors import PolicyInvalid
 
@@ -10,11 +12,15 @@ __all__ = [
     "PRESETS",
     "WINDOW_MAX_S",
     "WINDOW_MIN_S",
+    "Duration",
     "duration_us",
     "exact_text",
     "resolve",
     "window_us",
 ]
+
+Duration: TypeAlias = str | float | timedelta
+"""`"24h"`, `"1h30m"`, a number of seconds, or a `timedelta`."""
 
 OFF = 0
 """The window of an event type that is not deduplicated."""
@@ -36,11 +42,15 @@ _UNITS_US = {"us": 1, "ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6
 _PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)")
 
 
-def duration_us(duration: str | float) -> int:
-    """Microseconds of `"24h"`, `"1h30m"`, `"250ms"` or a number of seconds.
+def duration_us(duration: Duration) -> int:
+    """Microseconds of `"24h"`, `"1h30m"`, `"250ms"`, a `timedelta` or a number of seconds.
 
     Raises `PolicyInvalid` for anything else, negative and endless durations included.
     """
+    if isinstance(duration, timedelta):
+        duration = duration.total_seconds()
+    if isinstance(duration, bool) or not isinstance(duration, str | float | int):
+        raise PolicyInvalid(f"{duration!r} is not a duration; give seconds, text like 24h, or a timedelta")
     if isinstance(duration, str):
         parts = _PART.findall(duration)
         if not parts or "".join(number + unit for number, unit in parts) != duration:
@@ -53,7 +63,7 @@ def duration_us(duration: str | float) -> int:
     return round(duration * 10**6)
 
 
-def window_us(window: str | float) -> int:
+def window_us(window: Duration) -> int:
     """Microseconds of a window: a duration, a preset's name, or `"off"`."""
     if window == "off":
         return OFF

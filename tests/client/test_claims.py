@@ -7,7 +7,7 @@ import pytest
 
 import semel
 from semel import Busy, Claimed, Completed, Done, Failed, Lost, Mismatch, Renewed, Unavailable
-from semel.core.commands import Renew, Settle
+from semel.core.commands import Claim, Renew, Settle
 from tests.client.clients import GUARD_S, Either, Place, down
 from tests.waiting import until
 
@@ -125,19 +125,13 @@ async def test_a_part_out_of_reach_is_no_exception_for_all(client: Either, place
         await client.claim("a")
 
 
-async def test_a_record_that_does_not_read_costs_the_others_nothing(client: Either) -> None:
-    import dataclasses
-
-    @dataclasses.dataclass
-    class Thing:
-        size: int
-
-    def make() -> Thing:
-        return Thing(1)
-
-    make.__annotations__["return"] = Thing
-    await client.run("object", make)
-    bad, good = await client.claim_many(["object", "good"])
+async def test_a_record_that_does_not_read_costs_the_others_nothing(client: Either, place: Place) -> None:
+    await client.run("warm", lambda: None)
+    claim = Claim(("", "billing", "damaged"), b"o" * 16, 30 * 10**6, 3600 * 10**6)
+    store = place.spy._store
+    (granted,) = store.send([claim])
+    store.send([Settle(claim.id, claim.owner, granted.fence, "done", b"?", claim.window_us, claim.lease_us)])
+    bad, good = await client.claim_many(["damaged", "good"])
     assert isinstance(bad, Unavailable)
     assert isinstance(bad.error, semel.RecordCorrupt)
     assert isinstance(good, Claimed)

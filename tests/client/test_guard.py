@@ -23,7 +23,7 @@ class Order:
 def guarded(client: Either, fn: Any, key: Any = "order.id", **policy: Any) -> Any:
     """The function behind `guard`, awaited in both colours."""
     given = semel.Policy(**policy) if policy else None
-    wrapped = client.inner.guard(key=key, policy=given)(client.handler(fn))
+    wrapped = client.inner.guard(key=key, name="charge", policy=given)(client.handler(fn))
 
     async def call(*args: Any, **kwargs: Any) -> Any:
         if client.sync:
@@ -67,7 +67,7 @@ async def test_a_transient_failure_raises_itself_each_time(client: Either) -> No
 
 async def test_still_running(client: Either) -> None:
     gate = Gate()
-    first = asyncio.create_task(client.run("a", client.held(gate)))
+    first = asyncio.create_task(client.run("charge::a", client.held(gate)))
     await happens(gate.entered)
     charge = guarded(client, lambda order: 1, wait_s=0)
     with pytest.raises(semel.StillRunning) as raised:
@@ -88,7 +88,7 @@ async def test_claim_lost(client: Either, place: Place) -> None:
     def handler(order: Order) -> None:
         from semel.core.commands import Forget
 
-        place.spy._store.send([Forget(("", "billing", "a"), force=True)])
+        place.spy._store.send([Forget(("", "billing", "charge::a"), force=True)])
 
     with pytest.raises(semel.ClaimLost):
         await guarded(client, handler)(Order("a"))
@@ -155,7 +155,7 @@ async def test_signature_and_name_are_the_functions_own(client: Either) -> None:
     wrapped = guarded(client, charge).wrapped
     assert inspect.signature(wrapped) == inspect.signature(charge)
     assert (wrapped.__name__, wrapped.__doc__) == ("charge", "Charge it.")
-    assert wrapped.key(Order("a")) == "a"
+    assert wrapped.key(Order("a")) == "charge::a"
 
 
 async def test_methods(client: Either) -> None:
@@ -191,7 +191,7 @@ async def test_a_key_may_be_computed_and_is_never_invented(client: Either) -> No
 async def test_an_async_def_is_served_by_the_twin(place: Place) -> None:
     if place.kind.colour == "async":
         with pytest.raises(TypeError, match="async def"):
-            place.open().inner.guard(key="order.id")(lambda order: 1)
+            place.open().inner.guard(key="order.id", name="charge")(lambda order: 1)
         return
     client = place.open()
     gate = Gate()

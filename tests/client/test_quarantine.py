@@ -154,7 +154,8 @@ async def test_a_duplicate_waits_for_a_running_one(careful: Either) -> None:
 
 
 async def test_what_cannot_be_kept_is_done_all_the_same(careful: Either) -> None:
-    outcome = await careful.run("k", object)
+    with pytest.warns(RuntimeWarning, match="object"):
+        outcome = await careful.run("k", object)
     assert isinstance(outcome, Done)
     assert not outcome.kept
 

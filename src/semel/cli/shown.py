@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from semel.cli.output import duration_text, local_time
-from semel.codec import decode, decode_error
+from semel.codec import decode, decode_error, reason_in
 from semel.errors import RecordCorrupt
 from semel.types import FOREVER, Record
 from semel.windows import exact_text
@@ -37,22 +37,22 @@ def now_us() -> int:
 
 def readable(encoded: bytes | None) -> tuple[Any, str]:
     """A stored value, and in which form: `json`, `repr`, `not_kept` or `undecodable`."""
-    if encoded is None:
+    if encoded is None or encoded[:1] == b"x":
         return None, "not_kept"
     try:
-        if encoded[:1] == b"o":  # an object: its JSON is readable without its class
-            return msgspec.json.decode(encoded[1:]), "json"
         value = decode(encoded)
+        if encoded[:1] == b"p":
+            return msgspec.to_builtins(value, str_keys=True), "json"
     except (RecordCorrupt, msgspec.MsgspecError, ValueError) as error:
         return str(error), "undecodable"
-    return (value, "json") if encoded[:1] == b"j" else (repr(value), "repr")
+    return (value, "json") if encoded[:1] in (b"j", b"o") else (repr(value), "repr")
 
 
 def value_text(encoded: bytes | None) -> str:
     """A stored value for the screen."""
     value, form = readable(encoded)
     if form == "not_kept":
-        return "(not kept)"
+        return f"(not kept: {reason})" if (reason := reason_in(encoded)) else "(not kept)"
     if form == "undecodable":
         return f"(cannot be shown: {value})"
     text = msgspec.json.encode(value).decode() if form == "json" else str(value)

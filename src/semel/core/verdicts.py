@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from semel.codec import decode, decode_error, encode, encode_error
+from semel.codec import decode, decode_error, encode, encode_error, encode_reason, reason_in
 from semel.core.commands import Claim, Granted, Known, Ran, Returned, SettleAnswer
 from semel.errors import AttemptsExhausted, NotApplied, ValueInvalid
 from semel.policy import Policy
@@ -33,6 +33,8 @@ class Verdict(Struct, frozen=True, gc=False):
     value: bytes | None = None
     delay_s: float = 0.0
     count_attempt: bool = True
+    reason: str = ""
+    """Why the value is not kept."""
 
 
 def plain(ran: Ran) -> Outcome[Any]:
@@ -46,8 +48,8 @@ def replay(answer: Any, returns: Any) -> Outcome[Any]:
         return answer  # type: ignore[no-any-return]  # Busy, Mismatch, Late, Unknown, Unavailable
     if answer.state == "failed":
         return Failed(decode_error(answer.value), replayed=True)
-    if answer.value is None:
-        return Done(None, replayed=True, kept=False)
+    if answer.value is None or answer.value[:1] == b"x":
+        return Done(None, replayed=True, kept=False, reason=reason_in(answer.value))
     return Done(decode(answer.value, returns), replayed=True)
 
 
@@ -57,8 +59,8 @@ def judge(ran: Ran, task: Task, attempt: int) -> Verdict:
     if isinstance(ran, Returned):
         try:
             kept = encode(ran.value, task.returns, policy.value_bytes_max) if policy.keep_value else None
-        except ValueInvalid:
-            kept = None  # the effect has happened, so it is completed all the same
+        except ValueInvalid as error:  # the effect has happened, so it is completed all the same
+            return Verdict("done", encode_reason(error), reason=str(error))
         return Verdict("done", kept)
     if isinstance(ran.error, (AttemptsExhausted, *policy.permanent)) and not ran.lost:
         return Verdict("failed", encode_error(ran.error))
@@ -79,11 +81,12 @@ def postponed(policy: Policy, attempt: int) -> Verdict:
 def conclude(ran: Ran, verdict: Verdict, settled: SettleAnswer, attempt: int) -> Outcome[Any]:
     """What the caller gets, from how the handler ended and what the store said to it."""
     if isinstance(ran, Returned):
-        if type(settled) is Completed:
-            return Done(ran.value, kept=verdict.value is not None)
         if isinstance(settled, Lost):
             return Lost(ran.value)
-        return Done(ran.value, kept=verdict.value is not None, recorded=not isinstance(settled, Unavailable))
+        kept = verdict.value is not None and not verdict.reason
+        return Done(
+            ran.value, kept=kept, recorded=not isinstance(settled, Unavailable), reason=verdict.reason
+        )
     if ran.lost:
         return Lost()
     if verdict.to == "failed" and not isinstance(settled, Unavailable):

@@ -3,15 +3,22 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from semel import codec
+from semel import codec, digests
 from semel.core.folding import leaders
-from semel.errors import ModeMismatch, NoTransaction, OutcomeUnknown, StillRunning, WrongDatabase
+from semel.errors import (
+    ModeMismatch,
+    NoTransaction,
+    OutcomeUnknown,
+    PayloadMismatch,
+    StillRunning,
+    WrongDatabase,
+)
 from semel.handles import AsyncHandle, Handle, Statement
 from semel.inbox.trouble import is_undone
 from semel.inbox.words import Value, Words
 from semel.keys.limits import check_all
 from semel.plans import Plan
-from semel.types import Busy, Delivery, Done, Errored, Outcome, Unknown
+from semel.types import Busy, Delivery, Done, Errored, Mismatch, Outcome, Unknown
 
 __all__ = ["AsyncInbox", "Inbox"]
 
@@ -51,8 +58,8 @@ class _Box:
     def _done(found: Value | None) -> Done[Any] | None:
         if found is None:
             return None
-        if found.encoded is None:
-            return Done(None, replayed=True, kept=False)
+        if found.encoded is None or found.encoded[:1] == b"x":
+            return Done(None, replayed=True, kept=False, reason=codec.reason_in(found.encoded))
         return Done(codec.decode(found.encoded), replayed=True)
 
 
@@ -76,8 +83,8 @@ class Inbox(_Box):
 
         A transaction that has marked the same key is waited for, at most `Policy.lock_wait_s`. Raises
         `StillRunning` when it has not ended by then or a claim is running on the key, with the caller's
-        transaction still usable; `NoTransaction` where nothing would hold the mark; `WrongDatabase`. With a
-        `fingerprint`, as a claim takes it, that differs from the one kept with the mark: `PayloadMismatch`.
+        transaction still usable; `NoTransaction` where nothing would hold the mark; `WrongDatabase`. `fingerprint`:
+        the payload's bytes, as a claim takes them; `PayloadMismatch` if the key was marked with others.
         """
         return self._mark((key,), event_type, fingerprint)[0]
 
@@ -95,7 +102,7 @@ class Inbox(_Box):
         first_at, place_of = leaders(keys)
         distinct = [keys[at] for at in first_at]
         new = (
-            self._handle.run(self._words.first_many(distinct, event_type, window_us, fingerprint))
+            self._handle.run(self._words.first_many(distinct, event_type, window_us, _hashed(fingerprint)))
             if distinct
             else []
         )
@@ -146,11 +153,11 @@ class Inbox(_Box):
         return [self._run_one(delivery, handler) for delivery in deliveries]
 
     def _first_each(self, deliveries: Sequence[Delivery[Any]]) -> list[bool]:
-        """One statement for each event type, since each has a window of its own."""
+        """One statement for each event type, since each has a window of its own, and for each fingerprint."""
         firsts = [False] * len(deliveries)
-        for event_type, places in by_type(deliveries).items():
+        for (event_type, fingerprint), places in by_type(deliveries).items():
             keys = [deliveries[place].key for place in places]
-            for place, first in zip(places, self.first_many(keys, event_type=event_type), strict=True):
+            for place, first in zip(places, self._mark(keys, event_type, fingerprint), strict=True):
                 firsts[place] = first
         return firsts
 
@@ -159,7 +166,7 @@ class Inbox(_Box):
     ) -> Outcome[None]:
         try:
             with self._handle.savepoint():
-                first = self.first(delivery.key, event_type=delivery.event_type)
+                first = self._mark((delivery.key,), delivery.event_type, delivery.fingerprint)[0]
                 if first:
                     handler([delivery])
             return Done(None, replayed=not first)
@@ -194,8 +201,8 @@ class AsyncInbox(_Box):
 
         A transaction that has marked the same key is waited for, at most `Policy.lock_wait_s`. Raises
         `StillRunning` when it has not ended by then or a claim is running on the key, with the caller's
-        transaction still usable; `NoTransaction` where nothing would hold the mark; `WrongDatabase`. With a
-        `fingerprint`, as a claim takes it, that differs from the one kept with the mark: `PayloadMismatch`.
+        transaction still usable; `NoTransaction` where nothing would hold the mark; `WrongDatabase`. `fingerprint`:
+        the payload's bytes, as a claim takes them; `PayloadMismatch` if the key was marked with others.
         """
         return (await self._mark((key,), event_type, fingerprint))[0]
 
@@ -215,7 +222,9 @@ class AsyncInbox(_Box):
         first_at, place_of = leaders(keys)
         distinct = [keys[at] for at in first_at]
         new = (
-            await self._handle.run(self._words.first_many(distinct, event_type, window_us, fingerprint))
+            await self._handle.run(
+                self._words.first_many(distinct, event_type, window_us, _hashed(fingerprint))
+            )
             if distinct
             else []
         )
@@ -266,11 +275,11 @@ class AsyncInbox(_Box):
         return [await self._run_one(delivery, handler) for delivery in deliveries]
 
     async def _first_each(self, deliveries: Sequence[Delivery[Any]]) -> list[bool]:
-        """One statement for each event type, since each has a window of its own."""
+        """One statement for each event type, since each has a window of its own, and for each fingerprint."""
         firsts = [False] * len(deliveries)
-        for event_type, places in by_type(deliveries).items():
+        for (event_type, fingerprint), places in by_type(deliveries).items():
             keys = [deliveries[place].key for place in places]
-            for place, first in zip(places, await self.first_many(keys, event_type=event_type), strict=True):
+            for place, first in zip(places, await self._mark(keys, event_type, fingerprint), strict=True):
                 firsts[place] = first
         return firsts
 
@@ -279,7 +288,7 @@ class AsyncInbox(_Box):
     ) -> Outcome[None]:
         try:
             async with self._handle.savepoint():
-                first = await self.first(delivery.key, event_type=delivery.event_type)
+                first = (await self._mark((delivery.key,), delivery.event_type, delivery.fingerprint))[0]
                 if first:
                     await handler([delivery])
             return Done(None, replayed=not first)
@@ -294,12 +303,17 @@ class AsyncInbox(_Box):
         await self._handle.execute(Statement("SELECT 1"))
 
 
-def by_type(deliveries: Sequence[Delivery[Any]]) -> dict[str, list[int]]:
-    """The places of the deliveries of each event type."""
-    places: dict[str, list[int]] = {}
+def by_type(deliveries: Sequence[Delivery[Any]]) -> dict[tuple[str, bytes | None], list[int]]:
+    """The places of the deliveries that one statement marks: of each event type, and of each fingerprint."""
+    places: dict[tuple[str, bytes | None], list[int]] = {}
     for place, delivery in enumerate(deliveries):
-        places.setdefault(delivery.event_type, []).append(place)
+        places.setdefault((delivery.event_type, delivery.fingerprint), []).append(place)
     return places
+
+
+def _hashed(fingerprint: bytes | None) -> bytes | None:
+    """The fingerprint as records keep it."""
+    return None if fingerprint is None else digests.fingerprint(fingerprint)
 
 
 def is_for_all(error: Exception) -> bool:
@@ -313,4 +327,6 @@ def outcome_of(error: Exception) -> Outcome[None]:
         return Busy(error.retry_after_s)
     if isinstance(error, OutcomeUnknown):
         return Unknown(0, error)
+    if isinstance(error, PayloadMismatch):
+        return Mismatch()
     return Errored(error, attempt=1)

@@ -9,7 +9,7 @@ from semel.keys.extract import Content
 from semel.keys.message import json_body, payload_of
 from semel.keys.paths import parse, walk
 from semel.types import Delivery
-from semel.windows import OFF, WINDOW_MAX_S, duration_us, window_us
+from semel.windows import OFF, WINDOW_MAX_S, Duration, duration_us, window_us
 
 __all__ = ["EventTime", "Sliding", "sliding"]
 
@@ -39,10 +39,10 @@ class Sliding(Content):
 
     def __init__(
         self,
-        window: str | float,
+        window: Duration,
         *paths: str,
         event_time: EventTime | None = None,
-        lateness: str | float | None = None,
+        lateness: Duration | None = None,
         namespace: str = "sliding",
         version: int = 1,
         allow_floats: bool = False,
@@ -90,10 +90,10 @@ class Sliding(Content):
 
 
 def sliding(
-    window: str | float,
+    window: Duration,
     *paths: str,
     event_time: EventTime | None = None,
-    lateness: str | float | None = None,
+    lateness: Duration | None = None,
     namespace: str = "sliding",
     version: int = 1,
     allow_floats: bool = False,

@@ -77,6 +77,8 @@ class Received(Event, frozen=True):
     """A delivery came in."""
 
     event_type: str = ""
+    meta: Mapping[str, str] | None = None
+    """What came with it, to be kept with its record."""
 
 
 class Claimed(Event, frozen=True):

@@ -16,7 +16,7 @@ import msgspec
 from semel.digests import digest
 from semel.forks import restart_after_fork
 from semel.observe import events
-from semel.windows import duration_us
+from semel.windows import Duration, duration_us
 
 __all__ = ["HistoryHook", "Line", "read"]
 
@@ -55,7 +55,7 @@ class HistoryHook:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, keep: str | float = "90d", hashed: bool = False
+        self, folder: str | os.PathLike[str], *, keep: Duration = "90d", hashed: bool = False
     ) -> None:
         self.folder: Path = Path(folder)
         self._keep = timedelta(microseconds=duration_us(keep))

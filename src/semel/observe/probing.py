@@ -20,7 +20,7 @@ LAG_WARN_S = 1.0
 """A replica further behind than this loses more than the writes of a moment."""
 SAMPLE = 200
 """So many records of a consumer are looked at to see how its keys are made."""
-_FROM_CONTENT = re.compile(r"(?:content|sliding):v\d+\.")
+_FROM_CONTENT = re.compile(r"(?:[^:]+::)?(?:content|sliding):v\d+\.")
 """How keys begin that semel.keys made from the content, unless they were given another namespace."""
 INDEXES: dict[str, tuple[str, ...]] = {
     "postgres": ("records_digest", "records_purge", "marks_digest", "timed_records_id", "outbox_unsettled"),

@@ -5,7 +5,7 @@ knows nothing of it, both colours have it, and without hooks there is none.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -81,7 +81,7 @@ class Tap:
     def watch(self, flow: Flow[Outcome[Any]], *, awaits: bool, observes: bool) -> Flow[Outcome[Any]]:
         """The same flow, told of. `awaits`: its handler is awaited. `observes`: it runs whatever the store says."""
         hooks = self._hooks
-        received = events.Received(*self._who, self._claim.event_type)
+        received = events.Received(*self._who, self._claim.event_type, _read_meta(self._claim.meta))
         hooks(received)
         carried = hooks.carried(received) if hooks.carries else None
         try:
@@ -222,10 +222,14 @@ def _state(answer: Any) -> str:
 
 def _words(answer: Any) -> dict[str, str] | None:
     """What is kept with a record."""
-    if not isinstance(answer, Record) or answer.meta is None:
+    return _read_meta(answer.meta) if isinstance(answer, Record) else None
+
+
+def _read_meta(meta: bytes | None) -> dict[str, str] | None:
+    if meta is None:
         return None
     try:
-        return msgspec.json.decode(answer.meta, type=dict[str, str])
+        return msgspec.json.decode(meta, type=dict[str, str])
     except msgspec.MsgspecError:
         return None
 
@@ -238,7 +242,7 @@ def claimed(hooks: Hooks, claims: Sequence[Claim], answers: Sequence[Answer]) ->
     for claim, answer in zip(claims, answers, strict=True):
         tap = Tap(hooks, claim)
         who = (*claim.id, claim.owner)
-        hooks(events.Received(*who, "", "", claim.event_type))
+        hooks(events.Received(*who, "", "", claim.event_type, _read_meta(claim.meta)))
         tap._answered(answer)  # noqa: SLF001 - one mechanism
         match answer:
             case Granted():
@@ -283,19 +287,27 @@ def _kind(failure: bytes | None) -> str:
 
 
 def marked(
-    hooks: Hooks, tenant: str, consumer: str, keys: Sequence[str], firsts: Sequence[bool], handler: str = ""
+    hooks: Hooks,
+    tenant: str,
+    consumer: str,
+    keys: Sequence[str],
+    firsts: Sequence[bool],
+    handler: str = "",
+    *,
+    event_type: str = "",
+    meta: Mapping[str, str] | None = None,
 ) -> None:
     """Keys were marked, by a mark-mode consumer or in a transaction of the caller's."""
     for key, first in zip(keys, firsts, strict=True):
         who = (tenant, consumer, key, b"", handler)
-        hooks(events.Received(*who))
+        hooks(events.Received(*who, event_type=event_type, meta=meta))
         hooks(events.Marked(*who) if first else events.Duplicate(*who, state="marked"))
 
 
 def copied(hooks: Hooks, id: Id, handler: str, delivery: Delivery[Any], outcome: Outcome[Any]) -> None:  # noqa: A002
     """A later copy of a key in one batch: it came while the first one was under way."""
     who = (*id, b"", handler, delivery.source)
-    hooks(events.Received(*who, delivery.event_type))
+    hooks(events.Received(*who, delivery.event_type, delivery.meta))
     reason: Reason = "reuse" if isinstance(outcome, Mismatch) else "race"
     hooks(events.Duplicate(*who, reason, "claimed"))
 

@@ -25,7 +25,7 @@ from semel.drive import adrive
 from semel.errors import PolicyInvalid, SinkUnavailable, StoreUnavailable, UsageError
 from semel.outbox.rows import Counts, Rows, rows_for
 from semel.outbox.sinks import Sink, sink_for
-from semel.windows import duration_us
+from semel.windows import Duration, duration_us
 
 __all__ = ["Relay", "Totals"]
 
@@ -72,7 +72,7 @@ class Relay:
         retrying: Retrying | None = None,
         rows_max: int = 500,
         bytes_max: int = BYTES_MAX,
-        keep: str | float = "7d",
+        keep: Duration = "7d",
         poll_s: float = POLL_S,
         on_step: Callable[[Step], None] | None = None,
         on_counts: Callable[[Counts], None] | None = None,

@@ -80,11 +80,17 @@ class CompactMarks:
             return firsts
 
     def marker(
-        self, window_us: Callable[[], int], room: Callable[[], int], full: Callable[[], StoreFull]
+        self,
+        window_us: Callable[[], int],
+        room: Callable[[], int],
+        full: Callable[[], StoreFull],
+        of_type: Callable[[str, str], bool] | None = None,
     ) -> Marker:
-        """A function that marks one key."""
+        """A function that marks one key; `of_type` marks one whose event type was named."""
 
-        def mark(key: str) -> bool:
+        def mark(key: str, *, event_type: str = "", meta: object = None) -> bool:  # noqa: ARG001 - for hooks
+            if event_type and of_type is not None:
+                return of_type(key, event_type)
             if room() <= 0 and not self.knows(check(key)):
                 raise full()
             return self.add((check(key),), window_us())[0]

@@ -35,7 +35,7 @@ HAS_GIL = "t" not in sys.abiflags
 """Whether this build of Python orders the steps of all threads. A free-threaded build may run with the lock
 switched on, but may also switch it off later: it counts as having none."""
 
-Marker = Callable[[str], bool]
+Marker = Callable[..., bool]
 
 
 class Steady:
@@ -112,18 +112,25 @@ class Marks:
             return firsts
 
     def marker(
-        self, window_us: Callable[[], int], room: Callable[[], int], full: Callable[[], StoreFull]
+        self,
+        window_us: Callable[[], int],
+        room: Callable[[], int],
+        full: Callable[[], StoreFull],
+        of_type: Callable[[str, str], bool] | None = None,
     ) -> Marker:
         """A function that marks one key. A closure: attribute look-ups would cost as much as the mark.
 
-        It asks for the window every few seconds, and for room before what there was can be used up.
+        It asks for the window every few seconds, and for room before what there was can be used up. `of_type` marks
+        a key whose event type was named, which may have another window.
         """
         clock, setdefault = self._clock, self._singles.setdefault
         real, lock_free = self._steady.real, self._lock_free
         due = quick_until = window = 0
 
-        def mark(key: str) -> bool:
+        def mark(key: str, *, event_type: str = "", meta: object = None) -> bool:  # noqa: ARG001 - for hooks
             """As `Semel.mark`."""
+            if event_type and of_type is not None:
+                return of_type(key, event_type)
             now = clock()
             if now < quick_until and type(key) is str:
                 mine = now + window

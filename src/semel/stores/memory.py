@@ -191,7 +191,13 @@ class MemoryStore:
                 return Unavailable(self._full())
         return Marked(marks.add(keys, item.window_us))
 
-    def marker(self, tenant: str, consumer: str, window_us: Callable[[], int]) -> Marker:
+    def marker(
+        self,
+        tenant: str,
+        consumer: str,
+        window_us: Callable[[], int],
+        of_type: Callable[[str, str], bool] | None = None,
+    ) -> Marker:
         """A function that marks one key of a consumer, without the ceremony of an item."""
         with self._lock:
             marks = self._marks_of(tenant, consumer)
@@ -201,7 +207,7 @@ class MemoryStore:
                 marks.make_room()
             return self._room()
 
-        return marks.marker(window_us, room, self._full)
+        return marks.marker(window_us, room, self._full, of_type)
 
     def _marks_of(self, tenant: str, consumer: str) -> Marks | CompactMarks:
         marks = self._marks.get((tenant, consumer))

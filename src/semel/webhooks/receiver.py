@@ -29,7 +29,7 @@ from semel.errors import StoreError
 from semel.intake import Event, Handler, Intake, Pace, Receipt, Undertaker
 from semel.types import Busy, Done, Errored, Failed, Late, Lost, Mismatch, Outcome, Unavailable, Unknown
 from semel.webhooks.verify import Challenge, Refused, Scheme, headers_of
-from semel.windows import window_us
+from semel.windows import Duration, window_us
 
 __all__ = ["Receiver"]
 
@@ -69,7 +69,7 @@ class Receiver:
         handler: Handler,
         *,
         answer: Literal["journaled", "synchronous"] = "journaled",
-        window: str | float = WINDOW,
+        window: Duration = WINDOW,
         pace: Pace | None = None,
         dead: Undertaker | None = None,
         fingerprint: bool = False,

@@ -9,6 +9,7 @@ from semel.errors import StoreRefused, StoreUnavailable, StoreUnknown
 from semel.extras import install_command
 from semel.stores.bloom.settings import Layout, layout
 from semel.stores.tiered.ports import Fullness
+from semel.windows import Duration
 
 try:
     import redis
@@ -38,7 +39,7 @@ class RedisBloom:
         *,
         name: str,
         capacity: int,
-        window: str | float = "24h",
+        window: Duration = "24h",
         error_rate: float = 0.001,
         steps: int = 3,
         answer_s: float = ANSWER_S,

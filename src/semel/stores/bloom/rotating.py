@@ -16,6 +16,7 @@ from semel.forks import restart_after_fork
 from semel.stores.bloom import files
 from semel.stores.bloom.settings import Layout, layout
 from semel.stores.tiered.ports import Fullness
+from semel.windows import Duration
 
 __all__ = ["Bloom"]
 
@@ -38,7 +39,7 @@ class Bloom:
         self,
         *,
         capacity: int,
-        window: str | float = "24h",
+        window: Duration = "24h",
         error_rate: float = 0.001,
         steps: int = 3,
         path: str | os.PathLike[str] | None = None,

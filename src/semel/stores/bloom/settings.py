@@ -5,7 +5,7 @@ from math import ceil
 from msgspec import Struct
 
 from semel.errors import PolicyInvalid
-from semel.windows import duration_us
+from semel.windows import Duration, duration_us
 
 __all__ = ["Layout", "layout"]
 
@@ -52,7 +52,7 @@ class Layout(Struct, frozen=True, kw_only=True):
         return now_us // self.step_us
 
 
-def layout(capacity: int, window: str | float, error_rate: float, steps: int) -> Layout:
+def layout(capacity: int, window: Duration, error_rate: float, steps: int) -> Layout:
     """The layout of these settings. Raises `PolicyInvalid` with what to change."""
     if type(capacity) is not int or not 1 <= capacity <= CAPACITY_MAX:
         raise PolicyInvalid(

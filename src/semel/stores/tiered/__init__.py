@@ -9,8 +9,9 @@ from semel.errors import PolicyInvalid
 from semel.stores.registry import store_for
 from semel.stores.tiered.memory import BYTES_MAX, COPIES_MAX, MemoryCache
 from semel.stores.tiered.ports import AsyncCache, Cache, Copy, Filter, Fullness, Put, Stamp
+from semel.stores.tiered.store import AsyncTieredStore, TieredStore, TwofoldTieredStore
 from semel.stores.tiered.store import AsyncTieredStore, TieredStore, TwofoldTieredStore, tiers_url
-from semel.windows import duration_us
+from semel.windows import Duration, duration_us
 
 __all__ = [
     "AsyncCache", "AsyncTieredStore", "Cache", "Copy", "Filter", "Fullness", "MemoryCache", "Put", "Stamp",
@@ -25,7 +26,7 @@ def tiered(
     *,
     cache: str | Cache,
     truth: str | Store,
-    cache_window: str | float = "1h",
+    cache_window: Duration = "1h",
     filter: Filter | None = None,  # noqa: A002 - the word users know
     affine: bool = False,
 ) -> TieredStore:

@@ -1,0 +1,201 @@
+"""A call that would wait for a claim of its own caller is refused at once."""
+
+import asyncio
+import contextvars
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+import semel
+from semel import Delivery, Done, Errored
+from semel.core.commands import Sleep
+from semel.drive import AsyncHands, Hands
+from semel.stores.memory import MemoryStore
+from tests.client.clients import GUARD_S
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for itself would sleep: here that fails at once instead of after ten seconds."""
+    for hands in (Hands, AsyncHands):
+        rarely = hands._rarely
+
+        def strict(self: Any, command: Any, rarely: Any = rarely) -> Any:
+            assert not isinstance(command, Sleep), "it waits for itself"
+            return rarely(self, command)
+
+        monkeypatch.setattr(hands, "_rarely", strict)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return MemoryStore() if request.param == "memory" else f"sqlite:///{tmp_path}/events.db"
+
+
+def errored(outcome: Any) -> semel.UsageError:
+    assert isinstance(outcome, Errored)
+    assert isinstance(outcome.error, semel.UsageError)
+    assert "wait for itself" in str(outcome.error)
+    return outcome.error
+
+
+def test_run_inside_run(store: Any) -> None:
+    with semel.open(store, consumer="billing") as once:
+        error = errored(once.run("a", lambda: once.run("a", lambda: 1)))
+        assert "__wrapped__" in str(error)
+        assert isinstance(once.run("c", lambda: once.run("d", lambda: 1).value), Done)  # type: ignore[union-attr]
+
+
+def test_a_claim_further_out(store: Any) -> None:
+    with semel.open(store, consumer="billing") as once:
+        found: list[Any] = []
+
+        def inner() -> None:
+            try:
+                once.run("a", lambda: 1)
+            except semel.UsageError as error:
+                found.append(error)
+
+        assert once.run("a", lambda: once.run("b", inner).value) == Done(None)  # type: ignore[union-attr]
+        assert len(found) == 1
+
+
+def test_a_guard_that_calls_itself(store: Any) -> None:
+    with semel.open(store, consumer="billing") as once:
+
+        @once.guard(key="order")
+        def charge(order: str, depth: int = 0) -> int:
+            return depth if depth else charge(order, depth + 1)
+
+        with pytest.raises(semel.UsageError, match="wait for itself"):
+            charge("a")
+
+        @once.guard(key="order")
+        def plainly(order: str, depth: int = 0) -> int:
+            return depth if depth else plainly.__wrapped__(order, depth + 1)  # type: ignore[attr-defined,no-any-return]
+
+        assert plainly("a") == 1
+
+
+def test_run_many_inside_and_outside(store: Any) -> None:
+    with semel.open(store, consumer="billing") as once:
+
+        def handler(body: str) -> list[Any]:
+            outcomes = once.run_many([("a", "inner"), ("b" + body, "inner")], lambda body: body)
+            errored(outcomes[0])
+            assert outcomes[1] == Done("inner")
+            return ["seen"]
+
+        assert once.run_many([Delivery(key="a", body="x")], handler) == [Done(["seen"])]
+        assert once.run("c", lambda: errored(once.run_many([("c", 1)], str)[0]) and 5) == Done(5)
+
+
+def test_a_claim_by_hand(store: Any) -> None:
+    with semel.open(store, consumer="billing") as once:
+        claim = once.claim("a")
+        assert isinstance(claim, semel.Claimed)
+        with claim, pytest.raises(semel.UsageError, match="wait for itself"):
+            once.run("a", lambda: 1)
+        assert once.run("a", lambda: 1) == Done(None, replayed=True)
+
+
+def test_another_client_of_the_same_file(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/events.db"
+    with semel.open(url, consumer="billing") as once, semel.open(url, consumer="billing") as other:
+        errored(once.run("a", lambda: other.run("a", lambda: 1)))
+
+
+def test_another_store_and_another_consumer_are_others() -> None:
+    store = MemoryStore()
+    with (
+        semel.open(store, consumer="billing") as once,
+        semel.open(store, consumer="mailer") as mailer,
+        semel.open("memory:", consumer="billing") as elsewhere,
+    ):
+        assert once.run("a", lambda: mailer.run("a", lambda: 1).value) == Done(1)  # type: ignore[union-attr]
+        assert once.run("b", lambda: elsewhere.run("b", lambda: 1).value) == Done(1)  # type: ignore[union-attr]
+
+
+async def test_awaited(store: Any) -> None:
+    async with semel.aopen(store, consumer="billing") as once:
+
+        async def one() -> int:
+            return 1
+
+        async def again() -> Any:
+            return await once.run("a", one)
+
+        async def in_a_task() -> Any:
+            return await asyncio.create_task(once.run("a", one))
+
+        errored(await once.run("a", again))
+        errored(await once.run("a", in_a_task))
+
+        @once.guard(key="order")
+        async def charge(order: str) -> int:
+            return await charge(order)
+
+        with pytest.raises(semel.UsageError, match="wait for itself"):
+            await charge("a")
+
+        async def many(_: Any) -> Any:
+            async def echo(body: Any) -> Any:
+                return body
+
+            return [type(each).__name__ for each in await once.run_many([("m", 1), ("n", 2)], echo)]
+
+        assert await once.run_many([("m", 1)], many) == [Done(["Errored", "Done"])]
+        claim = await once.claim("h")
+        assert isinstance(claim, semel.Claimed)
+        async with claim:
+            with pytest.raises(semel.UsageError, match="wait for itself"):
+                await once.run("h", one)
+
+
+async def test_a_blocking_client_in_a_thread_of_an_async_handler(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/events.db"
+    with semel.open(url, consumer="billing") as blocking:
+        async with semel.aopen(url, consumer="billing") as once:
+
+            async def handler() -> Any:
+                return await asyncio.to_thread(blocking.run, "a", lambda: 1)
+
+            errored(await once.run("a", handler))
+
+
+def test_a_context_that_outlives_its_handler_holds_nothing(store: Any) -> None:
+    with semel.open(store, consumer="billing") as once:
+        contexts: list[contextvars.Context] = []
+        assert once.run("a", lambda: contexts.append(contextvars.copy_context())) == Done(None)
+        once.records.forget("a")
+        assert contexts[0].run(once.run, "a", lambda: 1) == Done(1)
+
+
+def test_a_released_claim_is_not_ones_own(store: Any) -> None:
+    """After the handler has ended, others may hold the key, and are waited for."""
+    with semel.open(store, consumer="billing", policy=semel.Policy(wait_s=0)) as once:
+        contexts: list[contextvars.Context] = []
+
+        def fails() -> None:
+            contexts.append(contextvars.copy_context())
+            raise ValueError
+
+        assert isinstance(once.run("a", fails), Errored)
+        entered, go = Event(), Event()
+
+        def holds() -> None:
+            entered.set()
+            assert go.wait(GUARD_S)
+
+        thread = Thread(target=once.run, args=("a", holds))
+        thread.start()
+        assert entered.wait(GUARD_S)
+        try:
+            assert isinstance(contexts[0].run(once.run, "a", lambda: 1), semel.Busy)
+        finally:
+            go.set()
+            thread.join()
