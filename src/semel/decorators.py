@@ -142,6 +142,10 @@ class KeyReader:
 class _Guarded(Generic[P, R]):
     """What both kinds of guarded function hold."""
 
+    __name__: str
+    __wrapped__: Callable[P, Any]
+    """The plain function, to be called without a guard."""
+
     def __init__(self, client: Any, fn: Callable[P, Any], options: GuardOptions) -> None:
         update_wrapper(cast(Any, self), fn)  # first: what `fn` holds must not replace what this holds
         self._client = client

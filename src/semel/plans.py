@@ -269,11 +269,10 @@ class Plan:
 
     def release(self, claim: Claim, granted: Granted, delay_s: float, *, count_attempt: bool) -> Settle:
         """Back to nobody, claimable after the delay."""
-        if not 0 <= delay_s <= LEASE_MAX_S:
+        delay_us = duration_us(delay_s)
+        if delay_us > LEASE_MAX_S * 1e6:
             raise PolicyInvalid(f"delay_s is {delay_s}; it must lie between 0 and {LEASE_MAX_S:g}")
-        return self.settle(
-            claim, granted, "released", delay_us=round(delay_s * 1e6), count_attempt=count_attempt
-        )
+        return self.settle(claim, granted, "released", delay_us=delay_us, count_attempt=count_attempt)
 
     def leaving(self, claim: Claim, granted: Granted, error: BaseException | None) -> Verdict:
         """What the end of a `with` block means for its claim."""

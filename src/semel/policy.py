@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from semel.errors import PolicyInvalid
+from semel.windows import duration_us
 
 __all__ = ["LEASE_MAX_S", "LEASE_MIN_S", "VALUE_BYTES_LIMIT", "Policy"]
 
@@ -16,10 +18,14 @@ LEASE_MAX_S = 12 * 3600.0
 VALUE_BYTES_LIMIT = 1024 * 1024
 WAIT_MAX_S = 3600.0
 ATTEMPTS_LIMIT = 1_000_000
+DURATIONS = ("lease_s", "window_s", "wait_s", "lock_wait_s", "run_max_s", "retry_delay_s")
 
 
 class Policy(Struct, frozen=True, kw_only=True):
-    """Options of `run`, `run_many` and `guard`; give it to `open` or to `once.using(policy)`."""
+    """Options of `run`, `run_many` and `guard`; give it to `open` or to `once.using(policy)`.
+
+    Durations are seconds; text like `"30s"` and a `timedelta` are understood, and become seconds.
+    """
 
     lease_s: float | None = None
     """How long a claim lasts without renewal; `None`: the client's."""
@@ -47,6 +53,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     """Called with the handler's arguments; two deliveries of one key must agree on it."""
 
     def __post_init__(self) -> None:
+        self._read_near_misses()
         bounds: list[tuple[str, Any, float, float]] = [
             ("lease_s", self.lease_s, LEASE_MIN_S, LEASE_MAX_S),
             ("window_s", self.window_s, 0, 90 * 86400.0),
@@ -65,4 +72,26 @@ class Policy(Struct, frozen=True, kw_only=True):
         if self.lease_s is not None and self.run_max_s < self.lease_s:
             raise PolicyInvalid(
                 f"Policy.run_max_s {self.run_max_s:g} is shorter than the lease {self.lease_s:g}; raise it"
+            )
+
+    def _read_near_misses(self) -> None:
+        """Read what is meant where the type is another: durations as text, one error instead of a tuple."""
+        for name in DURATIONS:
+            duration = getattr(self, name)
+            if duration is not None and (type(duration) not in (int, float) or duration < 0):
+                try:
+                    force_setattr(self, name, duration_us(duration) / 1e6)
+                except PolicyInvalid as error:
+                    raise PolicyInvalid(f"Policy.{name}: {error}") from None
+        for name in ("max_attempts", "value_bytes_max"):
+            if type(getattr(self, name)) is not int:
+                raise PolicyInvalid(f"Policy.{name} is {getattr(self, name)!r}; it must be a whole number")
+        given: Any = self.permanent
+        kinds: Any = (given,) if isinstance(given, type) else tuple(given)
+        if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
+            raise PolicyInvalid(f"Policy.permanent is {given!r}; give classes of errors, like (ValueError,)")
+        force_setattr(self, "permanent", kinds)
+        if self.fingerprint is not None and not callable(self.fingerprint):
+            raise PolicyInvalid(
+                f"Policy.fingerprint is {self.fingerprint!r}; give a function that makes bytes of the arguments"
             )

@@ -78,6 +78,54 @@ def guard_by_hand(once: Semel, aonce: AsyncSemel) -> None:
     assert_type(aonce.guard(key="order.id")(acharge), AsyncGuarded[[Order], Receipt])
 
 
+class Till:
+    once = semel.open("memory:", consumer="billing")
+    aonce = semel.aopen("memory:", consumer="billing")
+
+    @once.guard(key="order.id", name="pay", event_type="payment", meta={"shop": "1"})
+    def pay(self, order: Order) -> Receipt:
+        return Receipt()
+
+    @aonce.guard(key="order.id", meta=lambda self, order: {"cents": str(order.cents)})
+    async def apay(self, order: Order) -> Receipt:
+        return Receipt()
+
+    @classmethod
+    @once.guard(key="order.id")
+    def of_class(cls, order: Order) -> Receipt:
+        return Receipt()
+
+    @staticmethod
+    @once.guard(key="order.id")
+    def static(order: Order) -> Receipt:
+        return Receipt()
+
+
+async def methods(till: Till) -> None:
+    assert_type(till.pay(Order()), Receipt)
+    assert_type(till.pay.call(order=Order()), Outcome[Receipt])
+    assert_type(till.pay.key(Order()), str)
+    assert_type(Till.pay(till, Order()), Receipt)
+    assert_type(await till.apay(Order()), Receipt)
+    assert_type(till.pay.__name__, str)
+    assert_type(Till.static(Order()), Receipt)
+
+    till.pay()  # type: ignore[call-arg]
+    till.pay("evt_1")  # type: ignore[arg-type]
+    await till.apay(1)  # type: ignore[arg-type]
+    Till.static(1)  # type: ignore[arg-type]
+
+
+def run_with_words(once: Semel) -> None:
+    def total(cents: int, *, tax: float) -> int:
+        return cents
+
+    assert_type(once.run("k", total, 1, tax=0.2, event_type="payment", meta={"a": "b"}), Outcome[int])
+    assert_type(once.run("k", total, 1, tax=0.2, meta={"a": "b"}), Outcome[int])
+    once.run("k", total, "1", tax=0.2)  # type: ignore[arg-type]
+    once.run("k", total, 1, tax=0.2, meta="a")  # type: ignore[call-arg]
+
+
 def doors() -> None:
     assert_type(semel.open("memory:", consumer="billing"), Semel)
     assert_type(semel.aopen("memory:", consumer="billing"), AsyncSemel)

@@ -44,7 +44,7 @@ def run_keeps_the_type(once: Semel, deliveries: list[Delivery[str]]) -> None:
     assert_type(once.run("evt_1", total, 100, tax=0.2), Outcome[int])
     assert_type(once.run_many(deliveries, shout), list[Outcome[bytes]])
     once.run("evt_1", total, "100", tax=0.2)  # type: ignore[arg-type]
-    once.run("evt_1", total, 100)  # type: ignore[call-arg]
+    once.run("evt_1", total, 100)  # type: ignore[call-overload]
     once.run_many(deliveries, total)  # type: ignore[arg-type]
 
 
@@ -52,7 +52,7 @@ async def async_run_keeps_the_type(aonce: AsyncSemel, deliveries: list[Delivery[
     assert_type(await aonce.run("evt_1", atotal, 100, tax=0.2), Outcome[int])
     assert_type(await aonce.run_many(deliveries, ashout), list[Outcome[bytes]])
     await aonce.run("evt_1", total, 100, tax=0.2)  # type: ignore[arg-type]
-    await aonce.run("evt_1", atotal, 100)  # type: ignore[call-arg]
+    await aonce.run("evt_1", atotal, 100)  # type: ignore[call-overload]
 
 
 def every_outcome_has_a_case(outcome: Outcome[int]) -> str:

@@ -1,0 +1,165 @@
+"""What is nearly right works, or says what to write."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import semel
+from semel import Delivery, Done, Policy
+from semel.observe.events import Received
+from tests.client.clients import Either, Place
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("duration", ["90s", "1m30s", timedelta(seconds=90), 90, 90.0])
+def test_durations(duration: Any) -> None:
+    policy = Policy(
+        lease_s=duration,
+        window_s=duration,
+        wait_s=duration,
+        lock_wait_s=duration,
+        run_max_s=duration,
+        retry_delay_s=duration,
+    )
+    assert (policy.lease_s, policy.window_s, policy.wait_s) == (90, 90, 90)
+    assert (policy.lock_wait_s, policy.run_max_s, policy.retry_delay_s) == (90, 90, 90)
+    with semel.open("memory:", consumer="billing", window=duration, lease=duration) as once:
+        claim = once.claim("a")
+        assert isinstance(claim, semel.Claimed)
+        assert (claim.claim.window_us, claim.claim.lease_us) == (90_000_000, 90_000_000)
+        assert isinstance(once.release(claim, delay_s=duration), semel.Completed)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lease_s": "soon"},
+        {"lease_s": True},
+        {"wait_s": -1},
+        {"wait_s": timedelta(seconds=-1)},
+        {"wait_s": [5]},
+        {"max_attempts": "3"},
+        {"value_bytes_max": 1.5},
+        {"permanent": ("ValueError",)},
+        {"permanent": KeyboardInterrupt},
+        {"fingerprint": b"bytes"},
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(semel.PolicyInvalid, match=f"Policy.{next(iter(wrong))}"):
+        Policy(**wrong)
+
+
+@pytest.mark.parametrize("window", [None, [], True, timedelta(days=-1), "24 hours"])
+def test_a_wrong_window_is_refused(window: Any) -> None:
+    with pytest.raises(semel.PolicyInvalid):
+        semel.open("memory:", consumer="billing", window=window)
+
+
+@pytest.mark.parametrize("permanent", [ValueError, [ValueError], (ValueError,)])
+def test_one_permanent_error_needs_no_tuple(permanent: Any) -> None:
+    assert Policy(permanent=permanent).permanent == (ValueError,)
+
+
+async def test_pairs_are_deliveries(client: Either) -> None:
+    pairs: list[Any] = [("a", 1), Delivery(key="b", body=2), ["c", 3]]
+    assert await client.run_many(pairs, lambda body: body) == [Done(1), Done(2), Done(3)]
+    assert await client.run_many((pair for pair in pairs[:1]), lambda body: body) == [Done(1, replayed=True)]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["ab", {"a": 1}, Delivery(key="a", body=1), ["a"], [(1, 2)], [("a", 1, 2)], [5]]
+)
+async def test_what_is_no_delivery_is_refused(client: Either, wrong: Any) -> None:
+    with pytest.raises(semel.UsageError, match="deliver"):
+        await client.run_many(wrong, lambda body: body)
+
+
+@pytest.mark.parametrize("wrong", ["ab", Delivery(key="a", body=1), [("a", 1)], [5]])
+async def test_what_cannot_be_claimed_is_refused(client: Either, wrong: Any) -> None:
+    with pytest.raises(semel.UsageError, match="claim_many"):
+        await client.claim_many(wrong)
+
+
+@pytest.mark.parametrize("concurrency", [0, -1])
+async def test_no_handler_at_a_time_is_refused(client: Either, concurrency: int) -> None:
+    with pytest.raises(semel.UsageError, match="from 1"):
+        await client.run_many([("a", 1)], lambda body: body, concurrency=concurrency)
+
+
+async def test_one_text_is_not_many_marks(place: Place) -> None:
+    client = place.open(mode="mark")
+    with pytest.raises(semel.UsageError, match="use mark"):
+        await client.mark_many("ab")
+
+
+async def test_a_fingerprint_is_bytes(place: Place) -> None:
+    client = place.open(policy=Policy(fingerprint=lambda: "text"))  # type: ignore[arg-type,return-value]
+    with pytest.raises(semel.UsageError, match="bytes"):
+        await client.run("a", lambda: 1)
+    assert place.record("a") is None
+
+
+# --- event types and metadata ---
+
+
+async def test_run_and_claim_keep_type_and_metadata(client: Either, place: Place) -> None:
+    await client.windows("set", "1h", event_type="payment")
+    meta = {"shop": "1"}
+    await client.run("run", lambda: 1, event_type="payment", meta=meta)
+    await client.claim("claim", event_type="payment", meta=meta)
+    await client.run_many([Delivery(key="many", body=1, event_type="payment", meta=meta)], lambda body: body)
+    for key in ("run", "claim", "many"):
+        record = place.record(key)
+        assert record is not None
+        assert (record.event_type, record.meta) == ("payment", b'{"shop":"1"}')
+    run = place.record("run")
+    assert run is not None
+    assert run.expires_at - run.settled_at == 3600 * 10**6
+
+
+async def test_a_guard_keeps_type_and_metadata(client: Either, place: Place) -> None:
+    def charge(order: str) -> int:
+        return 1
+
+    for name, meta in (("given", {"order": "a"}), ("made", lambda order: {"order": order})):
+        guard = client.inner.guard(key="order", name=name, event_type="payment", meta=meta)
+        outcome = guard(client.handler(charge)).call("a")
+        assert (outcome if client.sync else await outcome) == Done(1)
+        record = place.record(f"{name}::a")
+        assert record is not None
+        assert (record.event_type, record.meta) == ("payment", b'{"order":"a"}')
+
+
+@pytest.mark.parametrize("meta", ["text", {"a": 1}, {1: "a"}, 5, {"a": "x" * 5000}])
+async def test_metadata_is_text_and_short(client: Either, place: Place, meta: Any) -> None:
+    with pytest.raises(semel.UsageError, match="metadata"):
+        await client.run("a", lambda: 1, meta=meta)
+    assert place.record("a") is None
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+async def test_a_mark_of_a_type_has_its_window(place: Place, hooked: bool) -> None:
+    told: list[Any] = []
+    client = place.open(mode="mark", hooks=[told.append] if hooked else [])
+    await client.windows("set", "off", event_type="noise")
+    for _ in range(2):
+        assert await client.mark("n", event_type="noise", meta={"shop": "1"})
+    assert [await client.mark("a", event_type="payment") for _ in range(2)] == [True, False]
+    assert [await client.mark("a"), await client.mark("b")] == [False, True]
+    assert await client.mark_many(["b", "c"], event_type="payment") == [False, True]
+    if hooked:
+        received = [event for event in told if isinstance(event, Received)]
+        assert (received[0].event_type, received[0].meta) == ("noise", {"shop": "1"})
+
+
+async def test_hooks_are_told_type_and_metadata(place: Place) -> None:
+    told: list[Any] = []
+    client = place.open(hooks=[told.append])
+    await client.run("a", lambda: 1, event_type="payment", meta={"shop": "1"})
+    await client.claim("b", event_type="payment", meta={"shop": "1"})
+    received = [event for event in told if isinstance(event, Received)]
+    assert [(event.event_type, event.meta) for event in received] == [("payment", {"shop": "1"})] * 2
