@@ -36,7 +36,7 @@ _LEVELS: dict[type[events.Happening], int] = {
     events.Unrecorded: logging.ERROR,
     events.StoreLost: logging.ERROR,
 }
-_SKIPPED = {"owner", "key", "origin", "stats"}
+_SKIPPED = {"owner", "key", "origin", "stats", "meta"}
 
 
 class LogHook:
