@@ -286,7 +286,7 @@ class Client:
     def _warn_not_kept(self, fn: Any, outcome: Done[Any]) -> None:
         """Warn at the first value of a handler that cannot be kept: its duplicates will have none."""
         label = label_of(fn)
-        if outcome.replayed or label in self._plan.warned:
+        if outcome.replayed or label in self._plan.warned or not self._plan.warns_not_kept:
             return
         self._plan.warned.add(label)
         warnings.warn(

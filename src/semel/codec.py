@@ -251,7 +251,7 @@ def _encode_object(value: Any, returns: Any) -> bytes:
     raise ValueNotEncodable(f"a {type(value).__name__} does not come back from the annotation {returns!r}")
 
 
-_KEPT_AS_THEY_ARE = (bytes, bytearray, datetime, date, time, timedelta, UUID, Decimal)
+_KEPT_AS_THEY_ARE = (bytes, bytearray, memoryview, datetime, date, time, timedelta, UUID, Decimal)
 
 
 def _plain_data(value: Any) -> Any:

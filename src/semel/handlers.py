@@ -4,7 +4,6 @@ import re
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
-from pathlib import PurePath
 from types import AsyncGeneratorType, CoroutineType, FunctionType, GeneratorType, MethodType
 from typing import Any, ParamSpec, TypeVar
 
@@ -154,4 +153,8 @@ def _module_of(fn: Any) -> str:
         found = vars(sys.modules["__main__"])
     if found.get("__spec__") is not None:  # python -m shop.billing
         return str(found["__spec__"].name)
-    return PurePath(found["__file__"]).stem if found.get("__file__") else module  # python billing.py
+    if not found.get("__file__"):
+        return module
+    from pathlib import PurePath  # slow to import, and rarely needed
+
+    return PurePath(found["__file__"]).stem  # python billing.py

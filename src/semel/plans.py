@@ -90,6 +90,7 @@ class Plan:
         self.observed: Observed = Observed()
         self.guards: dict[str, tuple[str, int]] = {}
         """Where the guarded functions are defined, by the names of their records."""
+        self.warns_not_kept: bool = True
         self.warned: set[str] = set()
         """Handlers whose values could not be kept, and were warned about."""
         self._default_us: int = window_us(window if policy.window_s is None else policy.window_s)
@@ -118,7 +119,7 @@ class Plan:
             ids=self.ids or None,
         )
         plan.observed = self.observed
-        plan.guards = self.guards
+        plan.guards, plan.warned = self.guards, self.warned
         return plan
 
     def id(self, key: str) -> Id:

@@ -18,8 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.msgpack import Ext
 
-from semel.codec import DEPTH_MAX, ERROR_CHARS_MAX, decode, decode_error, encode, encode_error
-from semel.errors import HandlerFailed, RecordCorrupt, ValueNotEncodable, ValueTooLarge
+from semel.codec import (
+    DEPTH_MAX,
+    ERROR_CHARS_MAX,
+    decode,
+    decode_error,
+    encode,
+    encode_error,
+    encode_reason,
+    reason_in,
+)
+from semel.errors import HandlerFailed, RecordCorrupt, ValueNotEncodable, ValueNotKept, ValueTooLarge
 
 ZONES = [
     None,
@@ -146,7 +155,33 @@ Pair = namedtuple("Pair", "one two")  # noqa: PYI024 - the plain kind is the poi
 )  # fmt: skip
 def test_what_would_not_come_back_is_refused(value: Any) -> None:
     with pytest.raises(ValueNotEncodable):
+        encode(value, as_plain_data=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [(Colour.RED, "red"), (Pair(1, 2), (1, 2)), (OrderedDict(a=1), {"a": 1})],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_object_without_an_annotation_is_its_plain_data(value: Any, plain: Any) -> None:
+    back = decode(encode(value))
+    assert (back, type(back)) == (plain, type(plain))
+
+
+@pytest.mark.parametrize(
+    "value", [Plain(), [Plain()], object, len, range(3), ValueError("x"), memoryview(b"x")]
+)
+def test_what_has_no_plain_data_is_refused(value: Any) -> None:
+    with pytest.raises(ValueNotEncodable):
         encode(value)
+
+
+def test_what_was_not_kept_says_why() -> None:
+    stored = encode_reason(ValueNotEncodable("a Response cannot be stored"))
+    assert reason_in(stored) == "a Response cannot be stored"
+    assert (reason_in(None), reason_in(encode("x"))) == ("", "")
+    with pytest.raises(ValueNotKept, match="a Response cannot be stored"):
+        decode(stored)
 
 
 def test_cycles_are_refused() -> None:
@@ -186,7 +221,7 @@ def packed(code: int, *parts: Any) -> bytes:
 
 @pytest.mark.parametrize(
     "stored",
-    [b"", b"x", b"p" + pickle.dumps(1), pickle.dumps({"a": 1}), b"j", b"j{", b"m", b"m\xc1", b"j\xff", b"o{}",
+    [b"", b"?", b"p" + pickle.dumps(1), pickle.dumps({"a": 1}), b"j", b"j{", b"m", b"m\xc1", b"j\xff", b"o{",
      packed(99, 1), packed(4, "abc"), packed(5, "2026-01-01", 0, "No/Where"), packed(5, "2026-01-01", 7, None),
      packed(8, 10**12, 0, 0), packed(9, b"short"), packed(10, 5), packed(6, 5), packed(2, [1]), packed(3, {}),
      b"m" + b"\x91" * 5000, b"m" + msgspec.msgpack.encode(Ext(1, b"\x05"))],
@@ -298,10 +333,9 @@ def test_an_object_that_would_come_back_otherwise_is_refused(value: Any, returns
         encode(value, returns)
 
 
-def test_an_object_without_its_annotation_is_corrupt_and_not_rerun() -> None:
+def test_an_object_without_its_annotation_is_its_json_and_with_another_corrupt() -> None:
     encoded = encode(Receipt(1, [], Decimal(1)), Receipt)
-    with pytest.raises(RecordCorrupt, match="annotation"):
-        decode(encoded)
+    assert decode(encoded) == msgspec.json.decode(msgspec.json.encode(Receipt(1, [], Decimal(1))))
     with pytest.raises(RecordCorrupt):
         decode(encoded, Point)
 

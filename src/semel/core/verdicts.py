@@ -60,6 +60,8 @@ def judge(ran: Ran, task: Task, attempt: int) -> Verdict:
         try:
             kept = encode(ran.value, task.returns, policy.value_bytes_max) if policy.keep_value else None
         except ValueInvalid as error:  # the effect has happened, so it is completed all the same
+            if getattr(ran.value, "never_kept", False):  # as it is meant
+                return Verdict("done")
             return Verdict("done", encode_reason(error), reason=str(error))
         return Verdict("done", kept)
     if isinstance(ran.error, (AttemptsExhausted, *policy.permanent)) and not ran.lost:

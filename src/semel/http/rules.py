@@ -90,6 +90,8 @@ class Unkept(Failure, NotApplied):
 class Streamed:
     """The value of a request whose response was not gathered. It cannot be encoded, so no record keeps it."""
 
+    never_kept = True  # as it is meant: nobody is warned
+
 
 STREAMED = Streamed()
 
@@ -107,7 +109,7 @@ def prepared(client: C, rules: Rules, take: Any) -> C:
     if find_spec("http_sf") is None:
         raise UsageError(f"keys are structured fields, which need http-sf: {install_command('http')}")
     window_s = max(rules.keeping.window_s_min, window_s_of(client))
-    return client.using(
+    made = client.using(
         replace(
             client.policy,
             window_s=window_s,
@@ -120,6 +122,8 @@ def prepared(client: C, rules: Rules, take: Any) -> C:
             fingerprint=take,
         )
     )
+    made._plan.warns_not_kept = False  # noqa: SLF001 - a long response is answered by a problem document instead
+    return made
 
 
 def window_s_of(client: Semel | AsyncSemel) -> float:

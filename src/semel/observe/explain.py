@@ -26,6 +26,13 @@ _HOW: dict[str, str] = {
     "observe": "Duplicates are counted and run all the same: nothing is suppressed.",
 }
 
+_KEYS = (
+    " A key is the consumer's: run, run_many and claim share its record. A guarded function has its own record, under"
+    " NAME::KEY, where NAME is its module and qualified name unless name= was given: a renamed function starts anew."
+)
+"""Which calls share a record, in the modes that have `guard`."""
+_GUARDING: frozenset[str] = frozenset(("lease", "quarantine", "mark", "observe"))
+
 _DAY_US = 86400 * 10**6
 
 
@@ -76,7 +83,7 @@ def explain(
         mode=mode,
         store=store.name,
         sink=sink,
-        how=_HOW[mode],
+        how=_HOW[mode] + (_KEYS if mode in _GUARDING else ""),
         windows=cells(mode, sink),
         weaknesses=(
             *_weaknesses(store, mode, window_us, lease_us, around),
