@@ -9,7 +9,6 @@ from semel.errors import PolicyInvalid
 from semel.stores.registry import store_for
 from semel.stores.tiered.memory import BYTES_MAX, COPIES_MAX, MemoryCache
 from semel.stores.tiered.ports import AsyncCache, Cache, Copy, Filter, Fullness, Put, Stamp
-from semel.stores.tiered.store import AsyncTieredStore, TieredStore, TwofoldTieredStore
 from semel.stores.tiered.store import AsyncTieredStore, TieredStore, TwofoldTieredStore, tiers_url
 from semel.windows import Duration, duration_us
 
