@@ -62,7 +62,8 @@ def test_a_wrapper_has_the_annotations_of_what_it_wraps() -> None:
 
 def test_what_has_no_annotations_names_no_type() -> None:
     class Callable:
-        def __call__(self, a: int) -> int: ...
+        def __call__(self, a: int) -> int:
+            return a
 
     for function in (Callable(), functools.partial(int, 1), int, print):
         assert return_type(function) is None
