@@ -33,7 +33,8 @@ __all__ = ["SCENARIOS", "Broker", "Scene", "Sent", "Suite", "arun"]
 
 NOTICED_S = 1.0
 """Longer than a runner takes to notice that it is to stop, which it tells nobody."""
-WITHIN_S = 30.0
+WITHIN_S = 60.0
+"""Much longer than any step takes. On a loaded computer a broker's own command line needs half a minute to start."""
 DUE_S = 0.7
 LOOKS_MAX = 5
 """How often a runner may look at a message that is busy for one short lease."""
