@@ -54,7 +54,7 @@ def look_and_add(generations: int = 1) -> Row:
     for number in range(generations):
         bloom.add_many([digest(("", "old", f"{number} {at}")) for at in range(50_000)])
         if number < generations - 1:
-            clock.advance(s=30)
+            clock.advance(30)
     plain = [PlainBloom(CAPACITY // 3, ERROR_RATE / 4) for _ in range(generations)]
 
     def subject() -> None:
@@ -82,7 +82,7 @@ def _filled() -> tuple[Bloom, int]:
     for number in range(4):
         bloom.add_many([digest(("", "c", f"{number} {at}")) for at in range(CAPACITY // 3)])
         held += CAPACITY // 3
-        clock.advance(s=30 if number < 3 else 0)
+        clock.advance(30 if number < 3 else 0)
     return bloom, held
 
 

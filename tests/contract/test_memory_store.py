@@ -39,7 +39,7 @@ def test_a_full_store_has_room_again_when_windows_end() -> None:
     store = MemoryStore(records_max=3, clock=clock)
     for number in range(3):
         ask(store, claim(str(number)))
-    clock.advance(s=13)
+    clock.advance(13)
     assert isinstance(ask(store, claim("new")), Granted)
 
 
@@ -49,7 +49,7 @@ def test_a_full_store_still_knows_its_marks() -> None:
     assert ask(store, Mark("", "marks", ["a", "b", "c"], 10 * S)) == Marked([True, True, True])
     assert isinstance(ask(store, Mark("", "marks", ["d"], 10 * S)), Unavailable)
     assert ask(store, Mark("", "marks", ["c", "a"], 10 * S)) == Marked([False, False])
-    clock.advance(s=11)
+    clock.advance(11)
     assert ask(store, Mark("", "marks", ["d"], 10 * S)) == Marked([True])
 
 
@@ -73,7 +73,7 @@ def test_a_clock_set_back_shortens_no_mark() -> None:
     mark = store.marker("", "marks", lambda: 10 * S)
     assert mark("early") is True
     before = clock.now_us()
-    clock.step_back(s=60)
+    clock.step_back(60)
     assert mark("late") is True
     late = store.send([Lookup(("", "marks", "late"))])[0]
     assert isinstance(late, Record)
@@ -88,10 +88,10 @@ def test_a_changed_window_loses_no_mark() -> None:
     old = store.marker("", "marks", lambda: 10 * S)
     assert mark("early") is True
     window_us = 60 * S
-    clock.advance(s=6)
+    clock.advance(6)
     assert mark("late") is True
     assert [mark("early"), old("late"), old("early")] == [False, False, False]
-    clock.advance(s=5)
+    clock.advance(5)
     assert [mark("early"), mark("late"), old("early")] == [True, False, False]
 
 

@@ -323,11 +323,11 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
     @rule(us=st.sampled_from([1, S, S, 4 * S, 10 * S, 31 * S, 70 * S, 3700 * S, 13 * 3600 * S]))
     def advance(self, us: int) -> None:
-        self.clock.advance(us)
+        self.clock.advance(us=us)
 
     @rule(us=st.sampled_from([1, 2 * S, 100 * S, 7200 * S]))
     def step_back(self, us: int) -> None:
-        self.clock.step_back(us)
+        self.clock.step_back(us=us)
 
     @rule(limit=st.sampled_from([1, 3, 1000]), dry_run=st.booleans())
     def purge(self, limit: int, dry_run: bool) -> None:

@@ -1,5 +1,7 @@
 """The clock of tests moves when told, and only then."""
 
+from datetime import timedelta
+
 import pytest
 
 from semel.clock import Clock, SystemClock
@@ -13,24 +15,37 @@ def test_time_stands_still_until_it_is_moved() -> None:
 
 def test_both_clocks_advance() -> None:
     clock = ManualClock(0)
-    clock.advance(500_000)
-    clock.advance(s=2)
+    clock.advance(us=500_000)
+    clock.advance(2)
     assert (clock.now_us(), clock.steady_s()) == (2_500_000, 2.5)
+
+
+@pytest.mark.parametrize("hour", [3600, 3600.0, "1h", "60m", timedelta(hours=1)])
+def test_a_duration_is_in_seconds_as_everywhere(hour: float | str | timedelta) -> None:
+    clock = ManualClock(0)
+    clock.advance(hour)
+    assert (clock.now_us(), clock.steady_s()) == (3_600_000_000, 3600.0)
+    clock.step_back(hour)
+    assert clock.now_us() == 0
 
 
 def test_only_the_wall_clock_steps_back() -> None:
     clock = ManualClock(10_000_000)
-    clock.advance(s=1)
-    clock.step_back(s=5)
-    clock.step_back(1)
+    clock.advance(1)
+    clock.step_back(5)
+    clock.step_back(us=1)
     assert (clock.now_us(), clock.steady_s()) == (5_999_999, 1.0)
 
 
 def test_a_step_has_one_direction() -> None:
     with pytest.raises(ValueError, match="step_back"):
-        ManualClock().advance(-1)
+        ManualClock().advance(us=-1)
+    with pytest.raises(ValueError, match="step_back"):
+        ManualClock().advance(-0.5)
+    with pytest.raises(ValueError, match="step_back"):
+        ManualClock().advance(timedelta(seconds=-1))
     with pytest.raises(ValueError, match="positive"):
-        ManualClock().step_back(-1)
+        ManualClock().step_back(us=-1)
 
 
 def test_the_system_clock_goes_forward() -> None:

@@ -120,7 +120,7 @@ class Scene:
             driver.run(self.sweep(driver))
 
     def pass_lease(self) -> None:
-        self.clock.advance(s=LEASE_S * 2)
+        self.clock.advance(LEASE_S * 2)
 
     def record(self) -> Any:
         return self.store.send([Lookup(ID)])[0]

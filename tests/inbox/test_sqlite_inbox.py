@@ -206,7 +206,7 @@ def test_a_running_claim_of_somebody_else(
     assert held.first("new")  # nothing was written, and the transaction goes on
     connection.commit()
     assert balance(connection) == 1
-    clock.advance(LEASE)
+    clock.advance(us=LEASE)
     assert held.first("evt_1")  # its lease is over
     connection.commit()
     record = lookup(store, "evt_1")
@@ -221,7 +221,7 @@ def test_done_and_quarantined_by_claims(
     item, granted = hold(store, "done")
     store.send([settle(item, granted, b'j"value"')])
     hold(store, "unsure", quarantine=True)
-    clock.advance(LEASE)
+    clock.advance(us=LEASE)
     held = inbox(connection, store)
     assert not held.first("done")
     assert held.replay("done") == Done("value", replayed=True)
@@ -278,13 +278,13 @@ def test_expired_marks_are_absent(
     held.store("evt_1", "old")
     connection.commit()
     fence = lookup(store, "evt_1").fence
-    clock.advance(2 * SECOND)
+    clock.advance(us=2 * SECOND)
     assert held.replay("evt_1") is None
     assert held.first("evt_1", event_type="short")
     assert held.replay("evt_1") == Done(None, replayed=True, kept=False)
     connection.commit()
     assert lookup(store, "evt_1").fence > fence
-    clock.advance(2 * HOUR)
+    clock.advance(us=2 * HOUR)
     assert store.send([Purge()])[0].count == 1
 
 
@@ -347,7 +347,7 @@ def test_time_is_the_stores_and_is_kept_with_the_mark(
     held = inbox(connection, store)
     held.first("a")
     connection.commit()
-    clock.step_back(HOUR)
+    clock.step_back(us=HOUR)
     held.first("b")
     connection.commit()
     again = SqliteStore(store.path, clock=clock)
@@ -360,7 +360,7 @@ def test_claims_that_the_store_remembers_do_not_hide_a_mark(
     store: SqliteStore, connection: sqlite3.Connection, clock: ManualClock
 ) -> None:
     item, granted = hold(store, "evt_1")
-    clock.advance(LEASE)
+    clock.advance(us=LEASE)
     assert inbox(connection, store).first("evt_1")
     connection.commit()
     assert store.send([settle(item, granted)])[0].__class__.__name__ == "Lost"

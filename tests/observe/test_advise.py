@@ -86,7 +86,7 @@ def traffic(hooks: list[object], window: str, lags_s: list[float]) -> None:
         plan = sorted((at, f"k{n}") for n, lag_s in enumerate(lags_s) for at in (float(n), n + lag_s))
         now_s = 0.0
         for at, key in plan:
-            clock.advance(s=at - now_s)
+            clock.advance(at - now_s)
             now_s = at
             once.run("clock", int)  # a claim now and then tells the store's time
             once.records.forget("clock")

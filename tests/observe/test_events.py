@@ -49,7 +49,7 @@ def test_the_lag_is_measured_by_the_stores_clock() -> None:
     heard = Heard()
     with semel.open(MemoryStore(clock=clock), consumer="billing", hooks=[heard]) as once:
         once.run("a", one)
-        clock.advance(s=3600)
+        clock.advance(3600)
         once.run("b", one)  # from its answer the store's time is known
         once.run("a", one)
     assert heard.only(events.Duplicate).lag_s == pytest.approx(3600, abs=1)

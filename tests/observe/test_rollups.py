@@ -87,7 +87,7 @@ def test_what_several_processes_count_adds_up(fleet: Fleet) -> None:
     receive(one[0], 5)
     assert fleet.ask(one[1].flush())
     assert fleet.read()[minute].received == 12
-    fleet.clock.advance(60 * 10**6)
+    fleet.clock.advance(us=60 * 10**6)
     receive(two[0])
     assert fleet.ask(two[1].flush())
     assert fleet.read()[minute].received == 12
@@ -99,7 +99,7 @@ def test_an_hour_that_is_over_stays_and_the_next_begins(fleet: Fleet) -> None:
     first = fleet.hour
     receive(tally, 2)
     fleet.ask(writer.flush())
-    fleet.clock.advance(HOUR_S * 10**6)
+    fleet.clock.advance(us=HOUR_S * 10**6)
     receive(tally, 3)
     fleet.ask(writer.flush())
     found = fleet.read(first, first + 1)
@@ -122,7 +122,7 @@ def test_who_died_leaves_its_figures_and_its_place(memory: Fleet) -> None:
         receive(tally, 2)
         memory.ask(writer.flush())
         if lease_over:
-            memory.clock.advance(301 * 10**6)
+            memory.clock.advance(us=301 * 10**6)
     assert sum(each.received for each in memory.read().values()) == 4
     places = {key for _, _, key in _held(memory)}
     assert len(places) == 2
@@ -213,9 +213,9 @@ def test_rollups_are_gone_after_their_time(memory: Fleet) -> None:
     receive(tally)
     memory.ask(writer.flush())
     memory.ask(writer.close())
-    memory.clock.advance(7 * 86400 * 10**6)
+    memory.clock.advance(us=7 * 86400 * 10**6)
     assert len(memory.read(hour)) == 1
-    memory.clock.advance(7200 * 10**6)
+    memory.clock.advance(us=7200 * 10**6)
     assert memory.read(hour) == {}
 
 

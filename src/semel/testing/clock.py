@@ -1,6 +1,9 @@
 """A clock that stands still until a test moves it."""
 
+from datetime import timedelta
 from threading import Lock
+
+from semel.windows import duration_us
 
 __all__ = ["ManualClock"]
 
@@ -27,19 +30,22 @@ class ManualClock:
         """Seconds since the clock was made; stepping back does not touch it."""
         return self._steady_us / 1e6
 
-    def advance(self, us: int = 0, *, s: float = 0.0) -> None:
-        """Let time pass on both clocks."""
-        step = us + round(s * 1e6)
-        if step < 0:
-            raise ValueError("time passes forward; use step_back for a wall clock that was set back")
+    def advance(self, duration: float | str | timedelta = 0, *, us: int = 0) -> None:
+        """Let time pass on both clocks: seconds, `"1h"` or a timedelta. `us`: microseconds more."""
+        step = _step_us(duration, us, "time passes forward; use step_back for a wall clock that was set back")
         with self._lock:
             self._now_us += step
             self._steady_us += step
 
-    def step_back(self, us: int = 0, *, s: float = 0.0) -> None:
+    def step_back(self, duration: float | str | timedelta = 0, *, us: int = 0) -> None:
         """Set the wall clock back, as an operator or a time server does; the steady clock goes on."""
-        step = us + round(s * 1e6)
-        if step < 0:
-            raise ValueError("give the size of the step back as a positive number")
+        step = _step_us(duration, us, "give the size of the step back as a positive number")
         with self._lock:
             self._now_us -= step
+
+
+def _step_us(duration: float | str | timedelta, us: int, refusal: str) -> int:
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    if us < 0 or (not isinstance(seconds, str) and seconds < 0):
+        raise ValueError(refusal)
+    return duration_us(seconds) + us

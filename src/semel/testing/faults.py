@@ -140,12 +140,12 @@ class Driver:
                 return self._clock.steady_s() + command.wait_s
             case Sleep():
                 left_s = command.watch - self._clock.steady_s()
-                self._clock.advance(s=max(0.0, min(left_s, command.retry_after_s + PAUSE_S)))
+                self._clock.advance(max(0.0, min(left_s, command.retry_after_s + PAUSE_S)))
                 return left_s > 0
             case Unwatch():
                 return None
             case Pause():
-                self._clock.advance(s=PAUSE_S)
+                self._clock.advance(PAUSE_S)
                 return self._patient
             case _:
                 return self._store.send([command])[0]

@@ -45,7 +45,7 @@ def test_nothing_inside_the_window_is_forgotten(steps: int, waits: list[int], st
     bloom = made(clock, steps=steps)
     added: list[tuple[int, bytes]] = []
     for number, wait in enumerate(waits):
-        clock.advance(wait)
+        clock.advance(us=wait)
         now = clock.now_us()
         live = [each for at, each in added if now - at < WINDOW_S * 10**6]
         assert all(bloom.maybe_many(live))
@@ -62,7 +62,7 @@ def test_nor_at_the_very_end_of_it(steps: int) -> None:
         bloom = made(clock, steps=steps)
         bloom.add_many(ids(10))
         for _ in range(steps):  # it rotates at every chance it gets
-            clock.advance((WINDOW_S * 10**6 - 1) // steps)
+            clock.advance(us=(WINDOW_S * 10**6 - 1) // steps)
             assert all(bloom.maybe_many(ids(10)))
 
 
@@ -70,7 +70,7 @@ def test_what_is_older_than_the_window_and_a_step_is_forgotten() -> None:
     clock = ManualClock()
     bloom = made(clock)
     bloom.add_many(ids(100))
-    clock.advance(s=WINDOW_S + WINDOW_S / 3)
+    clock.advance(WINDOW_S + WINDOW_S / 3)
     assert not any(bloom.maybe_many(ids(100)))
     assert bloom.fullness().ids == 0
 
@@ -79,12 +79,12 @@ def test_a_clock_that_steps_back_forgets_nothing() -> None:
     clock = ManualClock()
     bloom = made(clock)
     bloom.add_many(ids(100))
-    clock.step_back(s=10 * WINDOW_S)
+    clock.step_back(10 * WINDOW_S)
     assert all(bloom.maybe_many(ids(100)))
     bloom.add_many(ids(100, 1))
-    clock.advance(s=10 * WINDOW_S)  # and is set right again
+    clock.advance(10 * WINDOW_S)  # and is set right again
     assert all(bloom.maybe_many(ids(100) + ids(100, 1)))
-    clock.advance(s=WINDOW_S / 3)
+    clock.advance(WINDOW_S / 3)
     assert all(bloom.maybe_many(ids(100, 1)))
 
 
@@ -93,7 +93,7 @@ def test_generations_are_bounded() -> None:
     bloom = made(clock, steps=3)
     for number in range(50):
         bloom.add_many(ids(10, number))
-        clock.advance(s=WINDOW_S / 3)
+        clock.advance(WINDOW_S / 3)
     assert bloom.fullness().generations == 4
 
 
@@ -109,7 +109,7 @@ def test_it_is_wrong_as_often_as_asked_for_and_takes_two_bytes_each(error_rate: 
     for number in range(4):  # a full window, and the step that is on its way out
         bloom.add_many(ids(capacity // 3, number))
         held += capacity // 3
-        clock.advance(s=WINDOW_S / 3 if number < 3 else 0)
+        clock.advance(WINDOW_S / 3 if number < 3 else 0)
     strangers = ids(200_000, 99)
     wrong = sum(bloom.maybe_many(strangers)) / len(strangers)
     full = bloom.fullness()
@@ -171,7 +171,7 @@ def saved(tmp_path: Path) -> tuple[Path, ManualClock]:
     clock = ManualClock()
     bloom = made(clock, path=tmp_path / "seen.bloom")
     bloom.add_many(ids(50))
-    clock.advance(s=WINDOW_S / 3)
+    clock.advance(WINDOW_S / 3)
     bloom.add_many(ids(50, 1))
     bloom.close()
     return tmp_path / "seen.bloom", clock
@@ -182,9 +182,9 @@ def test_what_was_saved_is_known_again(saved: tuple[Path, ManualClock]) -> None:
     again = made(clock, path=path)
     again.open()
     assert all(again.maybe_many(ids(50) + ids(50, 1)))
-    clock.advance(s=WINDOW_S - 1)
+    clock.advance(WINDOW_S - 1)
     assert all(again.maybe_many(ids(50, 1)))
-    clock.advance(s=WINDOW_S)
+    clock.advance(WINDOW_S)
     assert not any(made(clock, path=path).maybe_many(ids(50) + ids(50, 1)))
 
 

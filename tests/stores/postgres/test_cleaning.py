@@ -63,7 +63,7 @@ def test_while_another_one_cleans_nothing_is_done_and_it_is_named(
     manual: PostgresStore, clock: ManualClock, other: psycopg.Connection[Any]
 ) -> None:
     finished(manual, 10)
-    clock.advance(10 * MINUTE_US)
+    clock.advance(us=10 * MINUTE_US)
     other.execute(manual.statements["elect"])
     (purged,) = manual.send([Purge()])
     assert (purged.count, purged.more) == (0, False)
@@ -77,7 +77,7 @@ def test_while_another_one_cleans_nothing_is_done_and_it_is_named(
 
 def test_cleaners_of_several_services_share_the_work(manual: PostgresStore, clock: ManualClock) -> None:
     finished(manual, 3000)
-    clock.advance(10 * MINUTE_US)
+    clock.advance(us=10 * MINUTE_US)
     counts: list[int] = []
     barrier = threading.Barrier(3, timeout=30)
 
@@ -110,7 +110,7 @@ def test_locked_rows_are_skipped_and_left_for_later(
     manual: PostgresStore, clock: ManualClock, other: psycopg.Connection[Any]
 ) -> None:
     finished(manual, 50)
-    clock.advance(10 * MINUTE_US)
+    clock.advance(us=10 * MINUTE_US)
     schema = manual.place.schema
     other.execute(f"SELECT 1 FROM {schema}.records WHERE key < 'key 2' FOR UPDATE").fetchall()
     held = other.execute(f"SELECT count(*) FROM {schema}.records WHERE key < 'key 2'").fetchone()
@@ -173,7 +173,7 @@ def test_a_cleaner_killed_in_the_middle_leaves_nothing_to_repair(
     manual: PostgresStore, clock: ManualClock, place: str
 ) -> None:
     finished(manual, 5000)
-    clock.advance(10 * MINUTE_US)
+    clock.advance(us=10 * MINUTE_US)
     script = (
         "import os, signal, sys\n"
         "from semel.core.commands import Purge\n"

@@ -97,7 +97,7 @@ def purge_fully(store: PostgresStore, clock: ManualClock) -> int:
     for _ in range(4):
         (purged,) = store.send([Purge()])
         removed += purged.partitions
-        clock.advance(MINUTE_US)
+        clock.advance(us=MINUTE_US)
     return removed
 
 
@@ -112,7 +112,7 @@ def test_an_event_is_claimed_once_whenever_its_copies_come(timed: PostgresStore,
     done = timed.send([settle(item, answer) for item, answer in zip(firsts, answers, strict=True)])
     assert all(answer == Completed(at=answer.at) for answer in done)
     for _ in range(3):
-        clock.advance(7 * HOUR_US)  # another partition is the present one
+        clock.advance(us=7 * HOUR_US)  # another partition is the present one
         assert all(isinstance(answer, Known) for answer in timed.send([claim(key) for key in keys]))
 
 
@@ -125,7 +125,7 @@ def test_routing_by_the_present_time_lets_a_duplicate_through(
     first = claim(key)
     (answer,) = timed.send([first])
     timed.send([settle(first, answer)])
-    clock.advance(7 * HOUR_US)
+    clock.advance(us=7 * HOUR_US)
     assert isinstance(timed.send([claim(key)])[0], Granted)
 
 
@@ -180,7 +180,7 @@ def test_ids_too_old_or_too_new_are_late_and_write_nothing(
 def test_a_record_answers_however_old_its_id_has_become(timed: PostgresStore, clock: ManualClock) -> None:
     item = claim(uuid7(clock.now_us() - 6 * DAY_US), window_us=2 * DAY_US - 1)
     (granted,) = timed.send([item])
-    clock.advance(DAY_US)  # too old now to be accepted as new
+    clock.advance(us=DAY_US)  # too old now to be accepted as new
     timed.send([Renew(item.id, item.owner, granted.fence, MINUTE_US)])
     assert isinstance(timed.send([settle(item, granted)])[0], Completed)
     assert isinstance(timed.send([claim(item.id[2])])[0], Known)
@@ -328,7 +328,7 @@ def test_the_same_in_an_event_loop(place: str) -> None:
 def test_partitions_are_made_ahead(timed: PostgresStore, clock: ManualClock, place: str) -> None:
     made = tables(timed, place)
     assert made == [f"timed_202701{day:02d}" for day in range(7, 23)]  # the clock stands at 2027-01-15 08:00
-    clock.advance(DAY_US)
+    clock.advance(us=DAY_US)
     timed.send([Purge()])
     assert tables(timed, place) == [*made, "timed_20270123"]
     (stats,) = timed.send([Count()])
@@ -347,7 +347,7 @@ def test_steps_follow_the_calendar_and_may_change(tmp_path: Path, clock: ManualC
     months = ["timed_20261201", "timed_20270101"]
     assert tables(store, place) == months
     for _ in range(40):
-        clock.advance(DAY_US // 2)
+        clock.advance(us=DAY_US // 2)
         store.send([Purge()])
     (name, lower, upper) = rows(store, place, "SELECT name, lower, upper FROM {s}.partitions ORDER BY lower")[
         2
@@ -361,7 +361,7 @@ def test_steps_follow_the_calendar_and_may_change(tmp_path: Path, clock: ManualC
 def test_a_claim_that_finds_no_partition_has_them_made(
     timed: PostgresStore, clock: ManualClock, place: str
 ) -> None:
-    clock.advance(30 * DAY_US)  # nobody has cleaned for a month
+    clock.advance(us=30 * DAY_US)  # nobody has cleaned for a month
     (stats,) = timed.send([Count()])
     assert stats.ahead_s < 0
     item = claim(uuid7(clock.now_us()))
@@ -377,7 +377,7 @@ def test_a_claim_that_finds_no_partition_has_them_made(
 def test_too_few_partitions_ahead_are_told_of(
     timed: PostgresStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock.advance(7 * DAY_US)
+    clock.advance(us=7 * DAY_US)
     with caplog.at_level(logging.WARNING, "semel"):
         timed.send([Count()])
     assert "days ahead" in caplog.text
@@ -393,7 +393,7 @@ def test_old_partitions_go_and_their_ids_are_late(
     (granted,) = timed.send([old])
     timed.send([settle(old, granted)])
     before = tables(timed, place)
-    clock.advance(6 * DAY_US)
+    clock.advance(us=6 * DAY_US)
     (dry,) = timed.send([Purge(dry_run=True)])
     assert (dry.partitions, dry.count) == (6, 1)
     assert purge_fully(timed, clock) == 6
@@ -410,14 +410,14 @@ def test_a_partition_goes_only_when_its_mark_was_in_force_for_a_while(
     timed: PostgresStore, clock: ManualClock, place: str
 ) -> None:
     before = tables(timed, place)
-    clock.advance(2 * DAY_US)
+    clock.advance(us=2 * DAY_US)
     for _ in range(3):  # less than the grace
         (purged,) = timed.send([Purge()])
         assert purged.partitions == 0
         assert purged.lag_s > 0
-        clock.advance(S)
+        clock.advance(us=S)
     assert tables(timed, place)[:2] == before[:2]
-    clock.advance(MINUTE_US)
+    clock.advance(us=MINUTE_US)
     assert timed.send([Purge()])[0].partitions == 2
 
 
@@ -431,9 +431,9 @@ def reader(place: str) -> Iterator[psycopg.Connection[Any]]:
 def test_detaching_waits_for_open_transactions_and_no_claim_waits_for_it(
     timed: PostgresStore, clock: ManualClock, place: str, reader: psycopg.Connection[Any]
 ) -> None:
-    clock.advance(2 * DAY_US)
+    clock.advance(us=2 * DAY_US)
     timed.send([Purge()])
-    clock.advance(MINUTE_US)
+    clock.advance(us=MINUTE_US)
     reader.execute(f"SELECT count(*) FROM {timed.place.schema}.timed_records")  # holds every partition
     removed: list[int] = []
     manager = threading.Thread(target=lambda: removed.append(timed.send([Purge()])[0].partitions))
@@ -452,7 +452,7 @@ def test_detaching_waits_for_open_transactions_and_no_claim_waits_for_it(
     late = uuid7(clock.now_us() - 9 * DAY_US)
     assert isinstance(timed.send([claim(late)])[0], Late)
     reader.rollback()
-    clock.advance(MINUTE_US)
+    clock.advance(us=MINUTE_US)
     assert purge_fully(timed, clock) == 2  # the first by FINALIZE
 
 
@@ -510,14 +510,14 @@ def test_the_manager_may_be_killed_between_any_two_steps(
         kept = claim(uuid7(clock.now_us()), window_us=3 * DAY_US)
         (granted,) = sound.send([kept])
         sound.send([settle(kept, granted)])
-        clock.advance(DAY_US)  # a partition to make, a mark to raise and a partition to remove
+        clock.advance(us=DAY_US)  # a partition to make, a mark to raise and a partition to remove
         mortal = Mortal(place.partition("?")[0], schema=schema, clock=sound.clock)
         mortal.open()
         mortal.left = steps
         try:
             for _ in range(3):
                 mortal.send([Purge()])
-                clock.advance(MINUTE_US)
+                clock.advance(us=MINUTE_US)
             outlived = True
         except Killed:
             deaths += 1
@@ -572,7 +572,7 @@ def test_a_role_that_may_not_make_tables_still_claims(
         servant.open()
         servant.send([Admit(*SCOPE, "lease", "uuid7")])
         assert isinstance(servant.send([claim(uuid7(clock.now_us()))])[0], Granted)
-        clock.advance(30 * DAY_US)
+        clock.advance(us=30 * DAY_US)
         with pytest.raises(StoreUnavailable, match="semel purge"):
             servant.send([claim(uuid7(clock.now_us()))])
     finally:

@@ -71,21 +71,21 @@ def test_a_mark_lasts_from_one_to_two_windows(store: RedisStore, clock: ManualCl
     for _ in range(10):
         key = os.urandom(4).hex()
         assert mark(store, key)
-        clock.advance(MINUTE_US - S)
+        clock.advance(us=MINUTE_US - S)
         assert not mark(store, key)
-        clock.advance(MINUTE_US + S)
+        clock.advance(us=MINUTE_US + S)
         assert mark(store, key)
-        clock.advance(7 * S)
+        clock.advance(us=7 * S)
 
 
 def test_a_changed_window_forgets_nothing(store: RedisStore, clock: ManualClock) -> None:
     assert mark(store, "a", 10 * MINUTE_US)
     assert mark(store, "b", MINUTE_US)
-    clock.advance(30 * S)
+    clock.advance(us=30 * S)
     for window_us in (MINUTE_US, 5 * MINUTE_US, 10 * MINUTE_US, 0):
         assert not mark(store, "a", window_us)
         assert not mark(store, "b", window_us)
-    clock.advance(3 * MINUTE_US)
+    clock.advance(us=3 * MINUTE_US)
     assert not mark(store, "a", MINUTE_US)
     assert mark(store, "b", MINUTE_US)
 

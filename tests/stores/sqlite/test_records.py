@@ -114,7 +114,7 @@ def test_a_broken_row_spoils_a_list_but_not_the_search_for_orphans(
     hold(store, "good", journal=b"p")
     hold(store, "broken", journal=b"p")
     raw(store, "UPDATE semel_records SET owner = 'me' WHERE key = 'broken'")
-    clock.advance(LEASE)
+    clock.advance(us=LEASE)
     listed, orphans = store.send([Scan(), Scan(orphaned=True)])
     assert isinstance(listed, Unavailable)
     assert [record.key for record in orphans.records] == ["good"]
@@ -246,7 +246,7 @@ def test_purging_is_batched_and_takes_what_belongs_to_the_record(
     hold(store, "journaled", journal=b"payload")
     finish(store, "later")
     assert store.send([Purge()])[0].count == 0
-    clock.advance(HOUR + LEASE + SECOND)
+    clock.advance(us=HOUR + LEASE + SECOND)
     assert store.send([Purge(dry_run=True)])[0].count == 20
     purged: list[Purged] = []
     while not purged or purged[-1].more:
@@ -262,21 +262,21 @@ def test_purging_is_batched_and_takes_what_belongs_to_the_record(
 
 def test_a_renewed_claim_outlives_its_indexed_minute(store: SqliteStore, clock: ManualClock) -> None:
     item, granted = hold(store, "k", window_us=SECOND)
-    clock.advance(20 * SECOND)
+    clock.advance(us=20 * SECOND)
     store.send([Renew(item.id, item.owner, granted.fence, HOUR)])
-    clock.advance(30 * 60 * SECOND)
+    clock.advance(us=30 * 60 * SECOND)
     assert store.send([Purge()])[0].count == 0
     assert lookup(store, "k").state == "claimed"
-    clock.advance(HOUR)
+    clock.advance(us=HOUR)
     assert store.send([Purge()])[0].count == 1
 
 
 def test_completing_soon_does_not_move_the_index(store: SqliteStore, clock: ManualClock) -> None:
     for number in range(20):
-        clock.advance(7 * SECOND)
+        clock.advance(us=7 * SECOND)
         item, granted = hold(store, f"k{number}")
         (before,) = raw(store, "SELECT purge_at FROM semel_records WHERE key = ?", f"k{number}")
-        clock.advance(5 * SECOND)
+        clock.advance(us=5 * SECOND)
         store.send([settle(item, granted)])
         assert raw(store, "SELECT purge_at FROM semel_records WHERE key = ?", f"k{number}") == [before]
 
@@ -288,7 +288,7 @@ def test_windows_of_existing_records_move(store: SqliteStore, clock: ManualClock
     a, b = lookup(store, "a"), lookup(store, "b")
     assert a.expires_at == a.settled_at + HOUR
     assert b.expires_at == b.settled_at + WINDOW
-    clock.advance(HOUR + 61 * SECOND)
+    clock.advance(us=HOUR + 61 * SECOND)
     assert store.send([Purge()])[0].count == 1
 
 
@@ -304,7 +304,7 @@ def test_it_answers_as_memory_does(tmp_path: Path) -> None:
     for _ in range(400):
         step = chance.choice([1, SECOND, 40 * SECOND, 2 * HOUR])
         for clock in clocks:
-            clock.advance(step)
+            clock.advance(us=step)
         items: list[Any] = []
         for _ in range(chance.randint(1, 6)):
             key = f"k{chance.randint(0, 12)}"
@@ -381,7 +381,7 @@ def test_standing_in_sql_is_standing_in_the_machine(store: SqliteStore, clock: M
         store.send([settle(item, granted, to="released")])
         finish(store, f"done{number}", quarantine=quarantine, journal=journal, window_us=window_us)
     for passed in (0, 2 * SECOND, 29 * SECOND, 40 * SECOND, 25 * HOUR):
-        clock.advance(passed)
+        clock.advance(us=passed)
         page = store.send([Scan(limit=1000)])[0].records
         now = page and store.send([Count()])[0].now
         for record in page:

@@ -21,10 +21,10 @@ def test_time_never_stands_still_nor_goes_back(tmp_path: Path) -> None:
     first = hold(store, "a")[1].fence
     assert now(store) > first
     seen = now(store)
-    clock.step_back(HOUR)
+    clock.step_back(us=HOUR)
     second = hold(store, "b")[1].fence
     assert second > seen
-    clock.advance(5 * SECOND)
+    clock.advance(us=5 * SECOND)
     assert hold(store, "c")[1].fence - second == 5 * SECOND  # it goes on at its own pace
     store.close()
 
@@ -34,13 +34,13 @@ def test_a_step_back_while_closed_is_made_up_for(tmp_path: Path) -> None:
     fence = hold(store, "a")[1].fence
     store.close()
     clock = ManualClock()
-    clock.step_back(HOUR)
+    clock.step_back(us=HOUR)
     again = SqliteStore(tmp_path / "a.db", clock=clock)
     assert now(again) > fence
     written = hold(again, "b")[1].fence
     assert fence < written < fence + SECOND
     again.close()
-    clock.advance(10 * SECOND)
+    clock.advance(us=10 * SECOND)
     third = SqliteStore(tmp_path / "a.db", clock=clock)  # the offset was stored too
     assert hold(third, "c")[1].fence - written == 10 * SECOND
     assert lookup(third, "a").state == "claimed"
@@ -53,7 +53,7 @@ def test_two_objects_share_one_time(tmp_path: Path) -> None:
     fences: list[int] = []
     for number in range(5):
         fences += [hold(one, f"one{number}")[1].fence, hold(two, f"two{number}")[1].fence]
-        clock.step_back(HOUR)
+        clock.step_back(us=HOUR)
     assert fences == sorted(set(fences))
     assert fences[-1] - fences[0] < SECOND
     (first,), (second,) = one.send([Mark("", "m", ["a"], SECOND)]), two.send([Mark("", "m", ["a"], SECOND)])

@@ -155,7 +155,7 @@ class Day:
         self.waiting.append(key)
 
     def _let_leases_end(self) -> None:
-        self.clock.advance(LEASE_US)
+        self.clock.advance(us=LEASE_US)
         for key, _ in self.working.values():
             self.excused[key] += 1
 

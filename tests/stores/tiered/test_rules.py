@@ -91,7 +91,7 @@ def test_a_completion_that_was_there_before_is_not_copied(pair: Pair) -> None:
     """Its value may be another one: an operator has decided, and then the late owner says what it thinks."""
     held = claim("a", quarantine=True, lease_us=S)
     (granted,) = pair.send(held)
-    pair.clock.advance(s=2)
+    pair.clock.advance(2)
     (decided,) = pair.send(Resolve(held.id, granted.fence, "done", b"rdecided", MINUTE_US))
     assert isinstance(decided, Completed)
     (late,) = pair.send(done(held, granted, b"rlate"))
@@ -103,7 +103,7 @@ def test_a_completion_that_was_there_before_is_not_copied(pair: Pair) -> None:
 def test_a_recreated_record_is_not_copied(pair: Pair) -> None:
     held = claim("a", lease_us=S, window_us=S)
     (granted,) = pair.send(held)
-    pair.clock.advance(s=10)
+    pair.clock.advance(10)
     (late,) = pair.send(done(held, granted))
     assert late.recreated
     assert isinstance(pair.send(claim("a"))[0], Granted)
@@ -127,7 +127,7 @@ def test_a_fingerprint_that_nobody_here_knows_is_for_the_truth(pair: Pair) -> No
     """A takeover without a fingerprint keeps the first one's, which no answer tells."""
     first = claim("a", fingerprint=PRINT, lease_us=S)
     pair.send(first)
-    pair.clock.advance(s=2)
+    pair.clock.advance(2)
     heir = claim("a")
     pair.send(done(heir, pair.send(heir)[0]))
     assert pair.asked(claim("a"))[1] == 0
@@ -143,20 +143,20 @@ def test_a_fingerprint_that_nobody_here_knows_is_for_the_truth(pair: Pair) -> No
 def test_a_copy_lives_no_longer_than_its_record(pair: Pair) -> None:
     held = claim("a", window_us=10 * S)
     pair.send(done(held, pair.send(held)[0]))
-    pair.clock.advance(s=9)
+    pair.clock.advance(9)
     assert pair.asked(claim("a"))[1] == 0
-    pair.clock.advance(s=1)
+    pair.clock.advance(1)
     assert isinstance(pair.send(claim("a"))[0], Granted)
 
 
 def test_a_copy_made_late_lives_for_what_is_left(pair: Pair) -> None:
     held = claim("a", window_us=10 * S)
     pair.truth.send([done(held, pair.truth.send([held])[0])])
-    pair.clock.advance(s=8)
+    pair.clock.advance(8)
     assert pair.asked(claim("a"))[1] == 1
-    pair.clock.advance(s=1)
+    pair.clock.advance(1)
     assert pair.asked(claim("a"))[1] == 0
-    pair.clock.advance(s=1)
+    pair.clock.advance(1)
     assert isinstance(pair.send(claim("a"))[0], Granted)
 
 
@@ -165,7 +165,7 @@ def test_a_copy_that_is_held_up_is_not_written_when_its_record_is_over(pair: Pai
     pair.truth.send([done(held, pair.truth.send([held])[0])])
     slow = ByHand(pair.store, claim("a"))
     slow.until(Write)
-    pair.clock.advance(s=10)
+    pair.clock.advance(10)
     slow.finish()
     assert isinstance(pair.send(claim("a"))[0], Granted)
 
@@ -179,7 +179,7 @@ def test_a_copy_lives_no_longer_than_the_window_of_the_cache(tmp_path: Path) -> 
         pair = Pair(cache, clock, cache_window="10s")
         finish(pair.store, "a")
         assert pair.asked(claim("a"))[1] == 0
-        clock.advance(s=10)
+        clock.advance(10)
         answers, calls = pair.asked(claim("a"))
         assert (kinds(answers), calls) == (["Known"], 1)
         pair.store.close()
@@ -188,17 +188,17 @@ def test_a_copy_lives_no_longer_than_the_window_of_the_cache(tmp_path: Path) -> 
 def test_a_sliding_record_is_over_when_its_first_claim_says(pair: Pair) -> None:
     held = claim("a", window_us=10 * S, sliding=True)
     (granted,) = pair.send(held)
-    pair.clock.advance(s=6)
+    pair.clock.advance(6)
     pair.send(done(held, granted, sliding=True))
     assert pair.asked(claim("a", sliding=True))[1] == 0
-    pair.clock.advance(s=4)
+    pair.clock.advance(4)
     assert isinstance(pair.send(claim("a", sliding=True))[0], Granted)
 
 
 def test_a_window_that_is_shortened_for_what_exists_empties_the_cache(pair: Pair) -> None:
     finish(pair.store, "a")
     pair.send(SetWindow("", "consumer", "", S, existing=True))
-    pair.clock.advance(s=2)
+    pair.clock.advance(2)
     assert isinstance(pair.send(claim("a"))[0], Granted)
 
 
@@ -251,7 +251,7 @@ def test_what_is_forgotten_between_look_and_ask_is_copied_anew_only_if_it_is_don
     slow.until(Ask)
     pair.other().send([Forget(("", "consumer", "a"))])
     assert isinstance(slow.finish()[0], Granted)
-    pair.clock.advance(s=2)
+    pair.clock.advance(2)
     assert isinstance(pair.send(claim("a"))[0], Granted)
 
 
@@ -298,7 +298,7 @@ def test_nor_is_a_window_moved_before_the_cache_is_empty(fragile: tuple[Pair, Un
     assert isinstance(pair.send(moved)[0], Unavailable)
     cache.down = False
     assert pair.send(moved) == [None]
-    pair.clock.advance(s=2)
+    pair.clock.advance(2)
     assert isinstance(pair.send(claim("a"))[0], Granted)
 
 
@@ -318,16 +318,16 @@ def test_a_won_mark_is_seen_by_the_cache_from_then_on(pair: Pair) -> None:
     answers, calls = pair.asked(Mark("", "m", ["a", "c", "b", "d"], MINUTE_US))
     assert (answers, calls) == ([Marked([False, True, False, True])], 1)
     assert pair.truth.calls[-1] == [Mark("", "m", ["c", "d"], MINUTE_US)]
-    pair.clock.advance(s=60)
+    pair.clock.advance(60)
     assert pair.send(Mark("", "m", ["a"], MINUTE_US)) == [Marked([True])]
 
 
 def test_a_mark_that_was_there_before_is_not_copied(pair: Pair) -> None:
     """Nobody has said how long it will be there."""
     pair.truth.send([Mark("", "m", ["a"], MINUTE_US)])
-    pair.clock.advance(s=59)
+    pair.clock.advance(59)
     assert pair.asked(Mark("", "m", ["a"], MINUTE_US)) == ([Marked([False])], 1)
-    pair.clock.advance(s=1)
+    pair.clock.advance(1)
     assert pair.send(Mark("", "m", ["a"], MINUTE_US)) == [Marked([True])]
 
 

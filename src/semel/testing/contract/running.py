@@ -157,7 +157,7 @@ class _Session:
         """Carry out what needs no answer of the store."""
         match command:
             case StepBack(us):
-                self._manual().step_back(us)
+                self._manual().step_back(us=us)
             case Listen():
                 self.ear.stop = store.watch(self.ear)
             case Unlisten():
@@ -221,7 +221,7 @@ class _Threads(_Session):
 
     def _advance(self, us: int) -> None:
         if self.harness.clock is not None:
-            self.harness.clock.advance(us)
+            self.harness.clock.advance(us=us)
             return
         until = self._now() + us
         while (now := self._now()) < until:
@@ -272,7 +272,7 @@ class _Loop(_Session):
 
     async def _advance(self, us: int) -> None:
         if self.harness.clock is not None:
-            self.harness.clock.advance(us)
+            self.harness.clock.advance(us=us)
             return
         until = await self._now() + us
         while (now := await self._now()) < until:  # noqa: ASYNC110 - a server's clock sends no event
