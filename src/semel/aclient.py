@@ -22,6 +22,7 @@ from semel.core.folding import leaders
 from semel.core.verdicts import Task
 from semel.decorators import AsyncGuard, GuardOptions, KeySource, MetaSource
 from semel.drive import AsyncHands, adrive
+from semel.errors import StoreUnavailable
 from semel.handlers import awaitable
 from semel.keys.limits import check
 from semel.keys.sliding import Sliding
@@ -80,6 +81,13 @@ class AsyncSemel(Client):
             plan.check_live(runtime.windows, runtime.live_us)
             self._admitted = True
         return runtime.windows
+
+    async def _reach(self) -> tuple[Any, bool]:
+        """The stored windows, or those last known where the policy runs without the store; whether it was reached."""
+        try:
+            return await self._connect(), True
+        except StoreUnavailable as error:
+            return self._last_known(error), False
 
     async def _ask(self, item: Item) -> Any:
         await self._connect()
@@ -151,23 +159,31 @@ class AsyncSemel(Client):
         sliding: Sliding | None = None,
         event_time_us: int | None = None,
     ) -> Outcome[Any]:
-        stored = await self._connect()
+        stored, reached = await self._reach()
         claim = self._plan.called(stored, key, fingerprint, event_type, meta, sliding, event_time_us)
-        return await self._under(claim, call, fn)
+        return await self._under(claim, call, fn, reached=reached)
 
     async def _deliver_one(self, delivery: Delivery[T], handler: Callable[[T], Awaitable[R]]) -> Outcome[R]:
         """`run_many` of one, without what a batch needs: what comes one by one comes often."""
         (delivery,) = self._printed((delivery,))
         self._check_journal(delivery.journal)
-        claim = self._plan.delivered(await self._connect(), delivery)
-        return await self._under(claim, partial(handler, delivery.body), handler, delivery)
+        stored, reached = await self._reach()
+        claim = self._plan.delivered(stored, delivery)
+        call = partial(handler, delivery.body)
+        return await self._under(claim, call, handler, delivery, reached=reached)
 
     async def _under(
-        self, claim: Claim, call: Any, fn: Any, delivery: Delivery[Any] | None = None
+        self,
+        claim: Claim,
+        call: Any,
+        fn: Any,
+        delivery: Delivery[Any] | None = None,
+        *,
+        reached: bool = True,
     ) -> Outcome[Any]:
         """Run the call under this claim, or learn why not."""
         hands = self._hands()
-        flow = self._plan.flow(claim, call, fn)
+        flow = self._plan.flow(claim, call, fn, reached=reached)
         if self._runtime.hooks is not None:
             flow = self._watched(flow, claim, fn, delivery)
         try:
@@ -211,7 +227,8 @@ class AsyncSemel(Client):
         known, by the position of the first delivery of its key.
         """
         deliveries = self._printed(deliveries)
-        made, first_at, place_of = self._many(await self._connect(), deliveries, handler, last_words)
+        stored, reached = await self._reach()
+        made, first_at, place_of = self._many(stored, deliveries, handler, last_words, reached=reached)
         hands = self._hands()
         try:
             tell = None if told is None else lambda place, outcome: told(first_at[place], outcome)

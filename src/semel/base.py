@@ -14,7 +14,7 @@ from semel.core.commands import Claim, Flow, Granted, Mark, Renew, Settle
 from semel.core.folding import copy_of_claim, leaders, leaders_in_time
 from semel.core.ports import AsyncStore, Store
 from semel.core.verdicts import Task, replay
-from semel.errors import ClaimLost, NotRecorded, RecordCorrupt, UsageError
+from semel.errors import ClaimLost, NotRecorded, RecordCorrupt, StoreUnavailable, UsageError
 from semel.handlers import label_of
 from semel.keeper import Kept
 from semel.keys.limits import check_all
@@ -188,6 +188,8 @@ class Client:
         deliveries: Sequence[Delivery[Any]],
         handler: Callable[[Any], Any],
         last_words: Callable[[Delivery[Any], BaseException, Granted], Any] | None = None,
+        *,
+        reached: bool = True,
     ) -> tuple[list[Any], Sequence[int], Sequence[int]]:
         """The flows of `run_many`, one for each distinct key, and how the copies relate to them."""
         for delivery in deliveries:
@@ -205,11 +207,17 @@ class Client:
             delivery = deliveries[at]
             claim = self._plan.delivered(stored, delivery)
             words = None if last_words is None else partial(last_words, delivery)
-            flow = self._plan.flow(claim, partial(handler, delivery.body), handler, words)
+            flow = self._plan.flow(claim, partial(handler, delivery.body), handler, words, reached=reached)
             if self._runtime.hooks is not None:
                 flow = self._watched(flow, claim, handler, delivery)
             made.append((flow, claim.owner))
         return made, first_at, place_of
+
+    def _last_known(self, error: StoreUnavailable) -> Any:
+        """The windows to go on with, where the policy runs without the store. Raises the error where it does not."""
+        if self._plan.policy.on_unavailable != "run":
+            raise error
+        return self._runtime.windows
 
     # --- those who listen ---
 

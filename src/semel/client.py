@@ -20,7 +20,7 @@ from semel.core.folding import leaders
 from semel.core.ports import AsyncStore, Store, Twofold
 from semel.decorators import Guard, GuardOptions, KeySource, MetaSource
 from semel.drive import Hands, drive
-from semel.errors import PolicyInvalid, StoreUnknown
+from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
 from semel.handlers import blocking
 from semel.keys.sliding import Sliding
 from semel.plans import Plan, reachable, unreachable
@@ -159,11 +159,20 @@ class Semel(Client):
         runtime = self._runtime
         if not self._admitted or monotonic() >= runtime.fresh_until:
             plan = self._plan
+            runtime.warn_in_loop()
             runtime.connect(plan.tenant, plan.consumer, plan.mode, plan.ids)
             runtime.refresh()
             plan.check_live(runtime.windows, runtime.live_us)
             self._admitted = True
         return runtime.windows
+
+    def _reach(self) -> tuple[Any, bool]:
+        """The stored windows, or those last known where the policy runs without the store; whether it was reached."""
+        self._plan.check_probe()
+        try:
+            return self._connect(), True
+        except StoreUnavailable as error:
+            return self._last_known(error), False
 
     def _ask(self, item: Item) -> Any:
         self._connect()
@@ -224,9 +233,9 @@ class Semel(Client):
         sliding: Sliding | None = None,
         event_time_us: int | None = None,
     ) -> Outcome[Any]:
-        stored = self._connect()
+        stored, reached = self._reach()
         claim = self._plan.called(stored, key, fingerprint, event_type, meta, sliding, event_time_us)
-        flow = self._plan.flow(claim, call, fn)
+        flow = self._plan.flow(claim, call, fn, reached=reached)
         if self._runtime.hooks is not None:
             flow = self._watched(flow, claim, fn)
         try:
@@ -257,7 +266,8 @@ class Semel(Client):
         blocking(handler)
         check_concurrency(concurrency)
         deliveries = self._printed(as_deliveries(deliveries))
-        made, first_at, place_of = self._many(self._connect(), deliveries, handler)
+        stored, reached = self._reach()
+        made, first_at, place_of = self._many(stored, deliveries, handler, reached=reached)
         try:
             outcomes = drive_many([flow for flow, _ in made], self._hands, concurrency)
         finally:
@@ -269,6 +279,7 @@ class Semel(Client):
 
     def sweep(self, handler: Callable[[Any], R], *, limit: int = 100) -> list[Outcome[R]]:
         """Take over journaled claims whose owner died, and run `handler(payload)` for each."""
+        self._plan.check_probe()
         task, owners = self._recovery(self._connect(), blocking(handler))
         try:
             outcomes = drive(flows.sweep(self._plan.orphans(limit), task, self._once(handler)), self._hands)

@@ -67,8 +67,8 @@ MetaSource: TypeAlias = Mapping[str, str] | Callable[..., Mapping[str, str]]
 def unwrap(outcome: Outcome[R], key: str) -> R:
     """The value of a delivery, or the error that says why there is none."""
     match outcome:
-        case Done(value, replayed, kept, recorded, reason):
-            if not recorded:
+        case Done(value, replayed, kept, recorded, reason, guarded):
+            if guarded and not recorded:
                 raise NotRecorded(
                     f"{key!r} ran, but the store could not be told: a repeat may run again", value
                 )

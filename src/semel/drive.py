@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from semel.coalesce import Channel
 from semel.context import Context, _current, check_own, held_owners
 from semel.core.commands import (
+    Ask,
     Claim,
     Command,
     Flow,
@@ -25,14 +27,15 @@ from semel.core.commands import (
     Unwatch,
     Watch,
 )
+from semel.core.verdicts import answer_of
 from semel.errors import ClaimLost, NotApplied, StoreClosed, StoreError
 from semel.gathering import give_back, post_quietly, recall
 from semel.handlers import close_unfinished
 from semel.keeper import Keeper, Kept, LoopKeeper
-from semel.lazily import asyncio
+from semel.lazily import asyncio, inspect, logging
 from semel.policy import Policy
 from semel.runtime import SETTINGS_LIVE_S, Runtime
-from semel.types import Unavailable
+from semel.types import CannotTell, Unavailable
 from semel.waiting import Watches
 
 __all__ = ["AsyncHands", "Hands", "adrive", "drive"]
@@ -199,6 +202,8 @@ class Hands(Bench):
                 if delay_s is not None:
                     time.sleep(delay_s)
                 return delay_s is not None
+            case Ask():
+                return _reported(command, _call(partial(command.probe, command.inquiry), None))
             case _:
                 return self.channel.send((command,))[0]  # type: ignore[arg-type]
 
@@ -318,6 +323,8 @@ class AsyncHands(Bench):
                 if delay_s is not None:
                     await asyncio.sleep(delay_s)
                 return delay_s is not None
+            case Ask():
+                return _reported(command, await _acall(partial(_ask, command), None))
             case _:
                 return (await self.channel.asend((command,)))[0]  # type: ignore[arg-type]
 
@@ -362,6 +369,29 @@ class AsyncHands(Bench):
     async def astep(self, flow: Flow[Any]) -> Any:
         """Run a step's flow inside a handler."""
         return await adrive(flow, self)
+
+
+async def _ask(command: Ask) -> Any:
+    """Await a probe; one that blocks does so in a thread, not in the loop."""
+    probe = command.probe
+    if inspect.iscoroutinefunction(probe):
+        return await probe(command.inquiry)
+    answer = await asyncio.to_thread(probe, command.inquiry)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _reported(command: Ask, ran: Ran) -> Ran:
+    """Log a probe that failed: it counts as "cannot tell", and nobody else sees its error."""
+    told = answer_of(ran)
+    if isinstance(told, CannotTell) and (isinstance(ran, Raised) or ran.value is not told):
+        error = ran.error if isinstance(ran, Raised) else None
+        logging.getLogger("semel").warning(
+            "the probe of consumer %r could not tell: %s",
+            command.inquiry.consumer,
+            told.reason,
+            exc_info=error,
+        )
+    return ran
 
 
 async def _acall(call: Callable[[], Any], context: Context | None) -> Ran:

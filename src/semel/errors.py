@@ -43,6 +43,7 @@
         └── ValueNotKept           the handler ran earlier, its value was not stored
 
     NotApplied                     raised BY a handler: "nothing happened, run me again"
+    EventLoopBlocked               a warning: a sync client is used inside a running event loop
 """
 
 from typing import Any
@@ -50,6 +51,7 @@ from typing import Any
 __all__ = [
     "AttemptsExhausted",
     "ClaimLost",
+    "EventLoopBlocked",
     "Fenced",
     "GiveUp",
     "HandlerFailed",
@@ -265,3 +267,7 @@ class ValueNotKept(OutcomeError):
 
 class NotApplied(Exception):
     """Raised by a handler to say that nothing happened, so that even a quarantined claim is released."""
+
+
+class EventLoopBlocked(RuntimeWarning):
+    """A sync client is used inside a running event loop: each call holds up all tasks of the loop."""

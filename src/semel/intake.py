@@ -146,6 +146,7 @@ class Intake:
                 wait_s=0,
                 max_attempts=ATTEMPTS_LIMIT,
                 retry_delay_s=policy.retry_delay_s or RETRY_DELAY_S,
+                on_unavailable="refuse",  # what is not journaled is not accepted: its sender sends it again
             )
         )
         lease_s = once._plan.lease_us / 1e6  # noqa: SLF001 - known to the client alone

@@ -44,7 +44,8 @@ from semel.ids import check_kind, time_in
 from semel.keys.limits import check as check_key
 from semel.keys.limits import check_consumer
 from semel.keys.sliding import Sliding
-from semel.policy import LEASE_MAX_S, LEASE_MIN_S, Policy
+from semel.lazily import inspect
+from semel.policy import LEASE_MAX_S, LEASE_MIN_S, Policy, check_fits
 from semel.types import Delivery, Id, Mode, Outcome, Record, Unavailable
 from semel.windows import OFF, Duration, duration_us, resolve, window_us
 
@@ -82,6 +83,7 @@ class Plan:
     ) -> None:
         if mode not in MODES:
             raise PolicyInvalid(f"mode {mode!r} is unknown; choose one of {', '.join(MODES)}")
+        check_fits(mode, probe=policy.probe is not None, on_unavailable=policy.on_unavailable)
         self.ids: str = "" if ids is None else _check_ids(ids, mode, policy)
         self.tenant: str = tenant if not tenant else check_consumer(tenant)
         self.consumer: str = check_consumer(consumer)
@@ -105,6 +107,7 @@ class Plan:
         self._refuse_late: bool = policy.late != "run"
         self._quarantine: bool = mode == "quarantine"
         self._leases: bool = mode in ("lease", "quarantine")
+        self._probe_awaits: bool = policy.probe is not None and inspect.iscoroutinefunction(policy.probe)
 
     def using(self, policy: Policy) -> "Plan":
         """The same consumer by another policy."""
@@ -146,6 +149,13 @@ class Plan:
         if not stored:
             return self._default_us
         return resolve(stored, self.tenant, self.consumer, event_type, self._default_us)
+
+    def check_probe(self) -> None:
+        """Refuse a probe that a client which blocks cannot await, before anything is claimed."""
+        if self._probe_awaits:
+            raise UsageError(
+                "Policy.probe is an async def, which this client cannot await: use a def, or semel.aopen()"
+            )
 
     def require(self, *modes: Mode) -> None:
         """Refuse a verb that the consumer's mode does not have."""
@@ -299,11 +309,15 @@ class Plan:
         call: Callable[[], Any],
         fn: Any,
         last_words: Callable[[BaseException, Granted], Any] | None = None,
+        *,
+        reached: bool = True,
     ) -> Flow[Outcome[Any]]:
-        """The flow that handles one claimed delivery in this consumer's mode."""
+        """The flow that handles one claimed delivery in this consumer's mode. `reached`: the store was opened."""
         task = Task(claim, call, self.policy, return_type(fn), last_words)
+        if not reached:
+            return flows.without_store(task)
         if claim.window_us == OFF:
-            return flows.unguarded(task)
+            return flows.unremembered(task)
         if self._leases:
             return flows.once(task)
         if self.mode == "mark":

@@ -1,15 +1,16 @@
 """How a client treats a delivery: frozen, keyword-only, checked on birth."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from semel.errors import PolicyInvalid
+from semel.types import Mode, Probe
 from semel.windows import duration_us
 
-__all__ = ["LEASE_MAX_S", "LEASE_MIN_S", "VALUE_BYTES_LIMIT", "Policy"]
+__all__ = ["LEASE_MAX_S", "LEASE_MIN_S", "VALUE_BYTES_LIMIT", "OnUnavailable", "Policy", "check_fits"]
 
 LEASE_MIN_S = 0.02
 """Below this a lease ends while its own renewal is under way."""
@@ -19,6 +20,13 @@ VALUE_BYTES_LIMIT = 1024 * 1024
 WAIT_MAX_S = 3600.0
 ATTEMPTS_LIMIT = 1_000_000
 DURATIONS = ("lease_s", "window_s", "wait_s", "lock_wait_s", "run_max_s", "retry_delay_s")
+
+
+PROBED_MODES: tuple[Mode, ...] = ("lease", "quarantine", "observe")
+"""Where a policy may have a probe; observe runs everything, and takes the policy that will be in force later."""
+TRANSACTION_MODES: tuple[Mode, ...] = ("inbox", "transaction")
+
+OnUnavailable: TypeAlias = Literal["refuse", "run"]
 
 
 class Policy(Struct, frozen=True, kw_only=True):
@@ -51,6 +59,17 @@ class Policy(Struct, frozen=True, kw_only=True):
     event_type: str = ""
     fingerprint: Callable[..., bytes] | None = None
     """Called with the handler's arguments; two deliveries of one key must agree on it."""
+    probe: Probe | None = None
+    """Asks the other system whether an effect has happened, before a handler runs again or a person is asked.
+
+    Given a `semel.Inquiry`, it answers `Happened(value)`, `DidNotHappen()` or `CannotTell()`. For modes lease and
+    quarantine. A sync client needs a `def`; an async client takes both.
+    """
+    on_unavailable: OnUnavailable = "refuse"
+    """When the store cannot be reached at the claim: refuse (`Unavailable`), or run the handler without a claim.
+
+    What has run without a claim is not recorded: every duplicate runs too, until the store is back.
+    """
 
     def __post_init__(self) -> None:
         self._read_near_misses()
@@ -69,6 +88,12 @@ class Policy(Struct, frozen=True, kw_only=True):
                 raise PolicyInvalid(f"Policy.{name} is {setting}; it must lie between {low:g} and {high:g}")
         if self.late not in ("run", "hold", "reject"):
             raise PolicyInvalid(f"Policy.late is {self.late!r}; it must be run, hold or reject")
+        if self.probe is not None and not callable(self.probe):
+            raise PolicyInvalid(
+                f"Policy.probe is {self.probe!r}; it must be a function that takes a semel.Inquiry"
+            )
+        if self.on_unavailable not in ("refuse", "run"):
+            raise PolicyInvalid(f"Policy.on_unavailable is {self.on_unavailable!r}; it must be refuse or run")
         if self.lease_s is not None and self.run_max_s < self.lease_s:
             raise PolicyInvalid(
                 f"Policy.run_max_s {self.run_max_s:g} is shorter than the lease {self.lease_s:g}; raise it"
@@ -95,3 +120,16 @@ class Policy(Struct, frozen=True, kw_only=True):
             raise PolicyInvalid(
                 f"Policy.fingerprint is {self.fingerprint!r}; give a function that makes bytes of the arguments"
             )
+
+
+def check_fits(mode: Mode, *, probe: bool, on_unavailable: OnUnavailable) -> None:
+    """Refuse what a policy asks for and the mode cannot give. Raises `PolicyInvalid`."""
+    if probe and mode not in PROBED_MODES:
+        raise PolicyInvalid(
+            f"Policy.probe is for mode lease or quarantine, not {mode!r}: there no outcome is left to ask about"
+        )
+    if on_unavailable == "run" and mode in TRANSACTION_MODES:
+        raise PolicyInvalid(
+            f"Policy.on_unavailable='run' does not go with mode {mode!r}: mark and effect commit together or not at"
+            " all; leave it at 'refuse'"
+        )

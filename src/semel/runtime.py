@@ -1,6 +1,8 @@
 """What the clients of one store share: its channel, keepers, waits and settings."""
 
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock, Thread
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from semel.coalesce import Channel, LoopCoalescer, channel_for
 from semel.core.commands import Admit, ReadSettings, Settings
 from semel.core.ports import AsyncStore, Store, Twofold
-from semel.errors import IdsMismatch, ModeMismatch, StoreClosed, StoreUnavailable
+from semel.errors import EventLoopBlocked, IdsMismatch, ModeMismatch, StoreClosed, StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.keeper import Keeper, Kept, LoopKeeper
 from semel.lazily import asyncio
@@ -49,6 +51,7 @@ class Runtime:
         self._opened = False
         self._closed = False
         self._read = False
+        self._warned = False
         self.after_fork()
         restart_after_fork(self)
 
@@ -80,6 +83,22 @@ class Runtime:
                 self._desks = {each: desk for each, desk in self._desks.items() if not each.is_closed()}
                 desk = self._desks[loop] = Desk(self.channel, self.hooks)
         return desk
+
+    def warn_in_loop(self) -> None:
+        """Say once that a client which blocks is used inside a running event loop, where it holds up all tasks."""
+        if self._warned or self.store.capabilities.instant or "asyncio" not in sys.modules:
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._warned = True
+        warnings.warn(
+            f"a sync client of {self.store.name} is used inside a running event loop and blocks it with each call;"
+            " use semel.aopen() and await its verbs, or call it in a thread (asyncio.to_thread)",
+            EventLoopBlocked,
+            stacklevel=_callers_level(),
+        )
 
     def connect(self, tenant: str, consumer: str, mode: Mode, ids: str) -> None:
         """Open the store, and hold the consumer to its one mode and kind of ids. Cheap when it was done before."""
@@ -261,6 +280,14 @@ class Desk:
         self.keeper: LoopKeeper = LoopKeeper(channel, time.monotonic, _expiry(hooks))
         self.opening: asyncio.Future[None] | None = None
         """Ends when the one who opens the store is done with it."""
+
+
+def _callers_level() -> int:
+    """How many frames up the code is that called semel; counted from the caller of this function."""
+    level, frame = 1, sys._getframe(1)  # noqa: SLF001 - there is no public way
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "semel":
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _told_of(store: Store | AsyncStore, hooks: "Hooks") -> Store | AsyncStore:

@@ -3,6 +3,7 @@
 Outcomes are frozen and exhaustive: `match` them and end with `assert_never`.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import Struct, field
@@ -10,18 +11,24 @@ from msgspec import Struct, field
 __all__ = [
     "Absent",
     "Busy",
+    "CannotTell",
     "Completed",
     "Delivery",
+    "DidNotHappen",
     "Done",
     "Errored",
     "Failed",
     "Forgotten",
+    "Happened",
     "Id",
+    "Inquiry",
     "Late",
     "Lost",
     "Mismatch",
     "Mode",
     "Outcome",
+    "Probe",
+    "ProbeAnswer",
     "Record",
     "Renewed",
     "State",
@@ -54,6 +61,8 @@ class Done(Struct, Generic[T], frozen=True):
     """False: the handler ran but the store could not be told; the source must not be acknowledged."""
     reason: str = ""
     """Why the value was not kept; empty where the policy keeps none, or the value was kept."""
+    guarded: bool = True
+    """False: the store could not be reached, and `Policy(on_unavailable="run")` let the handler run without a claim."""
 
 
 class Failed(Struct, frozen=True):
@@ -111,6 +120,48 @@ class Unavailable(Struct, frozen=True):
 
 Outcome: TypeAlias = Done[T] | Failed | Errored | Busy | Mismatch | Lost[T] | Late | Unknown | Unavailable
 """What one delivery came to."""
+
+
+class Happened(Struct, Generic[T], frozen=True):
+    """A probe's answer: the effect is there. `value`: what the handler would have returned."""
+
+    value: T = None  # type: ignore[assignment]
+
+
+class DidNotHappen(Struct, frozen=True):
+    """A probe's answer: the effect is not there, and no call of an earlier attempt can still make it."""
+
+
+class CannotTell(Struct, frozen=True):
+    """A probe's answer: nobody knows. Lease runs the handler again, quarantine leaves the decision to a person."""
+
+    reason: str = ""
+
+
+ProbeAnswer: TypeAlias = Happened[T] | DidNotHappen | CannotTell
+
+
+class Inquiry(Struct, frozen=True, kw_only=True):
+    """What a probe is asked about: an event whose earlier attempt may have had its effect."""
+
+    tenant: str
+    consumer: str
+    key: str
+    idempotency_key: str
+    """What the handler found in `current().idempotency_key`, on every attempt."""
+    attempt: int
+    """The attempt that asks, in mode lease; the one that ended without a result, in mode quarantine."""
+    first_seen: int
+    """When the event was first claimed: store clock, microseconds."""
+    event_type: str = ""
+    steps: tuple[str, ...] = ()
+    """The steps that earlier attempts have noted: those effects have happened."""
+    args: tuple[Any, ...] = ()
+    """What the handler is called with."""
+    kwargs: dict[str, Any] = {}
+
+
+Probe: TypeAlias = Callable[[Inquiry], ProbeAnswer[Any] | Awaitable[ProbeAnswer[Any]]]
 
 
 class Completed(Struct, frozen=True):

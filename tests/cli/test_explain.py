@@ -29,8 +29,8 @@ def test_explain_prints_the_row_of_the_table(tmp_path: Path) -> None:
     assert answer.code == 0
     told = answer.json()
     assert set(told) == {
-        "mode", "store", "sources", "consumer", "sink", "window_s", "lease_s", "how", "crashes", "weakened_by",
-        "table_holds", "required", "satisfied",
+        "mode", "store", "sources", "consumer", "sink", "window_s", "lease_s", "probe", "on_unavailable", "how",
+        "crashes", "weakened_by", "table_holds", "required", "satisfied",
     }  # fmt: skip
     assert {each["window"]: (each["effects"], each["flagged"]) for each in told["crashes"]} == {
         window: (None, False) if cell is None else (cell.effects, cell.flagged)
@@ -38,6 +38,31 @@ def test_explain_prints_the_row_of_the_table(tmp_path: Path) -> None:
     }
     assert not (tmp_path / "semel.db").exists()
     assert "does not exist yet" in answer.err
+
+
+@pytest.mark.parametrize("mode", ["lease", "quarantine"])
+def test_explain_shows_the_probe(tmp_path: Path, mode: str) -> None:
+    told = semel("explain", "--mode", mode, "--probe", "--json", cwd=tmp_path).json()
+    assert told["probe"] is True
+    assert "the probe asks" in told["how"]
+    assert {each["window"]: each["effects"] for each in told["crashes"]} == {
+        window: None if cell is None else cell.effects
+        for window, cell in table.GUARANTEES[f"{mode}, probe"].items()
+    }
+    assert (
+        "probe\tasked about unknown outcomes" in semel("explain", "--mode", mode, "--probe", cwd=tmp_path).out
+    )
+
+
+def test_explain_shows_that_handlers_run_without_the_store(tmp_path: Path) -> None:
+    told = semel("explain", "--on-unavailable", "run", "--json", cwd=tmp_path).json()
+    assert (told["on_unavailable"], told["table_holds"]) == ("run", False)
+    assert [each["fix"] for each in told["weakened_by"] if each["breaks"]] == [
+        "Policy(on_unavailable='refuse')"
+    ]
+    shown = semel("explain", "--on-unavailable", "run", cwd=tmp_path).out
+    assert "store out of reach\thandlers run without a claim" in shown
+    assert "store out of reach\trefused: nothing runs" in semel("explain", cwd=tmp_path).out
 
 
 @pytest.mark.parametrize(
@@ -50,6 +75,14 @@ def test_explain_prints_the_row_of_the_table(tmp_path: Path) -> None:
         (["--mode", "lease", "--require", "inbox"], 1),
         (["--mode", "lease", "--sink", "keyed", "--require", "inbox"], 0),
         (["--mode", "lease", "--sink", "fenced", "--require", "inbox"], 1),
+        (["--mode", "lease", "--probe", "--require", "quarantine"], 0),
+        (["--mode", "quarantine", "--probe", "--require", "quarantine"], 0),
+        (["--mode", "quarantine", "--require", "lease"], 1),
+        (["--mode", "quarantine", "--probe", "--require", "lease"], 0),
+        (["--mode", "mark", "--probe"], 78),
+        (["--mode", "lease", "--on-unavailable", "run"], 0),
+        (["--mode", "lease", "--on-unavailable", "run", "--require", "lease"], 1),
+        (["--mode", "inbox", "--on-unavailable", "run"], 78),
         (["--mode", "mark", "--require", "lease"], 1),
         (["--mode", "observe", "--require", "lease"], 1),
         (["--mode", "mark", "--require", "observe"], 0),

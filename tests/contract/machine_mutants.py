@@ -11,7 +11,7 @@ from semel.core import machine
 
 SOURCE = Path(machine.__file__)
 MUTATED = {
-    "decide", "standing", "differs", "_claim", "_begin", "_is_apart", "_repeat", "_grant",
+    "decide", "standing", "differs", "_claim", "_begin", "is_apart", "_repeat", "_grant",
     "_granted", "_renew", "_settle", "_recreate", "_lookup",
     "_forget", "_resolve", "_bury", "_next_fence", "_mine", "_moved",
 }  # fmt: skip

@@ -446,6 +446,25 @@ class ResolveDropsTheJournal(DictStore):
         return super().decide(stored, item, now)
 
 
+@caught_by(
+    "resolve_to_claimed_goes_on_with_the_next_attempt",
+    "an_orphan_resolved_to_claimed_is_unknown_again_when_that_owner_dies",
+)
+class ResolveToClaimedIsToNobody(Bent):
+    def bend(self, item: RecordItem, stored: Record | None, now: int) -> RecordItem:
+        if isinstance(item, Resolve) and item.to == "claimed":
+            return replace(item, owner=b"", lease_us=0)
+        return item
+
+
+@caught_by("resolve_to_claimed_goes_on_with_the_next_attempt")
+class ResolveToClaimedForgetsTheAttempts(DictStore):
+    def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
+        if isinstance(item, Resolve) and item.to == "claimed" and stored is not None:
+            stored = replace(stored, attempt=0, steps=())
+        return super().decide(stored, item, now)
+
+
 # --- equal keys told apart by the events' own times ---------------------------------------------
 
 

@@ -51,7 +51,13 @@ def sqlite(folder: Path, clock: Clock) -> Store:
     return SqliteStore(folder / "semel.db", clock=clock, synchronous="NORMAL")
 
 
-TIMED = frozenset({"orphans_with_a_journal_are_found", "resolve_to_absent_keeps_a_journal_for_the_sweep"})
+TIMED = frozenset(
+    {
+        "orphans_with_a_journal_are_found",
+        "resolve_to_absent_keeps_a_journal_for_the_sweep",
+        "resolve_to_claimed_goes_on_with_the_next_attempt",
+    }
+)
 """Partitions hold no journaled claims: their store refuses them, and its tests say so."""
 
 KINDS = [

@@ -31,9 +31,19 @@ PROMISES: dict[str, str] = {
         "At least once. The effect repeats only where a worker dies, stalls or is cut off between its effect and the"
         " moment its completion is stored; at most once more for each such attempt."
     ),
+    "lease, probe": (
+        "As lease with a plain sink, and before an event runs again `Policy(probe=...)` asks the called system whether"
+        " an earlier attempt had its effect. The numbers hold for a probe whose answers are true and final: *did not"
+        " happen* means that no call of an earlier attempt can still arrive. A probe that only looks cannot see what is"
+        " under way, and one that cannot tell lets the event run again: then it is a plain sink."
+    ),
     "quarantine": (
         "Never run again unasked. Where nobody can know whether the effect happened, the record says `unknown` and"
         " stays until a prober or an operator resolves it."
+    ),
+    "quarantine, probe": (
+        "The probe is asked first, with the same conditions: what it can tell is recorded or run again, and only what"
+        " it cannot tell stays `unknown` for a person."
     ),
     "mark": (
         "At most once while the mark lives: never twice, and lost where the worker dies after marking, where a mark"
@@ -57,7 +67,9 @@ USE_FOR: dict[str, str] = {
     "lease, keyed sink": "calls to systems that take an idempotency key",
     "lease, fenced sink": "storage that can compare a number",
     "lease, plain sink": "calls that may repeat now and then",
+    "lease, probe": "calls to systems that can be asked",
     "quarantine": "mails, payments without idempotency of their own",
+    "quarantine, probe": "payments that can be looked up",
     "mark": "metrics, warming a cache",
     "transaction": "stream topologies whose producers repeat little",
     "transaction, marks": "stream topologies",
@@ -103,6 +115,8 @@ LIMITS = """\
 - A key is remembered for its window. The same key after that is a new event.
 - The sink's own memory counts: a keyed sink that forgets its keys earlier than semel retries is a plain one.
 - A plain or fenced effect that was sent and not answered may still be under way when the next attempt runs.
+- With `Policy(on_unavailable="run")` nothing of this holds while the store cannot be reached: handlers then run without
+  a claim, and so do duplicates.
 - `max_attempts` bounds the attempts: an event that kills its worker each time is failed for good, not lost, and its
   record says so.
 - A store that forgets more than it should (see the last row) cannot be made up for by any protocol above it.

@@ -17,7 +17,7 @@ from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.testing import ManualClock
 from semel.testing.faults import Died, Driver, Strike
-from semel.types import Done, Failed, Late, Mismatch, Record, Unknown
+from semel.types import DidNotHappen, Done, Failed, Happened, Inquiry, Late, Mismatch, Record, Unknown
 from tests.faults.table import Cell
 
 ID = ("", "faults", "evt_1")
@@ -34,7 +34,9 @@ SINK_OF: dict[str, str] = {
     "lease, keyed sink": "keyed",
     "lease, fenced sink": "fenced",
     "lease, plain sink": "plain",
+    "lease, probe": "plain",
     "quarantine": "plain",
+    "quarantine, probe": "plain",
     "mark": "plain",
     "observe": "plain",
 }
@@ -55,8 +57,19 @@ class Sink:
         self.effects = 0
         self._keys: set[str] = set()
         self._fence = 0
+        self._closed = 0
+
+    def probe(self, fence: int, *, final: bool) -> Happened[str] | DidNotHappen:
+        """Whether there is an effect. A final "no" closes the door to attempts up to this fence."""
+        if self.effects:
+            return Happened("done")
+        if final:
+            self._closed = fence
+        return DidNotHappen()
 
     def apply(self, granted: Granted | None) -> str:
+        if granted is not None and granted.fence <= self._closed:
+            raise ConnectionError("the sink was told that this attempt is over")
         if self.kind == "keyed":
             key = idempotency_key(ID)
             if key in self._keys:
@@ -80,6 +93,10 @@ class Scene:
         self.sink = Sink(SINK_OF[mode])
         self.journal = journal
         self.duplicates = 0
+        self.probes = mode.endswith("probe")
+        self.final = True
+        """Whether what the probe calls "did not happen" cannot happen any more."""
+        self.asked = 0
         self.body: Callable[[Driver, bytes], Any] = lambda driver, _owner: self.sink.apply(driver.granted)
 
     def flow(self, driver: Driver, *, wait_s: float = 0.0) -> Flow[Any]:
@@ -93,9 +110,18 @@ class Scene:
     def task(self, driver: Driver, wait_s: float = 0.0) -> Task:
         owner = os.urandom(16)
         claim = Claim(
-            ID, owner, LEASE_US, WINDOW_US, journal=self.journal, quarantine=self.mode == "quarantine"
+            ID, owner, LEASE_US, WINDOW_US, journal=self.journal, quarantine="quarantine" in self.mode
         )
-        return Task(claim, lambda: self.body(driver, owner), Policy(lease_s=LEASE_S, wait_s=wait_s))
+        probe = self._probe if self.probes else None
+        policy = Policy(lease_s=LEASE_S, wait_s=wait_s, probe=probe)
+        return Task(claim, lambda: self.body(driver, owner), policy)
+
+    def _probe(self, inquiry: Inquiry) -> Happened[str] | DidNotHappen:
+        """Ask the sink about all attempts but the one that is yet to run: in lease the one that asks."""
+        assert inquiry.idempotency_key == idempotency_key(ID)
+        self.asked += 1
+        yet_to_run = 0 if "quarantine" in self.mode else 1
+        return self.sink.probe(self.record().fence - yet_to_run, final=self.final)
 
     def sweep(self, driver: Driver) -> Flow[Any]:
         return flows.sweep(Scan(orphaned=True), lambda _record: self.task(driver))

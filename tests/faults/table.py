@@ -84,6 +84,7 @@ GUARANTEES: dict[str, dict[str, Cell | None]] = {
         "stalled_after_effect": TWICE,
         "store_lost": TWICE,
     },
+    "lease, probe": {**dict.fromkeys(WINDOWS, ONCE), "store_lost": TWICE},
     "quarantine": {
         "before_claim": ONCE,
         "claim_reply_lost": ONCE,
@@ -99,6 +100,7 @@ GUARANTEES: dict[str, dict[str, Cell | None]] = {
         "stalled_after_effect": ONCE,
         "store_lost": TWICE,
     },
+    "quarantine, probe": {**dict.fromkeys(WINDOWS, ONCE), "store_lost": TWICE},
     "mark": {
         "before_claim": ONCE,
         "claim_reply_lost": LOST,

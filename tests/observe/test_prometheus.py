@@ -14,6 +14,7 @@ import semel
 from semel.observe import events
 from semel.observe.prometheus import METRICS, PrometheusHook
 from semel.types import Stats
+from tests.observe.listening import Heard, Plainly
 from tests.services.programs import program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,6 +161,37 @@ def test_what_a_client_does_is_counted() -> None:
     assert during[0] == 1
     assert during[1] >= 0
     assert value(registry, "claims_in_flight", consumer="billing") == 0
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+def test_probes_are_counted_by_their_answer(*, awaits: bool) -> None:
+    heard, registry = Heard(), CollectorRegistry()
+    answers: list[Any] = [semel.CannotTell("closed"), semel.DidNotHappen(), semel.Happened("found")]
+    policy = semel.Policy(probe=lambda _inquiry: answers.pop(0), wait_s=0)
+    options: Any = {"consumer": "billing", "policy": policy, "hooks": [heard, PrometheusHook(registry)]}
+    once: Any = Plainly("memory:", **options) if awaits else semel.open("memory:", **options)
+
+    def breaks() -> None:
+        raise TimeoutError
+
+    for _ in range(4):
+        once.run("k", breaks)
+    if isinstance(once, Plainly):
+        once.end()
+    else:
+        once.close()
+    told = heard.of(events.Probed)
+    assert [(each.answer, each.text) for each in told] == [
+        ("cannot_tell", "closed"),
+        ("did_not_happen", ""),
+        ("happened", ""),
+    ]
+    assert all(each.duration_s > 0 for each in told)
+    assert heard.names()[-3:] == ["Claimed", "Probed", "Completed"]
+    handler = told[0].handler
+    for answer in ("cannot_tell", "did_not_happen", "happened"):
+        labels = {"consumer": "billing", "handler": handler, "source": "", "answer": answer}
+        assert registry.get_sample_value("semel_probes_total", labels) == 1
 
 
 def test_observe_mode_has_a_counter_of_its_own() -> None:

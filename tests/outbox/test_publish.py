@@ -207,6 +207,104 @@ async def test_without_a_transaction_nothing_is_written(place: Place) -> None:
     assert await place.entries() == []
 
 
+# --- ids of the caller's own ---------------------------------------------------------------------
+
+OWN = uuid.UUID("0192f0c1-2d3e-4f50-8a6b-7c8d9e0f1a2b")
+
+
+@pytest.mark.parametrize(
+    "given", [OWN, str(OWN), str(OWN).upper(), OWN.hex], ids=["uuid", "text", "upper", "hex"]
+)
+async def test_a_caller_may_choose_the_id(place: Place, given: Any) -> None:
+    assert place.write(Message("order.created", {"n": 1}, id=given)) == [str(OWN)]
+    (entry,) = await place.entries()
+    assert entry.row.id == str(OWN)
+
+
+async def test_the_same_message_again_is_written_once_on_every_handle(handle: tuple[Place, Opened]) -> None:
+    place, opened = handle
+    message = Message("order.created", {"n": 1}, id=OWN)
+    for _ in range(2):
+        async with opened(place) as connection:
+            outbox = place.once.outbox(connection)
+            assert await published(outbox, message) == str(OWN)
+            assert await published(outbox, message) == str(OWN)
+    (entry,) = await place.entries()
+    assert (entry.row.id, entry.row.payload) == (str(OWN), b'{"n":1}')
+
+
+async def test_another_message_under_the_same_id_is_refused_on_every_handle(
+    handle: tuple[Place, Opened],
+) -> None:
+    place, opened = handle
+    async with opened(place) as connection:
+        await published(place.once.outbox(connection), Message("order.created", {"n": 1}, id=OWN))
+    for other in (Message("order.created", {"n": 2}, id=OWN), Message("order.moved", {"n": 1}, id=OWN)):
+        with pytest.raises(UsageError, match="another message with the id"):
+            await in_one(place, opened, Message("order.paid"), other)
+    assert [entry.row.payload for entry in await place.entries()] == [b'{"n":1}'], "nothing half written"
+
+
+async def in_one(place: Place, opened: Opened, *messages: Message) -> None:
+    """All of them in one transaction."""
+    async with opened(place) as connection:
+        for message in messages:
+            await published(place.once.outbox(connection), message)
+
+
+async def test_an_id_that_was_rolled_back_is_free(place: Place) -> None:
+    connection = place.connect()
+    outbox = place.once.outbox(connection)
+    with contextlib.suppress(Rolled), transaction(place, connection):
+        outbox.publish(Message("order.created", 1, id=OWN))
+        raise Rolled
+    with transaction(place, connection):
+        outbox.publish(Message("order.created", 2, id=OWN))
+    connection.close()
+    (entry,) = await place.entries()
+    assert entry.row.payload == b"2"
+
+
+async def test_in_one_batch_too(place: Place) -> None:
+    connection = place.connect()
+    with transaction(place, connection):
+        outbox = place.once.outbox(connection)
+        ids = outbox.publish_many([Message("a", 1, id=OWN), Message("b", 2), Message("a", 1, id=OWN)])
+    assert (ids[0], ids[2]) == (str(OWN), str(OWN))
+    with pytest.raises(UsageError, match="another message"), transaction(place, connection):
+        place.once.outbox(connection).publish_many(
+            [Message("c", 1, id=OWN.hex[::-1]), Message("c", 2, id=OWN.hex[::-1])]
+        )
+    connection.close()
+    assert [entry.row.payload for entry in await place.entries()] == [b"1", b"2"]
+
+
+async def test_inside_a_handler_an_own_id_needs_no_name(place: Place) -> None:
+    connection = place.connect()
+
+    def handler(name: str | None) -> str:
+        with transaction(place, connection):
+            return str(place.once.outbox(connection).publish(Message("moved", id=OWN), name=name))
+
+    assert place.once.run("evt_1", handler, None) == semel.Done(str(OWN))
+    assert place.once.run("evt_2", handler, "moved") == semel.Done(str(OWN))
+    connection.close()
+    (entry,) = await place.entries()
+    assert (entry.row.id, entry.name) == (str(OWN), None)
+
+
+@pytest.mark.parametrize("given", ["", "order-1", "0192f0c1", 7, b"0" * 16, "g" * 32], ids=repr)
+async def test_an_id_that_is_no_uuid_is_refused(place: Place, given: Any) -> None:
+    connection = place.connect()
+    with (
+        pytest.raises(UsageError, match=r"a message's id is a UUID, not .*uuid5"),
+        transaction(place, connection),
+    ):
+        place.once.outbox(connection).publish(Message("order.created", id=given))
+    connection.close()
+    assert await place.entries() == []
+
+
 # --- inside a handler ---------------------------------------------------------------------------
 
 

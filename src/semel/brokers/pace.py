@@ -36,3 +36,5 @@ class Counts(msgspec.Struct):
     returned: int = 0
     buried: int = 0
     errors: int = 0
+    unguarded: int = 0
+    """Ran without a claim because the store could not be reached, by `Policy(on_unavailable="run")`."""

@@ -4,7 +4,7 @@
 
     receive ──► key ──► claim together ──► handlers ──► complete together ──► outcome
                                                                                  │
-       ack    ◄── Done (recorded), Failed (buried before it was recorded) ◄──────┤
+       ack    ◄── Done (recorded, or unguarded by choice), Failed (buried before it was recorded) ◄──────┤
        bury, ack ◄── Unknown, Mismatch, Late, no key ◄───────────────────────────┤
        room   ◄── Busy, Unavailable: kept in hand, claimed again in time ◄───────┤
        nack   ◄── Errored, Lost, Done (not recorded) ◄───────────────────────────┘
@@ -282,12 +282,13 @@ class Runner:
             case Done(recorded=True, replayed=replayed) | Failed(replayed=replayed):
                 self.counts.duplicates += replayed
                 self._ack(held)
+            case Done(guarded=False):  # by the policy's choice: it has run, and nobody will record it
+                self.counts.unguarded += 1
+                self._ack(held)
             case Unknown(_, error):
                 self._put_aside(held, "unknown", error)
-            case Mismatch():
-                self._put_aside(held, "mismatch")
-            case Late():
-                self._put_aside(held, "late")
+            case Mismatch() | Late():
+                self._put_aside(held, "mismatch" if isinstance(outcome, Mismatch) else "late")
             case Busy(retry_after_s):
                 self._park(held, retry_after_s)
             case Unavailable(error):

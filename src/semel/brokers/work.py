@@ -6,12 +6,15 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
+from msgspec.structs import replace
+
+from semel.aclient import AsyncSemel
 from semel.brokers.routes import Call, Route, in_thread
 from semel.brokers.source import Arrival
 from semel.context import _current
 from semel.core.commands import Granted
 from semel.lazily import asyncio
-from semel.types import Delivery, Outcome
+from semel.types import Delivery, Inquiry, Outcome
 
 __all__ = ["Deliveries", "LastWords", "Told", "Work", "call_of", "work_for"]
 
@@ -63,13 +66,26 @@ def call_of(route: Route, threads: Executor) -> Call:
     return route.around(call_thread if route.blocks else call)
 
 
+def probing(route: Route) -> AsyncSemel:
+    """The route's client, whose probe is given the message as the handler would be."""
+    probe = route.once.policy.probe
+    if probe is None:
+        return route.once
+
+    def ask(inquiry: Inquiry) -> Any:
+        (arrival,) = inquiry.args
+        return probe(replace(inquiry, args=(route.reads(arrival),)))
+
+    return route.once.using(replace(route.once.policy, probe=ask))
+
+
 class EachAlone:
     """Each message under a claim of its own, and by a call of its own."""
 
     whole = False
 
     def __init__(self, route: Route, threads: Executor) -> None:
-        self._once = route.once
+        self._once = probing(route)
         self._call = call_of(route, threads)
 
     async def deliver(
@@ -91,6 +107,7 @@ class Together:
 
     def __init__(self, route: Route, threads: Executor) -> None:
         self._route = route
+        self._once = probing(route)
         handler = route.handler
         self._call = partial(in_thread, threads, handler) if route.blocks else handler
 
@@ -99,7 +116,7 @@ class Together:
     ) -> list[Outcome[Any]]:
         """All claimed in one round trip start together, and so find each other in one group."""
         call = self._route.around(Groups(self._route.reads, self._call))
-        return await self._route.once._deliver(  # noqa: SLF001 - as above
+        return await self._once._deliver(  # noqa: SLF001 - as above
             deliveries, call, len(deliveries), last_words, told
         )
 

@@ -32,6 +32,7 @@ from semel.observe.explain import explain as explained
 from semel.observe.guarantees import WINDOWS, Cell, Sink, Weakness
 from semel.observe.probing import keys_of, weaknesses
 from semel.observe.sources import Circumstances, Keys, SourceFacts
+from semel.policy import OnUnavailable
 from semel.types import Mode
 from semel.windows import duration_us, resolve, window_us
 
@@ -74,6 +75,12 @@ KeysOption = Annotated[
 ]
 
 
+_WITHOUT_STORE: dict[OnUnavailable, str] = {
+    "refuse": "refused: nothing runs",
+    "run": "handlers run without a claim",
+}
+
+
 def explain(  # noqa: PLR0913, PLR0917 - an option each
     require: Required = None,
     sink: Annotated[
@@ -90,7 +97,14 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
     redelivers_for: HorizonOption = None,
     redrive_after: RedriveOption = None,
     keys: KeysOption = None,
+    on_unavailable: Annotated[
+        OnUnavailable,
+        typer.Option("--on-unavailable", help="What the policy says for when the store cannot be reached."),
+    ] = "refuse",
     *,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="The policy has a probe, which asks about unknown outcomes.")
+    ] = False,
     tenants: Annotated[bool, typer.Option("--tenants", help="Several tenants use the consumer.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -117,7 +131,9 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
             tenant=settings.tenant or "",
             consumer=settings.consumer or "",
         )
-        result, lasting_us = _explained(settings, sink, around, look_at_keys=keys is None)
+        result, lasting_us = _explained(
+            settings, sink, around, look_at_keys=keys is None, probe=probe, on_unavailable=on_unavailable
+        )
     except (SourceUnavailable, StoreUnavailable) as error:
         raise Stop(str(error), UNAVAILABLE) from error
     except SemelError as error:
@@ -162,7 +178,13 @@ def _told(sources: list[SourceFacts], told: dict[str, float | None]) -> tuple[So
 
 
 def _explained(
-    settings: "Settings", sink: Sink, around: Circumstances, *, look_at_keys: bool
+    settings: "Settings",
+    sink: Sink,
+    around: Circumstances,
+    *,
+    look_at_keys: bool,
+    probe: bool,
+    on_unavailable: OnUnavailable,
 ) -> tuple[Explanation, int]:
     """The explanation, and the window that it stands on."""
     target = found(settings)
@@ -179,7 +201,15 @@ def _explained(
         say(f"{target.name} does not exist yet.")
     lease_us = duration_us(settings.lease)
     told = explained(
-        target, mode, window_us=lasting_us, lease_us=lease_us, sink=sink, around=around, live=live
+        target,
+        mode,
+        window_us=lasting_us,
+        lease_us=lease_us,
+        sink=sink,
+        around=around,
+        live=live,
+        probe=probe,
+        on_unavailable=on_unavailable,
     )
     return told, lasting_us
 
@@ -215,6 +245,8 @@ def _print(
         *(("source", redacted(source_text(source))) for source in sources),
         ("window", f"{exact_text(lasting_us)}, counted from completion"),
         ("lease", exact_text(duration_us(settings.lease))),
+        *((("probe", "asked about unknown outcomes"),) if result.probe else ()),
+        ("store out of reach", _WITHOUT_STORE[result.on_unavailable]),
         (
             "holds",
             f"NO: {broken} of the findings below break{'s' * (broken == 1)} the table" if broken else "yes",
@@ -291,6 +323,8 @@ def _document(
         "sink": result.sink,
         "window_s": lasting_us / 1e6,
         "lease_s": duration_us(settings.lease) / 1e6,
+        "probe": result.probe,
+        "on_unavailable": result.on_unavailable,
         "how": result.how,
         "crashes": [
             {

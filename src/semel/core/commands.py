@@ -15,10 +15,12 @@ from semel.types import (
     Completed,
     Forgotten,
     Id,
+    Inquiry,
     Late,
     Lost,
     Mismatch,
     Mode,
+    Probe,
     Record,
     Renewed,
     State,
@@ -191,9 +193,12 @@ class Resolve(Command[Completed | Forgotten | Lost[Any] | Unavailable], frozen=T
 
     id: Id
     fence: int
-    to: Literal["done", "absent"]
+    to: Literal["done", "absent", "claimed"]
+    """`claimed`: by `owner`, as the next attempt; unlike `absent`, attempts and steps stay."""
     value: bytes | None = None
     window_us: int = 0
+    owner: bytes = b""
+    lease_us: int = 0
 
 
 class Scan(Command[Page | Unavailable], frozen=True, gc=False, tag="scan"):
@@ -299,6 +304,13 @@ class Invoke(Command[Ran], frozen=True):
     call: Callable[[], Any]
     claim: Claim | None = None
     granted: Granted | None = None
+
+
+class Ask(Command[Ran], frozen=True):
+    """Ask the other system about an earlier attempt. Never throws: the answer says how the probe ended."""
+
+    probe: Probe
+    inquiry: Inquiry
 
 
 class Watch(Command[Any], frozen=True, gc=False):

@@ -4,20 +4,24 @@ No I/O, no clock, no thread and no event loop in here; `semel.drive` runs a flow
 die at any `yield`: what then holds is the table in `docs/explain/guarantees.md`, proved by killing it there.
 
     claim ──► Granted ──► Invoke ──► Settle(done | failed | released | unknown) ──► Outcome
-      └─────► Known, Mismatch, Late, Unknown: an answer, not an error
+      │          └──────► Ask, where an earlier attempt may have had its effect: the probe may save the Invoke
+      └─────► Known, Mismatch, Late: an answer, not an error
+      └─────► Unknown: an answer too, unless a probe can resolve it
       └─────► Busy: watch, claim again, sleep, claim again, ... until it is ours, known, or time is up
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from semel.core.commands import (
+    Ask,
     Claim,
     ClaimAnswer,
     Flow,
     Granted,
     Invoke,
+    Lookup,
     Mark,
     Page,
     Pause,
@@ -25,6 +29,8 @@ from semel.core.commands import (
     Ran,
     Renew,
     RenewAnswer,
+    Resolve,
+    Returned,
     Scan,
     Settle,
     SettleAnswer,
@@ -32,9 +38,33 @@ from semel.core.commands import (
     Unwatch,
     Watch,
 )
-from semel.core.verdicts import Task, Verdict, conclude, interrupted, judge, plain, postponed, replay
-from semel.errors import AttemptsExhausted
-from semel.types import Busy, Completed, Done, Outcome, Record, Unavailable
+from semel.core.machine import is_apart
+from semel.core.verdicts import (
+    Task,
+    Verdict,
+    answer_of,
+    conclude,
+    inquiry,
+    interrupted,
+    judge,
+    plain,
+    postponed,
+    replay,
+    unguarded,
+)
+from semel.errors import AttemptsExhausted, StoreUnavailable
+from semel.types import (
+    Busy,
+    CannotTell,
+    Completed,
+    Done,
+    Errored,
+    Happened,
+    Outcome,
+    Record,
+    Unavailable,
+    Unknown,
+)
 
 
 def once(task: Task) -> Flow[Outcome[Any]]:
@@ -44,15 +74,22 @@ def once(task: Task) -> Flow[Outcome[Any]]:
     if type(answer) is not Granted:
         if isinstance(answer, (Busy, Unavailable)):
             answer = yield from patiently(task.claim, task.policy.wait_s, answer)
+        if isinstance(answer, Unknown) and task.policy.probe is not None:
+            answer = yield from resolved(task, answer)
         if not isinstance(answer, Granted):
+            if runs_unguarded(task, answer):
+                return unguarded((yield Invoke(task.call, task.claim)))
             return replay(answer, task.returns)
-    if answer.attempt > task.policy.max_attempts:
-        ran: Ran = Raised(
-            AttemptsExhausted(f"attempt {answer.attempt} of {task.policy.max_attempts} allowed")
-        )
-    else:
+    ran: Ran | None = None
+    if answer.attempt > 1 and task.policy.probe is not None:
+        ran = yield from found(task, answer)
+    if ran is None and answer.attempt > task.policy.max_attempts:
+        ran = Raised(AttemptsExhausted(f"attempt {answer.attempt} of {task.policy.max_attempts} allowed"))
+    if ran is None:
         ran = yield Invoke(task.call, task.claim, answer)
     verdict = judge(ran, task, answer.attempt)
+    if verdict.to == "unknown" and task.policy.probe is not None:
+        ran, verdict = yield from cleared(task, answer, ran, verdict)
     if verdict.to == "failed" and task.last_words is not None and isinstance(ran, Raised):
         # Before the record is closed: a crash in between says it twice, the other order would never say it.
         said = yield from Invoke(partial(task.last_words, ran.error, answer))
@@ -60,6 +97,95 @@ def once(task: Task) -> Flow[Outcome[Any]]:
             verdict = postponed(task.policy, answer.attempt)
     settled = yield from settle(task.claim, answer, verdict)
     return conclude(ran, verdict, settled, answer.attempt)
+
+
+def found(task: Task, granted: Granted) -> Flow[Ran | None]:
+    """What an earlier attempt came to, by the probe; `None`: the handler is to run.
+
+    In quarantine a claim is granted again only where nothing had happened. Past the last attempt the probe is asked
+    once more, and not for ever: it may be the probe that kills its worker.
+    """
+    policy = task.policy
+    if policy.probe is None or task.claim.quarantine or granted.attempt > policy.max_attempts + 1:
+        return None
+    asked = yield from Ask(policy.probe, inquiry(task, granted.attempt, granted.first_seen, granted.steps))
+    if isinstance(asked, Raised) and not isinstance(asked.error, Exception):
+        return asked
+    answer = answer_of(asked)
+    return Returned(answer.value) if isinstance(answer, Happened) else None
+
+
+def cleared(task: Task, granted: Granted, ran: Ran, verdict: Verdict) -> Flow[tuple[Ran, Verdict]]:
+    """A handler raised in quarantine: ask the probe, under the claim, before a person is asked."""
+    probe = task.policy.probe
+    if probe is None or not isinstance(ran, Raised) or ran.lost or not isinstance(ran.error, Exception):
+        return ran, verdict  # stopped from outside: whoever comes next asks
+    record = yield from Lookup(task.claim.id)  # this attempt may have noted steps
+    steps = record.steps if isinstance(record, Record) else granted.steps
+    asked = yield from Ask(probe, inquiry(task, granted.attempt, granted.first_seen, steps))
+    if isinstance(asked, Raised) and not isinstance(asked.error, Exception):
+        return asked, verdict
+    answer = answer_of(asked)
+    if isinstance(answer, Happened):
+        ran = Returned(answer.value)
+        return ran, judge(ran, task, granted.attempt)
+    return ran, verdict if isinstance(answer, CannotTell) else postponed(task.policy, granted.attempt)
+
+
+def resolved(task: Task, unknown: Unknown) -> Flow[Any]:
+    """Ask the probe about a quarantined event: its outcome, the claim to run it, or the answer as it was.
+
+    Nobody holds the claim meanwhile. What the probe says is written only over the fence that was seen, so that of
+    several who ask at once one decides; the others claim again and learn what came of it.
+    """
+    policy = task.policy
+    record = yield from Lookup(task.claim.id)
+    if _no_answer(record):
+        return record
+    if isinstance(record, Unavailable) or policy.probe is None:
+        return unknown
+    if not isinstance(record, Record) or record.state != "unknown":
+        return (yield from claimed_again(task))
+    if is_apart(record, task.claim):
+        return unknown  # it is about another event of the same content
+    asked = yield from Ask(policy.probe, inquiry(task, record.attempt, record.first_seen, record.steps))
+    if isinstance(asked, Raised) and not isinstance(asked.error, Exception):
+        return Errored(asked.error, record.attempt)
+    answer = answer_of(asked)
+    if isinstance(answer, CannotTell):
+        return unknown
+    if isinstance(answer, Happened):
+        ran = Returned(answer.value)
+        verdict = judge(ran, task, record.attempt)
+        settled = yield from Resolve(task.claim.id, record.fence, "done", verdict.value, task.claim.window_us)
+        if isinstance(settled, Completed) or _no_answer(settled):
+            return conclude(ran, verdict, settled, record.attempt)
+    else:
+        # Ours in the same step: were it nobody's, a crash before the claim would leave it to nobody.
+        mine, lease_us = task.claim.owner, task.claim.lease_us
+        settled = yield from Resolve(task.claim.id, record.fence, "claimed", owner=mine, lease_us=lease_us)
+        if _no_answer(settled):
+            return settled
+    if isinstance(settled, Unavailable):
+        return unknown  # the store refuses: this caller may not decide
+    return (yield from claimed_again(task))
+
+
+def claimed_again(task: Task) -> Flow[ClaimAnswer]:
+    """Claim once more, and wait for whoever was faster."""
+    answer = yield from task.claim
+    if isinstance(answer, Busy | Unavailable):
+        answer = yield from patiently(task.claim, task.policy.wait_s, answer)
+    return answer
+
+
+def runs_unguarded(task: Task, answer: Any) -> bool:
+    """Whether the policy lets the handler run without an answer of the store. A record that does not read is one."""
+    return task.policy.on_unavailable == "run" and _no_answer(answer)
+
+
+def _no_answer(answer: Any) -> TypeGuard[Unavailable]:
+    return isinstance(answer, Unavailable) and isinstance(answer.error, StoreUnavailable)
 
 
 def patiently(claim: Claim, wait_s: float, answer: ClaimAnswer) -> Flow[ClaimAnswer]:
@@ -148,6 +274,8 @@ def marked(mark: Mark, task: Task) -> Flow[Outcome[Any]]:
     """Mark, then run: at most once, by its honest name. A crash in between loses the event."""
     answer = yield from mark
     if isinstance(answer, Unavailable):
+        if runs_unguarded(task, answer):
+            return unguarded((yield from Invoke(task.call, task.claim)))
         return answer
     if not answer.firsts[0]:
         return Done(None, replayed=True, kept=False)
@@ -165,6 +293,11 @@ def observed(task: Task, duplicate: Callable[[ClaimAnswer], None]) -> Flow[Outco
     return plain(ran)
 
 
-def unguarded(task: Task) -> Flow[Outcome[Any]]:
+def unremembered(task: Task) -> Flow[Outcome[Any]]:
     """The event type's window is off: run, and remember nothing."""
     return plain((yield from Invoke(task.call, task.claim)))
+
+
+def without_store(task: Task) -> Flow[Outcome[Any]]:
+    """The store could not be opened, and the policy says to run all the same."""
+    return unguarded((yield from Invoke(task.call, task.claim)))

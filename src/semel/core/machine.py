@@ -72,7 +72,7 @@ def differs(mine: bytes | None, stored: bytes | None) -> bool:
 def _claim(record: Record | None, item: Claim, now: int, stored: Record | None) -> Decision:
     if record is None or record.state == "forgotten":
         return _begin(item, now, stored)
-    if _is_apart(record, item):
+    if is_apart(record, item):
         return _repeat(record, item, now, stored)
     if differs(item.fingerprint, record.fingerprint):
         return Mismatch(), None
@@ -110,7 +110,7 @@ def _begin(item: Claim, now: int, stored: Record | None) -> Decision:
     return _grant(item, now, _next_fence(stored, now), None)
 
 
-def _is_apart(record: Record, item: Claim) -> bool:
+def is_apart(record: Record, item: Claim) -> bool:
     """Whether by their own times this is another event than the accepted one, before or after it."""
     if record.anchor is None or item.event_time_us is None:
         return False
@@ -270,6 +270,8 @@ def _forget(record: Record | None, item: Forget, now: int, _stored: Record | Non
 def _resolve(record: Record | None, item: Resolve, now: int, _stored: Record | None) -> Decision:
     if record is None or record.state != "unknown" or record.fence != item.fence:
         return Lost(), None
+    if item.to == "claimed":
+        return _take(replace(record, attempt=record.attempt + 1), item.owner, now, now + item.lease_us)
     if item.to == "absent":
         return _bury(record, now) if record.journal is None else _anew(record, now)
     expires_at = now + item.window_us if record.anchor is None else record.horizon
@@ -280,17 +282,20 @@ def _resolve(record: Record | None, item: Resolve, now: int, _stored: Record | N
 
 def _anew(record: Record, now: int) -> Decision:
     """As if it had just come and been released: whoever sweeps runs it, for its source will not send it again."""
-    free = replace(
+    return _take(replace(record, attempt=0, steps=()), NOBODY, now, now)
+
+
+def _take(record: Record, owner: bytes, now: int, lease_until: int) -> Decision:
+    """Give an unknown record to somebody, or to nobody, with a fence by which its late owner is refused."""
+    taken = replace(
         record,
         state="claimed",
-        owner=NOBODY,
+        owner=owner,
         fence=_next_fence(record, now),
-        lease_until=now,
-        attempt=0,
+        lease_until=lease_until,
         settled_at=0,
-        steps=(),
     )
-    return Forgotten(free.fence), free
+    return Forgotten(taken.fence), taken
 
 
 def _bury(record: Record, now: int) -> Decision:

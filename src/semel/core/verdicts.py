@@ -1,15 +1,31 @@
 """What the end of a handler means: for its record, and for the caller."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
 from semel.codec import decode, decode_error, encode, encode_error, encode_reason, reason_in
-from semel.core.commands import Claim, Granted, Known, Ran, Returned, SettleAnswer
+from semel.core.commands import Claim, Granted, Known, Raised, Ran, Returned, SettleAnswer
+from semel.digests import idempotency_key
 from semel.errors import AttemptsExhausted, NotApplied, ValueInvalid
 from semel.policy import Policy
-from semel.types import Completed, Done, Errored, Failed, Lost, Outcome, Unavailable, Unknown
+from semel.types import (
+    CannotTell,
+    Completed,
+    DidNotHappen,
+    Done,
+    Errored,
+    Failed,
+    Happened,
+    Inquiry,
+    Lost,
+    Outcome,
+    ProbeAnswer,
+    Unavailable,
+    Unknown,
+)
 
 RETRY_DELAY_MAX_S = 300.0
 
@@ -69,7 +85,9 @@ def judge(ran: Ran, task: Task, attempt: int) -> Verdict:
     if task.claim.quarantine and not isinstance(ran.error, NotApplied):
         return Verdict("unknown")
     if ran.interrupted:
-        return Verdict("released", count_attempt=False)
+        # What a started handler did is not known: the attempt counts where a probe is to be asked about it.
+        started = not isinstance(ran.error, NotApplied)
+        return Verdict("released", count_attempt=started and policy.probe is not None)
     return postponed(policy, attempt)
 
 
@@ -77,6 +95,45 @@ def postponed(policy: Policy, attempt: int) -> Verdict:
     """Try again, later with each attempt."""
     return Verdict(
         "released", delay_s=min(RETRY_DELAY_MAX_S, policy.retry_delay_s * 2 ** min(attempt - 1, 30))
+    )
+
+
+def unguarded(ran: Ran) -> Outcome[Any]:
+    """The outcome of a handler that ran although the store could not be reached."""
+    if isinstance(ran, Returned):
+        return Done(ran.value, kept=False, recorded=False, guarded=False)
+    return Errored(ran.error, 1)
+
+
+def inquiry(
+    task: Task, attempt: int, first_seen: int, steps: tuple[tuple[str, bytes | None], ...]
+) -> Inquiry:
+    """What the probe is asked."""
+    tenant, consumer, key = task.claim.id
+    call = task.call
+    args, kwargs = (call.args, call.keywords) if isinstance(call, partial) else ((), {})
+    return Inquiry(
+        tenant=tenant,
+        consumer=consumer,
+        key=key,
+        idempotency_key=idempotency_key(task.claim.id),
+        attempt=attempt,
+        first_seen=first_seen,
+        event_type=task.claim.event_type,
+        steps=tuple(name for name, _ in steps),
+        args=args,
+        kwargs=kwargs,
+    )
+
+
+def answer_of(ran: Ran) -> ProbeAnswer[Any]:
+    """What a probe says. One that raises, or returns something else, cannot tell."""
+    if isinstance(ran, Raised):
+        return CannotTell(f"the probe raised {ran.error!r}")
+    if isinstance(ran.value, Happened | DidNotHappen | CannotTell):
+        return ran.value
+    return CannotTell(
+        f"the probe returned {ran.value!r:.100}; it must return Happened(value), DidNotHappen() or CannotTell()"
     )
 
 

@@ -120,6 +120,8 @@ def prepared(client: C, rules: Rules, take: Any) -> C:
             keep_value=True,
             value_bytes_max=rules.response_bytes_max,
             fingerprint=take,
+            probe=None,  # it would have to answer with a whole response
+            on_unavailable="refuse",  # `rules.fail_open` says what happens then
         )
     )
     made._plan.warns_not_kept = False  # noqa: SLF001 - a long response is answered by a problem document instead

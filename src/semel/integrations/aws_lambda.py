@@ -89,7 +89,7 @@ def _run(
     done = [False] * len(arrivals)
     outcomes: list[Outcome[Any]] = once.run_many(deliveries, handler, concurrency=concurrency)
     for at, outcome in zip(places, outcomes, strict=True):
-        done[at] = isinstance(outcome, Done) and outcome.recorded
+        done[at] = isinstance(outcome, Done) and (outcome.recorded or not outcome.guarded)
         if not done[at]:
             _log.warning("%s: to be delivered again: %r", arrivals[at].position, outcome)
     return done

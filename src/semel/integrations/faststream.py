@@ -74,7 +74,7 @@ def raw(msg: Any) -> Envelope:
 def answer(outcome: Outcome[Any]) -> Any:
     """The handler's value, or the exception by which FastStream is told what to do with the message."""
     match outcome:
-        case Done(value, replayed=False, recorded=True):
+        case Done(value, replayed=False, recorded=True) | Done(value, guarded=False):
             return value
         case Done(recorded=True) | Failed(replayed=True):
             raise AckMessage

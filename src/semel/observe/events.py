@@ -4,7 +4,8 @@
         │          └ expired (the lease could not be kept)
         ├─► busy ─► (waits) ─► claimed, or duplicate
         ├─► duplicate (redelivery, producer, race, reuse)
-        ├─► late | unreachable
+        ├─► late | unreachable | unguarded (ran without an answer of the store, by choice)
+        ├─► probed (the other system was asked about an earlier attempt)
         └─► marked (modes mark and inbox: the mark is all there is)
 
 A hook is any callable that takes one event. It runs in the thread or task of whoever did the thing, so it must be
@@ -38,6 +39,7 @@ __all__ = [
     "Late",
     "Lost",
     "Marked",
+    "Probed",
     "Purged",
     "Quarantined",
     "Reason",
@@ -46,6 +48,7 @@ __all__ = [
     "StoreFailed",
     "StoreLost",
     "StoreSent",
+    "Unguarded",
     "Unreachable",
     "Unrecorded",
 ]
@@ -173,6 +176,23 @@ class Unreachable(Event, frozen=True):
     """The store gave no answer, so nothing ran."""
 
     error: BaseException | None = None
+
+
+class Unguarded(Event, frozen=True):
+    """The store gave no answer, and by `Policy(on_unavailable="run")` the handler ran without a claim.
+
+    Nothing is recorded: a duplicate runs too.
+    """
+
+
+class Probed(Event, frozen=True):
+    """The policy's probe was asked whether an earlier attempt had its effect."""
+
+    answer: str = ""
+    """`happened`, `did_not_happen` or `cannot_tell`."""
+    text: str = ""
+    """Why it cannot tell."""
+    duration_s: float = 0.0
 
 
 class Dropped(Event, frozen=True):

@@ -8,6 +8,7 @@ from semel.core.ports import AsyncStore, Store
 from semel.errors import PolicyInvalid
 from semel.observe.guarantees import Cell, Sink, Weakness, cells, holds_at_least
 from semel.observe.sources import Circumstances, of_circumstances
+from semel.policy import OnUnavailable, check_fits
 from semel.stores.tiered import AsyncTieredStore, TieredStore
 from semel.types import Mode
 
@@ -32,6 +33,11 @@ _KEYS = (
 )
 """Which calls share a record, in the modes that have `guard`."""
 _GUARDING: frozenset[str] = frozenset(("lease", "quarantine", "mark", "observe"))
+_PROBED: dict[str, str] = {
+    "lease": " Before it runs again, the probe asks the called system: what has happened is not repeated, as far as the"
+    " probe tells the truth; where it cannot tell, the event runs again.",
+    "quarantine": " First the probe asks the called system; a person decides only where it cannot tell.",
+}
 
 _DAY_US = 86400 * 10**6
 
@@ -45,6 +51,9 @@ class Explanation(Struct, frozen=True, kw_only=True):
     how: str
     windows: dict[str, Cell | None]
     weaknesses: tuple[Weakness, ...]
+    probe: bool = False
+    """Whether the policy's probe is asked about unknown outcomes."""
+    on_unavailable: OnUnavailable = "refuse"
 
     @property
     def holds(self) -> bool:
@@ -67,10 +76,13 @@ def explain(
     sink: Sink = "plain",
     around: Circumstances | None = None,
     live: Sequence[Weakness] = (),
+    probe: bool = False,
+    on_unavailable: OnUnavailable = "refuse",
 ) -> Explanation:
     """What `mode` on `store` guarantees. Raises `PolicyInvalid` where the two cannot work together. No I/O.
 
-    `around`: where deliveries come from. `live`: what `probing.weaknesses` found on the servers.
+    `around`: where deliveries come from. `live`: what `probing.weaknesses` found on the servers. `probe` and
+    `on_unavailable`: what the policy says.
     """
     around = around or Circumstances()
     if mode not in _HOW:
@@ -79,17 +91,43 @@ def explain(
         raise PolicyInvalid(
             f"{store.name} cannot hold an inbox: no transaction of yours reaches it; use sqlite: or postgresql:"
         )
+    check_fits(mode, probe=probe, on_unavailable=on_unavailable)
+    probe = probe and mode in _PROBED
     return Explanation(
         mode=mode,
         store=store.name,
         sink=sink,
-        how=_HOW[mode] + (_KEYS if mode in _GUARDING else ""),
-        windows=cells(mode, sink),
+        how=_HOW[mode] + (_PROBED[mode] if probe else "") + (_KEYS if mode in _GUARDING else ""),
+        windows=cells(mode, sink, probe=probe),
+        probe=probe,
+        on_unavailable=on_unavailable,
         weaknesses=(
+            *_of_policy(mode, probe=probe, on_unavailable=on_unavailable),
             *_weaknesses(store, mode, window_us, lease_us, around),
             *(() if mode == "observe" else (*of_circumstances(around, mode, window_us, lease_us), *live)),
         ),
     )
+
+
+def _of_policy(mode: Mode, *, probe: bool, on_unavailable: OnUnavailable) -> list[Weakness]:
+    found: list[Weakness] = []
+    if on_unavailable == "run" and mode != "observe":
+        found.append(
+            Weakness(
+                "While the store cannot be reached, handlers run without a claim: every duplicate runs, and nothing is"
+                " recorded.",
+                breaks=True,
+                fix="Policy(on_unavailable='refuse')",
+            )
+        )
+    if probe:
+        found.append(
+            Weakness(
+                "The probe is believed: one that answers DidNotHappen while an earlier call is still under way costs a"
+                " second effect."
+            )
+        )
+    return found
 
 
 def _of_tiers(store: TieredStore | AsyncTieredStore) -> list[Weakness]:

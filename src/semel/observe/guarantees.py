@@ -73,11 +73,17 @@ _ROWS: dict[str, tuple[Cell | None, ...]] = {
         _ONCE, _TWICE, _ONCE,
         _TWICE, _TWICE, _TWICE,
     ),
+    "lease, probe": (
+        *(_ONCE,) * (len(WINDOWS) - 1), _TWICE,
+    ),
     "quarantine": (
         _ONCE, _ONCE, _DECIDE_NOT, _DECIDE_NOT,
         _DECIDE_DONE, _DECIDE_DONE, _DECIDE_DONE,
         _ONCE, _ONCE, _ONCE,
         _ONCE, _ONCE, _TWICE,
+    ),
+    "quarantine, probe": (
+        *(_ONCE,) * (len(WINDOWS) - 1), _TWICE,
     ),
     "mark": (
         _ONCE, _NEVER, _NEVER, _NEVER,
@@ -111,8 +117,13 @@ GUARANTEES: dict[str, dict[str, Cell | None]] = {
 """Effects by mode (lease: and by what the called system honours) and by window."""
 
 
-def cells(mode: Mode, sink: Sink) -> dict[str, Cell | None]:
-    """What a mode guarantees in each window. Raises `KeyError` for a mode that has no tested table."""
+def cells(mode: Mode, sink: Sink, *, probe: bool = False) -> dict[str, Cell | None]:
+    """What a mode guarantees in each window. Raises `KeyError` for a mode that has no tested table.
+
+    `probe`: the policy has one, whose answers are true and final. A keyed sink needs none.
+    """
+    if probe and not (mode == "lease" and sink == "keyed"):
+        return GUARANTEES[f"{mode}, probe"]
     return GUARANTEES[f"lease, {sink} sink" if mode == "lease" else mode]
 
 

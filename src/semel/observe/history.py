@@ -23,7 +23,7 @@ __all__ = ["HistoryHook", "Line", "read"]
 PREFIX, SUFFIX = "semel-", ".jsonl"
 _KEPT: tuple[type[events.Event], ...] = (
     events.Completed, events.Duplicate, events.Expired, events.Failed, events.Late, events.Lost, events.Marked,
-    events.Quarantined, events.Released, events.Unrecorded,
+    events.Quarantined, events.Released, events.Unguarded, events.Unrecorded,
 )  # fmt: skip
 """How deliveries ended; what led there would multiply the size and say little more."""
 

@@ -28,6 +28,8 @@ _LEVELS: dict[type[events.Happening], int] = {
     events.Late: logging.WARNING,
     events.Dropped: logging.WARNING,
     events.Expired: logging.WARNING,
+    events.Probed: logging.WARNING,
+    events.Unguarded: logging.ERROR,
     events.Lost: logging.WARNING,
     events.Unreachable: logging.WARNING,
     events.StoreFailed: logging.WARNING,

@@ -33,6 +33,7 @@ _OUTCOMES: dict[type[events.Happening], str] = {
     events.Quarantined: "unknown",
     events.Lost: "lost",
     events.Late: "late",
+    events.Unguarded: "unguarded",
     events.Unrecorded: "unrecorded",
     events.Unreachable: "unavailable",
     events.Dropped: "dropped",

@@ -55,6 +55,12 @@ METRICS: dict[str, Metric] = {
     "events_late_total": Metric(Counter, _WHO, "Events older than what is remembered."),
     "events_unknown_total": Metric(Counter, _WHO, "Attempts that ended without saying what happened."),
     "events_unrecorded_total": Metric(Counter, _WHO, "Effects that the store could not be told of."),
+    "events_unguarded_total": Metric(
+        Counter, _WHO, "Handlers that ran without a claim because the store could not be reached."
+    ),
+    "probes_total": Metric(
+        Counter, (*_WHO, "answer"), "Times that a probe was asked about an earlier attempt, by its answer."
+    ),
     "fingerprint_mismatch_total": Metric(Counter, _WHO, "Keys that came again with another payload."),
     "claims_lost_total": Metric(Counter, _WHO, "Claims that another attempt took over."),
     "claims_expired_total": Metric(Counter, ("consumer",), "Leases that this process could not keep."),
@@ -122,6 +128,8 @@ class PrometheusHook:
             events.Lost: self._lost,
             events.Quarantined: self._quarantined,
             events.Unrecorded: self._unrecorded,
+            events.Unguarded: self._count("events_unguarded_total"),
+            events.Probed: lambda event: self._who("probes_total", event, event.answer).inc(),
             events.Dropped: self._let_go,
             events.Late: self._count("events_late_total"),
             events.Expired: lambda event: self._at("claims_expired_total", event.consumer).inc(),

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from semel.codec import decode_error
 from semel.core.commands import (
     Answer,
+    Ask,
     Claim,
     Command,
     Count,
@@ -28,16 +29,20 @@ from semel.core.commands import (
     Settle,
 )
 from semel.core.ports import AsyncStore, Store
+from semel.core.verdicts import answer_of
 from semel.errors import RecordCorrupt, StoreUnavailable
 from semel.observe import events
 from semel.observe.events import Hooks, Reason
 from semel.types import (
     Busy,
+    CannotTell,
     Completed,
     Delivery,
+    DidNotHappen,
     Done,
     Errored,
     Failed,
+    Happened,
     Id,
     Late,
     Lost,
@@ -99,6 +104,10 @@ class Tap:
                         self._origin = _words((yield Lookup(self._claim.id)))
                 elif kind is Invoke:
                     answer = yield self._around(command, awaits=awaits)
+                elif kind is Ask:
+                    began = time.perf_counter()
+                    answer = yield command
+                    self._probed(answer, time.perf_counter() - began)
                 else:
                     answer = yield command
         except BaseException:
@@ -156,6 +165,11 @@ class Tap:
 
         return Invoke(aaround if awaits else around, command.claim, command.granted)
 
+    def _probed(self, ran: Any, duration_s: float) -> None:
+        told = answer_of(ran)
+        text = told.reason if isinstance(told, CannotTell) else ""
+        self._hooks(events.Probed(*self._who, _ANSWERS[type(told)], text, duration_s))
+
     def _began(self, attempt: int) -> float:
         self._hooks(events.Began(*self._who, attempt))
         return time.perf_counter()
@@ -170,8 +184,8 @@ class Tap:
         match outcome:
             case Done(replayed=True) | Failed(replayed=True) | Mismatch() | Busy():
                 self.duplicate(outcome if answer is None else answer)
-            case Done(recorded=False):
-                hooks(events.Unrecorded(*who))
+            case Done(recorded=False, guarded=guarded):
+                hooks(events.Unrecorded(*who) if guarded else events.Unguarded(*who))
             case Done():
                 hooks(events.Completed(*who))
             case Failed(error):
@@ -204,6 +218,13 @@ class Tap:
         if self._redelivered is not None:
             return "redelivery" if self._redelivered else "producer"
         return "race" if self._waited or isinstance(answer, Busy) else "redelivery"
+
+
+_ANSWERS: dict[type, str] = {
+    Happened: "happened",
+    DidNotHappen: "did_not_happen",
+    CannotTell: "cannot_tell",
+}
 
 
 def _state(answer: Any) -> str:

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from semel.core.relaying import Row
 from semel.errors import UsageError, ValueNotEncodable, ValueTooLarge
 
-__all__ = ["Draft", "Message", "attributes", "drafted", "iso_time"]
+__all__ = ["Draft", "Message", "attributes", "chosen_id", "drafted", "iso_time"]
 
 NAME_BYTES_MAX = 255
 """Of types, aggregates, destinations and the like: what every broker takes as a name."""
@@ -48,6 +49,8 @@ class Message(msgspec.Struct, frozen=True):
     traceparent: str = ""
     """W3C trace context; else that of the current OpenTelemetry span, if there is one."""
     not_before: datetime | None = None
+    id: UUID | str | None = None
+    """A UUID of your own; else one is made. A second message with an id that is in the outbox is not written again."""
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -90,6 +93,21 @@ def drafted(message: Message, source: str, bytes_max: int) -> Draft:
         headers=_headers(message.headers),
         payload=payload,
     )
+
+
+def chosen_id(message: Message) -> UUID | None:
+    """The id that the caller chose, if it did. Raises `UsageError` for what is no UUID."""
+    given = message.id
+    if given is None or isinstance(given, UUID):
+        return given
+    try:
+        if not isinstance(given, str):
+            raise TypeError  # noqa: TRY301 - one refusal for both
+        return UUID(given)
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"a message's id is a UUID, not {given!r:.100}; make one of your own name by uuid.uuid5(namespace, name)"
+        ) from None
 
 
 def current_traceparent() -> str | None:

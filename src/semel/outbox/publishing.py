@@ -4,13 +4,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
+from uuid import UUID
 
 from semel.context import Context, _current
 from semel.core.ports import AsyncStore, Store
 from semel.errors import StoreRefused, UsageError
 from semel.handles import AsyncHandle, Handle, Statement, Talk, code_of, handle_for
 from semel.outbox import ids
-from semel.outbox.message import Draft, Message, drafted
+from semel.outbox.message import Draft, Message, chosen_id, drafted
 from semel.plans import Plan
 
 __all__ = ["AsyncOutbox", "Outbox", "outbox_for"]
@@ -46,15 +47,16 @@ class _Writer:
         self._terms = terms
         self._named: set[str] = set()
         self._sqlite = dialect == "sqlite"
-        table = "semel_outbox" if self._sqlite else f'"{terms.schema}".outbox'
-        self._head = f"INSERT INTO {table} ({COLUMNS}) VALUES "
+        self._table = "semel_outbox" if self._sqlite else f'"{terms.schema}".outbox'
+        self._head = f"INSERT INTO {self._table} ({COLUMNS}) VALUES "
 
     def _write(self, messages: Sequence[Message], names: Sequence[str | None]) -> Talk[list[str]]:
         if len(messages) != len(names):
             raise UsageError(f"{len(messages)} messages have {len(names)} names; give one for each")
         terms = self._terms
         drafts = [drafted(each, terms.source, terms.bytes_max) for each in messages]
-        ids = [str(self._id_for(name)) for name in names]
+        chosen = [chosen_id(each) for each in messages]
+        ids = [str(self._id_for(name, own)) for name, own in zip(names, chosen, strict=True)]
         for at in range(0, len(drafts), WRITTEN_MAX):
             some = drafts[at : at + WRITTEN_MAX]
             values: list[Any] = []
@@ -69,7 +71,21 @@ class _Writer:
                         " semel migrate --store ..."
                     ) from error
                 raise
+        for message_id, own, draft in zip(ids, chosen, drafts, strict=True):
+            if own is not None:
+                yield from self._compare(message_id, draft)
         return ids
+
+    def _compare(self, message_id: str, draft: Draft) -> Talk[None]:
+        """Refuse an id under which another message lies in the outbox; the same one again is no second message."""
+        mark = "?" if self._sqlite else "$1"
+        rows = yield Statement(
+            f"SELECT event_type, payload FROM {self._table} WHERE id = {mark}", (message_id,)
+        )
+        if rows and (rows[0][0], bytes(rows[0][1])) != (draft.event_type, draft.payload):
+            raise UsageError(
+                f"the outbox has another message with the id {message_id}; choose another id, and undo the transaction"
+            )
 
     def _text(self, count: int) -> str:
         width = len(Draft.__struct_fields__) + 3
@@ -81,18 +97,20 @@ class _Writer:
             rows.append(f"({', '.join(each)})")
         return f"{self._head}{', '.join(rows)} ON CONFLICT (id) DO NOTHING"
 
-    def _id_for(self, name: str | None) -> Any:
+    def _id_for(self, name: str | None, own: UUID | None) -> UUID:
         context: Context | None = _current.get()
         if context is None or context._loose:  # noqa: SLF001 - without a claim there is no attempt to repeat
             if name is not None:
                 self._name(name, self._named)
-            return ids.minted()
+            return own or ids.minted()
+        if name is None and own is not None:
+            return own
         if name is None:
             raise UsageError(
                 'inside a handler a message needs a name, which gives it the same id on every attempt: name="..."'
             )
         self._name(name, context._published)  # noqa: SLF001 - one attempt, whichever outbox writes
-        return ids.derived(context._kept.claim.id, context.first_seen, name)  # noqa: SLF001
+        return own or ids.derived(context._kept.claim.id, context.first_seen, name)  # noqa: SLF001
 
     @staticmethod
     def _name(name: str, used: set[str]) -> None:
@@ -120,6 +138,9 @@ class Outbox(_Writer):
         writes the same id; what an earlier attempt has committed stays as it is. Raises `UsageError` for a name
         used twice in one attempt, `NoTransaction` where nothing would hold message and effect together. One
         statement.
+
+        With `Message(id=...)` the id is yours, and needs no name: the same message again is not written twice, and
+        another one under that id is a `UsageError`. One statement more.
         """
         self._handle.require_transaction()
         return self._handle.run(self._write((message,), (name,)))[0]
@@ -145,6 +166,9 @@ class AsyncOutbox(_Writer):
         writes the same id; what an earlier attempt has committed stays as it is. Raises `UsageError` for a name
         used twice in one attempt, `NoTransaction` where nothing would hold message and effect together. One
         statement.
+
+        With `Message(id=...)` the id is yours, and needs no name: the same message again is not written twice, and
+        another one under that id is a `UsageError`. One statement more.
         """
         if self._ready is not None:
             await self._ready()

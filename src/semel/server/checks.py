@@ -54,8 +54,7 @@ def check(item: Item, limits: Limits) -> None:
 
 def _claim(item: Claim, limits: Limits) -> None:
     _place(item.id)
-    if len(item.owner) != OWNER_BYTES:
-        raise _out(f"owner has {len(item.owner)} bytes; it is {OWNER_BYTES} random ones, new for every call")
+    _owner(item.owner)
     _lease(item.lease_us, limits)
     _window(item.window_us, limits)
     _short(item.event_type, "event_type")
@@ -114,6 +113,9 @@ def _resolve(item: Resolve, limits: Limits) -> None:
     _instant(item.fence, "fence")
     _size(item.value, limits.value_bytes_max, "value")
     _window(item.window_us, limits)
+    if item.to == "claimed":
+        _owner(item.owner)
+        _lease(item.lease_us, limits)
 
 
 def _scan(item: Scan, _limits: Limits) -> None:
@@ -187,6 +189,11 @@ def _names(tenant: str, consumer: str) -> None:
     if tenant:
         check_consumer(tenant)
     check_consumer(consumer)
+
+
+def _owner(owner: bytes) -> None:
+    if len(owner) != OWNER_BYTES:
+        raise _out(f"owner has {len(owner)} bytes; it is {OWNER_BYTES} random ones, new for every call")
 
 
 def _lease(lease_us: int, limits: Limits) -> None:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from semel.core.commands import (
     Answer,
+    Ask,
     Claim,
     Flow,
     Granted,
@@ -136,6 +137,8 @@ class Driver:
         match command:
             case Invoke():
                 return self._invoke(command)
+            case Ask():
+                return Returned(command.probe(command.inquiry))
             case Watch():
                 return self._clock.steady_s() + command.wait_s
             case Sleep():
@@ -161,7 +164,7 @@ class Driver:
 
 def _silence(command: Any, answer: Any = None) -> Any:
     """What a process sees of a command whose reply does not come."""
-    if isinstance(command, Invoke):
+    if isinstance(command, Invoke | Ask):
         return Raised(ConnectionError("the sink did not answer"))
     if isinstance(command, Watch | Sleep | Unwatch | Pause):
         return answer

@@ -103,9 +103,9 @@ def test_a_role_that_cannot_create_is_told_what_to_do(servant: str) -> None:
 def test_operators_read_a_view(store: PostgresStore, place: str) -> None:
     claims = [
         Claim(("acme", "billing", key), b"o" * 16, MINUTE_US, MINUTE_US, event_type="order")
-        for key in ("evt_1", "evt_2", "evt_3", "evt_4")
+        for key in ("evt_1", "evt_2", "evt_3", "evt_4", "evt_5")
     ]
-    values = [b'j{"amount": 1}', b"r\xff", b"j\xff", b'o{"total": 2}']
+    values = [b'j{"amount": 1}', b"r\xff", b"j\xff", b'o{"total": 2}', b'j"\\u0000"']
     for claim, granted, value in zip(claims, store.send(claims), values, strict=True):
         store.send([Settle(claim.id, claim.owner, granted.fence, "done", value, MINUTE_US)])
     rows = postgres.execute(
@@ -117,12 +117,15 @@ def test_operators_read_a_view(store: PostgresStore, place: str) -> None:
     assert rows == [
         (key, "order", "acme", "billing", "done", 1, value, True, True)
         for key, value in (
-            ("evt_1", '{"amount": 1}'),
+            ("evt_1", {"amount": 1}),
             ("evt_2", None),
             ("evt_3", None),
-            ("evt_4", '{"total": 2}'),
+            ("evt_4", {"total": 2}),
+            ("evt_5", None),
         )
     ]
+    amounts = f"SELECT event_id FROM {store.place.schema}.events WHERE value @> '{{\"amount\": 1}}'"
+    assert postgres.execute(place, amounts) == [("evt_1",)]
 
 
 def test_without_readable_keys_only_digests_are_kept(place: str) -> None:

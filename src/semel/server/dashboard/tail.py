@@ -22,6 +22,7 @@ _KEPT: dict[type[events.Happening], str] = {
     events.Lost: "lost",
     events.Expired: "expired",
     events.Late: "late",
+    events.Unguarded: "unguarded",
     events.Unrecorded: "unrecorded",
     events.Duplicate: "duplicate",
 }

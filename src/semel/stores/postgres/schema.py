@@ -14,7 +14,7 @@ from semel.stores.postgres.statements import outbox_channel_of
 __all__ = ["SCHEMA", "VERSION", "check_schema_name", "migrations", "schema_sql"]
 
 SCHEMA = "semel"
-VERSION = 4
+VERSION = 5
 """The last migration that this semel knows."""
 OLDEST = 130000
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")

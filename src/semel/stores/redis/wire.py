@@ -270,6 +270,9 @@ def _lookup(item: Lookup) -> bytes:
 
 
 def _resolve(item: Resolve) -> bytes:
+    if item.to == "claimed":
+        head = _RENEW.pack(86, 4, item.fence, item.lease_us)
+        return b"%b%c%b" % (head, len(item.owner), item.owner)
     options, value = 2 if item.to == "absent" else 0, b""
     if item.to == "done" and item.value is not None:
         options, value = 1, _U4.pack(len(item.value)) + item.value

@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from semel.core import flows
 from semel.core.commands import Claim, ClaimAnswer, Flow, Invoke, Mark, Raised
@@ -14,7 +15,18 @@ from semel.testing._sim.sinks import SinkKind
 from semel.testing._sim.store import Commit, Flaws, Seen
 from semel.testing._sim.worker import Declined
 from semel.testing._sim.world import LEASE_US, Violation
-from semel.types import Done, Errored, Failed, Late, Mismatch, Outcome, Unavailable, Unknown
+from semel.types import (
+    CannotTell,
+    Done,
+    Errored,
+    Failed,
+    Inquiry,
+    Late,
+    Mismatch,
+    Outcome,
+    Unavailable,
+    Unknown,
+)
 
 FlowOf = Callable[[Attempt, Task, Flaws], Generator[Any, Any, Any]]
 
@@ -26,6 +38,8 @@ class Mode(Struct, frozen=True, kw_only=True):
     flow: FlowOf
     sink: SinkKind = "keyed"
     quarantine: bool = False
+    probe: bool = False
+    """A truthful one, whose answers are final. In quarantine it cannot tell now and then."""
     journal: bool = False
     in_transaction: bool = False
     may_flush: bool = False
@@ -53,7 +67,8 @@ def task_for(mode: Mode, event: Event, owner: bytes, wait_s: float, flaws: Flaws
         journal=event.payload.encode() if mode.journal else None,
         quarantine=mode.quarantine,
     )
-    return Task(claim, _unused, POLICIES[wait_s])
+    policy = POLICIES[wait_s]
+    return Task(claim, _unused, replace(policy, probe=_unused_probe) if mode.probe else policy)
 
 
 POLICIES = {
@@ -65,6 +80,11 @@ POLICIES = {
 
 def _unused() -> None:
     """Stand in for the handler, which the simulated worker plays itself."""
+
+
+def _unused_probe(_inquiry: Inquiry) -> CannotTell:
+    """Stand in for the probe, which the simulated worker plays itself."""
+    return CannotTell()
 
 
 def leased(_attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
@@ -111,6 +131,8 @@ MODES: dict[str, Mode] = {
         Mode(name="lease-fenced", flow=leased, sink="fenced", once=False, may_flush=True),
         Mode(name="lease-plain", flow=leased, sink="plain", once=False, may_flush=True),
         Mode(name="quarantine", flow=leased, sink="plain", quarantine=True),
+        Mode(name="lease-probe", flow=leased, sink="plain", probe=True),
+        Mode(name="quarantine-probe", flow=leased, sink="plain", quarantine=True, probe=True),
         Mode(name="mark", flow=marked, sink="plain", may_lose=True),
         Mode(name="observe", flow=observed, sink="plain", suppresses=False),
         Mode(name="journal", flow=leased, journal=True),

@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from semel.core import flows
-from semel.core.commands import Claim, Flow, Granted, Invoke, Lookup, Mark, Raised, Settle
+from semel.core.commands import Claim, Flow, Granted, Invoke, Lookup, Mark, Raised, Resolve, Settle
 from semel.core.machine import decide
 from semel.core.verdicts import Task, conclude, judge, plain
 from semel.testing._sim.modes import FlowOf, acknowledges, leased
@@ -49,6 +49,13 @@ def delete_on_error(record: Record | None, item: Any, now: int) -> Decision:
     """An error deletes the key without a look whose it is; here: expired long ago, so absent."""
     if type(item) is Settle and item.to == "released" and record is not None:
         return Completed(at=now), replace(record, state="done", owner=b"?", lease_until=0, expires_at=0)
+    return decide(record, item, now)
+
+
+def cleared_to_nobody(record: Record | None, item: Any, now: int) -> Decision:
+    """What a probe found not to have happened is free for all, although its other copies may be acknowledged."""
+    if type(item) is Resolve and item.to == "claimed":
+        return decide(record, replace(item, owner=b"", lease_us=0), now)
     return decide(record, item, now)
 
 
@@ -160,6 +167,11 @@ def mark_commits_alone(attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outc
     return committed if isinstance(committed, Unavailable) else Done(None, kept=False)
 
 
+def rerun_unasked(_attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+    """The probe is there, and nobody asks it."""
+    return flows.once(replace(task, policy=replace(task.policy, probe=None)))
+
+
 # --- runners ---
 
 
@@ -196,6 +208,8 @@ MUTANTS: dict[str, Mutant] = {
     "drop while busy": Mutant(mode="lease-keyed", acks=drops_while_busy),
     "ack on receipt": Mutant(mode="lease-keyed", flaws=Flaws(ack_on_receipt=True)),
     "ack before complete": Mutant(mode="lease-keyed", acks=acks_unrecorded),
+    "rerun without asking the probe": Mutant(mode="lease-probe", flow=rerun_unasked),
+    "cleared to nobody": Mutant(mode="quarantine-probe", flaws=Flaws(decide=cleared_to_nobody)),
     "mark outside the transaction": Mutant(
         mode="inbox", flaws=Flaws(mark_commits_alone=True), flow=mark_commits_alone
     ),

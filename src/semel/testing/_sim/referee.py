@@ -6,9 +6,9 @@ It shares no code with the store: what it expects follows from the answers and t
 from typing import Any
 
 from semel.codec import encode
-from semel.core.commands import Claim, Granted, Known, Renew, Settle
+from semel.core.commands import Claim, Granted, Known, Renew, Resolve, Settle
 from semel.testing._sim.world import WINDOW_US, Violation, World
-from semel.types import Busy, Completed, Done, Failed, Id, Renewed, Unknown
+from semel.types import Busy, Completed, Done, Failed, Forgotten, Id, Renewed, Unknown
 
 MAX_ATTEMPTS = 5
 
@@ -85,6 +85,11 @@ class Attempt:
         self.over = False
         self.touched = False
         self.effected = False
+
+    @property
+    def value(self) -> str:
+        """What its handler returns."""
+        return f"{self.event.payload} by {self.name}"
 
     def touch(self) -> None:
         """A fault struck this attempt."""
@@ -209,6 +214,13 @@ class Referee:
         event.completed = True
         event.failed = event.failed or failed
         event.values.append(value)
+
+    def taken(self, item: Resolve, answer: Forgotten, attempt: Attempt, now: int) -> None:
+        """A probe found that nothing had happened, and who asked has the claim."""
+        self._held.pop(item.id, None)
+        until = now + item.lease_us
+        granted = Granted(answer.fence, attempt=1, lease_until=until, first_seen=now)
+        self._granted(Claim(item.id, item.owner, item.lease_us, 0), granted, attempt, now)
 
     def forgotten(self, record_id: Id) -> None:
         """Somebody decided that the event may run again."""

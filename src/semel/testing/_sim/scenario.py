@@ -100,7 +100,8 @@ class Scenario:
             and not self.mode.may_lose
             and world.chance(world.weather.poison)
         ):
-            kinds = ("permanent", "poison") if self.mode.quarantine else ("permanent", "poison", "killer")
+            unasked = self.mode.quarantine and not self.mode.probe  # what dies there is not run again
+            kinds = ("permanent", "poison") if unasked else ("permanent", "poison", "killer")
             kind = kinds[int(world.random() * len(kinds))]
         event = Event(("", "sim", f"k{number}"), f"e{len(self.events)}", kind)
         self.events.append(event)

@@ -3,10 +3,10 @@
 from typing import Literal, TypeAlias
 
 from semel.digests import idempotency_key
-from semel.testing._sim.referee import Attempt
+from semel.testing._sim.referee import Attempt, Event
 from semel.testing._sim.store import Flaws
 from semel.testing._sim.world import World
-from semel.types import Id
+from semel.types import DidNotHappen, Happened, Id
 
 SinkKind: TypeAlias = Literal["plain", "keyed", "fenced"]
 
@@ -20,10 +20,22 @@ class Sink:
         self.flaws = flaws
         self._keys: dict[str, None] = {}
         self._fences: dict[Id, int] = {}
+        self._values: dict[str, str] = {}
+        self._closed: dict[Id, int] = {}
+        """Of events that a probe was told have not happened: up to which fence they cannot happen any more."""
+
+    def probe(self, event: Event, fence: int) -> Happened[str] | DidNotHappen:
+        """Whether the effect is there. The answer is final: attempts up to this fence come too late from now on."""
+        if event.effects:
+            return Happened(self._values[event.payload])
+        self._closed[event.id] = max(fence, self._closed.get(event.id, 0))
+        return DidNotHappen()
 
     def apply(self, attempt: Attempt) -> bool:
-        """Do the effect; `False` where the fence is too old."""
+        """Do the effect; `False` where the fence is too old, or a probe was told that it did not happen."""
         event = attempt.event
+        if attempt.granted is not None and attempt.granted.fence <= self._closed.get(event.id, 0):
+            return False
         if self.kind == "keyed":
             key = idempotency_key(event.id) + (attempt.name if self.flaws.key_per_attempt else "")
             if key in self._keys:
@@ -36,6 +48,7 @@ class Sink:
             self._fences[event.id] = fence
             event.fences.append(fence)
         event.effects += 1
+        self._values.setdefault(event.payload, attempt.value)
         attempt.effected = True
         if self.world.trace is not None:
             self.world.note(f"{attempt.name}: EFFECT {event.effects} of {event.payload}")

@@ -22,7 +22,7 @@ from semel.testing._sim.world import (
     Violation,
     World,
 )
-from semel.types import Forgotten, Id, Record, Unavailable
+from semel.types import Completed, Forgotten, Id, Record, Unavailable
 
 LATENCY_US = (500, 4_000)
 PATIENCE_US = LEASE_US // 5
@@ -162,6 +162,10 @@ class SimStore:
             self.referee.renewed(item, answer)
         elif kind is Settle:
             self.referee.settled(item, answer, true_now)
+        elif kind is Resolve and type(answer) is Completed:
+            self.referee.complete(item.id, item.value, true_now)
+        elif kind is Resolve and type(answer) is Forgotten:
+            self.referee.taken(item, answer, attempt, true_now)
         return answer
 
     def _mark(self, record_id: Id, window_us: int, now: int) -> bool:
@@ -237,4 +241,4 @@ def _shown(thing: Any) -> str:
     return f"{name}({', '.join(parts)})"
 
 
-_RECORD_ITEMS = {Claim, Renew, Settle, Lookup}
+_RECORD_ITEMS = {Claim, Renew, Settle, Lookup, Resolve}

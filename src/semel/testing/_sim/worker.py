@@ -4,9 +4,11 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from semel.core.commands import (
+    Ask,
     Claim,
     Granted,
     Invoke,
+    Lookup,
     Pause,
     Raised,
     Ran,
@@ -22,7 +24,7 @@ from semel.testing._sim.referee import Attempt
 from semel.testing._sim.sinks import Sink
 from semel.testing._sim.store import LATENCY_US, SimStore
 from semel.testing._sim.world import CRASH_AFTER, CRASH_BEFORE, FAIR, FATES, LEASE_US, PAUSE, World
-from semel.types import Lost, Renewed, Unavailable
+from semel.types import Lost, Record, Renewed, Unavailable
 
 MARGIN_US = LEASE_US // 10
 """How long before its deadline a handler is told that its claim may be gone."""
@@ -43,7 +45,7 @@ class Hiccup(Exception):
 class Run:
     """One flow in one process, and the attempt it is at."""
 
-    __slots__ = ("attempt", "finished", "flow", "handling", "slept", "stage", "worker")
+    __slots__ = ("attempt", "finished", "flow", "handling", "seen_fence", "slept", "stage", "worker")
 
     def __init__(
         self,
@@ -60,6 +62,8 @@ class Run:
         self.stage = 0
         """Grows with each step of the handler: a step of a cancelled one is dropped."""
         self.slept = 0
+        self.seen_fence = 0
+        """Of the record that was looked up: what a probe in quarantine is asked about."""
 
 
 class Worker:
@@ -127,6 +131,9 @@ class Worker:
             if kind is Invoke:
                 self._invoke(run)
                 return
+            if kind is Ask:
+                self._probe(run)
+                return
             if kind is Watch:
                 answer = world.now + round(command.wait_s * 1e6)
             elif kind is Unwatch:
@@ -190,6 +197,8 @@ class Worker:
             self.world.after(self, LEASE_US // 3, self._keep, run, attempt)
         elif type(item) is Settle and type(answer) is not Unavailable:
             attempt.over = True
+        elif type(item) is Lookup and type(answer) is Record:
+            run.seen_fence = answer.fence
         self._resume(run, answer)
 
     def _sleep(self, run: Run, command: Sleep) -> None:
@@ -241,6 +250,38 @@ class Worker:
         attempt.lost = True
         if run.handling and self.stops_at_once and run.attempt is attempt:
             self._ended(run, Raised(ClaimLost("told by the keeper"), lost=True))
+
+    # --- the probe ---
+
+    def _probe(self, run: Run) -> None:
+        """Ask the sink. Any fault may strike; only in quarantine may the answer stay out."""
+        world, claim = self.world, run.attempt.claim
+        assert claim is not None
+        if world.chance(world.weather.handler_crash):
+            self.crash()
+            return
+        if world.chance(world.weather.handler_pause):
+            self.pause()
+        silent = claim.quarantine and world.chance(world.weather.sink_lost)
+        world.after(self, world.between(*LATENCY_US), self._asked, run, silent)
+
+    def _asked(self, run: Run, silent: bool) -> None:  # noqa: FBT001  # whether the answer is lost
+        attempt, world = run.attempt, self.world
+        assert attempt.claim is not None
+        mine = None if attempt.granted is None else attempt.granted.fence
+        if attempt.claim.quarantine:  # about its own attempt, or about the record that it found
+            last = run.seen_fence if mine is None else mine
+        else:
+            assert mine is not None
+            last = mine - 1
+        told = self.sink.probe(attempt.event, last)
+        if world.trace is not None:
+            world.note(f"{attempt.name}: the probe says {told}{', unheard' if silent else ''}")
+        if world.chance(world.weather.handler_crash):
+            self.crash()
+            return
+        ran: Ran = Raised(Hiccup("no answer")) if silent else Returned(told)
+        world.after(self, world.between(*LATENCY_US), self._resume, run, ran)
 
     # --- the handler ---
 
@@ -324,7 +365,7 @@ class Worker:
 
     def _return(self, run: Run, stage: int) -> None:
         if run.stage == stage:
-            self._ended(run, Returned(f"{run.attempt.event.payload} by {run.attempt.name}"))
+            self._ended(run, Returned(run.attempt.value))
 
     def _ended(self, run: Run, ran: Ran) -> None:
         run.stage += 1

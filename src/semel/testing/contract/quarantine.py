@@ -1,6 +1,8 @@
 """What must not run again unasked: quarantine, unknown records, resolve."""
 
-from semel.core.commands import Flow, Forget, Granted, Known, Lookup, Page, Resolve, Scan
+from msgspec.structs import replace
+
+from semel.core.commands import Flow, Forget, Granted, Known, Lookup, Page, Resolve, Scan, Settle
 from semel.testing.contract.bench import LONG, SETTLED, SHORT, Bench, Held, check, equal, expect, scenario
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, Renewed, Unknown
 
@@ -146,6 +148,42 @@ def resolve_to_absent_keeps_a_journal_for_the_sweep(b: Bench) -> Flow[None]:
     expect(heir.granted, Granted, attempt=1, steps=(), journal=b"rpayload")
     check(heir.fence > forgotten.fence, "the fence did not grow past the released one")
     expect((yield from held.settle("done", b"rlate")), Lost)
+
+
+@scenario()
+def resolve_to_claimed_goes_on_with_the_next_attempt(b: Bench) -> Flow[None]:
+    """Nothing had happened: attempts, steps and journal stay, who resolved it has the claim, its late owner has not."""
+    held = yield from b.hold(quarantine=True, journal=b"rpayload")
+    expect((yield from held.renew(step=("step", b"r"))), Renewed)
+    expect((yield from held.settle("unknown")), Completed)
+    heir = b.claim(quarantine=True)
+    resolve = Resolve(b.id(), held.fence, "claimed", owner=heir.owner, lease_us=heir.lease_us)
+    taken = expect((yield from resolve), Forgotten)
+    check(taken.fence > held.fence, "the fence did not grow")
+    record = expect(
+        (yield from b.record()), Record, state="claimed", owner=heir.owner, attempt=2, settled_at=0
+    )
+    equal((record.fence, record.steps), (taken.fence, (("step", b"r"),)), "the record")
+    check(record.lease_until > (yield from b.now()), "the lease does not run")
+    expect((yield from held.settle("done", b"rlate")), Lost)
+    expect((yield from resolve), Lost)
+    expect((yield from b.claim(quarantine=True)), Busy)
+    granted = expect((yield from heir), Granted, fence=taken.fence, attempt=2, steps=(("step", b"r"),))
+    equal(granted.journal, b"rpayload", "the journal")
+    expect((yield from Settle(heir.id, heir.owner, granted.fence, "done", b"r", b.us(LONG))), Completed)
+    expect((yield from b.claim(quarantine=True)), Known, value=b"r")
+
+
+@scenario()
+def an_orphan_resolved_to_claimed_is_unknown_again_when_that_owner_dies(b: Bench) -> Flow[None]:
+    """Its lease ran out and nobody said so: one may take it over the fence that was seen, for as long as a lease."""
+    held = yield from _orphan(b)
+    heir = b.claim(lease=SHORT, quarantine=True)
+    take = Resolve(b.id(), held.fence, "claimed", owner=heir.owner, lease_us=heir.lease_us)
+    expect((yield from replace(take, fence=held.fence + 1)), Lost)
+    taken = expect((yield from take), Forgotten)
+    yield from b.later()
+    expect((yield from b.record()), Record, state="unknown", fence=taken.fence, attempt=2)
 
 
 @scenario()

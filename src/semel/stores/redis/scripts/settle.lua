@@ -6,7 +6,8 @@
 -- R renew    B kind, B options, d fence, d lease; B+ owner, then a step (option 1): H+ name, I4+ value + 1 or 0
 -- L lookup   B kind; the consumer's tag
 -- F forget   B kind, B force, d fence or -1, B state or 255; the consumer's tag
--- V resolve  B kind, B options, d fence, d window; I4+ value (option 1); option 2: to absent
+-- V resolve  B kind, B options, d fence, d window; I4+ value (option 1); option 2: to absent;
+--            option 4: claimed, with the lease in place of the window, and B+ owner
 -- W window   B kind, d window
 -- P purge    B kind: take it from the list of journaled claims if it is none
 --
@@ -51,12 +52,18 @@ local function bury(i, key, r)
   end
 end
 
--- As if it had just come and been released: its source will not send it again.
-local function anew(i, key, r)
-  r.state, r.owner, r.fence, r.attempt, r.at, r.steps = CLAIMED, '', next_fence(r.fence), 0, now, nil
+-- Give an unknown record to somebody, or to nobody, with a fence by which its late owner is refused.
+local function take(i, key, r, owner, lease_until)
+  r.state, r.owner, r.fence, r.at = CLAIMED, owner, next_fence(r.fence), lease_until
   if changed(i, key, r, r.journal) then
     say(i, 'f', number(r.fence))
   end
+end
+
+-- As if it had just come and been released: its source will not send it again.
+local function anew(i, key, r)
+  r.attempt, r.steps = 0, nil
+  take(i, key, r, '', now)
 end
 
 local function recreate(i, key, arg)
@@ -177,6 +184,9 @@ local function resolve(i, key, arg, r)
   local _, options, fence, window = sunpack('>BBdd', arg)
   if not r or r.state ~= UNKNOWN or r.fence ~= fence then
     out[i - 1] = 'L'
+  elseif has(options, 4) then
+    r.attempt = r.attempt + 1
+    take(i, key, r, owner_of(arg, 19), now + window)
   elseif has(options, 2) then
     if r.journal then anew(i, key, r) else bury(i, key, r) end
   else
