@@ -35,6 +35,7 @@ PAGES = (
 )  # fmt: skip
 LEASE = f"{LEASE_S:g}s"
 LOOK_S = 0.02
+FEED_S, FED_MAX = 0.1, 10
 COMMANDS: dict[str, tuple[str, ...]] = {
     "list": (),
     "stats": ("--json",),
@@ -182,7 +183,7 @@ def _ask(scene: Scene, method: str, path: str, body: str | None = None) -> bytes
 
 
 def feed(scene: Scene, seed: str, life_s: float) -> None:
-    """A WebSocket source that sends what is current, and in between everything again."""
+    """A WebSocket source that sends what is current, and after the storm what nobody has processed."""
     asyncio.run(_feed(scene, random.Random(seed)))
 
 
@@ -199,11 +200,13 @@ async def _feed(scene: Scene, chance: random.Random) -> None:
     async with serve(join, "127.0.0.1", scene.feed_port):
         while True:
             elapsed_s = (time.monotonic_ns() - scene.began_ns) / 1e9
-            over = elapsed_s > scene.seconds
-            events = scene.events if over else [scene.current_event(chance) for _ in range(3)]
+            events = [scene.current_event(chance) for _ in range(3)]
+            if elapsed_s > scene.seconds:
+                heard = {entry.event for entry in scene.ledger.read() if entry.flow == "listen"}
+                events = [event for event in scene.events if event not in heard][:FED_MAX]
             for event in events:
                 broadcast(connections, json.dumps({"event_id": event}))
-            await asyncio.sleep(1.0 if over else 0.1)
+            await asyncio.sleep(FEED_S)
 
 
 ROLES: dict[str, Role] = {

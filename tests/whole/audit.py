@@ -7,7 +7,7 @@ from contextlib import closing
 from itertools import pairwise
 from typing import NamedTuple
 
-from tests.whole.scene import Entry, Scene, UserDatabase
+from tests.whole.scene import LEASE_S, Entry, Scene, UserDatabase
 from tests.whole.worker import FLOWS
 
 __all__ = ["Hit", "audit", "missing"]
@@ -20,6 +20,7 @@ class Hit(NamedTuple):
 
     group: int
     role: str
+    """Whose process it was, for who looks for the cause."""
     from_ns: int
     to_ns: int
 
@@ -34,8 +35,8 @@ def missing(scene: Scene) -> list[str]:
     return [f"{flow} {event}" for flow in flows for event in scene.events if (flow, event) not in happened]
 
 
-def audit(scene: Scene, hits: list[Hit]) -> list[str]:
-    """What was broken; empty is what we want."""
+def audit(scene: Scene, hits: list[Hit], *, crowded: bool) -> list[str]:
+    """What was broken; empty is what we want. `crowded`: leases may run out because nobody gets to renew them."""
     entries = scene.ledger.read()
     broken = [f"lost: {each}" for each in missing(scene)]
     broken += [f"{entry.flow}: {entry.detail}" for entry in entries if entry.what in ("broken", "error")]
@@ -52,17 +53,20 @@ def audit(scene: Scene, hits: list[Hit]) -> list[str]:
     for (flow, event), effects in by_event.items():
         if len({effect.detail for effect in effects}) > 1:
             broken.append(f"{flow} {event}: a sink that honours the key sees {len(effects)} keys")
-        judge = _of_service if flow in SERVICE_FLOWS else _of_client
-        broken += [f"{flow} {event}: {each}" for each in judge(scene, effects, ends, hits)]
+        if flow in SERVICE_FLOWS:
+            found = _of_service(scene, effects, hits, crowded=crowded)
+        else:
+            found = _of_client(effects, ends, hits)
+        broken += [f"{flow} {event}: {each}" for each in found]
     if scene.kind == "sqlite":
         with closing(sqlite3.connect(scene.file)) as file:
-            found = file.execute("PRAGMA integrity_check").fetchall()
-        if found != [("ok",)]:
-            broken.append(f"the file is damaged: {found[:3]}")
+            damage = file.execute("PRAGMA integrity_check").fetchall()
+        if damage != [("ok",)]:
+            broken.append(f"the file is damaged: {damage[:3]}")
     return broken
 
 
-def _of_client(scene: Scene, effects: list[Entry], ends: dict[str, str], hits: list[Hit]) -> Iterator[str]:
+def _of_client(effects: list[Entry], ends: dict[str, str], hits: list[Hit]) -> Iterator[str]:
     """A run that was told that it is recorded is the only one; any other was killed, or told that it is not."""
     told = Counter(ends.get(effect.run, "none") for effect in effects)
     if told["recorded"] > 1:
@@ -74,9 +78,11 @@ def _of_client(scene: Scene, effects: list[Entry], ends: dict[str, str], hits: l
         yield f"ran, and was answered {word}"
 
 
-def _of_service(scene: Scene, effects: list[Entry], ends: dict[str, str], hits: list[Hit]) -> Iterator[str]:
+def _of_service(scene: Scene, effects: list[Entry], hits: list[Hit], *, crowded: bool) -> Iterator[str]:
     """An effect is repeated only where a process was hit that had the event in hand."""
     for one, two in pairwise(effects):
+        if crowded and two.at_ns - one.at_ns >= LEASE_S * 0.9e9:
+            continue
         if not any(_explains(scene, hit, one, two) for hit in hits):
             groups = f"process groups {one.group} and {two.group}"
             yield f"happened twice, {(two.at_ns - one.at_ns) / 1e9:.3f} s apart, in {groups}; neither was hit"

@@ -19,7 +19,7 @@ __all__ = ["LEASE_S", "SCENE", "Entry", "Kind", "Ledger", "Scene", "UserDatabase
 
 SCENE = "SEMEL_TEST_SCENE"
 """The variable that carries the scene to handlers."""
-LEASE_S = 3.0
+LEASE_S = 4.0
 EVENTS_PER_S = 8
 
 Kind: TypeAlias = Literal["sqlite", "redis", "postgres"]

@@ -33,6 +33,8 @@ SHOWN_MAX = 50
 TICK_S = 0.02
 SLOW_S = LEASE_S / 6
 """A director that is kept from running for so long tells of a computer on which leases may run out by themselves."""
+CROWDED = 8
+"""Processes that want to run, per core: with so many, one may wait longer than a lease."""
 END_S = 60.0
 DRAIN_S = 240.0
 """Far more than it takes: a computer that is busy with other tests is no failure."""
@@ -159,6 +161,7 @@ class Stage:
         self.hits: list[Hit] = []
         self._live: list[Process] = []
         self._last_tick = time.monotonic()
+        self.crowded = False
 
     def start(self, role: str, seed: str, life_s: float) -> Process:
         """One more process."""
@@ -193,6 +196,7 @@ class Stage:
             ended_ns = time.monotonic_ns()
             self.hits.append(Hit(0, "computer", ended_ns - int((now - self._last_tick) * 1e9), ended_ns))
         self._last_tick = now
+        self.crowded = self.crowded or os.getloadavg()[0] > CROWDED * (os.cpu_count() or 1)
         self._live = [process for process in self._live if not process.has_ended()]
 
     def wait_for(self, processes: list[Process], what: str) -> None:
@@ -311,7 +315,7 @@ def run(scene: Scene) -> list[str]:
         calm(stage)
     finally:
         stage.close()
-    return audit(scene, stage.hits)
+    return audit(scene, stage.hits, crowded=stage.crowded)
 
 
 def _told(stage: Stage) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 import semel
 from semel.cli.storm.nursery import die_with_parent
-from semel.errors import StillRunning, StoreRefused, StoreUnavailable
+from semel.errors import StillRunning, StoreUnavailable
 from tests.whole.handlers import WORK_MAX_S, note
 from tests.whole.scene import LEASE_S, Scene, UserDatabase, pause
 
@@ -63,6 +63,8 @@ class Worker:
         self._seed = seed
         self._deadline = deadline
         self._users = UserDatabase(scene)
+        self._connecting = threading.Lock()
+        """Held while a connection of the user's is open, and during a fork: SQLite must not be carried across one."""
 
     def live(self) -> None:
         """Threads with clients of their own; forks in between."""
@@ -92,26 +94,23 @@ class Worker:
         with semel.open(self._scene.store, consumer="runs", lease=LEASE_S, policy=POLICY) as once:
             with self._reporting("parent"):
                 self.run_one(once, self._scene.current_event(self._chance))
-            child = os.fork()
+            with self._connecting:
+                child = os.fork()
             if child == 0:
                 die_with_parent()
-                with self._reporting("child", forked=True):
+                with self._reporting("child"):
                     self.run_one(once, self._scene.current_event(self._chance))
                     self._clients(random.Random(f"{self._seed}:{os.getpid()}"))
                 os._exit(0)
             os.waitpid(child, 0)
 
     @contextlib.contextmanager
-    def _reporting(self, where: str, *, forked: bool = False) -> Iterator[None]:
+    def _reporting(self, where: str) -> Iterator[None]:
         """Errors that no promise covers are noted: nothing but what is expected may be raised."""
         try:
             yield
         except (StoreUnavailable, StillRunning):
             return
-        except StoreRefused as error:
-            # Another thread had a connection of the user's open at the fork.
-            if not forked or "forked while a connection" not in str(error):
-                self._scene.ledger.write("error", where, "", detail=repr(error))
         except sqlite3.OperationalError as error:
             if "locked" not in str(error):
                 self._scene.ledger.write("error", where, "", detail=repr(error))
@@ -186,6 +185,7 @@ class Worker:
     def run_inboxes(self, events: Sequence[str]) -> bool:
         """Marks, effects and messages in transactions of the user's own connection."""
         with (
+            self._connecting,
             semel.open(self._scene.store, consumer="inboxes", mode="inbox", policy=POLICY) as once,
             self._users.connected() as connection,
         ):

@@ -206,8 +206,7 @@ class SqliteWords(Words):
             yield from self._wait_for_lock()
         finally:
             yield from self._say(f"PRAGMA busy_timeout = {int(busy_ms)}")
-        if locks.was_open_at_fork(self._store.path):
-            locks.refuse_lost_locks(self._store.path)
+        locks.refuse_inherited(self._store.path)
         ((last_us, offset_us),) = yield from self._say("SELECT +last_us, +offset_us FROM semel_clock")
         now, offset_us = self._store.clock.tick(last_us, offset_us)
         yield from self._say("UPDATE semel_clock SET last_us = ?, offset_us = ?", now, offset_us)

@@ -17,8 +17,7 @@ __all__ = [
     "holder_of_lock",
     "lock_holders",
     "parse_locks",
-    "refuse_lost_locks",
-    "was_open_at_fork",
+    "refuse_inherited",
 ]
 
 WAL_WRITE_BYTE = 120
@@ -77,57 +76,64 @@ def _read_locks() -> str:
 
 # --- forks ---
 # SQLite counts in memory which locks its process holds. A forked child inherits the count, but not the locks. While a
-# connection of the parent is among what it inherited, SQLite takes no lock here, and says that it has one.
+# connection of the parent is among what it inherited, SQLite takes no lock here, and says that it has one. If another
+# thread of the parent was at work in SQLite, the child inherits its mutexes locked, and waits for them for ever.
 
-_OPEN_AT_FORK: set[tuple[int, int]] = set()
-"""The device and inode of every file that was open when this process was forked."""
+_OPEN_AT_FORK: dict[tuple[int, int], set[int]] = {}
+"""The descriptors that were open when this process was forked, by the device and inode of their file."""
 
 
-def was_open_at_fork(path: str) -> bool:
-    """Whether the file was open when this process was forked."""
+def refuse_inherited(path: str) -> None:
+    """Raise `StoreRefused` if a connection to the file was inherited in a fork: SQLite cannot lock the file here.
+
+    Asks the operating system alone. A lock of this process on the file shows that it was opened again since.
+    """
     if not _OPEN_AT_FORK:
-        return False
+        return
     try:
         found = Path(path).stat()
     except OSError:
-        return False
-    return (found.st_dev, found.st_ino) in _OPEN_AT_FORK
-
-
-def refuse_lost_locks(path: str) -> None:
-    """Raise `StoreRefused` if SQLite believes that it has locked the file, and it has not.
-
-    Call it inside a transaction that has read, only if `was_open_at_fork`.
-    """
-    inode = Path(path).stat().st_ino
-    try:
-        held = any(
-            lock.pid == os.getpid() and lock.inode == inode and lock.first <= SHARED_BYTE <= lock.last
-            for lock in parse_locks(_read_locks())
-        )
-    except OSError:
-        held = False  # no way to know
-    if not held:
+        return
+    file = (found.st_dev, found.st_ino)
+    still_open = any(_file_of(descriptor) == file for descriptor in _OPEN_AT_FORK.get(file, ()))
+    if still_open and not _holds_shared_lock(found.st_ino):
         raise StoreRefused(
             f"this process was forked while a connection to {path} was open, so SQLite cannot lock the file here;"
             " close your own connections before a fork, or start the process by spawn instead"
         )
 
 
+def _holds_shared_lock(inode: int) -> bool:
+    try:
+        text = _read_locks()
+    except OSError:
+        return False  # no way to know
+    return any(
+        lock.pid == os.getpid() and lock.inode == inode and lock.first <= SHARED_BYTE <= lock.last
+        for lock in parse_locks(text)
+    )
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    """The device and inode of a regular file."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
 def _note_open_files() -> None:
     """Runs in a forked child, where semel's own connections are closed already."""
+    _OPEN_AT_FORK.clear()
     for folder in ("/proc/self/fd", "/dev/fd"):
         try:
             descriptors = [int(name) for name in os.listdir(folder)]  # noqa: PTH208 - names are numbers, not paths
         except OSError:
             continue
         for descriptor in descriptors:
-            try:
-                found = os.fstat(descriptor)
-            except OSError:
-                continue  # it was the listing's own
-            if stat.S_ISREG(found.st_mode):
-                _OPEN_AT_FORK.add((found.st_dev, found.st_ino))
+            if (file := _file_of(descriptor)) is not None:
+                _OPEN_AT_FORK.setdefault(file, set()).add(descriptor)
         return
 
 

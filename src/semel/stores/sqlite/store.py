@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Lock
+from threading import Lock, RLock
 from typing import Literal
 from urllib.parse import quote
 from weakref import WeakSet
@@ -89,7 +89,8 @@ class SqliteStore:
         self._listening = Lock()
         self._listeners: tuple[Listener, ...] = ()
         self._held_for_fork: list[Lock] = []
-        _STORES.add(self)
+        with _registering:
+            _STORES.add(self)
 
     # --- the port ---
 
@@ -252,6 +253,7 @@ class SqliteStore:
 
     def _connect(self) -> None:
         schema.check_library()
+        locks.refuse_inherited(self.path)
         kind = probe.inspect(self.path, adopt=self._adopt, version_known=schema.VERSION)
         created = not Path(self.path).exists()
         try:
@@ -294,7 +296,6 @@ class SqliteStore:
         )
 
     def _set_up(self, writer: sqlite3.Connection, kind: probe.Kind) -> None:
-        self._check_locks(writer)
         writer.execute(f"PRAGMA synchronous = {self.synchronous}")
         writer.execute("PRAGMA fullfsync = 1")  # only macOS knows the difference
         writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
@@ -308,16 +309,6 @@ class SqliteStore:
                 _roll_back(writer)
         if writer.execute("PRAGMA application_id").fetchone()[0] == probe.APPLICATION_ID:
             writer.execute("PRAGMA journal_mode = WAL").fetchall()
-
-    def _check_locks(self, connection: sqlite3.Connection) -> None:
-        if not locks.was_open_at_fork(self.path):
-            return
-        connection.execute("BEGIN")
-        try:
-            connection.execute("SELECT 1 FROM sqlite_master").fetchall()
-            locks.refuse_lost_locks(self.path)
-        finally:
-            _roll_back(connection)
 
     def _check_still_there(self) -> None:
         try:
@@ -384,19 +375,30 @@ def _sync_folder(path: str) -> None:
 
 
 _STORES: WeakSet[SqliteStore] = WeakSet()
+_registering = RLock()
+"""Held while `_STORES` changes, and during a fork: a store made meanwhile would be connected in both processes."""
 _LEFT_TO_THE_PARENT: list[sqlite3.Connection | None] = []
 
 
-def _each(step: Callable[[SqliteStore], None]) -> Callable[[], None]:
-    def run() -> None:
-        for store in sorted(_STORES, key=id):
-            step(store)
+def _before_fork() -> None:
+    _registering.acquire()
+    for store in sorted(_STORES, key=id):
+        store._before_fork()
 
-    return run
+
+def _after_fork_in_parent() -> None:
+    for store in list(_STORES):
+        store._after_fork_in_parent()
+    _registering.release()
+
+
+def _after_fork_in_child() -> None:
+    global _registering  # noqa: PLW0603 - the lock of a thread that is not here
+    _registering = RLock()
+    for store in list(_STORES):
+        store._after_fork_in_child()
 
 
 os.register_at_fork(
-    before=_each(SqliteStore._before_fork),
-    after_in_parent=_each(SqliteStore._after_fork_in_parent),
-    after_in_child=_each(SqliteStore._after_fork_in_child),
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
 )
