@@ -24,4 +24,4 @@ once.close()
 # prints:
 # Unknown
 # state unknown
-# Done(value='seen in the box', replayed=True, kept=True, recorded=True)
+# Done(value='seen in the box', replayed=True)

@@ -18,5 +18,5 @@ once.close()
 
 # prints:
 # Busy for everybody else
-# Done(value={'rows': 3}, replayed=True, kept=True, recorded=True)
+# Done(value={'rows': 3}, replayed=True)
 # ['Completed', 'Completed']

@@ -23,4 +23,4 @@ second.close()
 
 # prints:
 # [{'temperature': 21}]
-# Done(value=None, replayed=True, kept=True, recorded=True)
+# Done(value=None, replayed=True)

@@ -23,4 +23,4 @@ store.close()
 # prints:
 # ['evt-1', 'evt-2']
 # the cache answered 3 and the truth 2
-# Done(value=None, replayed=False, kept=True, recorded=True)
+# Done(value=None)

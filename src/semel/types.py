@@ -50,7 +50,7 @@ FOREVER = 2**53 - 1
 """The expiry of what only a decision ends; exact in JSON and in Lua's doubles."""
 
 
-class Done(Struct, Generic[T], frozen=True):
+class Done(Struct, Generic[T], frozen=True, repr_omit_defaults=True):
     """The effect has happened. `replayed`: on an earlier delivery, and this is its stored value."""
 
     value: T
