@@ -46,7 +46,7 @@ async def test_every_verb_that_blocks_warns(url: str, every_warning: Any, verb: 
     verbs: dict[str, Any] = {
         "run": lambda: once.run("k", lambda: None),
         "run_many": lambda: once.run_many([semel.Delivery(key="k", body=1)], lambda _body: None),
-        "guard": lambda: once.guard(key="key")(lambda key: key)("k"),
+        "guard": lambda: once.guard(key="key", name="echo")(lambda key: key)("k"),
         "claim": lambda: once.claim("k"),
         "records": lambda: once.records.lookup("k"),
     }

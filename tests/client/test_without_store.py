@@ -13,7 +13,7 @@ from tests.client.clients import Either, Place, down, in_thread, only_sqlite
 pytestmark = pytest.mark.anyio
 
 RUN = semel.Policy(on_unavailable="run", wait_s=0)
-UNGUARDED = {"kept": False, "recorded": False, "guarded": False}
+UNGUARDED: Any = {"kept": False, "recorded": False, "guarded": False}
 
 
 @pytest.fixture(params=["first use", "claim"])
