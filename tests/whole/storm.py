@@ -125,6 +125,7 @@ class Slot:
             self._hit_at = now + act.life_s
 
     def _hit(self, process: Process, act: Act, now: float) -> None:
+        self._hit_at = float("inf")
         if act.fate == "kill":
             self._stage.kill(process)
         elif act.fate == "stop":
@@ -137,7 +138,6 @@ class Slot:
     def _resume(self, process: Process, act: Act) -> None:
         process.signal(signal.SIGCONT)
         self._resume_at = 0.0
-        self._hit_at = float("inf")
         self._stage.note(process, self._stopped_ns)
         if act.killed_after:
             self._stage.kill(process)

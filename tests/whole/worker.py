@@ -32,13 +32,13 @@ class Order(msgspec.Struct, frozen=True):
     """What the guarded functions are called with."""
 
     id: str
-    mail_id: str
     run: str
+    """Which call it was, to tell effects apart."""
 
 
 def new_order(event: str) -> Order:
     """A call of its own for the event."""
-    return Order(event, f"mail-{event}", f"{os.getpid()}-{next(_runs)}-{time.monotonic_ns()}")
+    return Order(event, f"{os.getpid()}-{next(_runs)}-{time.monotonic_ns()}")
 
 
 def outcome_word(outcome: Any) -> str:
@@ -143,12 +143,14 @@ class Worker:
     def _ended(self, flow: str, order: Order, outcome: Any) -> str:
         word = outcome_word(outcome)
         self._scene.ledger.write("end", flow, order.id, order.run, word)
+        if isinstance(outcome, semel.Done) and not str(outcome.value).startswith(f"{flow} {order.id} "):
+            self._scene.ledger.write("error", flow, order.id, detail=f"was given the value {outcome.value!r}")
         return word
 
     def _effect(self, flow: str, order: Order) -> str:
         note(self._scene, flow, order.id, order.run)
         pause(random.uniform(0, WORK_MAX_S))
-        return order.run
+        return f"{flow} {order.id} {order.run}"
 
     def run_one(self, once: semel.Semel, event: str) -> bool:
         """One call of `run`; whether it is done."""
@@ -167,11 +169,11 @@ class Worker:
     def run_guarded(self, once: semel.Semel, event: str) -> bool:
         """Two guarded functions of one client; whether both are done."""
 
-        @once.guard(key="order.id")
+        @once.guard(key="order.id", name="charge")
         def charge(order: Order) -> str:
             return self._effect("charge", order)
 
-        @once.guard(key="order.mail_id")
+        @once.guard(key="order.id", name="mail")
         def mail(order: Order) -> str:
             return self._effect("mail", order)
 
@@ -209,7 +211,7 @@ class Worker:
     async def _aeffect(self, flow: str, order: Order) -> str:
         note(self._scene, flow, order.id, order.run)
         await asyncio.sleep(random.uniform(0, WORK_MAX_S))
-        return order.run
+        return f"{flow} {order.id} {order.run}"
 
     async def arun_one(self, once: semel.AsyncSemel, event: str) -> bool:
         """As `run_one`."""
@@ -220,7 +222,7 @@ class Worker:
     async def arun_guarded(self, once: semel.AsyncSemel, event: str) -> bool:
         """One guarded coroutine."""
 
-        @once.guard(key="order.mail_id")
+        @once.guard(key="order.id", name="charge")
         async def acharge(order: Order) -> str:
             return await self._aeffect("acharge", order)
 

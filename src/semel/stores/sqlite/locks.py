@@ -15,6 +15,7 @@ __all__ = [
     "WAL_WRITE_BYTE",
     "SystemLock",
     "holder_of_lock",
+    "holds_shared_lock",
     "lock_holders",
     "parse_locks",
     "refuse_inherited",
@@ -28,6 +29,8 @@ SHARED_BYTE = 0x40000002
 """The first byte of the range that everybody who uses the database file locks."""
 _LOCK = re.compile(r"POSIX +\S+ +(READ|WRITE) +(\d+) +[0-9a-f]+:[0-9a-f]+:(\d+) +(\d+) +(\d+|EOF)")
 _TO_THE_END = 2**63
+_READS = 5
+"""The list is read in pieces: while others lock and unlock, one reading may miss a lock that is held."""
 
 
 class SystemLock(NamedTuple):
@@ -96,22 +99,24 @@ def refuse_inherited(path: str) -> None:
         return
     file = (found.st_dev, found.st_ino)
     still_open = any(_file_of(descriptor) == file for descriptor in _OPEN_AT_FORK.get(file, ()))
-    if still_open and not _holds_shared_lock(found.st_ino):
+    if still_open and not holds_shared_lock(found.st_ino):
         raise StoreRefused(
             f"this process was forked while a connection to {path} was open, so SQLite cannot lock the file here;"
             " close your own connections before a fork, or start the process by spawn instead"
         )
 
 
-def _holds_shared_lock(inode: int) -> bool:
-    try:
-        text = _read_locks()
-    except OSError:
-        return False  # no way to know
-    return any(
-        lock.pid == os.getpid() and lock.inode == inode and lock.first <= SHARED_BYTE <= lock.last
-        for lock in parse_locks(text)
-    )
+def holds_shared_lock(inode: int) -> bool:
+    """Whether this process holds the lock of everybody who uses the file. `False` where the system does not tell."""
+    for _ in range(_READS):
+        try:
+            text = _read_locks()
+        except OSError:
+            return False
+        for lock in parse_locks(text):
+            if lock.pid == os.getpid() and lock.inode == inode and lock.first <= SHARED_BYTE <= lock.last:
+                return True
+    return False
 
 
 def _file_of(descriptor: int) -> tuple[int, int] | None:
