@@ -77,7 +77,10 @@ class AsyncSemel(Client):
         if not self._admitted or monotonic() >= runtime.fresh_until:
             plan = self._plan
             await runtime.aconnect(plan.tenant, plan.consumer, plan.mode, plan.ids)
-            await runtime.arefresh()
+            if plan.mode == "inbox":
+                await runtime.arefresh_behind()
+            else:
+                await runtime.arefresh()
             plan.check_live(runtime.windows, runtime.live_us)
             self._admitted = True
         return runtime.windows
@@ -220,11 +223,13 @@ class AsyncSemel(Client):
         concurrency: int,
         last_words: Callable[[Delivery[T], BaseException, Granted], Awaitable[None]] | None = None,
         told: Callable[[int, Outcome[R]], object] | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> list[Outcome[R]]:
         """Do what `run_many` does, for a runner that wants to hear more of it.
 
         `last_words` come before a delivery is failed for good; `told` hears of each outcome as soon as it is
-        known, by the position of the first delivery of its key.
+        known, by the position of the first delivery of its key. `is_stopping`: once it is true no further handler
+        starts, except in mode mark, where what is marked has to run.
         """
         deliveries = self._printed(deliveries)
         stored, reached = await self._reach()
@@ -232,11 +237,12 @@ class AsyncSemel(Client):
         hands = self._hands()
         try:
             tell = None if told is None else lambda place, outcome: told(first_at[place], outcome)
-            outcomes = await adrive_many([flow for flow, _ in made], hands, concurrency, tell)
+            stops = is_stopping if self.mode != "mark" else lambda: False
+            outcomes = await adrive_many([flow for flow, _ in made], hands, concurrency, tell, stops)
         finally:
             hands.forsake(owner for _, owner in made)
         spread = copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
-        self._tell_copies(deliveries, handler, first_at, place_of, spread)
+        self._tell_copies(deliveries, handler, first_at, place_of, spread, parks=last_words is not None)
         self._warn_each_not_kept(handler, outcomes)
         return spread
 

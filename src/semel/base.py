@@ -209,7 +209,7 @@ class Client:
             words = None if last_words is None else partial(last_words, delivery)
             flow = self._plan.flow(claim, partial(handler, delivery.body), handler, words, reached=reached)
             if self._runtime.hooks is not None:
-                flow = self._watched(flow, claim, handler, delivery)
+                flow = self._watched(flow, claim, handler, delivery, parks=last_words is not None)
             made.append((flow, claim.owner))
         return made, first_at, place_of
 
@@ -228,15 +228,22 @@ class Client:
         return lambda task: self._watched(flows.once(task), task.claim, handler)
 
     def _watched(
-        self, flow: Flow[Outcome[Any]], claim: Claim, fn: Any, delivery: Delivery[Any] | None = None
+        self,
+        flow: Flow[Outcome[Any]],
+        claim: Claim,
+        fn: Any,
+        delivery: Delivery[Any] | None = None,
+        *,
+        parks: bool = False,
     ) -> Flow[Outcome[Any]]:
-        """The flow of a delivery with a tap on it."""
+        """The flow of a delivery with a tap on it. `parks`: a runner keeps it in hand while it is busy."""
         from semel.observe.taps import Tap, name_of
 
         hooks = self._runtime.hooks
         assert hooks is not None
         source, redelivered = ("", None) if delivery is None else (delivery.source, delivery.redelivered)
-        tap = Tap(hooks, claim, name_of(fn), source, redelivered)
+        again = delivery is not None and delivery.again
+        tap = Tap(hooks, claim, name_of(fn), source, redelivered, again=again, parks=parks)
         return tap.watch(flow, awaits=self.awaits, observes=self._plan.mode == "observe")
 
     def _tell_copies(
@@ -246,6 +253,8 @@ class Client:
         first_at: Sequence[int],
         place_of: Sequence[int],
         outcomes: Sequence[Outcome[Any]],
+        *,
+        parks: bool = False,
     ) -> None:
         """Later copies of a key in one batch have no flow of their own."""
         hooks = self._runtime.hooks
@@ -256,7 +265,12 @@ class Client:
         for at, place in enumerate(place_of):
             if first_at[place] != at:
                 copied(
-                    hooks, self._plan.id(deliveries[at].key), name_of(handler), deliveries[at], outcomes[at]
+                    hooks,
+                    self._plan.id(deliveries[at].key),
+                    name_of(handler),
+                    deliveries[at],
+                    outcomes[at],
+                    parks=parks,
                 )
 
     def _tell_claimed(self, claims: Sequence[Claim], answers: Sequence[Any]) -> None:

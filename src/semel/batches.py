@@ -31,6 +31,7 @@ from semel.core.commands import (
     Watch,
 )
 from semel.core.folding import Fold, leaders
+from semel.core.verdicts import NotStarted
 from semel.drive import AsyncHands, Bench, Hands, adrive, drive
 from semel.errors import RecordCorrupt, StoreClosed, UsageError
 from semel.gathering import BATCH_MAX, give_back, recall
@@ -193,6 +194,18 @@ class Rounds:
         patient = [(at, delay is not None) for (_, at), delay in zip(pausing, delays, strict=True)]
         return max((delay for delay in delays if delay is not None), default=0.0), patient
 
+    def stop(self, at: int) -> None:
+        """End a flow that holds no claim, before its handler has started."""
+        self._flows[at].close()
+        self.ended(at, Errored(NotStarted(), 0))
+
+    def stop_waiting(self) -> None:
+        """After a stop: end the flows that wait for a claim."""
+        waiting = [at for _, at in (*self.asking, *self.pausing, *self.alone)]
+        self.asking, self.pausing, self.alone = [], [], []
+        for at in waiting:
+            self.stop(at)
+
     @property
     def busy(self) -> bool:
         """Whether there is something to be done together."""
@@ -303,8 +316,12 @@ async def adrive_many(
     hands: AsyncHands,
     concurrency: int,
     told: Callable[[int, Any], object] | None = None,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> Outcomes:
-    """Run the flows to their ends, awaiting; outcomes by position. Raises the interrupt that ended it early."""
+    """Run the flows to their ends, awaiting; outcomes by position. Raises the interrupt that ended it early.
+
+    `is_stopping`: once it is true no further handler starts; the outcome of the rest is `Errored(NotStarted)`.
+    """
     rounds = Rounds(flows, hands, told)
     landed = asyncio.Event()
     loop, thread = asyncio.get_running_loop(), get_ident()
@@ -325,7 +342,9 @@ async def adrive_many(
             answers = await hands.channel.asend([slot.item for slot in fold.slots])
             if apart := rounds.answered(fold, answers, sent_at):
                 await hands.channel.asend(apart)
-        await _ainvoke_all(rounds, hands, concurrency)
+        await _ainvoke_all(rounds, hands, concurrency, is_stopping)
+        if is_stopping():
+            rounds.stop_waiting()
         await _aland(rounds, landed)
         if rounds.interrupt is not None:
             raise rounds.interrupt
@@ -334,11 +353,11 @@ async def adrive_many(
             await asyncio.sleep(delay_s)
         for at, again in patient:
             rounds.advance(at, again)
-    await _afinish_alone(rounds, hands)
+    await _afinish_alone(rounds, hands, is_stopping)
     return rounds.outcomes
 
 
-async def _afinish_alone(rounds: Rounds, hands: AsyncHands) -> None:
+async def _afinish_alone(rounds: Rounds, hands: AsyncHands, is_stopping: Callable[[], bool]) -> None:
     """Drive the flows that are left, one by one."""
     started: list[tuple[Flow[Outcome[Any]], Any, int]] = []
     for flow, command, at in rounds.resume():
@@ -347,6 +366,9 @@ async def _afinish_alone(rounds: Rounds, hands: AsyncHands) -> None:
         except UsageError as error:
             rounds.refused(at, error)
     for flow, next_, at in started:
+        if is_stopping():
+            rounds.stop(at)
+            continue
         try:
             answer = await hands(next_) if isinstance(next_, Command) else next_
             rounds.ended(at, await adrive(flow, hands, answer))
@@ -366,10 +388,17 @@ async def _aland(rounds: Rounds, landed: "asyncio.Event") -> None:
         rounds.land()
 
 
-async def _ainvoke_all(rounds: Rounds, hands: AsyncHands, concurrency: int) -> None:
+async def _ainvoke_all(
+    rounds: Rounds, hands: AsyncHands, concurrency: int, is_stopping: Callable[[], bool]
+) -> None:
     async def work() -> None:
         while rounds.handlers and rounds.interrupt is None:
             command, at = rounds.handlers.popleft()
+            if (
+                command.claim is not None and is_stopping()
+            ):  # a dead letter, which is under no claim, still goes out
+                rounds.ran(at, Raised(NotStarted(), interrupted=True))
+                continue
             ran = await hands.invoke(command)
             if not (isinstance(ran, Raised) and ran.interrupted):
                 await hands.refresh()

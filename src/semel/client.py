@@ -161,7 +161,10 @@ class Semel(Client):
             plan = self._plan
             runtime.warn_in_loop()
             runtime.connect(plan.tenant, plan.consumer, plan.mode, plan.ids)
-            runtime.refresh()
+            if plan.mode == "inbox":
+                runtime.refresh_behind()
+            else:
+                runtime.refresh()
             plan.check_live(runtime.windows, runtime.live_us)
             self._admitted = True
         return runtime.windows

@@ -23,6 +23,7 @@
     │   ├── StoreClosed            used after close()
     │   └── RecordCorrupt          stored data breaks the table of states
     ├── SourceUnavailable          the broker gave no answer; it will deliver again
+    │   └── MessageTooLarge        the broker takes no message of this size
     ├── SourceRefused              the broker refuses for good; repeating it cannot help
     │   └── Fenced                 another instance has this transactional id
     ├── GiveUp                     raised BY a runner's handler: "to the dead letters, now"
@@ -60,6 +61,7 @@ __all__ = [
     "KeyMissing",
     "LateEvent",
     "MessageInvalid",
+    "MessageTooLarge",
     "ModeMismatch",
     "NoTransaction",
     "NotApplied",
@@ -179,6 +181,10 @@ class RecordCorrupt(StoreError):
 
 class SourceUnavailable(SemelError):
     """The broker cannot be reached, or did not confirm; what was not acknowledged it delivers again."""
+
+
+class MessageTooLarge(SourceUnavailable):
+    """The broker takes no message of this size. A dead letter is then sent without its body."""
 
 
 class SourceRefused(SemelError):

@@ -28,14 +28,8 @@ from msgspec.structs import replace
 from semel.aclient import AsyncSemel
 from semel.codec import decode
 from semel.context import current
-from semel.errors import (
-    AttemptsExhausted,
-    NotApplied,
-    PolicyInvalid,
-    StoreError,
-    StoreUnavailable,
-    UsageError,
-)
+from semel.core.verdicts import exhausted
+from semel.errors import NotApplied, PolicyInvalid, StoreError, StoreUnavailable, UsageError
 from semel.handlers import awaitable
 from semel.policy import ATTEMPTS_LIMIT
 from semel.types import (
@@ -297,9 +291,9 @@ class Intake:
             receipt.set_result(Receipt("accepted"))
         attempt = current().attempt
         if attempt > self._max_attempts:
-            exhausted = AttemptsExhausted(f"attempt {attempt} of {self._max_attempts} allowed")
-            await self._bury(event, exhausted)
-            raise exhausted
+            error = exhausted(None, attempt, self._max_attempts)
+            await self._bury(event, error)
+            raise error
         try:
             await self._hands.acquire()
         except asyncio.CancelledError:
@@ -311,12 +305,25 @@ class Intake:
         except self._permanent as error:
             await self._bury(event, error)
             raise
+        except Exception as error:
+            if attempt < self._max_attempts or isinstance(error, NotApplied):
+                raise
+            last = exhausted(error, attempt, self._max_attempts)
+            await self._bury(event, last)
+            raise last from error
         finally:
             self._hands.release()
 
     async def _bury(self, event: Event, error: Exception) -> None:
-        if self._dead is not None:
+        if self._dead is None:
+            return
+        try:
             await self._dead(event, error)
+        except Exception as failure:
+            _log.error(
+                "the dead-letter callback failed, and is called again later: %r (for %r)", failure, error
+            )
+            raise
 
     def _note(self, key: str, outcome: Outcome[Any], *, ran: bool) -> None:
         """Say what is worth saying, and look for the event again when its turn has come."""

@@ -46,7 +46,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     run_max_s: float = 900.0
     """After this a handler's lease is not renewed any more, so that a hung one frees its key."""
     max_attempts: int = 10
-    """More attempts than this fail for good."""
+    """The last of these attempts that fails, fails for good; so does a claim after that many that did not end."""
     retry_delay_s: float = 0.0
     """After a transient failure the key is free again after this, doubled with each attempt up to 5 min."""
     permanent: tuple[type[Exception], ...] = ()

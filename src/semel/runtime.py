@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 from semel.coalesce import Channel, LoopCoalescer, channel_for
 from semel.core.commands import Admit, ReadSettings, Settings
 from semel.core.ports import AsyncStore, Store, Twofold
-from semel.errors import EventLoopBlocked, IdsMismatch, ModeMismatch, StoreClosed, StoreUnavailable
+from semel.errors import (
+    EventLoopBlocked,
+    IdsMismatch,
+    ModeMismatch,
+    StoreClosed,
+    StoreError,
+    StoreUnavailable,
+)
 from semel.forks import restart_after_fork
 from semel.keeper import Keeper, Kept, LoopKeeper
 from semel.lazily import asyncio
@@ -58,6 +65,8 @@ class Runtime:
     def after_fork(self) -> None:
         """Another thread of the parent may have held the lock."""
         self._lock = Lock()
+        self._reading = Lock()
+        """Held while the settings are read behind the callers."""
         self._desks: dict[asyncio.AbstractEventLoop, Desk] = {}
 
     def twin(self) -> "Runtime":
@@ -197,6 +206,35 @@ class Runtime:
         if self._is_stale():
             self._note((await self.channel.asend((ReadSettings(),)))[0])
 
+    def refresh_behind(self) -> None:
+        """The same, but whoever calls goes on with what is known: it may hold the last connection of a pool.
+
+        Before anything is known it is read here and now.
+        """
+        if not self._read:
+            self.refresh()
+        elif self._is_stale() and not self._reading.locked():
+            Thread(target=self._read_behind, name="semel-settings", daemon=True).start()
+
+    def _read_behind(self) -> None:
+        with self._reading, suppress(StoreError):
+            self._note(self.channel.send((ReadSettings(),))[0])
+
+    async def arefresh_behind(self) -> None:
+        """The same, in a task of the running loop."""
+        desk = self._desk()
+        if not self._read:
+            await self.arefresh()
+        elif self._is_stale() and desk.reading is None:
+            desk.reading = asyncio.create_task(self._aread_behind(desk))
+
+    async def _aread_behind(self, desk: "Desk") -> None:
+        try:
+            with suppress(StoreError):
+                self._note((await self.channel.asend((ReadSettings(),)))[0])
+        finally:
+            desk.reading = None
+
     def _is_stale(self) -> bool:
         """Whether the caller is to read the settings: everybody before they are known, then one for all."""
         now = time.monotonic()
@@ -269,6 +307,8 @@ class Runtime:
             desks = list(self._desks.values())
         for desk in desks:
             desk.keeper.close()
+            if desk.reading is not None:
+                desk.reading.cancel()
         self.watches.close()
         return True
 
@@ -280,6 +320,8 @@ class Desk:
         self.keeper: LoopKeeper = LoopKeeper(channel, time.monotonic, _expiry(hooks))
         self.opening: asyncio.Future[None] | None = None
         """Ends when the one who opens the store is done with it."""
+        self.reading: asyncio.Task[None] | None = None
+        """Reads the settings behind the callers."""
 
 
 def _callers_level() -> int:

@@ -215,6 +215,8 @@ class Delivery(Struct, Generic[T], frozen=True, kw_only=True):
     """Where it came from, for metrics and traces: a topic, a queue."""
     redelivered: bool | None = None
     """Whether its source says that it sends it again; `None`: it does not say. Told of, never decided by."""
+    again: bool = False
+    """Whether this very delivery was tried before and kept in hand. Reported to hooks only, which count it once."""
 
 
 class Record(Struct, frozen=True, gc=False, kw_only=True):

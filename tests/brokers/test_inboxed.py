@@ -13,6 +13,7 @@ import pytest
 
 import semel
 from semel.brokers import Arrival, Pace, Route, Runner
+from semel.brokers.attempts import Attempt, Attempts
 from semel.brokers.dead import Dead, replay
 from semel.brokers.desks import AsyncPostgresDesk
 from semel.brokers.letters import headers_of
@@ -226,7 +227,7 @@ async def test_a_batch_handler_is_given_what_is_new_and_isolates_what_is_bad(
     assert [letter.key for _, letter in queue.dead] == ["bad"]
 
 
-async def test_what_was_delivered_before_runs_alone_and_a_killer_is_given_up_unrun(
+async def test_what_was_delivered_before_runs_alone_and_the_most_tried_last(
     queue: Queue, ledger: Ledger
 ) -> None:
     calls: list[list[str]] = []
@@ -234,13 +235,47 @@ async def test_what_was_delivered_before_runs_alone_and_a_killer_is_given_up_unr
     async def credit(connection: Any, paid: list[Paid]) -> None:
         calls.append([each.order for each in paid])
 
-    send(queue, "a", "again", "b", "killer")
-    queue._waiting[1].deliveries = 1
-    queue._waiting[3].deliveries = 2 * PATIENT.max_attempts
+    send(queue, "a", "worst", "again", "b")
+    queue._waiting[1].deliveries = 2 * PATIENT.max_attempts
+    queue._waiting[2].deliveries = 1
     await worked(queue, ledger, credit, batch=True)
-    assert calls == [["a", "b"], ["again"]]
+    assert calls == [["a", "b"], ["again"], ["worst"]]
+    assert queue.dead == []  # a delivery is no attempt
+
+
+async def test_an_attempt_that_did_not_end_counts_and_one_that_was_cancelled_does_not(
+    queue: Queue, ledger: Ledger
+) -> None:
+    ran: list[int] = []
+    started = asyncio.Event()
+
+    async def credit(connection: Any, paid: Paid) -> None:
+        ran.append(semel.current().attempt)
+        started.set()
+        await asyncio.Event().wait()
+
+    async with ledger.client() as once:
+        delivery = Route(credit, once=once).delivery(
+            Arrival(headers={"message_id": "killer"}, body=b"{}"), "", None
+        )
+        for _ in range(PATIENT.max_attempts - 1):  # processes that died with it
+            assert isinstance(await Attempts(once).begin(delivery), Attempt)
+        send(queue, "killer")
+        queue._waiting[0].deliveries = 1
+        runner = Runner(queue.source(), [Route(credit, once=once)], pace=Pace(drain_s=0.05))
+        running = asyncio.create_task(runner.run())
+        await started.wait()
+        runner.stop()
+        await running
+        record = await once.records.lookup("killer")
+        assert record is not None
+        assert (ran, record.attempt, queue.dead) == ([3], 2, [])
+        assert isinstance(await Attempts(once).begin(delivery), Attempt)
+        await worked(queue, ledger, credit)
+    assert ran == [3]
     [(_, letter)] = queue.dead
-    assert (letter.key, letter.attempts) == ("killer", 7)
+    assert (letter.key, letter.attempts) == ("killer", 4)
+    assert "no end of the earlier ones was recorded" in letter.error
 
 
 async def test_a_constraint_that_is_looked_at_at_commit_blames_one_message(

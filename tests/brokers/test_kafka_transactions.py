@@ -76,7 +76,7 @@ def test_an_aborted_transaction_leaves_nothing_that_a_reader_sees() -> None:
         [(headers, body)] = await scene.pipe.dead()
         letter = letter_of(headers)
         assert letter is not None
-        assert (body, letter.key, letter.attempts, letter.reason) == (b"k7", "k7", 3, "failed")
+        assert (body, letter.key, letter.attempts, letter.reason) == (b"k7", "k7", 2, "failed")
 
     on_stage(scene_of)
 

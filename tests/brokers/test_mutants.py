@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from semel.brokers import runner
+from semel.brokers.inboxed import Inboxed
 from semel.brokers.runner import Runner
-from semel.testing import broker_contract
+from semel.brokers.work import work_for
+from semel.testing import broker_contract, broker_scene
 from tests.brokers.test_queue import InProcess
 
 
@@ -65,6 +68,19 @@ def give_back_without_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runner, "_nack", lambda self, arrival, _delay_s: nack(self, arrival, 0.0))
 
 
+def run_on_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        runner, "work_for", lambda route, threads, _is_stopping: work_for(route, threads, lambda: False)
+    )
+
+
+def trust_what_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def all_new(_inboxed: Inboxed, deliveries: Any) -> Any:
+        return list(range(len(deliveries))), [], []
+
+    monkeypatch.setattr(Inboxed, "_sort", all_new)
+
+
 MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (ack_before_the_outcome, "nothing_is_acknowledged_before_it_is_recorded"),
     (drop_what_is_busy, "a_busy_message_waits_for_its_owner_and_is_not_dropped"),
@@ -72,12 +88,15 @@ MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (bury_after_the_failure, "a_dead_letter_is_confirmed_before_the_record_says_failed"),
     (stop_without_waiting, "a_stop_finishes_what_runs_and_leaves_the_rest_to_others"),
     (give_back_without_a_delay, "a_failed_message_comes_back_when_it_is_due_and_not_before"),
+    (run_on_after_a_stop, "a_stop_starts_no_further_handler"),
+    (run_on_after_a_stop, "a_stop_commits_what_is_done_in_a_transaction"),
+    (trust_what_comes_again, "what_was_delivered_before_runs_alone"),
 ]
 
 
 @pytest.mark.parametrize(("mutant", "scenario"), MUTANTS)
 def test_the_contract_sees_it(mutant: Any, scenario: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
-    monkeypatch.setattr(broker_contract, "WITHIN_S", 6.0)
+    monkeypatch.setattr(broker_scene, "WITHIN_S", 6.0)
     with pytest.raises(AssertionError):
         asyncio.run(broker_contract.arun(scenario, InProcess()))

@@ -65,6 +65,11 @@ async def replay(graveyard: Graveyard, dead: Dead, once: AsyncSemel, *, new_key:
     `UsageError` where that would be wrong, with what to do instead.
     """
     letter, headers = dead.letter, dead.original()
+    if letter.body_at:
+        raise UsageError(
+            "the body was too large for the dead letters, so it was left out;"
+            f" publish the message again from where it was: {letter.body_at}"
+        )
     if new_key is not None:
         headers = {name: value for name, value in headers.items() if name.lower() not in _ID_HEADERS}
         headers["message_id"] = new_key

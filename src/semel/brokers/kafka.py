@@ -12,17 +12,10 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
-from confluent_kafka import (
-    OFFSET_BEGINNING,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    Message,
-    Producer,
-    TopicPartition,
-)
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from semel.brokers.dead import Dead
+from semel.brokers.kafka_sending import CONFIRM_S, Sender, make_topics
 from semel.brokers.letters import headers_of
 from semel.brokers.offsets import Offsets
 from semel.brokers.source import Arrival, Letter
@@ -40,7 +33,6 @@ CHECK_IN_S = 9.0
 """How often at least, times three, the client looks in at the broker while nothing is received."""
 CALL_S = 10.0
 """How long one call may block before it is repeated."""
-CONFIRM_S = 30.0
 NEW_TOPIC_S = 3.0
 """How long a topic may take from its creation until every broker knows it."""
 LOOK_AGAIN_S = 0.2
@@ -60,6 +52,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The topic for dead letters; by default the topic's name with `.dead`."""
     start: Literal["earliest", "latest"] = "earliest"
     """Where a group without offsets begins."""
+    tombstones: Literal["pass", "skip"] = "pass"
+    """What becomes of a record without a value: the handler is given `None`, or nothing runs and the offset moves."""
     lane: Literal["partition", "key"] = "partition"
     """What keeps its order under `--order`: a whole partition, or the messages of one key."""
     instance: str = ""
@@ -132,7 +126,7 @@ class KafkaSource:
         self._options = options
         self._topics = options.topic.split(",")
         self._consumer: Any = None
-        self._producer: Any = None
+        self._sender: Sender | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._polled_at = 0.0
         self.deadline_s: float = min(CHECK_IN_S, options.poll_s / 2)
@@ -161,6 +155,7 @@ class KafkaSource:
         """Join the group. After a break it is the same member: the client reconnects by itself."""
         if self._consumer is None:
             await self.visit()
+            await self._in_thread(self._make_graves)
             await self._in_thread(self._join)
 
     async def visit(self) -> None:
@@ -256,13 +251,16 @@ class KafkaSource:
             return None
         self._read_up.discard(where)
         offsets.received(offset)
+        if message.value() is None and self._options.tombstones == "skip":
+            self._done(where, offset)
+            return None
         key = message.key()
         lane = f"{where[0]}/{where[1]}"
         if self._options.lane == "key" and key is not None:
             lane += f"/{key!r}"
         return Arrival(
             headers=_pairs(message),
-            body=message.value() or b"",
+            body=message.value(),
             position=f"{where[0]}/{where[1]}/{offset}",
             transport="kafka",
             lane=lane,
@@ -274,11 +272,14 @@ class KafkaSource:
         for arrival in arrivals:
             place: Place = arrival.handle
             if self._offsets.get(place.where) is place.offsets:
-                position = place.offsets.done(place.offset)
-                if position is not None:
-                    self._ready[place.where] = position
+                self._done(place.where, place.offset)
         if self._ready:
             await self._in_thread(self._commit)
+
+    def _done(self, where: tuple[str, int], offset: int) -> None:
+        position = self._offsets[where].done(offset)
+        if position is not None:
+            self._ready[where] = position
 
     def _commit(self) -> None:
         """Commit what is ready; what is refused stays ready, for the next turn or for nobody."""
@@ -334,21 +335,19 @@ class KafkaSource:
         """Where the dead letters of a topic go."""
         return self._options.dead or f"{topic}.dead"
 
-    def _produce(self, topic: str, key: bytes | None, body: bytes, headers: list[tuple[str, bytes]]) -> None:
-        if self._producer is None:
-            self._producer = Producer(
-                {**self._options.client(self._servers), "enable.idempotence": True, "linger.ms": 0},
-                logger=_log,
-            )
-        confirmed: list[KafkaError | None] = []
-        self._producer.produce(
-            topic, body, key, headers=headers, on_delivery=lambda error, _message: confirmed.append(error)
+    def _make_graves(self) -> None:
+        """Make the topics of dead letters that are missing; those of a pattern are not known yet."""
+        make_topics(
+            self._options.client(self._servers),
+            {topic: self.graves(topic) for topic in self._topics if not topic.startswith(PATTERN)},
         )
-        self._producer.flush(CONFIRM_S)
-        if not confirmed:
-            raise SourceUnavailable(f"no confirmation from {topic} within {CONFIRM_S:g} s")
-        if confirmed[0] is not None:
-            raise SourceUnavailable(f"{topic} did not take it: {confirmed[0]}")
+
+    def _produce(
+        self, topic: str, key: bytes | None, body: bytes | None, headers: list[tuple[str, bytes]]
+    ) -> None:
+        if self._sender is None:
+            self._sender = Sender(self._options.client(self._servers))
+        self._sender.send(topic, key, body, headers)
 
     async def look(self, limit: int) -> Sequence[Dead]:
         """The oldest dead letters that are not dealt with."""

@@ -10,7 +10,7 @@ import msgspec
 from semel.brokers.kafka import Place
 from semel.brokers.kafka_marks import Where
 from semel.brokers.kafka_transactor import Part, Send
-from semel.brokers.source import Arrival
+from semel.brokers.source import Arrival, Letter
 from semel.claims import Claimed
 from semel.types import Delivery
 
@@ -30,7 +30,7 @@ class Piece(msgspec.Struct, eq=False):
     runs: bool = False
     """Its handler is to run, or has run."""
     sends: Sequence[Send] = ()
-    buried: bool = False
+    letter: Letter | None = None
     """What it sends is its dead letter."""
     failure: BaseException | None = None
     """What its record will say once the letter is committed."""
@@ -50,10 +50,15 @@ class Piece(msgspec.Struct, eq=False):
         """Its partition."""
         return self.place.where
 
+    @property
+    def buried(self) -> bool:
+        """Whether what it sends is its dead letter."""
+        return self.letter is not None
+
     def renew(self) -> None:
         """Forget what the last turn found out."""
-        self.leader = self.claim = self.failure = self.again_s = None
-        self.runs = self.buried = self.counts = False
+        self.leader = self.claim = self.failure = self.letter = self.again_s = None
+        self.runs = self.counts = False
         self.sends = ()
 
 

@@ -13,7 +13,6 @@ moved, so that nothing is lost; the other way round a redelivery would find the 
 """
 
 import logging
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,12 +22,15 @@ from time import monotonic
 from typing import Any, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 
 from semel.aclient import AsyncSemel
+from semel.brokers.dead_letters import DeadLetters, letter_for
 from semel.brokers.kafka import place_of
 from semel.brokers.kafka_batch import Backlog, Piece, cut, parts_of
 from semel.brokers.kafka_holdings import Holdings
 from semel.brokers.kafka_marks import Where
+from semel.brokers.kafka_sending import is_too_large
 from semel.brokers.kafka_transactor import Ended, Part, Send, TransactionOptions, Transactor
 from semel.brokers.letters import headers_of
 from semel.brokers.outages import OUTAGE_MAX_S, RECEIVE_WAIT_S, backoff_s, reached
@@ -38,7 +40,8 @@ from semel.brokers.source import Letter
 from semel.brokers.work import call_of
 from semel.claims import Claimed
 from semel.core.commands import Invoke, Raised
-from semel.errors import AttemptsExhausted, KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
+from semel.core.verdicts import exhausted, is_last
+from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
 from semel.lazily import asyncio
 from semel.types import Busy, Done, Failed, Late, Mismatch, Mode, Unavailable, Unknown
 
@@ -102,6 +105,7 @@ class KafkaTransaction:
         self.source: Transactor = Transactor(*place_of(url, TransactionOptions), output, marks)
         self.pace: Pace = pace or Pace()
         self.counts: TransactionCounts = TransactionCounts()
+        self._dead_letters = DeadLetters(self.source, self.counts)
         self._once = self.route.once
         self._holdings = Holdings(self._once)
         self._output = output
@@ -319,9 +323,9 @@ class KafkaTransaction:
         assert claim is not None
         most = self._once.policy.max_attempts
         if claim.attempt > most:
-            self._erred(piece, AttemptsExhausted(f"attempt {claim.attempt} of {most} allowed"))
+            self._erred(piece, exhausted(None, claim.attempt, most))
             return
-        if self._overdue:
+        if self._stopping:  # no further handler starts; its claim is given back
             piece.again_s = 0.0
             return
         call = Invoke(partial(self._call, piece.arrival), claim.claim, claim.granted)
@@ -356,7 +360,11 @@ class KafkaTransaction:
         """What an error means: to be tried again later, or a dead letter in the same transaction."""
         claim = piece.claim
         assert claim is not None
-        verdict = self._once._plan.leaving(claim.claim, claim.granted, error)  # noqa: SLF001 - as `with claim:`
+        leaving = self._once._plan.leaving  # noqa: SLF001 - as `with claim:`
+        verdict = leaving(claim.claim, claim.granted, error)
+        if is_last(Raised(error), verdict, claim.attempt, self._once.policy):
+            error = exhausted(error, claim.attempt, self._once.policy.max_attempts)
+            verdict = leaving(claim.claim, claim.granted, error)
         piece.sends = ()
         if verdict.to == "failed":
             piece.failure = error
@@ -369,20 +377,23 @@ class KafkaTransaction:
 
     def _bury(self, piece: Piece, reason: str, error: BaseException | None = None) -> None:
         """The dead letter goes out in the transaction that moves the offset past the message."""
-        claim, arrival = piece.claim, piece.arrival
-        letter = Letter(
-            reason=reason,
-            consumer=self._once.consumer,
-            key="" if piece.delivery is None else piece.delivery.key,
+        claim = piece.claim
+        letter = letter_for(
+            reason,
+            self._once.consumer,
+            "" if piece.delivery is None else piece.delivery.key,
+            error,
             fence=0 if claim is None else claim.fence,
             attempts=0 if claim is None else claim.attempt,
-            error="" if error is None else f"{type(error).__name__}: {error}",
-            stack="" if error is None else "".join(traceback.format_exception(error)),
         )
-        told = [(name, value.encode()) for name, value in headers_of(letter).items()]
-        topic = self.source.graves(piece.where[0])
-        piece.buried = True
-        piece.sends = [Send(piece.number, topic, piece.place.key, arrival.body, [*arrival.headers, *told])]
+        self._send_letter(piece, letter)
+
+    def _send_letter(self, piece: Piece, letter: Letter) -> None:
+        arrival = piece.arrival
+        story = [(name, value.encode()) for name, value in headers_of(letter).items()]
+        topic, body = self.source.graves(piece.where[0]), None if letter.body_at else arrival.body
+        piece.letter = letter
+        piece.sends = [Send(piece.number, topic, piece.place.key, body, [*arrival.headers, *story])]
 
     # --- commit, then complete ---
 
@@ -424,13 +435,16 @@ class KafkaTransaction:
                 await asyncio.sleep(delay_s)
 
     def _refused(self, pieces: Sequence[Piece], refused: Mapping[int, BaseException]) -> None:
-        """What the broker does not take is its handler's error; where it is a dead letter, it waits."""
+        """What the broker does not take is its handler's error; a dead letter goes without its body, or waits."""
         for number, error in refused.items():
-            piece = pieces[number]
-            if piece.claim is not None and not piece.buried:
-                self._erred(piece, error)
+            piece, letter = pieces[number], pieces[number].letter
+            if letter is None:
+                if piece.claim is not None:
+                    self._erred(piece, error)
+            elif is_too_large(error) and not letter.body_at:
+                self._send_letter(piece, replace(letter, body_at=piece.arrival.position or "unknown"))
             else:
-                _log.warning("%s took no dead letter: %s", self.source.graves(piece.where[0]), error)
+                self._dead_letters.report(piece.arrival, letter, error, self._once)
                 piece.again_s = OUTAGE_MAX_S
 
     async def _record(self, pieces: Sequence[Piece], committed: Collection[Where]) -> None:
@@ -443,7 +457,9 @@ class KafkaTransaction:
         self._backlog.postpone(pieces)
         self.counts.acked += len(gone)
         self.counts.duplicates += sum(piece.claim is None and not piece.buried for piece in gone)
-        self.counts.buried += sum(piece.buried for piece in gone)
+        for piece in gone:
+            if piece.letter is not None:
+                self._dead_letters.note_written(piece.arrival, piece.letter)
         marks = self.source.marks
         if marks is not None:
             for piece in gone:

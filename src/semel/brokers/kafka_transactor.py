@@ -61,7 +61,7 @@ class Send(msgspec.Struct, frozen=True):
     """Of the record that it comes from, within the batch."""
     topic: str
     key: bytes | None
-    body: bytes
+    body: bytes | None
     headers: Sequence[tuple[str, bytes]] = ()
     partition: int = -1
 

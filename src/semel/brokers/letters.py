@@ -22,6 +22,7 @@ def headers_of(letter: Letter) -> dict[str, str]:
         "attempts": str(letter.attempts),
         "error": letter.error[:STACK_CHARACTERS_MAX],
         "stack": letter.stack[-STACK_CHARACTERS_MAX:],  # the end says where it happened
+        "body-at": letter.body_at,
     }
     return {PREFIX + name: quote(text, safe=_PRINTABLE) for name, text in fields.items() if text}
 
@@ -37,6 +38,7 @@ def letter_of(headers: Mapping[str, str]) -> Letter | None:
         return None
     return Letter(
         **fields,
+        body_at=unquote(lower.get(PREFIX + "body-at", "")),
         fence=int(lower.get(PREFIX + "fence", "0")),
         attempts=int(lower.get(PREFIX + "attempts", "0")),
     )

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -11,18 +10,20 @@ import nats
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
-from nats.js.errors import BadRequestError, NotFoundError
+from nats.js.errors import APIError, NotFoundError
 
 from semel.brokers.dead import Dead
 from semel.brokers.letters import headers_of
 from semel.brokers.source import Arrival, Letter
 from semel.brokers.urls import options_of
-from semel.errors import SourceUnavailable, UsageError
+from semel.errors import MessageTooLarge, SourceUnavailable, UsageError
 
 __all__ = ["JetStream", "Options", "from_url"]
 
 CONNECT_S = 10.0
 ASK_S = 5.0
+HEADER_BYTES = 16
+"""More than a header takes beside its name and value, and than the line before all of them."""
 UNREACHABLE = (NatsError, ConnectionError, TimeoutError, OSError)
 
 
@@ -89,6 +90,7 @@ class JetStream:
                     f"the consumer {options.durable} does not want acks; use another, or make it explicit"
                 )
             self.deadline_s = found.config.ack_wait or options.deadline_s
+            await self._make_graves()
             self._pull = await self._jetstream.pull_subscribe_bind(options.durable, options.stream)
         except UNREACHABLE as error:
             raise SourceUnavailable(str(error) or type(error).__name__) from error
@@ -166,12 +168,27 @@ class JetStream:
     def _graves_stream(self) -> str:
         return self._graves.replace(".", "-")
 
+    async def _make_graves(self) -> None:
+        """Make the stream of dead letters where there is none. Raises `UsageError` where no stream takes them."""
+        try:
+            await self._jetstream.find_stream_name_by_subject(self._graves)
+        except NotFoundError:
+            try:
+                graves = StreamConfig(name=self._graves_stream, subjects=[self._graves])
+                await self._jetstream.add_stream(graves)
+            except APIError as error:
+                raise UsageError(
+                    f"no stream takes dead letters at {self._graves}, and none can be made ({error.description});"
+                    " create one, or name another subject with dead="
+                ) from error
+
     async def _publish(self, subject: str, body: bytes, headers: Mapping[str, Any]) -> None:
+        size = len(body) + sum(len(name) + len(str(value)) + HEADER_BYTES for name, value in headers.items())
+        if size + HEADER_BYTES > self._nats.max_payload:
+            raise MessageTooLarge(f"{size:,} bytes, and the server takes {self._nats.max_payload:,}")
         try:
             if subject == self._graves:
-                with suppress(BadRequestError):  # it is there, made otherwise
-                    graves = StreamConfig(name=self._graves_stream, subjects=[subject])
-                    await self._jetstream.add_stream(graves)
+                await self._make_graves()
             await self._jetstream.publish(subject, body, timeout=ASK_S, headers=dict(headers))
         except UNREACHABLE as error:
             raise SourceUnavailable(f"{subject} did not confirm: {error}") from error

@@ -35,6 +35,8 @@ class Counts(msgspec.Struct):
     parked: int = 0
     returned: int = 0
     buried: int = 0
+    stuck: int = 0
+    """Messages whose dead letters could not be written so far; they are tried again."""
     errors: int = 0
     unguarded: int = 0
     """Ran without a claim because the store could not be reached, by `Policy(on_unavailable="run")`."""

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 import aio_pika
 import msgspec
 from aio_pika.abc import AbstractIncomingMessage
-from aio_pika.exceptions import AMQPError, ChannelInvalidStateError
+from aio_pika.exceptions import AMQPError, ChannelInvalidStateError, ChannelPreconditionFailed, DeliveryError
 
 from semel.brokers.dead import Dead
 from semel.brokers.letters import headers_of
@@ -107,12 +107,21 @@ class RabbitQueue:
 
     async def _declared(self) -> Any:
         options = self.options
-        await self._channel.declare_queue(self._graves, durable=True, arguments={"x-queue-type": "classic"})
+        await self._make_graves()
         if options.kind == "existing":
             return await self._channel.get_queue(options.queue)
         return await self._channel.declare_queue(
             options.queue, durable=True, arguments={"x-queue-type": options.kind}
         )
+
+    async def _make_graves(self) -> None:
+        """Make the queue of dead letters where there is none; one that was made otherwise is used as it is."""
+        try:
+            await self._channel.declare_queue(
+                self._graves, durable=True, arguments={"x-queue-type": "classic"}
+            )
+        except ChannelPreconditionFailed:  # it closes the channel
+            self._channel = await self._connection.channel(publisher_confirms=True)
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
         """What has arrived; waits for the first."""
@@ -189,8 +198,15 @@ class RabbitQueue:
     async def bury(self, arrival: Arrival, letter: Letter) -> None:
         """Publish a copy with its story to the queue of dead letters."""
         copy = _copy(arrival.handle[1])
+        copy.body = bytes(arrival.body)
         copy.headers.update(headers_of(letter))
-        await self._publish(self._graves, copy)
+        try:
+            await self._publish(self._graves, copy)
+        except SourceUnavailable as error:
+            if not isinstance(error.__cause__, DeliveryError):
+                raise
+            await self._make_graves()  # somebody has removed it
+            await self._publish(self._graves, copy)
 
     async def _publish(self, queue: str, message: aio_pika.Message) -> None:
         if self._channel is None:

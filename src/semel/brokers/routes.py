@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
 from functools import partial
+from types import NoneType
 from typing import Any, ClassVar, TypeAlias, get_args
 
 import msgspec
@@ -174,6 +175,12 @@ def reader(handler: Callable[..., Any], at: int = 0, *, batch: bool = False) -> 
         (wanted,) = get_args(wanted) or (Any,)
     if wanted in (Arrival, Any):
         return _itself
+    if len(rest := [each for each in get_args(wanted) if each is not NoneType]) == 1:
+        (wanted,) = rest if NoneType in get_args(wanted) else (wanted,)  # `Paid | None`: for tombstones
+    return _or_tombstone(_decoder(wanted))
+
+
+def _decoder(wanted: Any) -> Callable[[Arrival], Any]:
     if wanted is bytes:
         return _body
     if _is_cloudevent(wanted):
@@ -189,6 +196,11 @@ def _is_cloudevent(wanted: Any) -> bool:
     """Whether it is a type of the `cloudevents` package, or made from one; the package itself is not loaded for it."""
     bases = getattr(wanted, "__mro__", ())
     return any(base.__module__.partition(".")[0] == "cloudevents" for base in bases)
+
+
+def _or_tombstone(decode: Callable[[Arrival], Any]) -> Callable[[Arrival], Any]:
+    """A message without a body, as Kafka keeps for what was deleted, is `None` to its handler."""
+    return lambda arrival: None if arrival.body is None else decode(arrival)
 
 
 def _itself(arrival: Arrival) -> Arrival:

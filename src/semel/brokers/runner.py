@@ -15,7 +15,6 @@ loses none.
 """
 
 import logging
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +22,10 @@ from time import monotonic
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from semel.aclient import AsyncSemel
+from semel.brokers.dead_letters import DeadLetters, letter_for
 from semel.brokers.outages import RECEIVE_WAIT_S, backoff_s, reached
 from semel.brokers.pace import Counts, Pace
 from semel.brokers.room import Room
@@ -33,7 +34,7 @@ from semel.brokers.source import Arrival, Letter, Source
 from semel.brokers.tally import Tally
 from semel.brokers.work import Work, work_for
 from semel.core.commands import Granted
-from semel.core.verdicts import postponed
+from semel.core.verdicts import NotStarted, postponed
 from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
 from semel.lazily import asyncio
 from semel.types import (
@@ -93,6 +94,7 @@ class Runner:
             self.routes = tuple(handler)
         if not self.routes:
             raise UsageError("a runner needs at least one handler")
+        self._dead_letters = DeadLetters(source, self.counts)
         self._tally: Tally = Tally()
         self._room: Room[Held] = Room(self.pace.room)
         self._lanes: dict[str, deque[Held]] = {}
@@ -119,7 +121,9 @@ class Runner:
     async def run(self) -> None:
         """Work until `stop`, or until something that no repetition cures: then it is raised, after draining."""
         with ThreadPoolExecutor(self.pace.concurrency, thread_name_prefix="semel-handler") as threads:
-            self._works: dict[Route, Work] = {route: work_for(route, threads) for route in self.routes}
+            self._works: dict[Route, Work] = {
+                route: work_for(route, threads, lambda: self._stopping) for route in self.routes
+            }
             await self._reached(self.source.open)
             beating = asyncio.create_task(self._beat()) if self.source.deadline_s else None
             try:
@@ -243,7 +247,11 @@ class Runner:
         """Claim, run and complete a batch; each message is answered for as soon as its outcome is known."""
         route = batch[0].route
         assert route is not None
-        deliveries = [each.delivery for each in batch if each.delivery is not None]
+        deliveries = [
+            replace(each.delivery, again=True) if each.tries else each.delivery
+            for each in batch
+            if each.delivery is not None
+        ]
         unanswered, kept = set(range(len(batch))), share
 
         def told(at: int, outcome: Outcome[Any]) -> None:
@@ -302,6 +310,9 @@ class Runner:
 
     def _failed(self, held: Held, error: BaseException, retry_after_s: float) -> None:
         """Try it again later. Where no record counts the attempts, as in observe mode, they are counted here."""
+        if isinstance(error, NotStarted):
+            self._return(held, 0.0)
+            return
         self.counts.errors += 1
         if not retry_after_s:  # a record that was released would say how long
             assert held.route is not None
@@ -370,13 +381,13 @@ class Runner:
         self._release(held)
         if not held.gone and self.source.redelivers:
             self.counts.returned += 1
-            self._spawn(self._nack(held.arrival, delay_s))
+            self._spawn(self._nack([held.arrival], delay_s))
 
-    async def _nack(self, arrival: Arrival, delay_s: float) -> None:
+    async def _nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
         try:
-            await self.source.nack([arrival], delay_s)
+            await self.source.nack(arrivals, delay_s)
         except SourceUnavailable as error:  # the broker brings it back by itself
-            _log.warning("%s did not take a message back: %s", self.source.name, error)
+            _log.warning("%s did not take %d messages back: %s", self.source.name, len(arrivals), error)
 
     def _release(self, held: Held) -> None:
         """No longer in hand; the next of its lane is on."""
@@ -393,43 +404,34 @@ class Runner:
 
     async def _last_words(self, delivery: Delivery[Arrival], error: BaseException, granted: Granted) -> None:
         """Before a message is failed for good: its copy among the dead letters, confirmed."""
-        letter = Letter(
-            reason="failed",
-            consumer=self._consumer_of(delivery),
-            key=delivery.key,
+        route = route_for(self.routes, delivery.event_type)
+        once = None if route is None else route.once
+        letter = letter_for(
+            "failed",
+            "" if once is None else once.consumer,
+            delivery.key,
+            error,
             fence=granted.fence,
             attempts=granted.attempt,
-            error=f"{type(error).__name__}: {error}",
-            stack="".join(traceback.format_exception(error)),
         )
-        await self.source.bury(delivery.body, letter)
-        self.counts.buried += 1
-
-    def _consumer_of(self, delivery: Delivery[Arrival]) -> str:
-        route = route_for(self.routes, delivery.event_type)
-        return "" if route is None else route.once.consumer
+        await self._dead_letters.write(delivery.body, letter, once)
 
     def _put_aside(self, held: Held, reason: str, error: BaseException | None = None) -> None:
         """A copy to the dead letters, then the ack."""
-        letter = Letter(
-            reason=reason,
-            consumer="" if held.route is None else held.route.once.consumer,
-            key="" if held.delivery is None else held.delivery.key,
-            error="" if error is None else f"{type(error).__name__}: {error}",
-            stack="" if error is None else "".join(traceback.format_exception(error)),
-        )
+        consumer = "" if held.route is None else held.route.once.consumer
+        key = "" if held.delivery is None else held.delivery.key
         held.running = True
-        self._spawn(self._bury(held, letter))
+        self._spawn(self._bury(held, letter_for(reason, consumer, key, error)))
 
     async def _bury(self, held: Held, letter: Letter) -> None:
         try:
-            await self.source.bury(held.arrival, letter)
-        except SourceUnavailable as error:
-            _log.warning("%s took no dead letter: %s", self.source.name, error)
+            await self._dead_letters.write(
+                held.arrival, letter, None if held.route is None else held.route.once
+            )
+        except SourceUnavailable:
             held.running = False
             self._keep(held, backoff_s(held.tries))
             return
-        self.counts.buried += 1
         self._ack(held)
 
     # --- heartbeat and end ---
@@ -457,8 +459,13 @@ class Runner:
         self._room.empty()
         self._waiting.clear()
         self._lanes.clear()
-        for held in [each for each in self._hand if not each.running]:
-            self._return(held, 0.0)
+        idle = [each for each in self._hand if not each.running]
+        for held in idle:
+            self._release(held)
+        back = [held.arrival for held in idle if not held.gone]
+        if back and self.source.redelivers:
+            self.counts.returned += len(back)
+            self._spawn(self._nack(back, 0.0))
         until = monotonic() + self.pace.drain_s
         while self._tasks:
             done, _ = await asyncio.wait(self._tasks, timeout=max(0.0, until - monotonic()))
@@ -470,6 +477,7 @@ class Runner:
             await asyncio.wait([self._acking])
         if beating is not None:
             beating.cancel()
+            await asyncio.wait([beating])  # it may be in the middle of a request
         for work in self._works.values():
             await work.close()
         await self.source.close()

@@ -51,6 +51,8 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     error: str = ""
     stack: str = ""
+    body_at: str = ""
+    """Where the body is (topic, partition and offset; queue and id), if it was too large to be copied."""
 
 
 @runtime_checkable
@@ -77,7 +79,10 @@ class Source(Protocol):
         ...
 
     async def open(self) -> None:
-        """Connect, or connect again. What was in hand before a reconnection is no longer."""
+        """Connect, or connect again. What was in hand before a reconnection is no longer.
+
+        Makes the dead-letter destination where there is none; raises `UsageError` where that is not allowed.
+        """
         ...
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
@@ -97,7 +102,10 @@ class Source(Protocol):
         ...
 
     async def bury(self, arrival: Arrival, letter: Letter) -> None:
-        """Put a copy at the dead-letter destination; returns when the broker has confirmed it."""
+        """Put a copy at the dead-letter destination; returns when the broker has confirmed it.
+
+        Raises `MessageTooLarge` where the letter makes it too large; it is called again with an empty body.
+        """
         ...
 
     async def close(self) -> None:

@@ -15,7 +15,7 @@ from semel.brokers.dead import Dead
 from semel.brokers.letters import headers_of
 from semel.brokers.source import Arrival, Letter, unfolded, untexted
 from semel.brokers.urls import options_of
-from semel.errors import SourceUnavailable, UsageError
+from semel.errors import MessageTooLarge, SourceUnavailable, UsageError
 
 __all__ = ["Options", "SqsQueue", "from_url"]
 
@@ -24,6 +24,10 @@ BATCH_MAX = 10
 VISIBLE_MAX_S = 43_200
 """Twelve hours after its receipt a message is visible again, whatever is said about it."""
 ATTRIBUTES_MAX = 10
+LEFT_OUT = "(left out)"
+"""The body of a dead letter whose own was too large: the service takes no empty one."""
+BYTES_MAX = 262_144
+"""What a queue takes that does not say it."""
 LOOK_S = 30
 """How long dead letters that are looked at are nobody else's, unless the source is closed before."""
 UNREACHABLE = (BotoCoreError, HTTPClientError, ConnectionError, TimeoutError, OSError)
@@ -69,6 +73,7 @@ class SqsQueue:
         self._entered: Any = None
         self._client: Any = None
         self._urls: dict[str, str] = {}
+        self._limits: dict[str, int] = {}
         self._dug: dict[str, str] = {}
         """The receipts of dead letters that were looked at."""
 
@@ -91,6 +96,24 @@ class SqsQueue:
             )
             self._client = await self._entered.__aenter__()
         await self._url(self._options.queue)
+        await self._make_graves()
+
+    async def _make_graves(self) -> None:
+        """Make the queue of dead letters where there is none. Raises `UsageError` where that is refused."""
+        try:
+            await self._url(self.graves)
+        except UsageError as missing:
+            attributes = {"FifoQueue": "true"} if self.graves.endswith(".fifo") else {}
+            try:
+                made = await self._ask("create_queue", QueueName=self.graves, Attributes=attributes)
+            except SourceUnavailable as error:
+                if not isinstance(error.__cause__, ClientError):
+                    raise
+                raise UsageError(
+                    f"there is no queue {self.graves} for dead letters, and it cannot be made ({error});"
+                    " create it, or name another with dead="
+                ) from missing
+            self._urls[self.graves] = made["QueueUrl"]
 
     async def _url(self, queue: str) -> str:
         if queue not in self._urls:
@@ -191,7 +214,8 @@ class SqsQueue:
         system = message.get("Attributes", {})
         story = {**headers_of(letter), **{name: system[of] for of, name in KEPT.items() if of in system}}
         attributes[LETTER] = _attribute(msgspec.json.encode(story).decode())
-        await self._send(self.graves, message["Body"], attributes, system.get("MessageGroupId", ""))
+        body = LEFT_OUT if letter.body_at else message["Body"]
+        await self._send(self.graves, body, attributes, system.get("MessageGroupId", ""))
 
     async def _send(self, queue: str, body: str, attributes: Mapping[str, Any], group: str) -> None:
         said: dict[str, Any] = {"MessageBody": body, "MessageAttributes": dict(attributes)}
@@ -199,7 +223,17 @@ class SqsQueue:
             said["MessageGroupId"] = group or "semel"
             # Each burial or replay is a message of its own: the record decides whether its effect happens again.
             said["MessageDeduplicationId"] = os.urandom(16).hex()
+        size = len(body.encode()) + sum(_size(name, value) for name, value in attributes.items())
+        if size > (most := await self._bytes_max(queue)):
+            raise MessageTooLarge(f"{size:,} bytes with its attributes, and {queue} takes {most:,}")
         await self._ask("send_message", QueueUrl=await self._url(queue), **said)
+
+    async def _bytes_max(self, queue: str) -> int:
+        """How large a message of the queue may be, with its attributes. Asked once."""
+        if queue not in self._limits:
+            said = await self.attributes(queue)
+            self._limits[queue] = int(said.get("MaximumMessageSize", BYTES_MAX))
+        return self._limits[queue]
 
     @property
     def graves(self) -> str:
@@ -287,6 +321,14 @@ class _Receipt(msgspec.Struct, frozen=True, eq=False):
 def _headers(message: Mapping[str, Any]) -> dict[str, str]:
     attributes = message.get("MessageAttributes", {})
     return {name: value["StringValue"] for name, value in attributes.items() if "StringValue" in value}
+
+
+def _size(name: str, value: Mapping[str, Any]) -> int:
+    """The bytes of an attribute as the service counts them: name, type and value."""
+    text = value.get("StringValue", "")
+    return (
+        len(name.encode()) + len(value["DataType"]) + len(text.encode()) + len(value.get("BinaryValue", b""))
+    )
 
 
 def _attribute(value: str) -> dict[str, str]:

@@ -16,11 +16,20 @@ class Tally:
 
     def failed(self, key: str, deliveries: int) -> int:
         """Another failure; returns which attempt it was."""
-        attempt = max(self._failures.pop(key, 0) + 1, deliveries)
+        attempt = max(self.attempts(key) + 1, deliveries)
+        self.note(key, attempt)
+        return attempt
+
+    def note(self, key: str, attempt: int) -> None:
+        """Remember that this attempt failed."""
+        self._failures.pop(key, None)
         self._failures[key] = attempt
         if len(self._failures) > KEYS_MAX:
             self._failures.popitem(last=False)
-        return attempt
+
+    def attempts(self, key: str) -> int:
+        """How many attempts failed, as far as is known here."""
+        return self._failures.get(key, 0)
 
     def __contains__(self, key: str) -> bool:
         return key in self._failures

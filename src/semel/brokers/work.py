@@ -13,6 +13,7 @@ from semel.brokers.routes import Call, Route, in_thread
 from semel.brokers.source import Arrival
 from semel.context import _current
 from semel.core.commands import Granted
+from semel.core.verdicts import NotStarted
 from semel.lazily import asyncio
 from semel.types import Delivery, Inquiry, Outcome
 
@@ -44,13 +45,17 @@ class Work(Protocol):
         ...
 
 
-def work_for(route: Route, threads: Executor) -> Work:
-    """The way of working that a route's client and handler ask for."""
+def work_for(route: Route, threads: Executor, is_stopping: Callable[[], bool]) -> Work:
+    """The way of working that a route's client and handler ask for.
+
+    `is_stopping`: once it is true no further handler starts; the outcome of the rest is `Errored(NotStarted)`.
+    """
     if route.once.mode == "inbox":
         from semel.brokers.inboxed import Inboxed
 
-        return Inboxed(route, threads)
-    return Together(route, threads) if route.batch else EachAlone(route, threads)
+        return Inboxed(route, threads, is_stopping)
+    work = Together if route.batch else EachAlone
+    return work(route, threads, is_stopping)
 
 
 def call_of(route: Route, threads: Executor) -> Call:
@@ -84,16 +89,17 @@ class EachAlone:
 
     whole = False
 
-    def __init__(self, route: Route, threads: Executor) -> None:
+    def __init__(self, route: Route, threads: Executor, is_stopping: Callable[[], bool]) -> None:
         self._once = probing(route)
         self._call = call_of(route, threads)
+        self._is_stopping = is_stopping
 
     async def deliver(
         self, deliveries: Deliveries, share: int, last_words: LastWords, told: Told, /
     ) -> list[Outcome[Any]]:
         """As `run_many` does."""
         return await self._once._deliver(  # noqa: SLF001 - `run_many` with two ears more
-            deliveries, self._call, share, last_words, told
+            deliveries, self._call, share, last_words, told, self._is_stopping
         )
 
     async def close(self) -> None:
@@ -105,9 +111,10 @@ class Together:
 
     whole = True
 
-    def __init__(self, route: Route, threads: Executor) -> None:
+    def __init__(self, route: Route, threads: Executor, is_stopping: Callable[[], bool]) -> None:
         self._route = route
         self._once = probing(route)
+        self._is_stopping = is_stopping
         handler = route.handler
         self._call = partial(in_thread, threads, handler) if route.blocks else handler
 
@@ -115,9 +122,9 @@ class Together:
         self, deliveries: Deliveries, _share: int, last_words: LastWords, told: Told, /
     ) -> list[Outcome[Any]]:
         """All claimed in one round trip start together, and so find each other in one group."""
-        call = self._route.around(Groups(self._route.reads, self._call))
+        call = self._route.around(Groups(self._route.reads, self._call, self._is_stopping))
         return await self._once._deliver(  # noqa: SLF001 - as above
-            deliveries, call, len(deliveries), last_words, told
+            deliveries, call, len(deliveries), last_words, told, self._is_stopping
         )
 
     async def close(self) -> None:
@@ -127,24 +134,31 @@ class Together:
 class Groups:
     """Gives those who call in the same turn of the loop one group."""
 
-    def __init__(self, reads: Callable[[Arrival], Any], call: Callable[[list[Any]], Awaitable[Any]]) -> None:
+    def __init__(
+        self,
+        reads: Callable[[Arrival], Any],
+        call: Callable[[list[Any]], Awaitable[Any]],
+        is_stopping: Callable[[], bool],
+    ) -> None:
         self._reads = reads
         self._call = call
+        self._is_stopping = is_stopping
         self._open: Group | None = None
 
     async def __call__(self, arrival: Arrival) -> None:
         """Join the group that is open, or a new one. Raises what the handler raised for this message."""
         message = self._reads(arrival)
         if self._open is None or self._open.started:
-            self._open = Group(self._call)
+            self._open = Group(self._call, self._is_stopping)
         await self._open.join(message)
 
 
 class Group:
     """One call of a batch handler, and those whose messages are in it."""
 
-    def __init__(self, call: Callable[[list[Any]], Awaitable[Any]]) -> None:
+    def __init__(self, call: Callable[[list[Any]], Awaitable[Any]], is_stopping: Callable[[], bool]) -> None:
         self._call = call
+        self._is_stopping = is_stopping
         self._messages: list[Any] = []
         self._errors: dict[int, Exception] = {}
         self._wanted = 0
@@ -188,6 +202,9 @@ class Group:
         else:
             return
         for at, message in enumerate(self._messages):
+            if self._is_stopping():
+                self._errors[at] = NotStarted()
+                continue
             try:
                 await self._call([message])
             except Exception as error:  # noqa: BLE001 - it is this message's

@@ -44,15 +44,17 @@ from semel.core.verdicts import (
     Verdict,
     answer_of,
     conclude,
+    exhausted,
     inquiry,
     interrupted,
+    is_last,
     judge,
     plain,
     postponed,
     replay,
     unguarded,
 )
-from semel.errors import AttemptsExhausted, StoreUnavailable
+from semel.errors import StoreUnavailable
 from semel.types import (
     Busy,
     CannotTell,
@@ -84,12 +86,16 @@ def once(task: Task) -> Flow[Outcome[Any]]:
     if answer.attempt > 1 and task.policy.probe is not None:
         ran = yield from found(task, answer)
     if ran is None and answer.attempt > task.policy.max_attempts:
-        ran = Raised(AttemptsExhausted(f"attempt {answer.attempt} of {task.policy.max_attempts} allowed"))
+        ran = Raised(exhausted(None, answer.attempt, task.policy.max_attempts))
     if ran is None:
         ran = yield Invoke(task.call, task.claim, answer)
     verdict = judge(ran, task, answer.attempt)
     if verdict.to == "unknown" and task.policy.probe is not None:
         ran, verdict = yield from cleared(task, answer, ran, verdict)
+    if is_last(ran, verdict, answer.attempt, task.policy):
+        assert isinstance(ran, Raised)
+        ran = Raised(exhausted(ran.error, answer.attempt, task.policy.max_attempts))
+        verdict = judge(ran, task, answer.attempt)
     if verdict.to == "failed" and task.last_words is not None and isinstance(ran, Raised):
         # Before the record is closed: a crash in between says it twice, the other order would never say it.
         said = yield from Invoke(partial(task.last_words, ran.error, answer))

@@ -30,6 +30,13 @@ from semel.types import (
 RETRY_DELAY_MAX_S = 300.0
 
 
+class NotStarted(NotApplied):
+    """A stop came before the handler was called: the delivery is to be given back, and no attempt counts."""
+
+    def __init__(self) -> None:
+        super().__init__("stopped before it started")
+
+
 class Task(Struct, frozen=True):
     """One delivery to be handled: what to claim, what to call, and by which policy."""
 
@@ -84,11 +91,35 @@ def judge(ran: Ran, task: Task, attempt: int) -> Verdict:
         return Verdict("failed", encode_error(ran.error))
     if task.claim.quarantine and not isinstance(ran.error, NotApplied):
         return Verdict("unknown")
-    if ran.interrupted:
+    if ran.interrupted or isinstance(ran.error, NotStarted):
         # What a started handler did is not known: the attempt counts where a probe is to be asked about it.
         started = not isinstance(ran.error, NotApplied)
         return Verdict("released", count_attempt=started and policy.probe is not None)
     return postponed(policy, attempt)
+
+
+def exhausted(error: BaseException | None, attempt: int, limit: int) -> AttemptsExhausted:
+    """The error of a message that is given up after its last attempt, with the handler's own error as its cause."""
+    if error is None:
+        return AttemptsExhausted(
+            f"attempt {attempt} of {limit} allowed: no end of the earlier ones was recorded"
+        )
+    found = AttemptsExhausted(f"attempt {attempt} of {limit} failed: {type(error).__name__}: {error}")
+    found.__cause__ = error
+    return found
+
+
+def is_last(ran: Ran, verdict: Verdict, attempt: int, policy: Policy) -> bool:
+    """Whether an attempt failed after which no other is allowed; a probe is asked about it first, at the next one."""
+    return (
+        isinstance(ran, Raised)
+        and isinstance(ran.error, Exception)
+        and not ran.lost
+        and verdict.to == "released"
+        and verdict.count_attempt
+        and attempt >= policy.max_attempts
+        and policy.probe is None
+    )
 
 
 def postponed(policy: Policy, attempt: int) -> Verdict:

@@ -108,6 +108,10 @@ class Inbox(_Box):
         )
         return self._spread(keys, new, first_at, place_of)
 
+    def unmark(self, keys: Sequence[str]) -> None:
+        """Take back marks that this inbox made in the open transaction, for events that did not run after all."""
+        self._handle.run(self._words.unmark(keys))
+
     def store(self, key: str, value: Any) -> None:
         """Keep a value with the mark, for `replay`. Raises `UsageError` if the key is not marked."""
         encoded = self._encode(value)
@@ -229,6 +233,10 @@ class AsyncInbox(_Box):
             else []
         )
         return self._spread(keys, new, first_at, place_of)
+
+    async def unmark(self, keys: Sequence[str]) -> None:
+        """Take back marks that this inbox made in the open transaction, for events that did not run after all."""
+        await self._handle.run(self._words.unmark(keys))
 
     async def store(self, key: str, value: Any) -> None:
         """Keep a value with the mark, for `replay`. Raises `UsageError` if the key is not marked."""

@@ -23,6 +23,7 @@ FIRST = (
     "SELECT verdict, detail, place, firsts FROM {schema}.inbox_first($1::text, $2::text, $3::text, $4::text, $5::text,"
     " $6::text, $7::bigint, $8::bytea, $9::integer, $10::bytea)"
 )
+UNMARK = "DELETE FROM {schema}.records WHERE digest = ANY($1::text::uuid[]) AND state & 7 = 1 AND owner = $2::bytea"
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 STORE = (
     "UPDATE {schema}.records SET value = $1::bytea WHERE digest = $2::text::uuid AND state & 7 = 1"
@@ -71,6 +72,10 @@ class PostgresWords(Words):
         for at, first in zip(places, firsts, strict=True):
             answers[at] = first == "1"
         return answers
+
+    def unmark(self, keys: Sequence[str]) -> Talk[None]:
+        """Take back marks of this transaction."""
+        yield from self._say(UNMARK, "{" + ",".join([self._hex(key) for key in keys]) + "}", self.attempt)
 
     def store(self, key: str, encoded: bytes) -> Talk[None]:
         """Keep a value with the mark."""

@@ -66,6 +66,14 @@ class SqliteWords(Words):
             yield from self._write([(rows[key][0], record) for key, record in new.items()])
         return [key in new for key in keys]
 
+    def unmark(self, keys: Sequence[str]) -> Talk[None]:
+        """Take back marks of this transaction."""
+        for some in wire.chunks([digest((self.tenant, self.consumer, key)) for key in keys]):
+            places = ",".join("?" * len(some))
+            yield from self._say(
+                f"DELETE FROM semel_records WHERE digest IN ({places}) AND owner = ?", *some, self.attempt
+            )
+
     def store(self, key: str, encoded: bytes) -> Talk[None]:
         """Keep a value with the mark."""
         yield from self._check_database()

@@ -45,6 +45,10 @@ class Words(ABC):
         """
 
     @abstractmethod
+    def unmark(self, keys: Sequence[str]) -> Talk[None]:
+        """Take back marks that this inbox made in the transaction that is still open."""
+
+    @abstractmethod
     def store(self, key: str, encoded: bytes) -> Talk[None]:
         """Keep a value with the mark. Raises `UsageError` where there is no mark."""
 

@@ -27,6 +27,7 @@ __all__ = [
     "Claimed",
     "Completed",
     "Counted",
+    "DeadLetterStuck",
     "Dropped",
     "Duplicate",
     "Ended",
@@ -82,6 +83,8 @@ class Received(Event, frozen=True):
     event_type: str = ""
     meta: Mapping[str, str] | None = None
     """What came with it, to be kept with its record."""
+    again: bool = False
+    """It came in before and was kept in hand, as when it was busy elsewhere: count it once."""
 
 
 class Claimed(Event, frozen=True):
@@ -125,6 +128,8 @@ class Duplicate(Event, frozen=True):
     """False: observe mode, in which it ran all the same."""
     origin: Mapping[str, str] | None = None
     """What a hook left with the delivery that did the work, see `Hooks.carried`."""
+    parked: bool = False
+    """It is busy elsewhere and kept in hand: what it comes to follows, so do not count it yet."""
 
 
 class Completed(Event, frozen=True):
@@ -197,6 +202,12 @@ class Probed(Event, frozen=True):
 
 class Dropped(Event, frozen=True):
     """The call was broken off by an interrupt before it came to an outcome."""
+
+
+class DeadLetterStuck(Event, frozen=True):
+    """A dead letter could not be written; its message stays at the broker, and it is tried again."""
+
+    error: BaseException | None = None
 
 
 class Purged(Happening, frozen=True):

@@ -34,6 +34,7 @@ _LEVELS: dict[type[events.Happening], int] = {
     events.Unreachable: logging.WARNING,
     events.StoreFailed: logging.WARNING,
     events.Failed: logging.ERROR,
+    events.DeadLetterStuck: logging.ERROR,
     events.Quarantined: logging.ERROR,
     events.Unrecorded: logging.ERROR,
     events.StoreLost: logging.ERROR,

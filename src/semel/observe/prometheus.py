@@ -61,6 +61,9 @@ METRICS: dict[str, Metric] = {
     "probes_total": Metric(
         Counter, (*_WHO, "answer"), "Times that a probe was asked about an earlier attempt, by its answer."
     ),
+    "dead_letters_stuck_total": Metric(
+        Counter, ("consumer",), "Dead letters that could not be written; their messages stay at the broker."
+    ),
     "fingerprint_mismatch_total": Metric(Counter, _WHO, "Keys that came again with another payload."),
     "claims_lost_total": Metric(Counter, _WHO, "Claims that another attempt took over."),
     "claims_expired_total": Metric(Counter, ("consumer",), "Leases that this process could not keep."),
@@ -120,7 +123,7 @@ class PrometheusHook:
         self._windows: dict[str, float] = {}
         self._series: dict[tuple[str, ...], Any] = {}
         self._handlers: dict[type[events.Happening], Callable[[Any], None]] = {
-            events.Received: self._count("events_received_total"),
+            events.Received: self._received,
             events.Completed: self._processed,
             events.Marked: self._processed,
             events.Failed: self._ended,
@@ -132,6 +135,7 @@ class PrometheusHook:
             events.Probed: lambda event: self._who("probes_total", event, event.answer).inc(),
             events.Dropped: self._let_go,
             events.Late: self._count("events_late_total"),
+            events.DeadLetterStuck: lambda event: self._at("dead_letters_stuck_total", event.consumer).inc(),
             events.Expired: lambda event: self._at("claims_expired_total", event.consumer).inc(),
             events.Claimed: self._claimed,
             events.Ended: self._handled,
@@ -211,6 +215,10 @@ class PrometheusHook:
 
         return count
 
+    def _received(self, event: events.Received) -> None:
+        if not event.again:
+            self._who("events_received_total", event).inc()
+
     def _who(self, name: str, event: events.Event, *more: str) -> Any:
         return self._at(name, event.consumer, event.handler, event.source, *more)
 
@@ -269,6 +277,8 @@ class PrometheusHook:
         self._who("events_unrecorded_total", event).inc()
 
     def _duplicate(self, event: events.Duplicate) -> None:
+        if event.parked:
+            return
         self._who("events_duplicate_total", event, event.reason).inc()
         if not event.suppressed:
             self._who("events_observed_duplicate_total", event).inc()

@@ -127,7 +127,7 @@ class Tally:
         self._held: dict[bytes, float] = {}
         """When each claim in flight was granted, by its owner."""
         self._handlers: dict[type[events.Happening], Callable[[Any], None]] = {
-            events.Received: self._count("received"),
+            events.Received: self._received,
             events.Claimed: self._claimed,
             events.Completed: self._end("processed"),
             events.Marked: self._count("processed"),
@@ -261,7 +261,13 @@ class Tally:
         if event.error is not None:
             self._counts(event).errored += 1
 
+    def _received(self, event: events.Received) -> None:
+        if not event.again:
+            self._counts(event).received += 1
+
     def _duplicate(self, event: events.Duplicate) -> None:
+        if event.parked:
+            return
         counts = self._counts(event)
         setattr(counts, event.reason, getattr(counts, event.reason) + 1)
         if not event.suppressed:

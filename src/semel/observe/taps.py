@@ -29,7 +29,7 @@ from semel.core.commands import (
     Settle,
 )
 from semel.core.ports import AsyncStore, Store
-from semel.core.verdicts import answer_of
+from semel.core.verdicts import NotStarted, answer_of
 from semel.errors import RecordCorrupt, StoreUnavailable
 from semel.observe import events
 from semel.observe.events import Hooks, Reason
@@ -74,11 +74,17 @@ class Tap:
         handler: str = "",
         source: str = "",
         redelivered: bool | None = None,  # noqa: FBT001 - as it stands in a Delivery
+        *,
+        again: bool = False,
+        parks: bool = False,
     ) -> None:
         self._hooks = hooks
         self._claim = claim
         self._who = (*claim.id, claim.owner, handler, source)
         self._redelivered = redelivered
+        self._again = again
+        self._parks = parks
+        """Whether a busy delivery is kept, to be tried again."""
         self._answer: Any = None
         self._waited = False
         self._origin: dict[str, str] | None = None
@@ -86,7 +92,9 @@ class Tap:
     def watch(self, flow: Flow[Outcome[Any]], *, awaits: bool, observes: bool) -> Flow[Outcome[Any]]:
         """The same flow, told of. `awaits`: its handler is awaited. `observes`: it runs whatever the store says."""
         hooks = self._hooks
-        received = events.Received(*self._who, self._claim.event_type, _read_meta(self._claim.meta))
+        received = events.Received(
+            *self._who, self._claim.event_type, _read_meta(self._claim.meta), self._again
+        )
         hooks(received)
         carried = hooks.carried(received) if hooks.carries else None
         try:
@@ -191,7 +199,8 @@ class Tap:
             case Failed(error):
                 hooks(events.Failed(*who, error))
             case Errored(error, _, retry_after_s):
-                hooks(events.Released(*who, error, retry_after_s))
+                started = not isinstance(error, NotStarted)
+                hooks(events.Released(*who, error, retry_after_s) if started else events.Dropped(*who))
             case Lost():
                 hooks(events.Lost(*who))
             case Late(age_s):
@@ -208,7 +217,13 @@ class Tap:
         lag_s = self._hooks.since_s(answer.first_seen) if isinstance(answer, Known) else None
         self._hooks(
             events.Duplicate(
-                *self._who, self._reason(answer), _state(answer), lag_s, suppressed, self._origin
+                *self._who,
+                self._reason(answer),
+                _state(answer),
+                lag_s,
+                suppressed,
+                self._origin,
+                self._parks and isinstance(answer, Busy),
             )
         )
 
@@ -325,12 +340,24 @@ def marked(
         hooks(events.Marked(*who) if first else events.Duplicate(*who, state="marked"))
 
 
-def copied(hooks: Hooks, id: Id, handler: str, delivery: Delivery[Any], outcome: Outcome[Any]) -> None:  # noqa: A002
-    """A later copy of a key in one batch: it came while the first one was under way."""
+def copied(
+    hooks: Hooks,
+    id: Id,  # noqa: A002
+    handler: str,
+    delivery: Delivery[Any],
+    outcome: Outcome[Any],
+    *,
+    parks: bool = False,
+) -> None:
+    """A later copy of a key in one batch: it came while the first one was under way.
+
+    `parks`: where the first did not come to its end, both are kept and tried again.
+    """
     who = (*id, b"", handler, delivery.source)
-    hooks(events.Received(*who, delivery.event_type, delivery.meta))
+    hooks(events.Received(*who, delivery.event_type, delivery.meta, delivery.again))
     reason: Reason = "reuse" if isinstance(outcome, Mismatch) else "race"
-    hooks(events.Duplicate(*who, reason, "claimed"))
+    parked = parks and isinstance(outcome, Busy | Errored | Unavailable | Lost)
+    hooks(events.Duplicate(*who, reason, "claimed", parked=parked))
 
 
 # --- stores -------------------------------------------------------------------------------------

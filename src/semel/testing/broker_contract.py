@@ -11,152 +11,49 @@ where the broker says how to send from outside and what it looks like from outsi
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from time import monotonic
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
-import msgspec
-
-from semel.aclient import AsyncSemel
 from semel.brokers.letters import letter_of
-from semel.brokers.pace import Pace
-from semel.brokers.runner import Runner
-from semel.brokers.source import Arrival, Letter, Source
+from semel.brokers.source import Arrival, Letter
 from semel.claims import Claimed
-from semel.client import aopen
 from semel.policy import Policy
-from semel.stores.memory import MemoryStore
+from semel.testing import broker_operations
+from semel.testing.broker_scene import SCENARIOS, WITHIN_S, Broker, Scene, Sent, needs_order, scenario, sent
 from semel.testing.contract.bench import check, equal
 
-__all__ = ["SCENARIOS", "Broker", "Scene", "Sent", "Suite", "arun"]
+__all__ = ["SCENARIOS", "Broker", "Scene", "Sent", "Suite", "arun", "broker_operations"]
 
 NOTICED_S = 1.0
 """Longer than a runner takes to notice that it is to stop, which it tells nobody."""
-WITHIN_S = 60.0
-"""Much longer than any step takes. On a loaded computer a broker's own command line needs half a minute to start."""
 DUE_S = 0.7
 LOOKS_MAX = 5
 """How often a runner may look at a message that is busy for one short lease."""
 
 
-class Sent(msgspec.Struct, frozen=True):
-    """A message as a producer sends it."""
-
-    key: str
-    """Empty: without an id."""
-    body: bytes = b"{}"
-    lane: str = ""
-    """What the broker orders by: the message key, the group."""
-    event_type: str = ""
-
-
-class Broker(Protocol):
-    """One queue, topic or stream of a real broker, fresh for the scenario, seen from outside."""
-
-    ordered: bool
-    """Whether messages of one lane come in order."""
-
-    async def send(self, messages: Sequence[Sent]) -> None:
-        """Publish as any producer would, confirmed."""
-        ...
-
-    def source(self, *, deadline_s: float | None = None) -> Source:
-        """Another consumer of the same group, not yet open; with the broker's deadline where it has one."""
-        ...
-
-    async def unsettled(self) -> int:
-        """How many messages the broker itself still holds for the group: not yet acknowledged."""
-        ...
-
-    async def dead(self) -> list[tuple[Mapping[str, str], bytes]]:
-        """The headers and bodies at the dead-letter destination."""
-        ...
-
-    async def close(self) -> None:
-        """Remove what was made for the scenario."""
-        ...
-
-
-class Scene:
-    """A broker, a store, and what handlers have done."""
-
-    def __init__(self, broker: Broker) -> None:
-        self.broker: Broker = broker
-        self.store: MemoryStore = MemoryStore()
-        self.ran: list[str] = []
-
-    def client(self, **options: Any) -> AsyncSemel:
-        """A client of the scene's own store; short delays, so that nothing waits long."""
-        policy = options.pop("policy", Policy(retry_delay_s=0.05))
-        return aopen(self.store, consumer="contract", policy=policy, **options)
-
-    async def note(self, message: Arrival) -> None:
-        """Note that the message's handler ran."""
-        self.ran.append(bytes(message.body).decode())
-
-    async def settled(self) -> None:
-        """Wait until the broker holds nothing any more."""
-        async with asyncio.timeout(WITHIN_S):
-            while await self.broker.unsettled():  # noqa: ASYNC110 - a broker has no event to wait for
-                await asyncio.sleep(0.02)
-
-    @asynccontextmanager
-    async def running(self, handler: Any = None, **options: Any) -> Any:
-        """A runner at work; stopped, and its errors raised, at the end."""
-        once = options.pop("once", None) or self.client()
-        source = options.pop("source", None) or self.broker.source()
-        runner = Runner(source, handler or self.note, once=once, pace=Pace(**options))
-        task = asyncio.create_task(runner.run())
-        try:
-            yield runner
-        finally:
-            runner.stop()
-            async with asyncio.timeout(WITHIN_S):
-                await task
-
-
-Scenario: TypeAlias = Callable[[Scene], Awaitable[None]]
-SCENARIOS: dict[str, tuple[Scenario, bool]] = {}
-"""By name: the scenario, and whether it needs a broker that keeps an order."""
-
-
-def _scenario(run: Scenario) -> Scenario:
-    SCENARIOS[run.__name__] = (run, False)
-    return run
-
-
-def _ordered(run: Scenario) -> Scenario:
-    SCENARIOS[run.__name__] = (run, True)
-    return run
-
-
-def _sent(*keys: str, lane: str = "") -> list[Sent]:
-    return [Sent(key, key.encode(), lane) for key in keys]
-
-
-@_scenario
+@scenario
 async def each_message_runs_once_and_is_acknowledged(scene: Scene) -> None:
     """A batch of new messages."""
     keys = [f"k{n}" for n in range(50)]
-    await scene.broker.send(_sent(*keys))
+    await scene.broker.send(sent(*keys))
     async with scene.running():
         await scene.settled()
     equal(sorted(scene.ran), sorted(keys), "what ran")
 
 
-@_scenario
+@scenario
 async def a_duplicate_is_acknowledged_without_running(scene: Scene) -> None:
     """The producer sent it again."""
-    await scene.broker.send(_sent("a", "b"))
+    await scene.broker.send(sent("a", "b"))
     async with scene.running():
         await scene.settled()
-        await scene.broker.send(_sent("a", "a"))
+        await scene.broker.send(sent("a", "a"))
         await scene.settled()
     equal(sorted(scene.ran), ["a", "b"], "what ran")
 
 
-@_scenario
+@scenario
 async def an_idle_source_answers_with_nothing(scene: Scene) -> None:
     """No message, no error, no waiting beyond what was asked for; and of nothing, everything may be said."""
     source = scene.broker.source()
@@ -171,11 +68,11 @@ async def an_idle_source_answers_with_nothing(scene: Scene) -> None:
         await source.close()
 
 
-@_scenario
+@scenario
 async def what_was_not_acknowledged_is_delivered_again(scene: Scene) -> None:
     """A consumer dies with messages in hand."""
     keys = ["a", "b", "c"]
-    await scene.broker.send(_sent(*keys))
+    await scene.broker.send(sent(*keys))
     first = scene.broker.source(deadline_s=1.0)
     await first.open()
     got: list[Arrival] = []
@@ -188,7 +85,7 @@ async def what_was_not_acknowledged_is_delivered_again(scene: Scene) -> None:
     equal(sorted(scene.ran), keys, "what ran")
 
 
-@_scenario
+@scenario
 async def nothing_is_acknowledged_before_it_is_recorded(scene: Scene) -> None:
     """While the handler runs, the broker still holds the message."""
     held: list[int] = []
@@ -196,13 +93,13 @@ async def nothing_is_acknowledged_before_it_is_recorded(scene: Scene) -> None:
     async def handler(_message: Arrival) -> None:
         held.append(await scene.broker.unsettled())
 
-    await scene.broker.send(_sent("a"))
+    await scene.broker.send(sent("a"))
     async with scene.running(handler):
         await scene.settled()
     equal(held, [1], "what the broker held while the handler ran")
 
 
-@_scenario
+@scenario
 async def a_failed_handler_is_tried_again(scene: Scene) -> None:
     """Transient: released, redelivered, counted."""
 
@@ -211,13 +108,13 @@ async def a_failed_handler_is_tried_again(scene: Scene) -> None:
         if scene.ran != ["a", "a", "a"]:
             raise RuntimeError("not yet")
 
-    await scene.broker.send(_sent("a"))
+    await scene.broker.send(sent("a"))
     async with scene.running(handler):
         await scene.settled()
     equal(scene.ran, ["a", "a", "a"], "what ran")
 
 
-@_scenario
+@scenario
 async def a_broker_that_counts_deliveries_counts_each(scene: Scene) -> None:
     """Where no record counts attempts, the broker's own count ends them."""
     counts: list[int] = []
@@ -227,13 +124,13 @@ async def a_broker_that_counts_deliveries_counts_each(scene: Scene) -> None:
         if len(counts) < LOOKS_MAX:
             raise RuntimeError("not yet")
 
-    await scene.broker.send(_sent("a"))
+    await scene.broker.send(sent("a"))
     async with scene.running(handler):
         await scene.settled()
     check(counts in ([0] * LOOKS_MAX, list(range(1, LOOKS_MAX + 1))), f"deliveries are counted: {counts}")
 
 
-@_scenario
+@scenario
 async def poison_goes_to_the_dead_letters_with_its_story(scene: Scene) -> None:
     """Permanent: a copy with key, reason, attempts and stack; the rest goes on."""
 
@@ -242,7 +139,7 @@ async def poison_goes_to_the_dead_letters_with_its_story(scene: Scene) -> None:
             raise ValueError("naïve\nlines")
         await scene.note(message)
 
-    await scene.broker.send([*_sent("a", "b"), Sent("bad", b"bad"), *_sent("c")])
+    await scene.broker.send([*sent("a", "b"), Sent("bad", b"bad"), *sent("c")])
     once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
     async with scene.running(handler, once=once):
         await scene.settled()
@@ -256,7 +153,7 @@ async def poison_goes_to_the_dead_letters_with_its_story(scene: Scene) -> None:
     check("naïve\nlines" in letter.stack, "the stack is in the headers")
 
 
-@_scenario
+@scenario
 async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene) -> None:
     """A crash in between buries it twice; the other way round would lose it."""
     states: list[str] = []
@@ -273,7 +170,7 @@ async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene)
         raise ValueError("never")
 
     source.bury = watched  # type: ignore[method-assign]
-    await scene.broker.send(_sent("a"))
+    await scene.broker.send(sent("a"))
     async with scene.running(handler, once=once, source=source):
         await scene.settled()
     record = await once.records.lookup("a")
@@ -281,7 +178,7 @@ async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene)
     equal(states, ["claimed", "failed"], "the record, when the letter was written and at the end")
 
 
-@_scenario
+@scenario
 async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene) -> None:
     """A broker that hands it out again at once would spin."""
     times: list[float] = []
@@ -299,7 +196,7 @@ async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene
             raise RuntimeError("not yet")
 
     source.receive = watched  # type: ignore[method-assign]
-    await scene.broker.send(_sent("a"))
+    await scene.broker.send(sent("a"))
     once = scene.client(policy=Policy(retry_delay_s=1.0))
     async with scene.running(handler, once=once, source=source):
         await scene.settled()
@@ -311,30 +208,30 @@ async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene
         )
 
 
-@_scenario
+@scenario
 async def a_message_without_a_key_goes_to_the_dead_letters(scene: Scene) -> None:
     """No key is ever invented."""
-    await scene.broker.send([Sent("", b"nobody"), *_sent("a")])
+    await scene.broker.send([Sent("", b"nobody"), *sent("a")])
     async with scene.running():
         await scene.settled()
     equal(scene.ran, ["a"], "what ran")
     equal([body for _, body in await scene.broker.dead()], [b"nobody"], "the dead letters")
 
 
-@_scenario
+@scenario
 async def a_busy_message_waits_for_its_owner_and_is_not_dropped(scene: Scene) -> None:
     """Another worker holds the claim, and dies."""
     once = scene.client(lease="700ms")
     claim = await once.claim("a")
     check(isinstance(claim, Claimed), "the other worker has the claim")
-    await scene.broker.send(_sent("a"))
+    await scene.broker.send(sent("a"))
     async with scene.running(once=once) as runner:
         await scene.settled()
     equal(scene.ran, ["a"], "what ran")
     check(runner.counts.parked + runner.counts.returned <= LOOKS_MAX, "a busy message is no busy loop")
 
 
-@_scenario
+@scenario
 async def a_handler_longer_than_the_deadline_runs_once(scene: Scene) -> None:
     """The broker hears that the message is being worked on."""
 
@@ -342,14 +239,14 @@ async def a_handler_longer_than_the_deadline_runs_once(scene: Scene) -> None:
         await scene.note(message)
         await asyncio.sleep(3.5)  # real time: three of the broker's deadlines, which it measures itself
 
-    await scene.broker.send(_sent("a"))
+    await scene.broker.send(sent("a"))
     async with scene.running(handler, source=scene.broker.source(deadline_s=1.0)) as runner:
         await scene.settled()
     equal(scene.ran, ["a"], "what ran")
     equal(runner.counts.received, 1, "how often it was delivered")
 
 
-@_scenario
+@scenario
 async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) -> None:
     """Drain: nothing is lost, and nothing runs twice."""
     started, told = asyncio.Event(), asyncio.Event()
@@ -362,7 +259,7 @@ async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) 
         await scene.note(message)
 
     keys = [f"k{n}" for n in range(8)]
-    await scene.broker.send(_sent(*keys))
+    await scene.broker.send(sent(*keys))
     once = scene.client()
     source = scene.broker.source(deadline_s=5.0)
     async with scene.running(slow, once=once, source=source, batch=2, concurrency=2) as runner:
@@ -378,18 +275,18 @@ async def a_stop_finishes_what_runs_and_leaves_the_rest_to_others(scene: Scene) 
     equal(sorted(scene.ran), sorted(keys), "what ran")
 
 
-@_scenario
+@scenario
 async def two_runners_share_the_work(scene: Scene) -> None:
     """Two consumers of one group."""
     keys = [f"k{n}" for n in range(60)]
-    await scene.broker.send(_sent(*keys))
+    await scene.broker.send(sent(*keys))
     once = scene.client()
     async with scene.running(once=once, batch=5), scene.running(once=once, batch=5):
         await scene.settled()
     equal(sorted(scene.ran), sorted(keys), "what ran")
 
 
-@_ordered
+@needs_order
 async def a_lane_keeps_its_order_though_its_first_fails(scene: Scene) -> None:
     """Order where it is promised: the failed one is tried again before those behind it run."""
     failed: set[str] = set()
@@ -403,7 +300,7 @@ async def a_lane_keeps_its_order_though_its_first_fails(scene: Scene) -> None:
 
     lanes = ("x", "y")
     await scene.broker.send(
-        [sent for n in range(6) for lane in lanes for sent in _sent(f"{lane}{n}", lane=lane)]
+        [each for n in range(6) for lane in lanes for each in sent(f"{lane}{n}", lane=lane)]
     )
     async with scene.running(handler, order=True):
         await scene.settled()

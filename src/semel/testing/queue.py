@@ -7,6 +7,7 @@ from time import monotonic
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from semel.brokers.source import Arrival, Letter
 from semel.errors import SourceUnavailable
@@ -126,7 +127,7 @@ class QueueSource:
     async def bury(self, arrival: Arrival, letter: Letter) -> None:
         """Keep a copy among the dead letters."""
         self._reach()
-        self._queue.dead.append((arrival.handle.message, letter))
+        self._queue.dead.append((replace(arrival.handle.message, body=arrival.body), letter))
 
     async def close(self) -> None:
         """Nothing to let go of: what is not acknowledged comes back by its deadline."""

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 import semel
@@ -24,7 +25,7 @@ from tests.stores.postgres import places
 from tests.stores.postgres.attacker import KEYS
 from tests.stores.postgres.test_processes import launch
 from tests.stores.shells import Ticking
-from tests.waiting import await_true
+from tests.waiting import WITHIN_S, await_true
 
 MINUTE_US = 60 * 1_000_000
 SOAK = bool(os.environ.get("SEMEL_SOAK"))
@@ -121,3 +122,19 @@ def test_without_the_option_it_says_which_one_is_missing(pooled: str) -> None:
     store = from_url(pooled.replace("&pooler=true", ""))
     with pytest.raises(StoreRefused, match="pooler=true"):
         store.open()
+
+
+def test_an_inbox_goes_on_while_its_callers_hold_every_connection_of_the_pool(
+    pooler: str, pooled: str
+) -> None:
+    held = [psycopg.connect(pooler, prepare_threshold=None) for _ in range(pgbouncer.SERVERS)]
+    with semel.open(pooled, consumer="wallet", mode="inbox") as once, ThreadPoolExecutor(1) as threads:
+        for connection in held:
+            connection.execute("SELECT 1")  # begins a transaction: its session is nobody else's now
+        once._runtime.expire_settings()
+        first = threads.submit(once.inbox(held[0]).first, "k")
+        try:
+            assert first.result(WITHIN_S)
+        finally:
+            for connection in held:
+                connection.close()

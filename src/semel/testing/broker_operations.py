@@ -1,0 +1,233 @@
+"""The contract's part about what operators meet: stops, dead letters, messages that come again, counters."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from semel.brokers.letters import letter_of
+from semel.brokers.source import Arrival, Letter
+from semel.claims import Claimed
+from semel.errors import MessageTooLarge, SourceUnavailable
+from semel.observe.tally import Tally
+from semel.policy import Policy
+from semel.testing.broker_scene import WITHIN_S, Scene, scenario, sent
+from semel.testing.contract.bench import check, equal
+
+__all__ = ["STOP_S"]
+
+STOP_S = 5.0
+"""How long a stop may take while handlers of 0.2 s run: a quarter of a second, or this on a computer that is very busy.
+To run all that is in hand would take twice as long."""
+HANDLER_S = 0.2
+MESSAGES = 100
+
+
+async def _seen(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not condition():  # noqa: ASYNC110 - what a thread or a runner does sends no signal
+            await asyncio.sleep(0.005)
+
+
+async def _stop_in_the_middle(scene: Scene, handler: Any, begun: list[str], **options: Any) -> None:
+    """Stop a runner while handlers run: no other starts, and it ends in time."""
+    keys = [f"k{n:03}" for n in range(MESSAGES)]
+    await scene.broker.send(sent(*keys))
+    async with scene.running(handler, source=scene.broker.source(deadline_s=5.0), **options) as runner:
+        await _seen(lambda: scene.ran)
+        runner.stop()
+        started, stopped_at = len(begun), time.monotonic()
+    took_s = time.monotonic() - stopped_at
+    equal(len(begun), started, "how many handlers had started when it was stopped, and at the end")
+    check(took_s < STOP_S, f"a stop took {took_s:.1f} s")
+    check(0 < len(scene.ran) < len(keys), "the stop came in the middle")
+    equal(sorted(scene.ran), sorted(begun), "what had begun is finished")
+    async with scene.running(handler, **options):
+        await scene.settled()
+    equal(sorted(scene.ran), keys, "what ran")
+
+
+@scenario
+async def a_stop_starts_no_further_handler(scene: Scene) -> None:
+    """Mode lease: claims that did not start are given back, and so are their messages."""
+    begun: list[str] = []
+
+    async def slow(message: Arrival) -> None:
+        begun.append(bytes(message.body).decode())
+        await asyncio.sleep(HANDLER_S)
+        await scene.note(message)
+
+    await _stop_in_the_middle(scene, slow, begun, once=scene.client(), concurrency=2)
+
+
+@scenario
+async def a_stop_commits_what_is_done_in_a_transaction(scene: Scene) -> None:
+    """Mode inbox: the transaction ends early, and what did not start is given back."""
+    begun: list[str] = []
+
+    def slow(_connection: Any, message: Arrival) -> None:
+        begun.append(bytes(message.body).decode())
+        time.sleep(HANDLER_S)
+        scene.ran.append(bytes(message.body).decode())
+
+    async with scene.inbox() as once:
+        await _stop_in_the_middle(scene, slow, begun, once=once, concurrency=2)
+
+
+class _Died(BaseException):
+    """As near to a death as a handler comes without one."""
+
+
+@scenario
+async def what_was_delivered_before_runs_alone(scene: Scene) -> None:
+    """Mode inbox: one of the messages that a dead process had in hand may have killed it."""
+    keys = ["a", "b", "c"]
+    calls: list[list[str]] = []
+
+    def credit(_connection: Any, messages: list[bytes]) -> None:
+        calls.append([message.decode() for message in messages])
+
+    def hang(_connection: Any, messages: list[bytes]) -> None:
+        credit(_connection, messages)
+        raise _Died
+
+    await scene.broker.send(sent(*keys))
+    async with scene.inbox() as once:
+        first = scene.broker.source(deadline_s=1.0)
+        await first.open()
+        got: list[Arrival] = []
+        async with asyncio.timeout(WITHIN_S):
+            while len(got) < len(keys):
+                got += await first.receive(len(keys) - len(got), 0.2)
+        await first.close()
+        if not got[0].deliveries:  # this broker does not count: a runner writes down what it starts
+            await _die_with(scene, hang, once)
+            calls.clear()
+        async with scene.running(credit, once=once, source=scene.broker.source(deadline_s=1.0), many=True):
+            await scene.settled()
+    equal(sorted(calls), [["a"], ["b"], ["c"]], "the calls")
+
+
+async def _die_with(scene: Scene, handler: Any, once: Any) -> None:
+    """Have a runner start everything, and end without an answer."""
+    try:
+        async with scene.running(handler, once=once, many=True) as runner:
+            await _seen(lambda: runner._stopping)  # noqa: SLF001 - it stops by itself
+    except _Died:
+        return
+
+
+@scenario
+async def a_dead_letter_carries_the_last_error_of_the_handler(scene: Scene) -> None:
+    """After the last attempt that is allowed, not one later."""
+
+    async def handler(message: Arrival) -> None:
+        await scene.note(message)
+        raise RuntimeError(f"no, number {len(scene.ran)}")
+
+    await scene.broker.send(sent("a"))
+    once = scene.client(policy=Policy(max_attempts=2, retry_delay_s=0.05))
+    async with scene.running(handler, once=once):
+        await scene.settled()
+    equal(scene.ran, ["a", "a"], "what ran")
+    [(headers, _)] = await scene.broker.dead()
+    letter = letter_of(headers)
+    assert letter is not None
+    equal((letter.reason, letter.attempts), ("failed", 2), "the story")
+    check("RuntimeError: no, number 2" in letter.error, f"the error says why: {letter.error}")
+    check("raise RuntimeError" in letter.stack, "the stack shows where")
+
+
+class _Log(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@scenario
+async def a_dead_letter_that_is_refused_is_said_once_and_tried_again(scene: Scene) -> None:
+    """Its message stays with the broker, and nobody has to guess why."""
+    source, log = scene.broker.source(), _Log()
+    bury, refusals = source.bury, 0
+    stuck: list[int] = []
+
+    async def refuse(arrival: Arrival, letter: Letter) -> None:
+        nonlocal refusals
+        if refusals < 3:  # noqa: PLR2004 - a few
+            refusals += 1
+            raise SourceUnavailable("no such place")
+        stuck.append(runner.counts.stuck)
+        await bury(arrival, letter)
+
+    async def handler(_message: Arrival) -> None:
+        raise ValueError("never")
+
+    source.bury = refuse  # type: ignore[method-assign]
+    await scene.broker.send(sent("a"))
+    once = scene.client(policy=Policy(max_attempts=1, retry_delay_s=0.05))
+    logging.getLogger("semel.runner").addHandler(log)
+    try:
+        async with scene.running(handler, once=once, source=source) as runner:
+            await scene.settled()
+    finally:
+        logging.getLogger("semel.runner").removeHandler(log)
+    equal(stuck, [1], "how many letters were stuck before it was written")
+    equal(runner.counts.stuck, 0, "how many are stuck at the end")
+    said = [text for text in log.texts if "no such place" in text and "dead letter" in text]
+    equal(len(said), 1, "how often the log says it within a minute")
+    [(headers, _)] = await scene.broker.dead()
+    letter = letter_of(headers)
+    assert letter is not None
+    check("ValueError: never" in letter.error, f"the error is the handler's: {letter.error}")
+
+
+@scenario
+async def a_dead_letter_that_is_too_large_goes_without_its_body(scene: Scene) -> None:
+    """It says where the body is."""
+    source = scene.broker.source()
+    bury = source.bury
+    positions: list[str | None] = []
+
+    async def small(arrival: Arrival, letter: Letter) -> None:
+        positions.append(arrival.position)
+        if arrival.body:
+            raise MessageTooLarge("more than the broker takes")
+        await bury(arrival, letter)
+
+    async def handler(_message: Arrival) -> None:
+        raise ValueError("never")
+
+    source.bury = small  # type: ignore[method-assign]
+    await scene.broker.send(sent("a"))
+    once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
+    async with scene.running(handler, once=once, source=source):
+        await scene.settled()
+    [(headers, body)] = await scene.broker.dead()
+    letter = letter_of(headers)
+    assert letter is not None
+    equal(letter.body_at, positions[0], "where the body is")
+    check(body != b"a", "the body is left out")
+
+
+@scenario
+async def a_message_that_waits_in_hand_is_counted_once(scene: Scene) -> None:
+    """However often its key is claimed while another worker has it."""
+    tally = Tally()
+    once = scene.client(lease="400ms", hooks=[tally])
+    claims = [await scene.client(lease="400ms").claim(key) for key in ("a", "b")]
+    check(all(isinstance(claim, Claimed) for claim in claims), "the other worker has the claims")
+    await scene.broker.send(sent("a", "a", "b", "c"))
+    async with scene.running(once=once) as runner:
+        await scene.settled()
+    equal(sorted(scene.ran), ["a", "b", "c"], "what ran")
+    received = runner.counts.received  # a broker may drop the copy itself
+    found = [counts for part in tally.peek() for _, _, counts in part.consumers]
+    equal(
+        [sum(getattr(each, name) for each in found) for name in ("received", "processed", "duplicates")],
+        [received, 3, received - 3],
+        "received, processed, duplicates",
+    )
