@@ -45,9 +45,9 @@ from semel.core.verdicts import (
     answer_of,
     conclude,
     exhausted,
+    failed_for_good,
     inquiry,
     interrupted,
-    is_last,
     judge,
     plain,
     postponed,
@@ -92,10 +92,7 @@ def once(task: Task) -> Flow[Outcome[Any]]:
     verdict = judge(ran, task, answer.attempt)
     if verdict.to == "unknown" and task.policy.probe is not None:
         ran, verdict = yield from cleared(task, answer, ran, verdict)
-    if is_last(ran, verdict, answer.attempt, task.policy):
-        assert isinstance(ran, Raised)
-        ran = Raised(exhausted(ran.error, answer.attempt, task.policy.max_attempts))
-        verdict = judge(ran, task, answer.attempt)
+    ran, verdict = failed_for_good(ran, verdict, task, answer.attempt)
     if verdict.to == "failed" and task.last_words is not None and isinstance(ran, Raised):
         # Before the record is closed: a crash in between says it twice, the other order would never say it.
         said = yield from Invoke(partial(task.last_words, ran.error, answer))

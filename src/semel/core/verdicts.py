@@ -122,6 +122,15 @@ def is_last(ran: Ran, verdict: Verdict, attempt: int, policy: Policy) -> bool:
     )
 
 
+def failed_for_good(ran: Ran, verdict: Verdict, task: Task, attempt: int) -> tuple[Ran, Verdict]:
+    """The same, or for the last attempt that is allowed a failure with the handler's error as its cause."""
+    if not is_last(ran, verdict, attempt, task.policy):
+        return ran, verdict
+    assert isinstance(ran, Raised)
+    ran = Raised(exhausted(ran.error, attempt, task.policy.max_attempts))
+    return ran, judge(ran, task, attempt)
+
+
 def postponed(policy: Policy, attempt: int) -> Verdict:
     """Try again, later with each attempt."""
     return Verdict(
