@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
         "keeper",
         "lazily",
         "observe",
+        "outage_log",
         "runtime",
         "stores",
         "waiting",

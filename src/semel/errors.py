@@ -14,7 +14,10 @@
     │   ├── NoTransaction          inbox() without an open transaction
     │   ├── WrongDatabase          inbox() on a connection to another database
     │   ├── StoreUnknown           no store for that URL, or its extra is not installed
-    │   └── SinkUnknown            no sink for that URL, or its extra is not installed
+    │   ├── SinkUnknown            no sink for that URL, or its extra is not installed
+    │   ├── SinkRefused            a relay's broker refuses for good: credentials, rights, a missing exchange
+    │   └── SourceRefused          the broker refuses for good: credentials, rights, a missing topic
+    │       └── Fenced             another instance has this one's transactional or instance id
     ├── StoreError
     │   ├── StoreUnavailable       no answer; nothing is known, try again
     │   │   ├── StoreUncertain     a mark without an answer: it may or may not be written
@@ -24,8 +27,6 @@
     │   └── RecordCorrupt          stored data breaks the table of states
     ├── SourceUnavailable          the broker gave no answer; it will deliver again
     │   └── MessageTooLarge        the broker takes no message of this size
-    ├── SourceRefused              the broker refuses for good; repeating it cannot help
-    │   └── Fenced                 another instance has this transactional id
     ├── GiveUp                     raised BY a runner's handler: "to the dead letters, now"
     │   └── MessageInvalid         a message is not what its handler's annotation says
     ├── SinkUnavailable            a relay's broker gave no answer; its messages stay in the outbox
@@ -73,6 +74,7 @@ __all__ = [
     "PolicyInvalid",
     "RecordCorrupt",
     "SemelError",
+    "SinkRefused",
     "SinkUnavailable",
     "SinkUnknown",
     "SourceRefused",
@@ -147,6 +149,10 @@ class SinkUnknown(UsageError):
     """No sink answers to this URL, or the package it needs is not installed."""
 
 
+class SinkRefused(UsageError):
+    """The broker that a relay publishes to refuses it, and would again; what it was given stays in the outbox."""
+
+
 class SinkUnavailable(SemelError):
     """The broker that a relay publishes to gave no answer; what it was given stays in the outbox."""
 
@@ -187,12 +193,12 @@ class MessageTooLarge(SourceUnavailable):
     """The broker takes no message of this size. A dead letter is then sent without its body."""
 
 
-class SourceRefused(SemelError):
+class SourceRefused(UsageError):
     """The broker refuses what is asked of it, and would again: a right or a setting is missing."""
 
 
 class Fenced(SourceRefused):
-    """Another instance has taken over this one's transactional id: this one must stop."""
+    """Another instance has taken over this one's transactional or group instance id: this one must stop."""
 
 
 class GiveUp(SemelError):

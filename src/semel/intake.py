@@ -173,6 +173,9 @@ class Intake:
             await self._once.windows.list()  # connects: whether the store lasts is known only then
         except StoreUnavailable as error:
             _log.warning("the store gives no answer yet: %s", error)
+        for place in (self._handler, getattr(self._handler, "__self__", None)):
+            if (check := getattr(place, "check_at_start", None)) is not None:
+                await check()  # as of a table of events: what cannot be written is not accepted
         self._once._check_journal(b"")  # noqa: SLF001 - the client's own rule, before anything is accepted
         self._sweeper = asyncio.create_task(self._sweep_on(), name="semel-sweeper")
         return self

@@ -1,6 +1,7 @@
 """Kafka under the contract, looked at with a client of its own."""
 
 import asyncio
+import logging
 import os
 from collections import Counter
 from pathlib import Path
@@ -8,14 +9,19 @@ from typing import Any
 
 import pytest
 
-from semel.brokers import Arrival
+import semel
+from semel.brokers import Arrival, Runner, Source
 from semel.brokers.kafka import from_url
+from semel.brokers.kafka_client import CLIENT_LOG
 from semel.brokers.offsets import Offsets
+from semel.errors import Fenced
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Scene, Sent
 from tests.brokers.storm import Storm
 from tests.brokers.topics import Topic
+from tests.services import kafka as service
 from tests.services.kcat import kcat
+from tests.services.server import NOBODY
 from tests.waiting import until
 
 
@@ -25,6 +31,17 @@ class TestKafka(broker_contract.Suite):
 
     async def broker(self) -> Topic:
         return await asyncio.to_thread(Topic)
+
+    def away(self) -> Source:
+        return from_url(f"kafka://127.0.0.1:{NOBODY}/t?group=g")
+
+    def refused(self) -> list[Source]:
+        secured = service.secured()
+        options = "security=SASL_PLAINTEXT&mechanism=PLAIN&username=semel&password=wrong"
+        return [
+            from_url(f"kafka://{service.servers()}/missing?group=g"),
+            from_url(f"kafka://{secured}/missing?group=g&{options}"),
+        ]
 
 
 def test_an_offset_never_passes_one_that_is_not_done() -> None:
@@ -125,3 +142,38 @@ def on_topic(scene_of: Any) -> None:
         await topic.close()
 
     asyncio.run(play())
+
+
+@pytest.mark.slow
+def test_a_static_member_that_is_fenced_ends_with_the_reason() -> None:
+    async def scene() -> None:
+        topic = await asyncio.to_thread(Topic)
+        url = f"{topic.url}&session_s=6&instance=pod-0"
+        async with semel.aopen("memory:", consumer="c") as once:
+            ran: list[str] = []
+
+            async def handler(_message: Arrival) -> None:
+                ran.append(semel.current().key)
+
+            first, second = (Runner(from_url(url), handler, once=once) for _ in range(2))
+            older = asyncio.create_task(first.run())
+            await topic.send([Sent("a", b"{}")])
+            await until(lambda: ran == ["a"])
+            newer = asyncio.create_task(second.run())
+            with pytest.raises(Fenced, match="instance id"):
+                async with asyncio.timeout(60):
+                    await older
+            second.stop()
+            await newer
+        await topic.close()
+
+    asyncio.run(scene())
+
+
+def test_the_log_of_the_client_library_cannot_flood(caplog: pytest.LogCaptureFixture) -> None:
+    kind = f"FAIL-{os.urandom(4).hex()}"
+    with caplog.at_level(logging.INFO, "semel.kafka.client"):
+        for number in range(1000):
+            CLIENT_LOG.log(logging.ERROR, "%s [%s] %s", kind, "rdkafka#consumer-1", f"failed {number}")
+        CLIENT_LOG.log(logging.ERROR, "%s [%s] %s", f"{kind}-other", "rdkafka#consumer-1", "else")
+    assert len(caplog.records) == 2

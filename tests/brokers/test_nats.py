@@ -16,6 +16,7 @@ from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
 from tests.brokers.storm import Storm
 from tests.services import nats as service
+from tests.services.server import NOBODY
 
 
 class Stream:
@@ -71,6 +72,12 @@ class Stream:
 class TestNats(broker_contract.Suite):
     async def broker(self) -> Stream:
         return await Stream().connect()
+
+    def away(self) -> Source:
+        return from_url(f"nats://127.0.0.1:{NOBODY}?stream=S&durable=d")
+
+    def refused(self) -> list[Source]:
+        return [from_url(f"{service.url()}?stream=missing&durable=d")]
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
 from tests.brokers.storm import Storm
 from tests.services import rabbitmq as service
+from tests.services.server import NOBODY
 
 
 class Queue:
@@ -75,6 +76,16 @@ class Queue:
 class TestRabbitmq(broker_contract.Suite):
     async def broker(self) -> Queue:
         return await Queue().connect()
+
+    def away(self) -> Source:
+        return from_url(f"amqp://127.0.0.1:{NOBODY}/?queue=q")
+
+    def refused(self) -> list[Source]:
+        url = service.url()
+        return [
+            from_url(f"{url.replace('guest:guest', 'guest:wrong')}?queue=q"),
+            from_url(f"{url}?queue=missing&kind=existing"),
+        ]
 
 
 @pytest.mark.slow

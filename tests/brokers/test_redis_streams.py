@@ -16,6 +16,7 @@ from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
 from tests.brokers.storm import Storm
 from tests.services import redis as service
+from tests.services.server import NOBODY
 
 
 class Stream:
@@ -60,6 +61,13 @@ class Stream:
 class TestRedisStreams(broker_contract.Suite):
     async def broker(self) -> Stream:
         return Stream()
+
+    def away(self) -> Source:
+        return from_url(f"redis://127.0.0.1:{NOBODY}/0?stream=s&group=g")
+
+    def refused(self) -> list[Source]:
+        host = service.place("streams").partition("?")[0].removeprefix("redis://")
+        return [from_url(f"redis://somebody:wrong@{host}?stream=s&group=g")]
 
 
 @pytest.mark.anyio

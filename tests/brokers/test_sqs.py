@@ -19,6 +19,7 @@ from semel.testing.broker_contract import Sent
 from tests.brokers.storm import Storm
 from tests.outbox.brokers import rows
 from tests.services import sqs as service
+from tests.services.server import NOBODY
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +94,12 @@ class TestSqs(broker_contract.Suite):
     async def broker(self) -> Queue:
         return await asyncio.to_thread(Queue, fifo=False)
 
+    def away(self) -> Source:
+        return from_url(f"sqs://eu-west-1/q?endpoint=http://127.0.0.1:{NOBODY}")
+
+    def refused(self) -> list[Source]:
+        return [from_url(f"sqs://eu-west-1/missing?endpoint={service.url()}")]
+
 
 @pytest.mark.anyio
 async def test_a_message_arrives_as_the_relay_got_it_though_it_is_no_text_and_has_many_headers() -> None:
@@ -129,3 +136,13 @@ class TestFifo(broker_contract.Suite):
 
     async def broker(self) -> Queue:
         return await asyncio.to_thread(Queue, fifo=True)
+
+
+@pytest.mark.parametrize(("queue", "lane"), [("orders", ""), ("orders.fifo", "tenant-1")])
+def test_a_group_is_a_lane_only_where_the_queue_keeps_an_order(queue: str, lane: str) -> None:
+    """In a standard queue a group is for fair shares among tenants."""
+    source = from_url(f"sqs://eu-west-1/{queue}")
+    message = {
+        "MessageId": "m", "Body": "{}", "ReceiptHandle": "r", "Attributes": {"MessageGroupId": "tenant-1"},
+    }  # fmt: skip
+    assert source._arrival(message, 0.0).lane == lane

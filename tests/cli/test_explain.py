@@ -29,8 +29,8 @@ def test_explain_prints_the_row_of_the_table(tmp_path: Path) -> None:
     assert answer.code == 0
     told = answer.json()
     assert set(told) == {
-        "mode", "store", "sources", "consumer", "sink", "window_s", "lease_s", "probe", "on_unavailable", "how",
-        "crashes", "weakened_by", "table_holds", "required", "satisfied",
+        "mode", "store", "sources", "consumer", "sink", "window_s", "window_from", "lease_s", "probe",
+        "on_unavailable", "how", "crashes", "weakened_by", "table_holds", "horizon_known", "required", "satisfied",
     }  # fmt: skip
     assert {each["window"]: (each["effects"], each["flagged"]) for each in told["crashes"]} == {
         window: (None, False) if cell is None else (cell.effects, cell.flagged)
@@ -160,3 +160,22 @@ def test_the_store_shows_that_a_tenant_is_missing(tmp_path: Path) -> None:
     assert "Several tenants share the consumer and none is named" in answer.out
     named = semel("explain", "--consumer", "billing", "--tenant", "acme", "--require", "lease", cwd=tmp_path)
     assert named.code == 0
+
+
+def test_the_clients_own_window_is_shown(tmp_path: Path) -> None:
+    with library.open(f"sqlite:///{tmp_path}/semel.db", consumer="billing", window="3d") as once:
+        once.run("a", int)
+    told = semel("explain", "--consumer", "billing", "--json", cwd=tmp_path).json()
+    assert (told["window_s"], told["window_from"]) == (3 * 86400, "seen")
+    assert "72h, as the client says" in semel("explain", "--consumer", "billing", cwd=tmp_path).out
+    semel("window", "set", "billing", "2h", cwd=tmp_path)
+    told = semel("explain", "--consumer", "billing", "--json", cwd=tmp_path).json()
+    assert (told["window_s"], told["window_from"]) == (7200, "stored")
+    told = semel("explain", "--consumer", "nobody", "--json", cwd=tmp_path).json()
+    assert (told["window_s"], told["window_from"]) == (86400, "assumed")
+
+
+def test_a_horizon_that_nobody_knows_is_said_to_be_unknown(tmp_path: Path) -> None:
+    assert "unknown: how long the source may send again" in semel("explain", cwd=tmp_path).out
+    known = semel("explain", "--redelivers-for", "1h", cwd=tmp_path).out
+    assert "unknown" not in known

@@ -394,11 +394,10 @@ def test_a_streamed_failure_runs_again(house: Build) -> None:
 
 def test_a_response_at_the_limit_is_kept_and_one_over_it_is_not(house: Build) -> None:
     shop = house(Rules(response_bytes_max=4096))
-    assert shop.post("/large?bytes=3800", key="a").status_code == 200
-    assert shop.post("/large?bytes=3800", key="a").headers["idempotent-replayed"] == "true"
-    for size in (4096, 4097):  # the first is gathered, and too long with its headers
-        assert len(shop.post(f"/large?bytes={size}", key=str(size)).content) == size
-        assert problem(shop.post(f"/large?bytes={size}", key=str(size))) == (409, "response-not-kept")
+    assert len(shop.post("/large?bytes=4096", key="a").content) == 4096
+    assert shop.post("/large?bytes=4096", key="a").headers["idempotent-replayed"] == "true"
+    assert len(shop.post("/large?bytes=4097", key="b").content) == 4097
+    assert problem(shop.post("/large?bytes=4097", key="b")) == (409, "response-not-kept")
 
 
 def test_events_pass_as_they_happen(house: Build) -> None:

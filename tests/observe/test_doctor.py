@@ -15,8 +15,9 @@ import semel as library
 from semel import Message
 from semel.core.relaying import Failure
 from semel.observe import doctor
-from semel.observe.doctor import Finding, examine
+from semel.observe.doctor import PAGE_ROWS, Finding, examine, of_source
 from semel.observe.probing import Facts
+from semel.observe.sources import SourceFacts
 from semel.outbox import examining
 from semel.stores.registry import store_for
 from tests.cli.shell import semel
@@ -101,6 +102,35 @@ def test_a_claim_that_runs_too_long_is_found(tmp_path: Path) -> None:
     (stuck,) = found(url, "claims", "warning")
     assert "more than 15 minutes" in stuck.what
     assert "hangs" in stuck.what
+
+
+def test_every_claim_is_looked_at_and_not_the_first_page_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/events.db"
+    with library.open(url, consumer="billing", lease="10m") as once:
+        for number in range(PAGE_ROWS + 200):
+            once.claim(f"k{number:05}")
+        with sqlite3.connect(tmp_path / "events.db") as connection:
+            last = "SELECT rowid FROM semel_records ORDER BY rowid DESC LIMIT 1"
+            connection.execute(f"UPDATE semel_records SET fence = fence - 3600000000 WHERE rowid = ({last})")
+        connection.close()
+        [finding] = found(url, "claims", "warning")
+    assert finding.what.startswith("1 claims "), "one of more than a page, the last"
+    assert f"k{PAGE_ROWS + 199:05}" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "said"),
+    [
+        (SourceFacts(deliveries_max=5, buries="orders-dead"), "warning", "without semel's account of why"),
+        (SourceFacts(deliveries_max=5), "error", "puts it nowhere"),
+        (SourceFacts(deadline_s=5.0), "warning", "The lease of 30s is longer than the 5s"),
+    ],
+)
+def test_what_explain_says_of_a_brokers_patience_the_doctor_says_too(
+    facts: SourceFacts, level: str, said: str
+) -> None:
+    findings = [each for each in of_source(facts, 0.01, 30 * 10**6) if said in each.what]
+    assert [each.level for each in findings] == [level]
 
 
 def test_a_missing_index_is_found(tmp_path: Path) -> None:

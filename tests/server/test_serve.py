@@ -12,6 +12,7 @@ from semel.server.limits import Buckets, LiveClaims
 from semel.server.settings import Limits, ServeSettings, is_loopback
 from tests.cli.processes import ROOT, WITHIN_S, semel, start, warm
 from tests.server.tools import Running, process, serving
+from tests.services import redis
 from tests.services.programs import program
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -197,3 +198,10 @@ def test_claims_count_until_their_leases_end() -> None:
     assert live.room("a") == 1
     live.drop("a", ("", "c", "2"))
     assert live.room("a") == 2
+
+
+def test_a_redis_without_a_log_is_refused_with_the_setting(tmp_path: Path) -> None:
+    with redis.own(tmp_path, appendonly="no", save="") as own:
+        ended = semel("serve", "--port", "0", "--store", own.url, "--handler", "json:loads", cwd=tmp_path)
+    assert ended.returncode == 78
+    assert b"appendonly yes" in ended.stderr

@@ -5,12 +5,15 @@ import uuid
 from base64 import urlsafe_b64encode
 from pathlib import Path
 
+import pytest
+
 from tests.services import java, programs, server
 from tests.services.nats import answers
 from tests.services.server import Missing, State
 
 READY_S = 120.0
 HEAP_MB = 384
+LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 
 def servers() -> str:
@@ -19,12 +22,20 @@ def servers() -> str:
     return found
 
 
+def secured() -> str:
+    """Where the same broker asks for credentials (SASL_PLAINTEXT, PLAIN): user `semel`, password `secret`."""
+    found: str | None = server.shared("kafka", _start).get("secured")
+    if found is None:
+        pytest.skip("the broker that was given has no such listener")
+    return found
+
+
 def _start(folder: Path) -> State:
     given = programs.given("kafka")
     if given:
         return {"servers": given}
     run = java.command("kafka", HEAP_MB)
-    port, control = server.free_port(), server.free_port()
+    port, control, guarded = server.free_port(), server.free_port(), server.free_port()
     settings = folder / "server.properties"
     settings.write_text(
         "\n".join(
@@ -32,10 +43,12 @@ def _start(folder: Path) -> State:
                 "process.roles=broker,controller",
                 "node.id=1",
                 f"controller.quorum.voters=1@127.0.0.1:{control}",
-                f"listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{control}",
-                f"advertised.listeners=PLAINTEXT://127.0.0.1:{port}",
+                f"listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{control},SASL://127.0.0.1:{guarded}",
+                f"advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL://127.0.0.1:{guarded}",
                 "controller.listener.names=CONTROLLER",
-                "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
+                "sasl.enabled.mechanisms=PLAIN",
+                f'listener.name.sasl.plain.sasl.jaas.config={LOGIN} required user_semel="secret";',
                 f"log.dirs={folder / 'data'}",
                 "num.partitions=3",
                 "auto.create.topics.enable=false",
@@ -60,7 +73,7 @@ def _start(folder: Path) -> State:
     log = folder / "log"
     pid = server.spawn([*run, "kafka.Kafka", str(settings)], log)
     server.await_ready(lambda: _is_ready(pid, port, log), "kafka", log, READY_S)
-    return {"servers": f"127.0.0.1:{port}", "pids": [pid]}
+    return {"servers": f"127.0.0.1:{port}", "secured": f"127.0.0.1:{guarded}", "pids": [pid]}
 
 
 def _is_ready(pid: int, port: int, log: Path) -> bool:

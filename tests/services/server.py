@@ -31,6 +31,8 @@ State: TypeAlias = dict[str, Any]
 
 PORTS = range(12_000, 32_000)
 """Below those that systems give to clients, and low enough for a cluster's second port."""
+NOBODY = 1
+"""A port on which nobody listens."""
 READY_S = 60.0
 STOP_S = 20.0
 

@@ -270,7 +270,7 @@ async def test_the_command_buries_what_it_gives_up(tmp_path: Path) -> None:
         (["ws://127.0.0.1:1/", "nowhere:handle"], 78, "no module named"),
         (["ws://127.0.0.1:1/", "work"], 2, "names no handler"),
         (["http://127.0.0.1:1/", "work:handle"], 78, "ws://"),
-        (["ws://127.0.0.1:1/", "work:handle", "--store", "memory:"], 1, "journal"),
+        (["ws://127.0.0.1:1/", "work:handle", "--store", "memory:"], 78, "journal"),
         (["ws://127.0.0.1:1/", "work:handle", "--persist", "mysql://x/"], 78, "postgresql://"),
         (["ws://127.0.0.1:1/", "work:handle", "--header-file", "none"], 78, "cannot be read"),
     ],

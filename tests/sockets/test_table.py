@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
@@ -12,7 +13,8 @@ import pytest
 import semel
 from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
 from semel.intake import Event
-from semel.sockets import EventTable
+from semel.sockets import Columns, EventTable, Intake
+from semel.sockets.columns import columns_of
 from tests.services import postgres
 from tests.sockets.fleet import Fleet
 
@@ -104,11 +106,9 @@ async def test_a_table_for_something_else_is_left_alone(place: Fleet) -> None:
             file.execute(f"CREATE TABLE {place.table} (event_id TEXT, guests INTEGER)")
     else:
         postgres.execute(place.rows_url, f"CREATE TABLE {place.table} (event_id text, guests integer)")
-    async with EventTable(place.rows_url, table=place.table) as table:
-        with pytest.raises(
-            PolicyInvalid, match="for something else: it has no payload, processed_at, tenant, type"
-        ):
-            await table.check()
+    with pytest.raises(PolicyInvalid, match="for something else: it has no payload, tenant, type"):
+        async with EventTable(place.rows_url, table=place.table):
+            pass
 
 
 async def test_a_connection_that_was_cut_is_made_again() -> None:
@@ -131,3 +131,88 @@ def test_other_places_and_names_are_refused() -> None:
         EventTable("mysql://localhost/app")
     with pytest.raises(StoreUnknown):
         EventTable("sqlite:///rows.db", table="events; drop table users")
+
+
+# --- tables that are there ----------------------------------------------------------------------
+
+DOCUMENTED = """CREATE TABLE {table} (
+    id {number}, event_id {text} UNIQUE NOT NULL, event_type {text} NOT NULL, payload {json} NOT NULL,
+    processed_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP {more}
+)"""
+NAMES = Columns(type="event_type", tenant="")
+
+
+def make(place: Fleet, statement: str = DOCUMENTED, more: str = "") -> None:
+    if place.rows_url.startswith("sqlite"):
+        words = {"number": "INTEGER PRIMARY KEY", "text": "TEXT", "json": "TEXT"}
+        with closing(sqlite3.connect(place.rows_url.removeprefix("sqlite:///"))) as file:
+            file.execute(statement.format(table=place.table, more=more, **words))
+    else:
+        words = {"number": "BIGSERIAL PRIMARY KEY", "text": "VARCHAR", "json": "JSONB"}
+        postgres.execute(place.rows_url, statement.format(table=place.table, more=more, **words))
+
+
+async def test_a_table_with_other_names_works_as_it_is(place: Fleet) -> None:
+    make(place)
+    async with EventTable(place.rows_url, table=place.table, columns=NAMES) as table:
+        await table.persist(event(1))
+        await table.persist(event(1))
+        await table.persist(event(2))
+        found = await table.find("", "evt-1")
+        assert found is not None
+        assert (found.type, found.payload) == ("paid", {"amount": 1})
+        assert await table.find("", "evt-3") is None
+        with pytest.raises(PolicyInvalid, match="no column for tenants"):
+            await table.persist(Event(id="evt-1", type="paid", tenant="acme", body=b"{}"))
+    assert place.rows() == {"evt-1": 1, "evt-2": 1}
+
+
+async def test_a_table_is_made_with_the_names_that_are_given(place: Fleet) -> None:
+    async with EventTable(place.rows_url, table=place.table, columns=NAMES) as table:
+        await table.persist(event(1))
+        await table.check()
+    assert place.rows() == {"evt-1": 1}
+
+
+@pytest.mark.parametrize(
+    ("statement", "more", "said"),
+    [
+        (DOCUMENTED.replace("UNIQUE ", ""), "", "takes an event twice: CREATE UNIQUE INDEX"),
+        (DOCUMENTED, ", region {text} NOT NULL", "wants a value for region"),
+    ],
+)
+async def test_a_table_that_would_lose_events_is_refused_before_any_is_accepted(
+    place: Fleet, statement: str, more: str, said: str
+) -> None:
+    make(place, statement.replace("{more}", more))
+    table = EventTable(place.rows_url, table=place.table, columns=NAMES)
+
+    async def handle(_event: Event) -> None: ...
+
+    for handler in (table.persist, table.after(handle)):
+        async with semel.aopen(f"sqlite:///{place.folder / 'claims.db'}", consumer="c") as once:
+            with pytest.raises(PolicyInvalid, match=said):
+                async with Intake(once, handler):
+                    pass
+
+
+async def test_a_plain_function_runs_in_a_thread_before_its_row(place: Fleet) -> None:
+    threads: list[str] = []
+
+    def handle(_event: Event) -> None:
+        threads.append(threading.current_thread().name)
+
+    async with EventTable(place.rows_url, table=place.table) as table:
+        await table.after(handle)(event(1))
+    assert len(threads) == 1
+    assert threads[0] != threading.main_thread().name
+    assert place.rows() == {"evt-1": 1}
+
+
+def test_columns_as_text() -> None:
+    assert columns_of("type=event_type,tenant=") == NAMES
+    assert columns_of("") == Columns()
+    with pytest.raises(StoreUnknown, match="known are event_id, type, payload, tenant"):
+        columns_of("kind=event_type")
+    with pytest.raises(StoreUnknown, match="is no name"):
+        columns_of("type=a;b")

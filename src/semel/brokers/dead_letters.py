@@ -7,6 +7,7 @@ from time import monotonic
 from msgspec.structs import replace
 
 from semel.aclient import AsyncSemel
+from semel.brokers.failure_log import FailureLog
 from semel.brokers.pace import Counts
 from semel.brokers.source import Arrival, Letter, Source
 from semel.errors import MessageTooLarge
@@ -45,9 +46,10 @@ def letter_for(
 class DeadLetters:
     """The dead letters of one source."""
 
-    def __init__(self, source: Source, counts: Counts) -> None:
+    def __init__(self, source: Source, counts: Counts, failure_log: FailureLog) -> None:
         self._source = source
         self._counts = counts
+        self._failure_log = failure_log
         self._stuck: dict[str, Letter] = {}
         """Letters that could not be written so far, by key; those without one by position."""
         self._said_at = -REMIND_S
@@ -69,10 +71,11 @@ class DeadLetters:
         self.note_written(arrival, letter)
 
     def note_written(self, arrival: Arrival, letter: Letter) -> None:
-        """Count a dead letter that is written."""
+        """Count and log a dead letter that is written."""
         self._stuck.pop(letter.key or arrival.position or "", None)
         self._counts.stuck = len(self._stuck)
         self._counts.buried += 1
+        self._failure_log.buried(letter)
 
     async def _write(self, arrival: Arrival, letter: Letter) -> None:
         short = replace(letter, stack="", error=letter.error[:ERROR_CHARACTERS])

@@ -6,7 +6,6 @@ before it. The client's calls block, so they have a thread of their own; rebalan
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from time import monotonic, sleep
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -15,12 +14,13 @@ import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from semel.brokers.dead import Dead
+from semel.brokers.kafka_client import CLIENT_LOG, ClientErrors, DaemonThread, error_of
 from semel.brokers.kafka_sending import CONFIRM_S, Sender, make_topics
 from semel.brokers.letters import headers_of
 from semel.brokers.offsets import Offsets
 from semel.brokers.source import Arrival, Letter
 from semel.brokers.urls import options_of
-from semel.errors import SourceUnavailable, UsageError
+from semel.errors import SourceRefused, SourceUnavailable, UsageError
 from semel.lazily import asyncio
 
 __all__ = ["CALL_S", "KafkaSource", "Options", "Place", "from_url", "place_of", "topics_of"]
@@ -33,6 +33,9 @@ CHECK_IN_S = 9.0
 """How often at least, times three, the client looks in at the broker while nothing is received."""
 CALL_S = 10.0
 """How long one call may block before it is repeated."""
+REACH_S = 1.0
+"""How long brokers that were never reached, or were lost, have to answer before that is reported. Connecting goes on
+meanwhile."""
 NEW_TOPIC_S = 3.0
 """How long a topic may take from its creation until every broker knows it."""
 LOOK_AGAIN_S = 0.2
@@ -103,7 +106,7 @@ def place_of(url: str, kind: type[AnyOptions]) -> tuple[str, AnyOptions]:
 def topics_of(client: Any, needed: Collection[str]) -> dict[str, Any]:
     """What the brokers know of their topics; waits a little for one that was made a moment ago. Blocks.
 
-    Raises `UsageError` for one that is not there.
+    Raises `SourceRefused` for one that is not there.
     """
     give_up_at = monotonic() + NEW_TOPIC_S
     while True:
@@ -112,7 +115,7 @@ def topics_of(client: Any, needed: Collection[str]) -> dict[str, Any]:
         if not missing:
             return known
         if monotonic() >= give_up_at:
-            raise UsageError(f"there is no topic {min(missing)}; create it first")
+            raise SourceRefused(f"there is no topic {min(missing)}; create it first")
         sleep(LOOK_AGAIN_S)
 
 
@@ -127,7 +130,9 @@ class KafkaSource:
         self._topics = options.topic.split(",")
         self._consumer: Any = None
         self._sender: Sender | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: DaemonThread | None = None
+        self._errors = ClientErrors()
+        self._subscribed = False
         self._polled_at = 0.0
         self.deadline_s: float = min(CHECK_IN_S, options.poll_s / 2)
         self._offsets: dict[tuple[str, int], Offsets] = {}
@@ -149,23 +154,46 @@ class KafkaSource:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
         except KafkaException as error:
-            raise SourceUnavailable(str(error)) from error
+            raise error_of(self.name, error.args[0]) from error
 
     async def open(self) -> None:
         """Join the group. After a break it is the same member: the client reconnects by itself."""
-        if self._consumer is None:
-            await self.visit()
-            await self._in_thread(self._make_graves)
-            await self._in_thread(self._join)
+        await self.visit()
+        await self._in_thread(self._join)
 
     async def visit(self) -> None:
         """Be ready for the dead letters alone: to join the group would take partitions from those who work."""
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-kafka")
+            self._thread = DaemonThread("semel-kafka")
 
     def _join(self) -> None:
+        """Subscribe as soon as a broker answers: the client itself would wait for one in silence."""
+        if self._consumer is None:
+            self._errors = ClientErrors()
+            self._consumer = Consumer(self._member(), logger=CLIENT_LOG)
+        self._check_reachable(poll=not self._subscribed)
+        if not self._subscribed:
+            self._make_graves()
+            self._consumer.subscribe(
+                self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+            )
+            self._subscribed = True
+
+    def _check_reachable(self, *, poll: bool) -> None:
+        """Raise if no broker answers. `poll`: hear the client's errors first, where no message can come."""
+        try:
+            self._consumer.list_topics(self._topics[0].lstrip(PATTERN), timeout=REACH_S)
+        except KafkaException as error:
+            if poll:
+                self._consumer.poll(0)
+            self._errors.check(self.name)
+            raise self._errors.unavailable(error) from error
+        self._errors.brokers_down = False
+
+    def _member(self) -> dict[str, Any]:
+        """How this member of the group is configured."""
         options = self._options
-        config = {
+        config: dict[str, Any] = {
             **options.client(self._servers),
             "group.id": options.group,
             "enable.auto.commit": False,
@@ -177,14 +205,11 @@ class KafkaSource:
             "heartbeat.interval.ms": round(options.session_s * 1000 / 5),
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
+            "error_cb": self._errors,
         }
         if options.instance:
             config["group.instance.id"] = options.instance
-        consumer = Consumer(config, logger=_log)
-        consumer.subscribe(
-            self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
-        )
-        self._consumer = consumer
+        return config
 
     # --- in the thread: rebalances ---
 
@@ -227,8 +252,11 @@ class KafkaSource:
         self._polled_at = monotonic()
         self._commit()
         found: list[Message] = self._consumer.consume(1, wait_s)
+        self._errors.check(self.name)
         if found and limit > 1:
             found += self._consumer.consume(limit - 1, 0.0)
+        if not found and self._errors.brokers_down:
+            self._check_reachable(poll=False)
         known = [message for message in found if not _is_of_no_topic(message)]
         if len(known) < len(found):  # one broker does not know it; it may be new
             topics_of(self._consumer, [name for name in self._topics if not name.startswith(PATTERN)])
@@ -240,8 +268,9 @@ class KafkaSource:
             if _is_end(message):
                 self._read_up.add((_known(message.topic()), _known(message.partition())))
                 return None
-            if error.fatal():
-                raise SourceUnavailable(str(error))
+            problem = error_of(self.name, error)
+            if isinstance(problem, SourceRefused):
+                raise problem
             _log.info("%s", error)
             return None
         where = (_known(message.topic()), _known(message.partition()))
@@ -284,7 +313,7 @@ class KafkaSource:
     def _commit(self) -> None:
         """Commit what is ready; what is refused stays ready, for the next turn or for nobody."""
         ready = dict(self._ready)
-        if not ready:
+        if not ready or self._errors.brokers_down or self._consumer is None:
             return
         try:
             self._consumer.commit(
@@ -292,6 +321,9 @@ class KafkaSource:
                 asynchronous=False,
             )
         except KafkaException as refused:
+            problem = error_of(self.name, refused.args[0])
+            if isinstance(problem, SourceRefused):
+                raise problem from refused
             _log.info("%s: to be committed again: %s", self.name, refused)
             return
         for where, position in ready.items():
@@ -356,7 +388,7 @@ class KafkaSource:
     def _dig(self, limit: int) -> list[Dead]:
         config = self._options.client(self._servers) | {"group.id": f"{self._options.group}.dlq"}
         config |= {"enable.auto.commit": False, "enable.partition.eof": True}
-        reader = Consumer(config, logger=_log)
+        reader = Consumer(config, logger=CLIENT_LOG)
         try:
             left = self._assign_all(reader, self.graves(self._topics[0]))
             found: dict[str, Dead] = {}
@@ -396,16 +428,23 @@ class KafkaSource:
 
     async def close(self) -> None:
         """Leave the group, so that others have the partitions at once."""
-        if self._consumer is not None:
-            await self._in_thread(self._commit)
-            await self._in_thread(self._consumer.close)
+        thread, self._thread = self._thread, None
+        try:
+            if self._consumer is not None and thread is not None:
+                await asyncio.get_running_loop().run_in_executor(thread, self._leave, self._consumer)
+        finally:  # also when nobody waits for the broker any more
+            if thread is not None:
+                thread.shutdown(wait=False)
             self._consumer = None
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
-        self._offsets.clear()
-        self._read_up.clear()
-        self._joined = False
+            self._offsets.clear()
+            self._read_up.clear()
+            self._joined = self._subscribed = False
+
+    def _leave(self, consumer: Any) -> None:
+        try:
+            self._commit()
+        finally:
+            consumer.close()
 
 
 class Place(msgspec.Struct, frozen=True, eq=False):

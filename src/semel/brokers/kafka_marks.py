@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
+from semel.brokers.kafka_client import CLIENT_LOG
 from semel.errors import SourceUnavailable
 
 __all__ = ["Marks", "Where"]
@@ -109,7 +110,8 @@ class Marks:
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "isolation.level": isolation,
-            }
+            },
+            logger=CLIENT_LOG,
         )
 
 

@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from semel.brokers.kafka_client import CLIENT_LOG
 from semel.errors import MessageTooLarge, SourceUnavailable, UsageError
 
 __all__ = ["CONFIRM_S", "Sender", "is_too_large", "make_topics"]
@@ -27,7 +28,7 @@ class Sender:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         more = {"enable.idempotence": True, "linger.ms": 0, "message.max.bytes": BYTES_MAX}
-        self._producer = Producer({**config, **more}, logger=_log)
+        self._producer = Producer({**config, **more}, logger=CLIENT_LOG)
 
     def send(self, topic: str, key: bytes | None, body: bytes | None, headers: list[tuple[str, Any]]) -> None:
         """Produce a message. Raises `SourceUnavailable` where it is not confirmed, `MessageTooLarge` for its size."""
@@ -60,7 +61,7 @@ def make_topics(config: Mapping[str, Any], wanted: Mapping[str, str]) -> None:
 
     Raises `UsageError` where the brokers refuse that, and `KafkaException` where they cannot be reached.
     """
-    admin = AdminClient(dict(config), logger=_log)
+    admin = AdminClient(dict(config), logger=CLIENT_LOG)
     known = admin.list_topics(timeout=LOOK_S).topics
     for topic in {dead for source, dead in wanted.items() if source in known} - known.keys():
         _make_topic(admin, topic)

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from semel.aclient import AsyncSemel
 from semel.brokers.dead_letters import DeadLetters, letter_for
+from semel.brokers.failure_log import FailureLog
 from semel.brokers.kafka import place_of
 from semel.brokers.kafka_batch import Backlog, Piece, cut, parts_of
 from semel.brokers.kafka_holdings import Holdings
@@ -33,7 +34,7 @@ from semel.brokers.kafka_marks import Where
 from semel.brokers.kafka_sending import is_too_large
 from semel.brokers.kafka_transactor import Ended, Part, Send, TransactionOptions, Transactor
 from semel.brokers.letters import headers_of
-from semel.brokers.outages import OUTAGE_MAX_S, RECEIVE_WAIT_S, backoff_s, reached
+from semel.brokers.outages import OUTAGE_MAX_S, RECEIVE_WAIT_S, Link, backoff_s
 from semel.brokers.pace import Counts, Pace
 from semel.brokers.routes import Middleware, Route, event_facts
 from semel.brokers.source import Letter
@@ -105,7 +106,8 @@ class KafkaTransaction:
         self.source: Transactor = Transactor(*place_of(url, TransactionOptions), output, marks)
         self.pace: Pace = pace or Pace()
         self.counts: TransactionCounts = TransactionCounts()
-        self._dead_letters = DeadLetters(self.source, self.counts)
+        self._failure_log = FailureLog(self.source.name)
+        self._dead_letters = DeadLetters(self.source, self.counts, self._failure_log)
         self._once = self.route.once
         self._holdings = Holdings(self._once)
         self._output = output
@@ -114,6 +116,7 @@ class KafkaTransaction:
         self._outages = 0
         self._stopping = False
         self._stopped_at = 0.0
+        self._link = Link(self.source, lambda: self._stopping)
         self._until_idle = False
         self._fatal: BaseException | None = None
 
@@ -126,6 +129,11 @@ class KafkaTransaction:
         """Stop as soon as there is nothing to consume and nothing in hand."""
         self._until_idle = True
 
+    @property
+    def left(self) -> int:
+        """Messages that are given back and will be delivered again: none, a log takes nothing back."""
+        return 0
+
     async def run(self) -> None:
         """Work until `stop`. Raises `Fenced`, `SourceRefused` and what else no repetition cures."""
         with ThreadPoolExecutor(self.pace.concurrency, thread_name_prefix="semel-handler") as threads:
@@ -137,7 +145,7 @@ class KafkaTransaction:
                     await self._turn()
             finally:
                 beating.cancel()
-                await self.source.close()
+                await self._link.close()
         if self._fatal is not None:
             raise self._fatal
 
@@ -189,7 +197,7 @@ class KafkaTransaction:
         return RECEIVE_WAIT_S if next_at is None else min(RECEIVE_WAIT_S, max(0.0, next_at - monotonic()))
 
     async def _reached(self, ask: Callable[[], Any]) -> Any:
-        return await reached(self.source, ask, lambda: self._stopping)
+        return await self._link.ask(ask)
 
     async def _beat(self) -> None:
         """Look in at the group while handlers run: it must not think us dead."""
@@ -373,7 +381,7 @@ class KafkaTransaction:
         piece.again_s, piece.counts = verdict.delay_s, verdict.count_attempt
         if isinstance(error, Exception):
             self.counts.errors += 1
-            _log.info("a handler failed, and will be tried again in %.1f s: %r", verdict.delay_s, error)
+            self._failure_log.failed(claim.key, claim.attempt, verdict.delay_s, error)
 
     def _bury(self, piece: Piece, reason: str, error: BaseException | None = None) -> None:
         """The dead letter goes out in the transaction that moves the offset past the message."""

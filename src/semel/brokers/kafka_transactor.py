@@ -5,7 +5,6 @@ ever told while one is open. The group is named with the generation in which the
 broker refuses the offsets of a member that lost its partitions and does not know it yet, and with them its outputs.
 """
 
-import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic
@@ -15,13 +14,12 @@ import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from semel.brokers.kafka import CALL_S, KafkaSource, Options, Place, topics_of
+from semel.brokers.kafka_client import CLIENT_LOG
 from semel.brokers.kafka_marks import Marks, Where
 from semel.brokers.offsets import Offsets
 from semel.errors import Fenced, SourceRefused, SourceUnavailable, UsageError
 
 __all__ = ["Ended", "Part", "Send", "TransactionOptions", "Transactor"]
-
-_log = logging.getLogger("semel.kafka")
 
 REPEAT_S = 30.0
 """How long a call is repeated before the broker counts as out of reach."""
@@ -120,7 +118,7 @@ class Transactor(KafkaSource):
                 "enable.idempotence": True,
                 "linger.ms": 5,
             },
-            logger=_log,
+            logger=CLIENT_LOG,
         )
         self._check_topics(writer)
         self._steadily(writer.init_transactions)

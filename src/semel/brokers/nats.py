@@ -9,6 +9,7 @@ import msgspec
 import nats
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
+from nats.errors import NoServersError
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
@@ -16,14 +17,16 @@ from semel.brokers.dead import Dead
 from semel.brokers.letters import headers_of
 from semel.brokers.source import Arrival, Letter
 from semel.brokers.urls import options_of
-from semel.errors import MessageTooLarge, SourceUnavailable, UsageError
+from semel.errors import MessageTooLarge, SourceRefused, SourceUnavailable, UsageError
 
-__all__ = ["JetStream", "Options", "from_url"]
+__all__ = ["JetStream", "Options", "connect", "from_url"]
 
 CONNECT_S = 10.0
 ASK_S = 5.0
 HEADER_BYTES = 16
 """More than a header takes beside its name and value, and than the line before all of them."""
+PING_S = 10.0
+"""How often the connection is tested: a server that vanished without closing it is noticed within two of these."""
 UNREACHABLE = (NatsError, ConnectionError, TimeoutError, OSError)
 
 
@@ -73,13 +76,11 @@ class JetStream:
         return f"nats://{host}?stream={self.options.stream}&durable={self.options.durable}"
 
     async def open(self) -> None:
-        """Connect, and make the consumer where there is none. The client reconnects by itself afterwards."""
+        """Connect, and make the consumer where there is none. A broken connection is replaced by the next `open`."""
         options = self.options
         try:
             if self._nats is None or self._nats.is_closed:
-                self._nats = await nats.connect(
-                    self.server, connect_timeout=CONNECT_S, max_reconnect_attempts=-1, error_cb=_quiet
-                )
+                self._nats = await connect(self.server)
                 self._jetstream = self._nats.jetstream(timeout=ASK_S)
             try:
                 found = await self._jetstream.consumer_info(options.stream, options.durable)
@@ -93,7 +94,7 @@ class JetStream:
             await self._make_graves()
             self._pull = await self._jetstream.pull_subscribe_bind(options.durable, options.stream)
         except UNREACHABLE as error:
-            raise SourceUnavailable(str(error) or type(error).__name__) from error
+            raise unavailable(error) from error
 
     async def _made(self) -> Any:
         options = self.options
@@ -108,18 +109,18 @@ class JetStream:
         try:
             return await self._jetstream.add_consumer(options.stream, config)
         except NotFoundError:
-            raise UsageError(f"{self.name}: there is no such stream; create it first") from None
+            raise SourceRefused(f"{self.name}: there is no such stream; create it first") from None
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
         """What the consumer has; waits for the first."""
-        if self._pull is None:
-            raise SourceUnavailable("not open")
+        if self._pull is None or self._nats is None or self._nats.is_closed:
+            raise SourceUnavailable("the connection is closed")
         try:
             found = await self._pull.fetch(limit, timeout=max(0.05, wait_s))
         except TimeoutError:
             return []
         except UNREACHABLE as error:
-            raise SourceUnavailable(str(error) or type(error).__name__) from error
+            raise unavailable(error) from error
         return [self._arrival(message) for message in found]
 
     def _arrival(self, message: Msg) -> Arrival:
@@ -133,23 +134,35 @@ class JetStream:
             handle=message,
         )
 
-    async def _each(self, arrivals: Sequence[Arrival], say: Any) -> None:
+    async def _reply(self, arrivals: Sequence[Arrival], reply: bytes) -> None:
+        """Answer for messages on the connection that there is now; they may have come on an earlier one."""
+        if self._nats is None:
+            raise SourceUnavailable("not open")
         try:
-            await asyncio.gather(*(say(arrival.handle) for arrival in arrivals))
+            for arrival in arrivals:
+                await self._nats.publish(arrival.handle.reply, reply)
         except UNREACHABLE as error:
-            raise SourceUnavailable(str(error) or type(error).__name__) from error
+            raise unavailable(error) from error
 
     async def ack(self, arrivals: Sequence[Arrival]) -> None:
         """Acknowledge them, and wait until the server has said that it knows."""
-        await self._each(arrivals, lambda message: message.ack_sync(timeout=ASK_S))
+        if self._nats is None:
+            raise SourceUnavailable("not open")
+        try:
+            await asyncio.gather(
+                *(self._nats.request(each.handle.reply, Msg.Ack.Ack, timeout=ASK_S) for each in arrivals)
+            )
+        except UNREACHABLE as error:
+            raise unavailable(error) from error
 
     async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
         """Deliver them again after the delay."""
-        await self._each(arrivals, lambda message: message.nak(delay=delay_s or None))
+        delay = msgspec.json.encode({"delay": round(delay_s * 1e9)}) if delay_s else b""
+        await self._reply(arrivals, b" ".join(part for part in (Msg.Ack.Nak, delay) if part))
 
     async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
         """Say that they are in progress. The server does not say whether it has given one to somebody else."""
-        await self._each(arrivals, lambda message: message.in_progress())
+        await self._reply(arrivals, Msg.Ack.Progress)
         return []
 
     async def bury(self, arrival: Arrival, letter: Letter) -> None:
@@ -229,5 +242,35 @@ class JetStream:
             await connection.close()
 
 
-async def _quiet(_error: Exception) -> None:
-    """The client reports each failed reconnection; the runner says it once."""
+async def connect(server: str) -> Any:
+    """Connect once, trying each server of the URL; the caller connects again when the connection is closed.
+
+    Raises `SourceRefused` for credentials that the server does not take, and the client's own errors.
+    """
+    errors: list[Exception] = []
+
+    async def note(error: Exception) -> None:
+        errors.append(error)
+
+    try:
+        return await nats.connect(
+            server,
+            connect_timeout=CONNECT_S,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            ping_interval=PING_S,
+            max_outstanding_pings=1,
+            error_cb=note,
+        )
+    except NatsError as error:
+        if any("authorization" in str(each).lower() for each in (error, *errors)):
+            raise SourceRefused(f"the server refuses these credentials: {error}") from error
+        if isinstance(error, NoServersError) and errors:  # the reason, not that there is no further server
+            raise errors[-1] from None
+        raise
+
+
+def unavailable(error: BaseException) -> SourceUnavailable:
+    """The error to raise while the server does not answer."""
+    return SourceUnavailable(str(error) or type(error).__name__)

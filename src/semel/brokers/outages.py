@@ -1,15 +1,17 @@
-"""A broker or a store that gives no answer is left alone for a while, and for longer each time."""
+"""A broker or a store that does not answer: wait, longer each time; report it at once, then once a minute."""
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from semel.brokers.source import Source
 from semel.errors import SourceUnavailable
 from semel.lazily import asyncio
+from semel.outage_log import OutageLog
 
-__all__ = ["OUTAGE_MAX_S", "RECEIVE_WAIT_S", "backoff_s", "reached"]
+__all__ = ["OUTAGE_MAX_S", "RECEIVE_WAIT_S", "Link", "backoff_s"]
 
 _log = logging.getLogger("semel.runner")
 
@@ -19,32 +21,100 @@ RECEIVE_WAIT_S = 0.5
 """The longest time before a loop looks up from the broker: a stop is noticed within it."""
 OUTAGE_FIRST_S = 0.5
 OUTAGE_MAX_S = 15.0
+SILENCE_S = 3.0
+"""After so long without an answer an outage is reported, though the call goes on. A receive takes a second."""
+NOTICE_S = 0.1
+"""How often a call that is under way looks whether it is to stop."""
+RECEIVE_GRACE_S = 1.2
+"""How long a stop waits for a receive: what a broken-off one was given comes back only after its deadline."""
+CLOSE_S = 10.0
+CLOSE_AWAY_S = 0.3
+"""How long a stop waits for the goodbye, from a broker that answers and from one that does not."""
 _DOUBLINGS = 16
 """More than there are up to the longest wait; a float has not room for all that an outage of hours would make."""
 
 
 def backoff_s(tries: int, first_s: float = OUTAGE_FIRST_S, max_s: float = OUTAGE_MAX_S) -> float:
-    """How long to leave it alone after so many questions without an answer."""
+    """How long to wait after so many calls without an answer."""
     return min(max_s, first_s * 2.0 ** min(tries, _DOUBLINGS))
 
 
-async def reached(
-    source: Source, ask: Callable[[], Awaitable[T]], is_stopping: Callable[[], bool]
-) -> T | None:
-    """What the broker answers; backs off and connects again while it does not. `None` when stopped first."""
-    tries = 0
-    while not is_stopping():
-        try:
-            return await ask()
-        except SourceUnavailable as error:
-            delay_s = backoff_s(tries)
-            _log.warning("%s cannot be reached (%s); again in %.1f s", source.name, error, delay_s)
-            tries += 1
-            until = monotonic() + delay_s
-            while not is_stopping() and (left := until - monotonic()) > 0:
-                await asyncio.sleep(min(left, RECEIVE_WAIT_S))
+class Link:
+    """Calls a source until it answers. Reports its outages; a stop breaks off whatever waits."""
+
+    def __init__(self, source: Source, is_stopping: Callable[[], bool]) -> None:
+        self._source = source
+        self._is_stopping = is_stopping
+        self._outage = OutageLog(_log, source.name)
+        self._broken_off = False
+
+    @property
+    def away(self) -> bool:
+        """Whether the broker has not answered the latest call."""
+        return self._outage.away or self._broken_off
+
+    @property
+    def patience_s(self) -> float:
+        """How long a stop waits for the broker's last answer."""
+        return CLOSE_AWAY_S if self.away else CLOSE_S
+
+    async def ask(self, call: Callable[[], Awaitable[T]]) -> T | None:
+        """Return the answer; while the broker is away, wait and connect again. `None` when stopped first.
+
+        Raises what no repetition cures, such as `SourceRefused`.
+        """
+        tries = 0
+        while not self._is_stopping():
             try:
-                await source.open()
-            except SourceUnavailable:
-                continue
-    return None
+                if tries and call != self._source.open:
+                    await self._call(self._source.open)
+                answer = await self._call(call)
+            except SourceUnavailable as error:
+                self._outage.report(error)
+                await self._pause(backoff_s(tries))
+                tries += 1
+            else:
+                if not self._is_stopping():
+                    self._outage.end()
+                return answer
+        return None
+
+    async def close(self) -> None:
+        """Close the source; a broker that is away is not waited for."""
+        with suppress(SourceUnavailable, TimeoutError):
+            await asyncio.wait_for(self._source.close(), self.patience_s)
+
+    async def _call(self, call: Callable[[], Awaitable[T]]) -> T | None:
+        """Await one answer; `None` when stopped first."""
+        task: asyncio.Future[T] = asyncio.ensure_future(call())
+        started_at = monotonic()
+        opening = self.away or call == self._source.open
+        stop_at: float | None = None
+        try:
+            while True:
+                await asyncio.wait([task], timeout=NOTICE_S)
+                if task.done():
+                    return task.result()
+                now = monotonic()
+                if self._is_stopping():
+                    stop_at = stop_at or now + (0.0 if opening else RECEIVE_GRACE_S)
+                    if now >= stop_at:
+                        self._broken_off = True
+                        return None
+                elif now - started_at >= SILENCE_S:
+                    self._outage.report(f"no answer for {now - started_at:.0f} s")
+        finally:
+            if not task.done():
+                task.cancel()
+                task.add_done_callback(_drop_result)
+
+    async def _pause(self, delay_s: float) -> None:
+        until = monotonic() + delay_s
+        while not self._is_stopping() and (left := until - monotonic()) > 0:
+            await asyncio.sleep(min(left, NOTICE_S))
+
+
+def _drop_result(task: "asyncio.Future[Any]") -> None:
+    """Retrieve the error of a call that nobody waits for, so that it is not logged as forgotten."""
+    if not task.cancelled():
+        task.exception()

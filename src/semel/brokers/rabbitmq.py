@@ -12,13 +12,22 @@ from urllib.parse import urlsplit, urlunsplit
 import aio_pika
 import msgspec
 from aio_pika.abc import AbstractIncomingMessage
-from aio_pika.exceptions import AMQPError, ChannelInvalidStateError, ChannelPreconditionFailed, DeliveryError
+from aio_pika.exceptions import (
+    AMQPError,
+    AuthenticationError,
+    ChannelInvalidStateError,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    DeliveryError,
+    ProbableAuthenticationError,
+)
+from aiormq.exceptions import ChannelAccessRefused, ConnectionNotAllowed
 
 from semel.brokers.dead import Dead
 from semel.brokers.letters import headers_of
 from semel.brokers.source import Arrival, Letter
 from semel.brokers.urls import options_of
-from semel.errors import SourceUnavailable, UsageError
+from semel.errors import SemelError, SourceRefused, SourceUnavailable, UsageError
 
 __all__ = ["Options", "RabbitQueue", "from_url"]
 
@@ -30,6 +39,15 @@ DELIVERIES = "semel-deliveries"
 NO_ID = "semel-no-id"
 """The header of a copy whose original had no id: what stands in its place was made up by the client library."""
 UNREACHABLE = (AMQPError, ChannelInvalidStateError, ConnectionError, TimeoutError, OSError, RuntimeError)
+REFUSALS = (
+    AuthenticationError,
+    ProbableAuthenticationError,
+    ConnectionNotAllowed,
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+)
+"""What no repetition cures: credentials, a virtual host, a right, a queue that is missing or was declared otherwise."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +108,7 @@ class RabbitQueue:
             self._tag = await queue.consume(self._inbox.put)
         except UNREACHABLE as error:
             await self.close()
-            raise SourceUnavailable(str(error)) from error
+            raise self._error(error) from error
 
     async def visit(self) -> Any:
         """Connect for the dead letters alone: what is prefetched here would be kept from those who work."""
@@ -103,7 +121,16 @@ class RabbitQueue:
             return await self._declared()
         except UNREACHABLE as error:
             await self.close()
-            raise SourceUnavailable(str(error)) from error
+            raise self._error(error) from error
+
+    def _error(self, error: BaseException) -> SemelError:
+        """The error to raise for what went wrong while connecting."""
+        text = str(error) or type(error).__name__
+        if isinstance(error, REFUSALS):
+            return SourceRefused(
+                f"{self.name}: {text}; check the credentials, the virtual host and the queue"
+            )
+        return SourceUnavailable(text)
 
     async def _declared(self) -> Any:
         options = self.options

@@ -13,16 +13,24 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
 from semel.brokers.dead import Dead
 from semel.brokers.letters import headers_of
 from semel.brokers.source import Arrival, Letter
 from semel.brokers.urls import options_of
-from semel.errors import SourceUnavailable, UsageError
+from semel.errors import SemelError, SourceRefused, SourceUnavailable
 
 __all__ = ["Options", "RedisStream", "from_url"]
 
+CONNECT_S = 10.0
 BODY = "data"
 """The field that holds the body; the others are headers. Without it the fields together are the body, as JSON."""
 
@@ -139,16 +147,29 @@ class RedisStream:
     async def open(self) -> None:
         """Connect, and make the group where there is none."""
         if self._redis is None:
-            self._redis = Redis.from_url(self._server, decode_responses=False, health_check_interval=10)
+            self._redis = Redis.from_url(
+                self._server,
+                decode_responses=False,
+                health_check_interval=10,
+                socket_connect_timeout=CONNECT_S,
+            )
         try:
             await self._redis.xgroup_create(
                 self._options.stream, self._options.group, id=self._options.start, mkstream=True
             )
         except ResponseError as error:
             if "BUSYGROUP" not in str(error):
-                raise UsageError(f"{self.name} cannot be used: {error}") from error
+                raise self._error(error) from error
         except (RedisError, OSError) as error:
-            raise SourceUnavailable(str(error)) from error
+            raise self._error(error) from error
+
+    def _error(self, error: BaseException) -> SemelError:
+        """The error to raise: what time may heal is `SourceUnavailable`."""
+        if isinstance(error, ResponseError) and not _may_heal(error):
+            return SourceRefused(f"{self.name} cannot be used: {error}")
+        if isinstance(error, AuthenticationError | AuthorizationError):
+            return SourceRefused(f"{self.name} refuses these credentials: {error}")
+        return SourceUnavailable(str(error))
 
     async def _ask(self, *command: Any, **options: Any) -> Any:
         if self._redis is None:
@@ -159,9 +180,9 @@ class RedisStream:
             if "NOGROUP" in str(error):  # the stream was removed, or the server came back empty
                 await self.open()
                 raise SourceUnavailable(f"the group was gone: {error}") from error
-            raise
+            raise self._error(error) from error
         except (RedisError, OSError) as error:
-            raise SourceUnavailable(str(error)) from error
+            raise self._error(error) from error
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
         """What others left behind, if it is time to look; else what is new."""
@@ -227,11 +248,8 @@ class RedisStream:
     async def _trim(self) -> None:
         """Remove what no group needs any more; the server leaves up to one node of the stream (100 entries) of it."""
         self._trimmed_at = monotonic()
-        try:
-            while await self._ask("EVAL", TRIM, 1, self._options.stream, TRIM_MAX) >= TRIM_MAX:
-                continue
-        except ResponseError as error:
-            raise UsageError(f"{self.name} cannot be trimmed: {error}") from error
+        while await self._ask("EVAL", TRIM, 1, self._options.stream, TRIM_MAX) >= TRIM_MAX:
+            continue
 
     async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
         """Make them look as idle as leaves `delay_s` until somebody may take them over."""
@@ -288,6 +306,12 @@ class RedisStream:
         if self._redis is not None:
             redis, self._redis = self._redis, None
             await redis.aclose()
+
+
+def _may_heal(error: ResponseError) -> bool:
+    """Whether the server may take the same command later: it is loading, full, a replica, or cannot save."""
+    passing = ("LOADING", "MISCONF", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "NOREPLICAS")
+    return isinstance(error, OutOfMemoryError | ReadOnlyError) or str(error).startswith(passing)
 
 
 def _pairs(fields: Any) -> Iterable[tuple[bytes, bytes]]:

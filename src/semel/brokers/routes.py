@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
-from functools import partial
+from functools import partial, wraps
 from types import NoneType
 from typing import Any, ClassVar, TypeAlias, get_args
 
@@ -21,7 +21,7 @@ from semel.lazily import asyncio, inspect
 from semel.policy import Policy
 from semel.types import Delivery, Mode
 
-__all__ = ["Call", "Middleware", "Route", "event_facts", "in_thread", "route_for"]
+__all__ = ["Call", "Middleware", "Route", "event_facts", "in_loop", "in_thread", "route_for"]
 
 Call: TypeAlias = Callable[[Arrival], Awaitable[Any]]
 Middleware: TypeAlias = Callable[[Arrival, Call], Awaitable[Any]]
@@ -78,6 +78,7 @@ class Route:
         self._identity = key if isinstance(key, Identity) else Identity(key=key)
         self._keep_position = keep_position
         self.batch: bool = batch
+        _check_arguments(handler, once.mode)
         self.reads: Callable[[Arrival], Any] = reader(handler, 1 if once.mode == "inbox" else 0, batch=batch)
         self.handler: Callable[..., Any] = handler
         self.blocks: bool = not inspect.iscoroutinefunction(handler)
@@ -164,13 +165,28 @@ def _instant_us(time: str | None) -> int | None:
         return None
 
 
+def _check_arguments(handler: Callable[..., Any], mode: Mode) -> None:
+    """Refuse a handler that cannot be called with what its mode gives it. Raises `UsageError` with the fix."""
+    given = ("connection", "message") if mode == "inbox" else ("message",)
+    try:
+        signature_of(handler).bind(*given)
+    except TypeError as error:
+        name = getattr(handler, "__qualname__", repr(handler))
+        fix = (
+            "mode inbox gives it the open transaction and the message: write handler(connection, message), or choose"
+            " another mode"
+            if mode == "inbox"
+            else f"mode {mode} gives it the message alone: write handler(message), or choose mode inbox (--mode inbox,"
+            ' mode="inbox") for handler(connection, message)'
+        )
+        raise UsageError(f"{name}{signature_of(handler)} cannot be a handler: {error}; {fix}") from None
+
+
 def reader(handler: Callable[..., Any], at: int = 0, *, batch: bool = False) -> Callable[[Arrival], Any]:
     """What turns a message into what the handler's parameter is annotated with; for a batch, what its list is of."""
     parameters = list(signature_of(handler).parameters)
-    if len(parameters) <= at:
-        given = "the open transaction and the message" if at else "the message"
-        raise UsageError(f"{handler!r} takes {len(parameters)} arguments, and a handler is given {given}")
-    wanted = parameter_type(handler, parameters[at])
+    # less only for *arguments
+    wanted = parameter_type(handler, parameters[at]) if at < len(parameters) else Any
     if batch:
         (wanted,) = get_args(wanted) or (Any,)
     if wanted in (Arrival, Any):
@@ -223,7 +239,7 @@ def _read(wanted: Any, reads: Callable[[Arrival], Any], arrival: Arrival) -> Any
         raise MessageInvalid(f"the message does not read as {name}: {error}") from error
 
 
-async def in_thread(threads: Executor, fn: Callable[..., Any], *given: Any) -> Any:
+async def in_thread(threads: Executor | None, fn: Callable[..., Any], *given: Any) -> Any:
     """Call what blocks in a thread. A thread cannot be stopped: cancelled, it is waited for all the same."""
     running = asyncio.get_running_loop().run_in_executor(threads, copy_context().run, fn, *given)
     try:
@@ -237,3 +253,15 @@ async def in_thread(threads: Executor, fn: Callable[..., Any], *given: Any) -> A
         if running.exception() is None:
             return running.result()  # the effect has happened: it is completed, cancelled or not
         raise
+
+
+def in_loop(handler: Callable[..., Any], threads: Executor | None = None) -> Callable[..., Awaitable[Any]]:
+    """The handler as one that can be awaited: in a thread where it blocks."""
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
+        return handler
+
+    @wraps(handler)
+    async def handle(*given: Any) -> Any:
+        return await in_thread(threads, handler, *given)
+
+    return handle

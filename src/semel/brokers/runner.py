@@ -26,7 +26,8 @@ from msgspec.structs import replace
 
 from semel.aclient import AsyncSemel
 from semel.brokers.dead_letters import DeadLetters, letter_for
-from semel.brokers.outages import RECEIVE_WAIT_S, backoff_s, reached
+from semel.brokers.failure_log import FailureLog
+from semel.brokers.outages import RECEIVE_WAIT_S, Link, backoff_s
 from semel.brokers.pace import Counts, Pace
 from semel.brokers.room import Room
 from semel.brokers.routes import Route, event_facts, route_for
@@ -55,6 +56,8 @@ __all__ = ["Runner"]
 
 _log = logging.getLogger("semel.runner")
 
+LEFT_MAX = 100_000
+"""Keys that are remembered as given back."""
 ACK_GATHER_S = 0.02
 """How long an ack waits for others to go with it, while handlers run: alone, it costs as much as a handler."""
 
@@ -94,7 +97,8 @@ class Runner:
             self.routes = tuple(handler)
         if not self.routes:
             raise UsageError("a runner needs at least one handler")
-        self._dead_letters = DeadLetters(source, self.counts)
+        self._failure_log = FailureLog(source.name)
+        self._dead_letters = DeadLetters(source, self.counts, self._failure_log)
         self._tally: Tally = Tally()
         self._room: Room[Held] = Room(self.pace.room)
         self._lanes: dict[str, deque[Held]] = {}
@@ -107,6 +111,8 @@ class Runner:
         self._outages = 0
         self._outage_until = 0.0
         self._stopping = False
+        self._link = Link(source, lambda: self._stopping)
+        self._left: set[str] = set()
         self._until_idle = False
         self._fatal: BaseException | None = None
 
@@ -117,6 +123,11 @@ class Runner:
     def stop_when_idle(self) -> None:
         """Stop as soon as the source has nothing to deliver and nothing is in hand."""
         self._until_idle = True
+
+    @property
+    def left(self) -> int:
+        """How many messages went back to the broker and were not done since: they will be delivered again."""
+        return len(self._left)
 
     async def run(self) -> None:
         """Work until `stop`, or until something that no repetition cures: then it is raised, after draining."""
@@ -173,7 +184,7 @@ class Runner:
             await asyncio.sleep(wait_s)
 
     async def _reached(self, ask: Callable[[], Any]) -> Any:
-        return await reached(self.source, ask, lambda: self._stopping)
+        return await self._link.ask(ask)
 
     # --- dispatch ---
 
@@ -301,22 +312,22 @@ class Runner:
                 self._park(held, retry_after_s)
             case Unavailable(error):
                 self._keep(held, self._outage_s(error))
-            case Errored(error, _, retry_after_s):
-                self._failed(held, error, retry_after_s)
+            case Errored(error, attempt, retry_after_s):
+                self._failed(held, error, attempt, retry_after_s)
             case Done():
                 self._again(held, self._outage_s("a completion was not stored"))
             case Lost():
                 self._again(held, 0.0)
 
-    def _failed(self, held: Held, error: BaseException, retry_after_s: float) -> None:
+    def _failed(self, held: Held, error: BaseException, attempt: int, retry_after_s: float) -> None:
         """Try it again later. Where no record counts the attempts, as in observe mode, they are counted here."""
         if isinstance(error, NotStarted):
             self._return(held, 0.0)
             return
         self.counts.errors += 1
+        assert held.delivery is not None
         if not retry_after_s:  # a record that was released would say how long
             assert held.route is not None
-            assert held.delivery is not None
             policy = held.route.once.policy
             attempt = self._tally.failed(held.delivery.key, held.arrival.deliveries)
             if attempt >= policy.max_attempts:
@@ -324,7 +335,7 @@ class Runner:
                 self._put_aside(held, "failed", error)
                 return
             retry_after_s = postponed(policy, attempt).delay_s
-        _log.info("a handler failed, and will be tried again in %.1f s: %r", retry_after_s, error)
+        self._failure_log.failed(held.delivery.key, attempt, retry_after_s, error)
         self._again(held, retry_after_s)
 
     def _outage_s(self, error: object) -> float:
@@ -338,6 +349,8 @@ class Runner:
         return self._outage_until - now
 
     def _ack(self, held: Held) -> None:
+        if self._left and held.delivery is not None:
+            self._left.discard(held.delivery.key)
         self._release(held)
         self._acks.append(held.arrival)
         if self._acking is None:
@@ -379,8 +392,10 @@ class Runner:
 
     def _return(self, held: Held, delay_s: float) -> None:
         self._release(held)
-        if not held.gone and self.source.redelivers:
+        if not held.gone and self.source.redelivers and not self._link.away:
             self.counts.returned += 1
+            if held.delivery is not None and len(self._left) < LEFT_MAX:
+                self._left.add(held.delivery.key)
             self._spawn(self._nack([held.arrival], delay_s))
 
     async def _nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
@@ -473,11 +488,11 @@ class Runner:
                 for task in self._tasks:
                     task.cancel()
                 await asyncio.wait(self._tasks)
-        while self._acking is not None:
-            await asyncio.wait([self._acking])
+        if self._acking is not None:
+            await asyncio.wait([self._acking], timeout=self._link.patience_s)
         if beating is not None:
             beating.cancel()
             await asyncio.wait([beating])  # it may be in the middle of a request
         for work in self._works.values():
             await work.close()
-        await self.source.close()
+        await self._link.close()

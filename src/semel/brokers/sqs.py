@@ -9,13 +9,20 @@ from urllib.parse import urlsplit
 
 import msgspec
 from aiobotocore.session import get_session
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+)
 
 from semel.brokers.dead import Dead
 from semel.brokers.letters import headers_of
 from semel.brokers.source import Arrival, Letter, unfolded, untexted
 from semel.brokers.urls import options_of
-from semel.errors import MessageTooLarge, SourceUnavailable, UsageError
+from semel.errors import MessageTooLarge, SemelError, SourceRefused, SourceUnavailable, UsageError
 
 __all__ = ["Options", "SqsQueue", "from_url"]
 
@@ -31,6 +38,17 @@ BYTES_MAX = 262_144
 LOOK_S = 30
 """How long dead letters that are looked at are nobody else's, unless the source is closed before."""
 UNREACHABLE = (BotoCoreError, HTTPClientError, ConnectionError, TimeoutError, OSError)
+REFUSALS = (NoCredentialsError, NoRegionError, PartialCredentialsError)
+REFUSED_STATUS = (400, 401, 403, 404)
+PASSING_CODES = (
+    "Throttling",
+    "RequestThrottled",
+    "KmsThrottled",
+    "OverLimit",
+    "RequestExpired",
+    "ExpiredToken",
+)
+"""How codes of errors begin that come with such a status and may heal: new credentials are fetched by the client."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +105,11 @@ class SqsQueue:
         """The visibility timeout."""
         return self._options.deadline_s
 
+    @property
+    def _is_fifo(self) -> bool:
+        """Whether groups keep their order: in a standard queue a group is only for fair shares."""
+        return self._options.queue.endswith(".fifo")
+
     async def open(self) -> None:
         """Make a client, and find the queue."""
         if self._client is None:
@@ -94,7 +117,10 @@ class SqsQueue:
             self._entered = get_session().create_client(
                 "sqs", region_name=options.region or None, endpoint_url=options.endpoint or None
             )
-            self._client = await self._entered.__aenter__()
+            try:
+                self._client = await self._entered.__aenter__()
+            except UNREACHABLE as error:
+                raise self._error(error) from error
         await self._url(self._options.queue)
         await self._make_graves()
 
@@ -102,33 +128,37 @@ class SqsQueue:
         """Make the queue of dead letters where there is none. Raises `UsageError` where that is refused."""
         try:
             await self._url(self.graves)
-        except UsageError as missing:
+        except SourceRefused:
             attributes = {"FifoQueue": "true"} if self.graves.endswith(".fifo") else {}
             try:
                 made = await self._ask("create_queue", QueueName=self.graves, Attributes=attributes)
-            except SourceUnavailable as error:
-                if not isinstance(error.__cause__, ClientError):
-                    raise
+            except SourceRefused as error:
                 raise UsageError(
                     f"there is no queue {self.graves} for dead letters, and it cannot be made ({error});"
                     " create it, or name another with dead="
-                ) from missing
+                ) from error
             self._urls[self.graves] = made["QueueUrl"]
+
+    def _error(self, error: BaseException) -> SemelError:
+        """The error to raise: what time may heal is `SourceUnavailable`."""
+        if isinstance(error, REFUSALS):
+            return SourceRefused(f"{self.name}: {error}")
+        if isinstance(error, ClientError):
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            if status in REFUSED_STATUS and not code.rpartition(".")[2].startswith(PASSING_CODES):
+                return SourceRefused(
+                    f"{self.name}: {error}; create the queue first, or check its name, its region and your rights"
+                )
+        return SourceUnavailable(str(error))
 
     async def _url(self, queue: str) -> str:
         if queue not in self._urls:
-            try:
-                self._urls[queue] = (await self._ask("get_queue_url", QueueName=queue))["QueueUrl"]
-            except SourceUnavailable as error:
-                if isinstance(error.__cause__, ClientError):
-                    raise UsageError(
-                        f"{queue}: {error}; create the queue first, or check its name"
-                    ) from error
-                raise
+            self._urls[queue] = (await self._ask("get_queue_url", QueueName=queue))["QueueUrl"]
         return self._urls[queue]
 
     async def attributes(self, queue: str = "") -> Mapping[str, str]:
-        """What the service says about the queue, or about another. Raises `UsageError` where it has none such."""
+        """What the service says about the queue, or about another. Raises `SourceRefused` where it has none such."""
         url = await self._url(queue or self._options.queue)
         answer = await self._ask("get_queue_attributes", QueueUrl=url, AttributeNames=["All"])
         said: Mapping[str, str] = answer["Attributes"]
@@ -140,7 +170,7 @@ class SqsQueue:
         try:
             return await getattr(self._client, operation)(**arguments)
         except (ClientError, *UNREACHABLE) as error:
-            raise SourceUnavailable(str(error)) from error
+            raise self._error(error) from error
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
         """What is visible; waits for the first, in whole seconds, as the service counts."""
@@ -164,7 +194,7 @@ class SqsQueue:
             broker_id=system.get("MessageDeduplicationId"),
             position=f"{self._options.queue}/{message['MessageId']}",
             transport="sqs",
-            lane=system.get("MessageGroupId", ""),
+            lane=system.get("MessageGroupId", "") if self._is_fifo else "",
             deliveries=int(system.get("ApproximateReceiveCount", 0)),
             handle=_Receipt(message["ReceiptHandle"], message, asked_at),
         )
@@ -272,7 +302,7 @@ class SqsQueue:
         """Send a message to the queue itself, to its old group."""
         said = dict(headers)
         group = said.pop(GROUP, "")
-        if self._options.queue.endswith(".fifo") and "message_id" in said:
+        if self._is_fifo and "message_id" in said:
             # The service wants a new id of its own, which would be taken for the key: the old one goes before it.
             said = {IDEMPOTENCY_KEY: said["message_id"], **said}
         attributes = {name: _attribute(value) for name, value in list(said.items())[:ATTRIBUTES_MAX]}

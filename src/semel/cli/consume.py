@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.exits import USAGE, Stop
+from semel.cli.exits import OK, TRY_LATER, USAGE, Stop
 from semel.cli.handlers import loaded
 from semel.cli.options import (
     ConsumerOption,
@@ -87,7 +87,10 @@ OrderOption = Annotated[bool, typer.Option("--order", help="Keep the order withi
 RefuseOption = Annotated[
     bool, typer.Option("--refuse-no-key", help="Stop at a message without a key, instead of burying it.")
 ]
-UntilIdleOption = Annotated[bool, typer.Option("--until-idle", help="End when there is nothing left to do.")]
+UntilIdleOption = Annotated[
+    bool,
+    typer.Option("--until-idle", help="End when nothing is left to receive; exit code 75: some failed."),
+]
 
 
 def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
@@ -141,10 +144,11 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     where = None if key is None else semel.keys.body(key)
     if once.mode == "transaction":
         transactions = _transactions(target, sources, once, pace, where, output or "", marks or "")
-        return asyncio.run(_consume(once, transactions, until_idle=until_idle))
+        return asyncio.run(_consume(once, transactions, sources, until_idle=until_idle))
     if output or marks:
         raise Stop("--output and --marks are for --mode transaction", USAGE)
-    return asyncio.run(_consume(once, _runners(target, sources, once, pace, where), until_idle=until_idle))
+    runners = _runners(target, sources, once, pace, where)
+    return asyncio.run(_consume(once, runners, sources, until_idle=until_idle))
 
 
 def _client(settings: "Settings", policy: "Policy") -> "AsyncSemel":
@@ -183,11 +187,18 @@ def _transactions(
 
 
 async def _consume(
-    once: "AsyncSemel", runners: "Sequence[Runner | KafkaTransaction]", *, until_idle: bool
+    once: "AsyncSemel",
+    runners: "Sequence[Runner | KafkaTransaction]",
+    urls: Sequence[str],
+    *,
+    until_idle: bool,
 ) -> int:
+    from semel.cli.broker_logs import quiet_clients
     from semel.cli.output import say
+    from semel.cli.short_windows import warn_of_short_windows
     from semel.lazily import asyncio
 
+    quiet_clients()
     _stop_on_signals(asyncio.get_running_loop(), runners)
     async with once:
         for runner in runners:
@@ -195,14 +206,22 @@ async def _consume(
         if until_idle:
             for runner in runners:
                 runner.stop_when_idle()
-        await asyncio.gather(*(runner.run() for runner in runners))
+        warning = asyncio.create_task(warn_of_short_windows(once, urls))
+        try:
+            await asyncio.gather(*(runner.run() for runner in runners))
+        finally:
+            warning.cancel()
     for runner in runners:
         counts = runner.counts
         say(
             f"{runner.source.name}: {counts.received:,} received, {counts.acked:,} acknowledged,"
             f" {counts.duplicates:,} duplicates, {counts.buried:,} dead letters"
         )
-    return 0
+    left = sum(runner.left for runner in runners)
+    if until_idle and left:
+        say(f"{left:,} messages failed and are left with the broker: they will be delivered again")
+        return TRY_LATER
+    return OK
 
 
 def _stop_on_signals(loop: Any, runners: "Sequence[Runner | KafkaTransaction]") -> None:

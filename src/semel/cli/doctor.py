@@ -11,6 +11,7 @@ from semel.cli.output import console, print_json, print_rows, redacted, table
 from semel.cli.reach import existing
 from semel.errors import SemelError
 from semel.observe.doctor import Finding, examine, of_source
+from semel.windows import duration_us
 
 __all__ = ["doctor"]
 
@@ -34,8 +35,9 @@ def doctor(store: StoreOption = None, source: SourcesOption = None, *, as_json: 
     )
     if not silent:
         findings += map(_redacted, _outbox(settings.store))
+    lease_us = duration_us(settings.lease)
     for url in sources_of(source, settings):
-        looked = [_redacted(each) for each in _source(url)]
+        looked = [_redacted(each) for each in _source(url, lease_us)]
         silent += [looked[0].what] if looked[0].level == "error" else []
         findings += looked
     errors = [each for each in findings if each.level == "error"]
@@ -59,7 +61,7 @@ def _outbox(url: str) -> list[Finding]:
     return asyncio.run(examine_outbox(url))
 
 
-def _source(url: str) -> Iterator[Finding]:
+def _source(url: str, lease_us: int) -> Iterator[Finding]:
     from semel.brokers.circumstances import look_at
 
     began = perf_counter()
@@ -70,7 +72,7 @@ def _source(url: str) -> Iterator[Finding]:
             "source", "error", str(error), "is the broker up, is the source there, and may this user ask it?"
         )
         return
-    yield from of_source(facts, perf_counter() - began)
+    yield from of_source(facts, perf_counter() - began, lease_us)
 
 
 def _print(findings: Sequence[Finding]) -> None:

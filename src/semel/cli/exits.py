@@ -8,10 +8,12 @@ from semel.errors import (
     SemelError,
     SinkUnavailable,
     SinkUnknown,
+    SourceUnavailable,
     StillRunning,
     StoreError,
     StoreRefused,
     StoreUnknown,
+    UsageError,
     ValueInvalid,
 )
 
@@ -60,6 +62,8 @@ _CODES: tuple[tuple[type[SemelError], int], ...] = (
     (StoreRefused, BAD_CONFIGURATION),
     (StoreError, UNAVAILABLE),
     (SinkUnavailable, UNAVAILABLE),
+    (SourceUnavailable, UNAVAILABLE),
+    (UsageError, BAD_CONFIGURATION),
 )
 
 

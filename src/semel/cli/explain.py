@@ -26,15 +26,17 @@ from semel.cli.options import (
 from semel.cli.output import console, print_json, print_rows, redacted, say, table
 from semel.cli.reach import Reach, exists, found, opened
 from semel.cli.shown import exact_text
+from semel.core.commands import Scan
 from semel.errors import SemelError, SourceUnavailable, StoreUnavailable
 from semel.observe.explain import Explanation
 from semel.observe.explain import explain as explained
 from semel.observe.guarantees import WINDOWS, Cell, Sink, Weakness
 from semel.observe.probing import keys_of, weaknesses
 from semel.observe.sources import Circumstances, Keys, SourceFacts
+from semel.observe.window_in_force import SAMPLE, WindowInForce, window_in_force
 from semel.policy import OnUnavailable
 from semel.types import Mode
-from semel.windows import duration_us, resolve, window_us
+from semel.windows import duration_us, window_us
 
 if TYPE_CHECKING:
     from semel.cli.settings import Settings
@@ -131,7 +133,7 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
             tenant=settings.tenant or "",
             consumer=settings.consumer or "",
         )
-        result, lasting_us = _explained(
+        result, in_force = _explained(
             settings, sink, around, look_at_keys=keys is None, probe=probe, on_unavailable=on_unavailable
         )
     except (SourceUnavailable, StoreUnavailable) as error:
@@ -140,9 +142,9 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
         raise Stop(str(error), BAD_CONFIGURATION) from error
     holds = require is None or result.satisfies(require)
     if as_json:
-        print_json(_document(result, lasting_us, settings, around.sources, require, holds=holds))
+        print_json(_document(result, in_force, settings, around.sources, require, holds=holds))
     else:
-        _print(result, lasting_us, settings, around.sources)
+        _print(result, in_force, settings, around.sources)
     if not holds:
         why = (
             "something breaks what it promises"
@@ -185,17 +187,19 @@ def _explained(
     look_at_keys: bool,
     probe: bool,
     on_unavailable: OnUnavailable,
-) -> tuple[Explanation, int]:
+) -> tuple[Explanation, WindowInForce]:
     """The explanation, and the window that it stands on."""
     target = found(settings)
     live: list[Weakness] = []
-    mode, lasting_us = settings.mode, window_us(settings.window)
+    mode, window = settings.mode, WindowInForce(window_us(settings.window), "assumed")
+    if settings.given("window"):
+        window = replace(window, origin="seen")
     if exists(target):
         with opened(settings) as reach:
             target = reach.store  # it knows what the start checks found
             live = weaknesses(target)
             if settings.consumer is not None:
-                mode, lasting_us = _recorded(reach, settings.consumer, mode, lasting_us)
+                mode, window = _recorded(reach, settings.consumer, mode, window)
                 around = _seen(reach, settings.consumer, around, look_at_keys=look_at_keys)
     else:
         say(f"{target.name} does not exist yet.")
@@ -203,7 +207,7 @@ def _explained(
     told = explained(
         target,
         mode,
-        window_us=lasting_us,
+        window_us=window.us,
         lease_us=lease_us,
         sink=sink,
         around=around,
@@ -211,11 +215,11 @@ def _explained(
         probe=probe,
         on_unavailable=on_unavailable,
     )
-    return told, lasting_us
+    return told, window
 
 
-def _recorded(reach: Reach, consumer: str, mode: Mode, lasting_us: int) -> tuple[Mode, int]:
-    """The mode and the window that the store has for the consumer."""
+def _recorded(reach: Reach, consumer: str, mode: Mode, said: WindowInForce) -> tuple[Mode, WindowInForce]:
+    """The mode that the store has for the consumer, and the window that is in force for it."""
     settings, stored = reach.settings, reach.stored_settings()
     scope = (settings.tenant or "", consumer)
     recorded = stored.modes.get(scope, mode)
@@ -225,7 +229,10 @@ def _recorded(reach: Reach, consumer: str, mode: Mode, lasting_us: int) -> tuple
             " them",
             BAD_CONFIGURATION,
         )
-    return recorded, resolve(stored.windows, *scope, "", lasting_us)
+    page = reach.ask(Scan(*scope, "done", limit=SAMPLE))
+    window = window_in_force(stored.windows, *scope, page.records, said.us)
+    is_said = settings.given("window") and window.origin != "stored"
+    return recorded, said if is_said else window
 
 
 def _seen(reach: Reach, consumer: str, around: Circumstances, *, look_at_keys: bool) -> Circumstances:
@@ -236,23 +243,27 @@ def _seen(reach: Reach, consumer: str, around: Circumstances, *, look_at_keys: b
 
 
 def _print(
-    result: Explanation, lasting_us: int, settings: "Settings", sources: Sequence[SourceFacts]
+    result: Explanation, window: WindowInForce, settings: "Settings", sources: Sequence[SourceFacts]
 ) -> None:
     broken = sum(weakness.breaks for weakness in result.weaknesses)
     facts = [
         ("mode", result.mode if result.mode != "lease" else f"lease ({result.sink} sink)"),
         ("store", result.store),
         *(("source", redacted(source_text(source))) for source in sources),
-        ("window", f"{exact_text(lasting_us)}, counted from completion"),
+        ("window", f"{window.text}, counted from completion"),
         ("lease", exact_text(duration_us(settings.lease))),
         *((("probe", "asked about unknown outcomes"),) if result.probe else ()),
         ("store out of reach", _WITHOUT_STORE[result.on_unavailable]),
         (
             "holds",
-            f"NO: {broken} of the findings below break{'s' * (broken == 1)} the table" if broken else "yes",
+            f"NO: {broken} of the findings below break{'s' * (broken == 1)} the table"
+            if broken
+            else "yes"
+            if result.horizon_known
+            else "unknown: how long the source may send again is not known (--from, or --redelivers-for)",
         ),
     ]
-    effects = [(text, _effects(result.windows[window])) for window, text in WINDOWS.items()]
+    effects = [(text, _effects(result.windows[crash])) for crash, text in WINDOWS.items()]
     weakened = [
         (weakness.breaks, redacted(weakness.what), redacted(weakness.fix)) for weakness in result.weaknesses
     ]
@@ -308,7 +319,7 @@ def _effects(cell: Cell | None) -> str:
 
 def _document(
     result: Explanation,
-    lasting_us: int,
+    window: WindowInForce,
     settings: "Settings",
     sources: Sequence[SourceFacts],
     require: Mode | None,
@@ -321,25 +332,27 @@ def _document(
         "sources": [_source_document(source) for source in sources],
         "consumer": settings.consumer,
         "sink": result.sink,
-        "window_s": lasting_us / 1e6,
+        "window_s": window.us / 1e6,
+        "window_from": window.origin,
         "lease_s": duration_us(settings.lease) / 1e6,
         "probe": result.probe,
         "on_unavailable": result.on_unavailable,
         "how": result.how,
         "crashes": [
             {
-                "window": window,
+                "window": crash,
                 "text": text,
-                "effects": None if (cell := result.windows[window]) is None else cell.effects,
+                "effects": None if (cell := result.windows[crash]) is None else cell.effects,
                 "flagged": bool(cell and cell.flagged),
             }
-            for window, text in WINDOWS.items()
+            for crash, text in WINDOWS.items()
         ],
         "weakened_by": [
             {"what": redacted(each.what), "breaks": each.breaks, "fix": redacted(each.fix) or None}
             for each in result.weaknesses
         ],
         "table_holds": result.holds,
+        "horizon_known": result.horizon_known,
         "required": require,
         "satisfied": holds,
     }

@@ -1,7 +1,6 @@
 """`semel listen`: run a handler for the events of a WebSocket source, once for each, in any number of instances."""
 
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +32,11 @@ HEADERS_CHARS_MAX = 8 * 1024
 UrlArgument = Annotated[str, typer.Argument(metavar="URL", callback=text, help="ws://... or wss://...")]
 HandlerArgument = Annotated[
     str | None,
-    typer.Argument(metavar="MODULE:NAME", callback=text, help="An async def that takes an event."),
+    typer.Argument(
+        metavar="MODULE:NAME",
+        callback=text,
+        help="A function that takes an event; a plain def runs in a thread.",
+    ),
 ]
 PersistOption = Annotated[
     str | None,
@@ -42,6 +45,15 @@ PersistOption = Annotated[
         metavar="URL",
         callback=text,
         help="Write each event into the table `events` of postgresql://... or sqlite:///..., after the handler.",
+    ),
+]
+ColumnsOption = Annotated[
+    str,
+    typer.Option(
+        "--columns",
+        metavar="NAMES",
+        callback=text,
+        help="What that table calls event_id, type, payload and tenant, such as type=event_type,tenant= (no tenants).",
     ),
 ]
 KeyOption = Annotated[
@@ -82,6 +94,7 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
     window: WindowOption = None,
     lease: LeaseOption = None,
     persist: PersistOption = None,
+    columns: ColumnsOption = "",
     key: KeyOption = "id",
     kind: TypeOption = "type",
     concurrency: ConcurrencyOption = 10,
@@ -100,8 +113,9 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
     from semel.intake import Pace
     from semel.lazily import asyncio
     from semel.sockets import EventTable, Fields
+    from semel.sockets.columns import columns_of
 
-    table = None if persist is None else EventTable(persist)
+    table = None if persist is None else EventTable(persist, columns=columns_of(columns))
     process = _process(handler, table)
     settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window, lease=lease)
     policy = Policy(max_attempts=max_attempts, retry_delay_s=parse_duration_us(retry_delay) / 1e6)
@@ -125,12 +139,14 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
 
 def _process(spec: str | None, table: "EventTable | None") -> Any:
+    from semel.brokers.routes import in_loop
+
     if spec is None:
         if table is None:
             raise Stop("name a handler such as app:handle, or a table with --persist", USAGE)
         return table.persist
     handler = loaded(spec)
-    return handler if table is None else table.after(handler)
+    return in_loop(handler) if table is None else table.after(handler)
 
 
 async def _listen(
@@ -160,9 +176,6 @@ async def _listen(
         policy=policy,
     )
     try:
-        if table is not None:
-            with suppress(semel.StoreUnavailable):  # then its rows wait for it
-                await table.check()
         async with Intake(once, process, pace=pace, dead=dead) as intake:  # also before the store is there
             listener = Listener(url, intake, fields=fields, headers=headers)
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -64,7 +64,7 @@ EventsTable = Annotated[
 ]
 BodyMax = Annotated[int | None, _option("body-max", "BYTES", "The longest request.", "4 MiB")]
 ValueMax = Annotated[
-    int | None, _option("value-max", "BYTES", "The largest value or event, up to 1 MiB.", "256 KiB")
+    int | None, _option("value-max", "BYTES", "The largest value or event, up to 1 MiB.", "320 KiB")
 ]
 BatchMax = Annotated[
     int | None, _option("batch-max", "N", "The most items, claims or events in a request.", 1000)

@@ -23,6 +23,9 @@ C = TypeVar("C", Semel, AsyncSemel)
 
 MODES = ("lease", "quarantine", "observe")
 MIB = 1024 * 1024
+HEADERS_BYTES_MAX = 64 * 1024
+"""Kept with a response, beside its body."""
+RESPONSE_BYTES_LIMIT = VALUE_BYTES_LIMIT - HEADERS_BYTES_MAX
 BODY_BYTES_LIMIT = 1024 * MIB
 MAX_AGE = b"idempotency-key-max-age"
 EVENT_STREAM = b"text/event-stream"
@@ -44,7 +47,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     request_bytes_max: int = MIB
     """A longer body with a key is refused with 413: it has to be held to be compared."""
     response_bytes_max: int = 256 * 1024
-    """A longer response passes through and is not kept."""
+    """Of the body: a longer response passes through and is not kept."""
     docs: str = ""
     """Where your API's documentation explains keys; problem documents link to it."""
     fail_open: bool = False
@@ -53,8 +56,8 @@ class Rules(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if isinstance(self.preset, str) and self.preset not in PRESETS:
             raise PolicyInvalid(f"preset {self.preset!r} is unknown; choose one of {', '.join(PRESETS)}")
-        if not 0 < self.response_bytes_max <= VALUE_BYTES_LIMIT:
-            raise PolicyInvalid(f"response_bytes_max must lie between 1 and {VALUE_BYTES_LIMIT}")
+        if not 0 < self.response_bytes_max <= RESPONSE_BYTES_LIMIT:
+            raise PolicyInvalid(f"response_bytes_max must lie between 1 and {RESPONSE_BYTES_LIMIT}")
         if not 0 < self.request_bytes_max <= BODY_BYTES_LIMIT:
             raise PolicyInvalid(f"request_bytes_max must lie between 1 and {BODY_BYTES_LIMIT}")
         if not self.docs.isascii() or not self.docs.isprintable() or set(self.docs) & set(" <>"):
@@ -118,7 +121,7 @@ def prepared(client: C, rules: Rules, take: Any) -> C:
             retry_delay_s=0.0,
             permanent=(),
             keep_value=True,
-            value_bytes_max=rules.response_bytes_max,
+            value_bytes_max=rules.response_bytes_max + HEADERS_BYTES_MAX,
             fingerprint=take,
             probe=None,  # it would have to answer with a whole response
             on_unavailable="refuse",  # `rules.fail_open` says what happens then

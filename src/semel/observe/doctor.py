@@ -16,8 +16,8 @@ from semel.forks import new_owner
 from semel.observe.explain import of_store
 from semel.observe.probing import LAG_WARN_S, Facts, probe
 from semel.observe.rollups import TENANT as ROLLUPS
-from semel.observe.sources import SourceFacts
-from semel.types import Lost, Record, Stats, Unavailable
+from semel.observe.sources import SourceFacts, of_patience
+from semel.types import Lost, Record, State, Stats, Unavailable
 
 __all__ = ["Finding", "Level", "examine", "of_source"]
 
@@ -34,7 +34,11 @@ STUCK_S = 900.0
 """As long as a handler may run by default: a claim that is older hangs, or has a longer `run_max_s`."""
 ORPHAN_S = 60.0
 MEMORY_WARN = 0.8
-SCAN_MAX = 1000
+PAGE_ROWS = 1000
+LOOK_MAX = 100_000
+"""Records that one check looks at: where there are more, it says so."""
+NAMED = 3
+"""Keys that a finding names."""
 NOBODY = ("", "semel.doctor", "semel.doctor: no such key")
 """A record that nobody has: to ask for it, or to renew it, changes nothing."""
 
@@ -213,13 +217,48 @@ def _purging(store: Store) -> Iterator[Finding]:
     )
 
 
+def _looked_at(store: Store, state: State) -> Iterator[list[Record]]:
+    """The records of a state, page by page, up to `LOOK_MAX`."""
+    cursor, looked = None, 0
+    while looked < LOOK_MAX:
+        page = _ask(store, Scan(state=state, limit=PAGE_ROWS, cursor=cursor))
+        yield page.records
+        looked += len(page.records)
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+class _Sample:
+    """How many there are, and the names of the first."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.keys: list[str] = []
+
+    def add(self, record: Record) -> None:
+        """Count one."""
+        self.number += 1
+        if len(self.keys) < NAMED:
+            self.keys.append(record.key)
+
+
 def _claims(store: Store) -> Iterator[Finding]:
     now: int = _ask(store, Count(None)).now
-    page: list[Record] = _ask(store, Scan(state="claimed", limit=SCAN_MAX)).records
-    claimed = [each for each in page if each.tenant != ROLLUPS]  # held for an hour each, and left by who ends
-    orphans = [each for each in claimed if each.owner and each.lease_until < now - ORPHAN_S * 1e6]
-    running = [each for each in claimed if each.owner and each.lease_until >= now]
-    stuck = [each for each in running if now - each.fence > STUCK_S * 1e6]
+    stuck, orphans, running, looked = _Sample(), _Sample(), 0, 0
+    for page in _looked_at(store, "claimed"):
+        looked += len(page)
+        for each in page:
+            if (
+                each.tenant == ROLLUPS or not each.owner
+            ):  # those are held for an hour each, and left by who ends
+                continue
+            if each.lease_until < now - ORPHAN_S * 1e6:
+                orphans.add(each)
+            elif each.lease_until >= now:
+                running += 1
+                if now - each.fence > STUCK_S * 1e6:
+                    stuck.add(each)
     for found, what, fix in (
         (
             stuck,
@@ -232,29 +271,34 @@ def _claims(store: Store) -> Iterator[Finding]:
             "they run when they are delivered again; is their source alive?",
         ),
     ):
-        if found:
-            names = ", ".join(each.key for each in found[:3])
-            yield Finding("claims", "warning", f"{len(found):,} claims {what}: {names}", fix)
-    if not stuck and not orphans:
-        yield Finding("claims", "ok", f"{len(running):,} claims are running, none of them is stuck")
+        if found.number:
+            names = ", ".join(found.keys)
+            yield Finding("claims", "warning", f"{found.number:,} claims {what}: {names}", fix)
+    if not stuck.number and not orphans.number:
+        among = f" (of the first {looked:,}; there are more)" if looked >= LOOK_MAX else ""
+        yield Finding("claims", "ok", f"{running:,} claims are running, none of them is stuck{among}")
 
 
 def _unknown(store: Store) -> Iterator[Finding]:
-    found: list[Record] = _ask(store, Scan(state="unknown", limit=SCAN_MAX)).records
-    if found:
+    found = _Sample()
+    for page in _looked_at(store, "unknown"):
+        for each in page:
+            found.add(each)
+    if found.number:
+        least = "at least " if found.number >= LOOK_MAX else ""
         yield Finding(
             "unknown",
             "warning",
-            f"to be decided: {len(found):,}, such as {', '.join(each.key for each in found[:3])}",
+            f"to be decided: {least}{found.number:,}, such as {', '.join(found.keys)}",
             "find out whether their effect happened, then: semel resolve KEY --fence N --done (or --absent)",
         )
 
 
-def of_source(source: SourceFacts, took_s: float) -> Iterator[Finding]:
-    """What a broker says about a source; whether it fits lease and window is for `explain` to say."""
+def of_source(source: SourceFacts, took_s: float, lease_us: int) -> Iterator[Finding]:
+    """What a broker says about a source; whether it fits the window is for `explain` to say."""
     version = f" ({source.version})" if source.version else ""
     yield Finding("source", "ok", f"{source.name}{version} answered all questions in {took_s * 1000:.0f} ms")
-    for weakness in source.weaknesses:
+    for weakness in (*source.weaknesses, *of_patience(source, lease_us)):
         yield Finding("source", "error" if weakness.breaks else "warning", weakness.what, weakness.fix)
     for note in source.notes:
         yield Finding("source", "ok", note)

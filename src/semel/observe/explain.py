@@ -54,6 +54,8 @@ class Explanation(Struct, frozen=True, kw_only=True):
     probe: bool = False
     """Whether the policy's probe is asked about unknown outcomes."""
     on_unavailable: OnUnavailable = "refuse"
+    horizon_known: bool = False
+    """Whether anybody said how long the source may send an event again: else the window may be too short."""
 
     @property
     def holds(self) -> bool:
@@ -101,6 +103,7 @@ def explain(
         windows=cells(mode, sink, probe=probe),
         probe=probe,
         on_unavailable=on_unavailable,
+        horizon_known=around.horizon_known or mode == "observe",
         weaknesses=(
             *_of_policy(mode, probe=probe, on_unavailable=on_unavailable),
             *_weaknesses(store, mode, window_us, lease_us, around),

@@ -137,6 +137,8 @@ def _sqlite(store: Any) -> Facts:
 
 
 def _redis(store: Any) -> Facts:
+    from semel.stores.redis.checks import version_text
+
     before = time.time_ns()
     told: list[dict[str, str]] = store.say()
     middle_us = (before + time.time_ns()) // 2000
@@ -144,7 +146,7 @@ def _redis(store: Any) -> Facts:
         int(each["used_memory"]) / int(each["maxmemory"]) for each in told if int(each.get("maxmemory", "0"))
     ]
     return Facts(
-        version=f"{'Valkey' if 'valkey_version' in told[0] else 'Redis'} {told[0].get('redis_version', '?')}",
+        version=version_text(told[0]),
         ahead_us=max((int(each["time_us"]) - middle_us for each in told), key=abs),
         replicas=tuple(replica for each in told for replica in _redis_replicas(each)),
         memory_ratio=max(ratios, default=None),

@@ -10,7 +10,7 @@ from semel.observe.guarantees import Weakness
 from semel.types import Mode
 from semel.windows import exact_text
 
-__all__ = ["Circumstances", "Keys", "SourceFacts", "of_circumstances"]
+__all__ = ["Circumstances", "Keys", "SourceFacts", "of_circumstances", "of_patience", "of_windows"]
 
 Keys: TypeAlias = Literal["given", "content", "position"]
 """What makes the key: the producer's own id, a hash of the content, or the place in the source."""
@@ -71,12 +71,9 @@ class Circumstances(Struct, frozen=True, kw_only=True):
 
 def of_circumstances(around: Circumstances, mode: Mode, window_us: int, lease_us: int) -> Iterator[Weakness]:
     """What the sources, the keys and the tenants do to the promise."""
+    yield from of_windows(around, window_us)
     for source in around.sources:
-        if window_us:
-            yield from _too_short(source, window_us, around.consumer or "CONSUMER")
-        if mode in ("lease", "quarantine"):
-            yield from _too_long(source, lease_us)
-        yield from _given_up(source)
+        yield from of_patience(source, lease_us if mode in ("lease", "quarantine") else 0)
         yield from source.weaknesses
     if around.keys == "content" or any(source.content_ids for source in around.sources):
         yield Weakness(
@@ -97,6 +94,19 @@ def of_circumstances(around: Circumstances, mode: Mode, window_us: int, lease_us
             breaks=True,
             fix="open(..., tenant=...) with the caller's own",
         )
+
+
+def of_windows(around: Circumstances, window_us: int) -> Iterator[Weakness]:
+    """Sources that may send again after the window; a window that is off ends before everything, and is named once."""
+    if window_us:
+        for source in around.sources:
+            yield from _too_short(source, window_us, around.consumer or "CONSUMER")
+
+
+def of_patience(source: SourceFacts, lease_us: int) -> Iterator[Weakness]:
+    """What the broker's patience does: a lease that outlasts it, and a limit on deliveries. `lease_us` 0: no lease."""
+    yield from _too_long(source, lease_us)
+    yield from _given_up(source)
 
 
 def _too_short(source: SourceFacts, window_us: int, consumer: str) -> Iterator[Weakness]:

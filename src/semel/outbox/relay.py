@@ -23,6 +23,7 @@ from semel.core.relaying import (
 )
 from semel.drive import adrive
 from semel.errors import PolicyInvalid, SinkUnavailable, StoreUnavailable, UsageError
+from semel.outage_log import OutageLog
 from semel.outbox.rows import Counts, Rows, rows_for
 from semel.outbox.sinks import Sink, sink_for
 from semel.windows import Duration, duration_us
@@ -94,6 +95,7 @@ class Relay:
         self._stop_asked = False
         self._pauses: dict[str, float] = {}
         self._failures = 0
+        self._outage = OutageLog(_log, f"{self.rows.name} or {self.sink.name}")
         self._share_due = self._clean_due = self._count_due = 0.0
         self._rows_open = self._sink_open = False
 
@@ -137,7 +139,9 @@ class Relay:
 
     async def _turn(self) -> bool:
         """Publish some rows, or wait for some; `True`: there was nothing to do."""
-        await self._open()
+        await self._interruptible(self._open())
+        if self._stopping.is_set():
+            return False
         now = time.monotonic()
         if now >= self._share_due:
             ours = await self.rows.share()
@@ -157,6 +161,7 @@ class Relay:
                 raise SinkUnavailable(f"{self.sink.name}: {step.unsent}")
         else:
             self._failures = 0
+            self._outage.end()
         if step.taken:
             return False
         await self._interruptible(self.rows.wait(self._poll_s))
@@ -244,7 +249,7 @@ class Relay:
         """The other side does not answer: connect anew, after a while that grows."""
         delay_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(self._failures, 10))
         self._failures += 1
-        _log.warning("%s; trying again in %.1f s", error, delay_s)
+        self._outage.report(error)
         if isinstance(error, StoreUnavailable):
             await self._close_rows()
         else:

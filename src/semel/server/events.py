@@ -5,12 +5,10 @@ write it into, the event is the value of its own record.
 """
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import wraps
 from math import inf
 from typing import Any, TypeAlias
 
@@ -18,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from semel.aclient import AsyncSemel
-from semel.brokers.routes import in_thread
+from semel.brokers.routes import in_loop
 from semel.codec import encode
 from semel.core.commands import Claim, Forget, Granted, Scan, Settle
 from semel.core.relaying import Published, Row
@@ -28,6 +26,7 @@ from semel.intake import SWEEP_MAX_S, SWEEP_MIN_S, Event, Intake, Pace, Receipt,
 from semel.keys.identity import Identity
 from semel.keys.message import Envelope
 from semel.named import named
+from semel.observe.explain import of_store
 from semel.outbox.sinks import Sink, sink_for
 from semel.plans import Plan
 from semel.policy import Policy
@@ -98,10 +97,14 @@ class Events:
         """Connect the sink, and look for orphans from now on. Raises `PolicyInvalid` for a store that does not last."""
         if self._handler is None:
             return
-        if not self._service.runtime.store.capabilities.durable:
+        store = self._service.runtime.store
+        if not store.capabilities.durable:
+            fix = next(
+                (each.fix for each in of_store(store) if each.breaks and each.fix), "use another store"
+            )
             raise PolicyInvalid(
-                f"events are journaled before they are answered, and {self._service.runtime.store.name} does not"
-                " outlive its process; use another store, or leave --handler, --sink and --persist out"
+                f"events are journaled before they are answered, and {store.name} does not outlive its process: {fix},"
+                " or leave --handler, --sink and --persist out"
             )
         if self._table is not None:
             await self._table.check()
@@ -257,14 +260,7 @@ class Events:
         found = named(spec)
         if not callable(found):
             raise PolicyInvalid(f"{spec} is no function, but {type(found).__name__}")
-        if inspect.iscoroutinefunction(found):
-            return found  # type: ignore[no-any-return]
-
-        @wraps(found)
-        async def handle(event: Event) -> Any:
-            return await in_thread(self._threads, found, event)
-
-        return handle
+        return in_loop(found, self._threads)
 
     async def _publish(self, event: Event) -> None:
         """Hand an event to the sink. Raises unless the broker confirmed it, so that it is tried again."""

@@ -27,7 +27,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Of one request, and of one message on a WebSocket: 413."""
     batch_items_max: int = 1000
     """Items, claims or events in one request, and keys in one mark: 413."""
-    value_bytes_max: int = 256 * KIB
+    value_bytes_max: int = 320 * KIB
     """Of a value, a journaled payload or a step: 413. At most 1 MiB."""
     lease_min_us: int = US
     lease_max_us: int = 15 * 60 * US

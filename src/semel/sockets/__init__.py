@@ -7,8 +7,20 @@ app = FastAPI(routes=[WebSocketRoute("/events", Acceptor(intake))])    # instanc
 
 from semel.intake import Event, Intake, Pace, Receipt
 from semel.sockets.accept import Acceptor
+from semel.sockets.columns import Columns
 from semel.sockets.listen import Listener
 from semel.sockets.message import Fields, Invalid
 from semel.sockets.table import EventTable
 
-__all__ = ["Acceptor", "Event", "EventTable", "Fields", "Intake", "Invalid", "Listener", "Pace", "Receipt"]
+__all__ = [
+    "Acceptor",
+    "Columns",
+    "Event",
+    "EventTable",
+    "Fields",
+    "Intake",
+    "Invalid",
+    "Listener",
+    "Pace",
+    "Receipt",
+]

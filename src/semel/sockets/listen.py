@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from semel.errors import PolicyInvalid
+from semel.errors import PolicyInvalid, SourceRefused
 from semel.extras import install_command
 from semel.intake import Event, Intake
+from semel.outage_log import OutageLog
 from semel.sockets.message import Fields, Invalid
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ KEEPALIVE_S = 20.0
 OPEN_S = 10.0
 CLOSE_S = 2.0
 GOING_AWAY = 1001
+REFUSED_STATUS = (401, 403, 404)
+"""What no time heals, unless the source has let us in before."""
 QUEUE_MAX = 16
 """Messages that are read ahead; then the source is left waiting."""
 IN_FLIGHT_MAX = 100
@@ -114,8 +117,9 @@ class Listener:
 
     async def _listen_on(self) -> None:
         from websockets.asyncio.client import connect
-        from websockets.exceptions import InvalidHandshake, InvalidURI, WebSocketException
+        from websockets.exceptions import InvalidHandshake, InvalidStatus, InvalidURI, WebSocketException
 
+        outage = OutageLog(_log, "the source")
         tries = 0
         while True:
             connected_at = None
@@ -131,6 +135,7 @@ class Listener:
                     max_queue=QUEUE_MAX,
                 ) as connection:
                     connected_at = monotonic()
+                    outage.end()
                     self.counts.connected += 1
                     _log.info("connected as %s", self._intake.instance)
                     try:
@@ -141,12 +146,19 @@ class Listener:
                 why = "the source closed the connection"
             except InvalidURI as error:
                 raise PolicyInvalid(str(error)) from error
+            except InvalidStatus as error:
+                if error.response.status_code in REFUSED_STATUS and not self.counts.connected:
+                    raise SourceRefused(
+                        f"the source answers {error.response.status_code}: check its URL, and the headers that it wants"
+                        " (--header-file)"
+                    ) from error
+                why = str(error)
             except (InvalidHandshake, WebSocketException, OSError, TimeoutError) as error:
                 why = f"{type(error).__name__}: {error}"
             if connected_at is not None and monotonic() - connected_at >= STEADY_S:
                 tries = 0
             delay_s = self._backoff.delay_s(tries, self._chance())
-            _log.warning("no connection, the next attempt in %.1f s: %s", delay_s, why)
+            outage.report(why)
             await asyncio.sleep(delay_s)
             tries += 1
 

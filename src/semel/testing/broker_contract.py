@@ -20,6 +20,7 @@ from semel.brokers.source import Arrival, Letter
 from semel.claims import Claimed
 from semel.policy import Policy
 from semel.testing import broker_operations
+from semel.testing.broker_outages import Outages
 from semel.testing.broker_scene import SCENARIOS, WITHIN_S, Broker, Scene, Sent, needs_order, scenario, sent
 from semel.testing.contract.bench import check, equal
 
@@ -319,7 +320,7 @@ async def arun(name: str, broker: Broker) -> None:
         await broker.close()
 
 
-class Suite(ABC):
+class Suite(Outages, ABC):
     """The contract as a class for pytest to collect: derive from it, name it `Test...`, say how to connect."""
 
     ordered: bool = False

@@ -262,3 +262,30 @@ def test_a_save_that_fails_leaves_the_old_file(
     assert path.read_bytes() != before
     with pytest.raises(PolicyInvalid, match="no path"):
         made(clock).save()
+
+
+# --- filled at once -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_a_window_of_ids_at_once_keeps_the_error_rate(steps: int) -> None:
+    clock = ManualClock(10**15)
+    bloom = made(clock, steps=steps, capacity=20_000, error_rate=0.01)
+    known = ids(20_000)
+    bloom.add_many(known)
+    assert all(bloom.maybe_many(known))
+    wrong = sum(bloom.maybe_many(ids(20_000, salt=1)))
+    assert wrong < 20_000 * 0.01 * 1.5, f"{wrong} of 20,000 new ids look known"
+    bloom.add_many(known)  # the same again takes no room
+    assert bloom.fullness().generations <= steps + 1
+    clock.advance(WINDOW_S)
+    assert all(bloom.maybe_many(known)), "still inside the window"
+    clock.advance(3 * WINDOW_S)
+    assert not any(bloom.maybe_many(known)), "forgotten after it"
+
+
+def test_far_more_ids_than_it_was_made_for_take_no_more_memory() -> None:
+    bloom = made(ManualClock(10**15), capacity=1000)
+    bloom.add_many(ids(50_000))
+    assert all(bloom.maybe_many(ids(50_000)))
+    assert bloom.fullness().generations <= 2 * 3 + 1

@@ -11,6 +11,7 @@ import semel
 from semel.errors import PolicyInvalid, StoreRefused, StoreUnavailable, UsageError
 from semel.observe.explain import explain
 from semel.stores.redis import RedisStore, from_url
+from semel.stores.redis.checks import version_text
 from tests.services import redis, server
 from tests.stores.redis.tools import claim, finish, kinds, opened
 from tests.stores.shells import InLoop
@@ -178,3 +179,9 @@ async def test_a_journal_needs_a_server_that_lasts_in_a_loop_too(tmp_path: Path)
             await once.claim_many([semel.Delivery(key="key", body="b", journal="payload")])
         await once.close()
         assert own.ask("KEYS", "semel:{*}:*") == []
+
+
+def test_valkey_is_called_by_its_own_version() -> None:
+    told = {"redis_version": "7.2.4", "valkey_version": "8.1.1"}
+    assert version_text(told) == "Valkey 8.1.1"
+    assert version_text({"redis_version": "7.2.4"}) == "Redis 7.2.4"

@@ -11,6 +11,7 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
 from semel.brokers.kafka import Options, place_of
+from semel.brokers.kafka_client import CLIENT_LOG
 from semel.errors import SourceUnavailable, UsageError
 from semel.observe.guarantees import Weakness
 from semel.observe.sources import SourceFacts
@@ -28,7 +29,7 @@ def _look(servers: str, options: Options) -> SourceFacts:
     name = f"kafka://{servers}/{options.topic}?group={options.group}"
     topics = options.topic.split(",")
     try:
-        admin = AdminClient(options.client(servers))
+        admin = AdminClient(options.client(servers), logger=CLIENT_LOG)
         known = admin.list_topics(timeout=ASK_S).topics
         missing = [topic for topic in topics if topic not in known]
         if missing:

@@ -3,11 +3,10 @@
 from math import inf
 from typing import Any
 
-import nats
 from nats.js.api import StorageType
 from nats.js.errors import NotFoundError
 
-from semel.brokers.nats import ASK_S, CONNECT_S, UNREACHABLE, Options, from_url
+from semel.brokers.nats import ASK_S, UNREACHABLE, Options, connect, from_url
 from semel.errors import SourceUnavailable, UsageError
 from semel.observe.guarantees import Weakness
 from semel.observe.sources import SourceFacts
@@ -17,14 +16,7 @@ async def look(url: str) -> SourceFacts:
     """One connection, two questions."""
     source = from_url(url)
     try:
-        line = await nats.connect(
-            source.server,
-            connect_timeout=CONNECT_S,
-            error_cb=_quiet,
-            allow_reconnect=False,
-            max_reconnect_attempts=1,
-            reconnect_time_wait=0,
-        )
+        line = await connect(source.server)
         try:
             return await _look(line, source.name, source.options)
         finally:
@@ -81,7 +73,3 @@ async def _look(line: Any, name: str, options: Options) -> SourceFacts:
 
 def _numbers(version: Any) -> str:
     return f"{version.major}.{version.minor}.{version.patch}"
-
-
-async def _quiet(_error: Exception) -> None:
-    """What went wrong is raised as well."""

@@ -21,6 +21,8 @@ from semel.observe.sources import SourceFacts
 
 CONSUMER_TIMEOUT_S = 1800.0
 """How long the server waits for an ack before it closes the channel, unless it was told otherwise: its default."""
+LIMITED_SINCE, DELIVERIES_MAX = 4, 20
+"""Since this version a quorum queue gives a message up after so many deliveries, unless it was told otherwise."""
 ANSWER_BYTES_MAX = 1 << 20
 
 
@@ -77,6 +79,11 @@ def _version(line: Any) -> str:
     return f"RabbitMQ {version.decode() if isinstance(version, bytes) else version}".strip()
 
 
+def _major(version: str) -> int:
+    number = version.removeprefix("RabbitMQ ").partition(".")[0]
+    return int(number) if number.isdecimal() else 0
+
+
 def _managed(source: RabbitQueue) -> Mapping[str, Any]:
     """The queue as the management API shows it, under the user of the AMQP URL."""
     parts = urlsplit(source.server)
@@ -113,6 +120,8 @@ def _facts(name: str, version: str, told: Mapping[str, Any]) -> SourceFacts:
     durable = bool(told.get("durable")) and not told.get("exclusive")
     buries = limit("dead-letter-routing-key") or limit("dead-letter-exchange")
     allowed = limit("delivery-limit")
+    if allowed is None and told.get("type") == "quorum" and _major(version) >= LIMITED_SINCE:
+        allowed = DELIVERIES_MAX
     return SourceFacts(
         name=name,
         version=version,

@@ -11,6 +11,7 @@ from semel.brokers.redis_streams import Options, RedisStream, place_of
 from semel.errors import SourceUnavailable
 from semel.observe.guarantees import Weakness
 from semel.observe.sources import SourceFacts
+from semel.stores.redis.checks import version_text
 
 
 async def look(url: str) -> SourceFacts:
@@ -45,7 +46,7 @@ async def _look(line: Any, name: str, options: Options) -> SourceFacts:
             waiting = int(group.get("lag") or 0)
     return SourceFacts(
         name=name,
-        version=f"{'Valkey' if 'valkey_version' in info else 'Redis'} {info['redis_version']}",
+        version=version_text(info),
         deadline_s=options.deadline_s,
         deadline_name="the idle time before it is taken over, deadline_s in the URL",
         horizon_s=lasting_ms / 1000 if lasting_ms > 0 else inf,

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from semel.core.relaying import Published, Refused, Row, Sent, Unsent
-from semel.errors import PolicyInvalid, SinkUnavailable, SinkUnknown
+from semel.errors import PolicyInvalid, SinkRefused, SinkUnavailable, SinkUnknown
 from semel.extras import install_command
 
 __all__ = [
@@ -103,3 +103,8 @@ def destination_of(row: Row, default: str) -> str:
 def unavailable(name: str, error: BaseException) -> SinkUnavailable:
     """The error to raise for one of a driver's."""
     return SinkUnavailable(f"{name} gave no answer: {type(error).__name__}: {error}".rstrip(": "))
+
+
+def refused(name: str, error: object) -> SinkRefused:
+    """The error to raise for what no repetition cures."""
+    return SinkRefused(f"{name} refuses: {error}; check its credentials, rights and names")

@@ -4,15 +4,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from semel.brokers.kafka_client import ClientErrors, DaemonThread
 from semel.core.relaying import Published, Refused, Row, Sent, Unsent
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
-from semel.outbox.sinks import destination_of, options_of, unavailable
+from semel.outbox.sinks import destination_of, options_of, refused, unavailable
 from semel.outbox.sinks.turns import BEGIN_MAX_S, HELD, LATER, stretches
 
 __all__ = ["KafkaSink", "from_url"]
@@ -63,19 +63,26 @@ class KafkaSink:
             **(settings or {}),
         }
         self._producer: Producer | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: DaemonThread | None = None
 
     async def open(self) -> None:
         """See that a broker answers."""
-        self._thread = ThreadPoolExecutor(1, "semel-kafka")
+        self._thread = DaemonThread("semel-kafka")
         try:
             await self._in_thread(self._connect)
         except KafkaException as error:
             raise unavailable(self.name, error) from error
 
     def _connect(self) -> None:
-        self._producer = Producer(self._settings, logger=_QUIET)
-        self._producer.list_topics(timeout=WAIT_S)
+        errors = ClientErrors()
+        self._producer = Producer({**self._settings, "error_cb": errors}, logger=_QUIET)
+        try:
+            self._producer.list_topics(timeout=WAIT_S)
+        except KafkaException:
+            self._producer.poll(0)  # the reason is told there
+            if errors.final is not None:
+                raise refused(self.name, errors.final.str()) from None
+            raise
 
     async def close(self) -> None:
         """Forget what is queued: it was not confirmed, and will be published again."""

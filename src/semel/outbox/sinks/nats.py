@@ -11,7 +11,7 @@ import nats.js.errors
 
 from semel.core.relaying import Published, Refused, Row, Sent, Unsent
 from semel.outbox.message import attributes
-from semel.outbox.sinks import destination_of, options_of, unavailable
+from semel.outbox.sinks import destination_of, options_of, refused, unavailable
 from semel.outbox.sinks.turns import in_turns
 
 __all__ = ["NatsSink", "from_url"]
@@ -47,6 +47,8 @@ class NatsSink:
                     error_cb=_quiet,
                 )
         except (nats.errors.Error, OSError, TimeoutError) as error:
+            if "authorization" in str(error).lower():
+                raise refused(self.name, error) from error
             raise unavailable(self.name, error) from error
         self._stream = self._client.jetstream(timeout=WAIT_S)
 

@@ -9,9 +9,10 @@ import aio_pika
 from aio_pika.abc import DeliveryMode
 from aio_pika.exceptions import AMQPException, ChannelClosed, DeliveryError
 
+from semel.brokers.rabbitmq import REFUSALS
 from semel.core.relaying import Published, Refused, Row, Sent, Unsent
 from semel.outbox.message import attributes
-from semel.outbox.sinks import destination_of, options_of, unavailable
+from semel.outbox.sinks import destination_of, options_of, refused, unavailable
 from semel.outbox.sinks.turns import in_turns
 
 __all__ = ["RabbitmqSink", "from_url"]
@@ -45,6 +46,8 @@ class RabbitmqSink:
                 if self._exchange_name
                 else channel.default_exchange
             )
+        except REFUSALS as error:
+            raise refused(self.name, error) from error
         except (AMQPException, OSError, TimeoutError) as error:
             raise unavailable(self.name, error) from error
 

@@ -8,12 +8,12 @@ from urllib.parse import urlunsplit
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
 
 from semel.core.relaying import Published, Refused, Row, Sent, Unsent
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
-from semel.outbox.sinks import destination_of, options_of, unavailable
+from semel.outbox.sinks import destination_of, options_of, refused, unavailable
 from semel.outbox.sinks.turns import HELD, stretches
 
 __all__ = ["RedisSink", "from_url"]
@@ -49,6 +49,8 @@ class RedisSink:
         self._script = self._client.register_script(_SCRIPT)
         try:
             await self._client.ping()
+        except (AuthenticationError, AuthorizationError) as error:
+            raise refused(self.name, error) from error
         except (RedisError, OSError) as error:
             raise unavailable(self.name, error) from error
 

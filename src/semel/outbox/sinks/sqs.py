@@ -14,9 +14,10 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
+from semel.brokers.sqs import REFUSALS
 from semel.core.relaying import Published, Refused, Row, Sent, Unsent
 from semel.outbox.message import attributes
-from semel.outbox.sinks import destination_of, options_of, unavailable
+from semel.outbox.sinks import destination_of, options_of, refused, unavailable
 from semel.outbox.sinks.turns import BEGIN_MAX_S, HELD, LATER
 
 __all__ = ["SqsSink", "from_url"]
@@ -55,6 +56,8 @@ class SqsSink:
                     "sqs", region_name=self._region, endpoint_url=self._endpoint, config=config
                 )
             )
+        except REFUSALS as error:
+            raise refused(self.name, error) from error
         except BotoCoreError as error:
             raise unavailable(self.name, error) from error
 

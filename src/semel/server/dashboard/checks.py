@@ -1,6 +1,7 @@
 """Observe mode, what really holds, the doctor's findings, and the audit: pages for whoever is responsible."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -17,13 +18,12 @@ from semel.observe.explain import Explanation
 from semel.observe.explain import explain as explained
 from semel.observe.guarantees import WINDOWS, Weakness
 from semel.observe.probing import weaknesses
+from semel.observe.window_in_force import WindowInForce
 from semel.server.dashboard.desk import Desk, range_of
 from semel.server.dashboard.door import Viewer
-from semel.server.dashboard.figures import DEFAULT_WINDOW_US
 from semel.stores.memory import MemoryStore
 from semel.stores.registry import store_for
 from semel.types import Mode
-from semel.windows import resolve
 
 __all__ = ["routes"]
 
@@ -46,7 +46,15 @@ def routes(desk: Desk) -> list[Route]:
 
     async def check(request: Request) -> Response:
         viewer = await desk.overseer(request)
-        told = await asyncio.to_thread(_explained, desk, await desk.figures.settings())
+        settings = await desk.figures.settings()
+        shown = [
+            place for place in sorted(settings.modes) if not place[1].startswith("semel.")
+        ]  # those of semel itself are nobody's to judge
+        windows = {
+            place: await desk.looks.window_in_force(settings.windows, *place)
+            for place in shown[:CONSUMERS_MAX]
+        }
+        told = await asyncio.to_thread(_explained, desk, settings, windows)
         return await desk.page(request, viewer, "check.html", {"told": told, "crashes": WINDOWS})
 
     async def doctor(request: Request) -> Response:
@@ -68,16 +76,15 @@ def routes(desk: Desk) -> list[Route]:
     ]
 
 
-def _explained(desk: Desk, settings: Any) -> list[tuple[tuple[str, str], int, Explanation]]:
-    """What holds for each consumer, by its mode and window; the busiest pages of `semel explain`, without options."""
+def _explained(
+    desk: Desk, settings: Any, windows: Mapping[tuple[str, str], WindowInForce]
+) -> list[tuple[tuple[str, str], WindowInForce, Explanation]]:
+    """What holds for each consumer, by its mode and window: `semel explain` without options."""
     store, live = _looked_at(desk)
-    told: list[tuple[tuple[str, str], int, Explanation]] = []
-    for (tenant, consumer), mode in sorted(settings.modes.items()):
-        if consumer.startswith("semel.") or len(told) >= CONSUMERS_MAX:
-            continue
-        window = resolve(settings.windows, tenant, consumer, "", DEFAULT_WINDOW_US)
-        told.append(((tenant, consumer), window, _one(store, mode, window, live)))
-    return told
+    return [
+        (place, window, _one(store, settings.modes[place], window.us, live))
+        for place, window in windows.items()
+    ]
 
 
 def _looked_at(desk: Desk) -> tuple[Store | AsyncStore, list[Weakness]]:

@@ -10,7 +10,7 @@ from semel.observe.advise import Advice, Lags, advise
 from semel.observe.tally import LAGS_S, TOOK_S, Counts, Tally, quantile
 from semel.plans import reachable
 from semel.server.dashboard.book import Book, Cell, Range
-from semel.server.dashboard.looks import OWN_TENANTS, Looks
+from semel.server.dashboard.looks import DEFAULT_WINDOW_US, OWN_TENANTS, Looks
 from semel.types import Mode
 
 __all__ = ["ALARM", "Figures"]
@@ -25,7 +25,6 @@ TOLD_S = 8.0
 LAGS_MAX = 20_000
 """Lags that the advisor is given; more of them are thinned out, in proportion."""
 WEEK_MINUTES = 7 * 24 * 60
-DEFAULT_WINDOW_US = 24 * 3600 * 10**6
 
 
 class Figures:

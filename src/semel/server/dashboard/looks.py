@@ -2,16 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from semel.core.commands import Answer, Count, Item
+from semel.core.commands import Answer, Count, Item, Scan
 from semel.core.ports import AsyncStore, Store
 from semel.errors import StoreUnavailable
 from semel.observe.rollups import TENANT as ROLLUPS
 from semel.observe.rollups import Asking
+from semel.observe.window_in_force import SAMPLE, WindowInForce, window_in_force
 from semel.plans import reachable
 from semel.server.benchmarks import TENANT as BENCHMARKS
 from semel.server.service import Service
@@ -20,8 +21,10 @@ from semel.stores.memory import MemoryStore
 from semel.stores.registry import store_for
 from semel.types import Record, Stats, Unavailable
 
-__all__ = ["OWN_TENANTS", "Looks"]
+__all__ = ["DEFAULT_WINDOW_US", "OWN_TENANTS", "Looks"]
 
+DEFAULT_WINDOW_US = 24 * 3600 * 10**6
+"""Of a client that says nothing."""
 ITEMS_MAX = 400
 """In one round trip."""
 COUNT_EVERY_S = 10.0
@@ -98,6 +101,13 @@ class Looks:
         else:
             await store.aopen()
         return store
+
+    async def window_in_force(
+        self, stored: Mapping[tuple[str, str, str], int], tenant: str, consumer: str
+    ) -> WindowInForce:
+        """The window of a consumer: stored, or as some of its finished records show."""
+        page = await self.slow(Scan(tenant, consumer, "done", limit=SAMPLE))
+        return window_in_force(stored, tenant, consumer, page.records, DEFAULT_WINDOW_US)
 
     def stats(self, tenant: str | None) -> tuple[Stats | None, float]:
         """How much the store holds as last counted, and how many seconds ago; counted again behind the scenes."""

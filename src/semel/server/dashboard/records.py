@@ -16,7 +16,7 @@ from semel.keys.limits import check as check_key
 from semel.plans import reachable
 from semel.server.dashboard.desk import Desk
 from semel.server.dashboard.door import Viewer, form_of
-from semel.server.dashboard.looks import OWN_TENANTS, records_of
+from semel.server.dashboard.looks import DEFAULT_WINDOW_US, OWN_TENANTS, records_of
 from semel.server.dashboard.rendering import DASH
 from semel.server.dashboard.strips import strip
 from semel.server.problems import Problem
@@ -30,7 +30,6 @@ TAIL_ROWS = 40
 STATES: tuple[State, ...] = ("claimed", "done", "failed", "unknown")
 SCOPES_MAX = 1000
 """Consumers that a key is looked for in."""
-DEFAULT_WINDOW_US = 24 * 3600 * 10**6
 
 
 def routes(desk: Desk) -> list[Route]:

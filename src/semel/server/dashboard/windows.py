@@ -16,7 +16,8 @@ from semel.observe.advise import Advice
 from semel.observe.tally import LAGS_S, Counts
 from semel.server.dashboard.desk import Desk
 from semel.server.dashboard.door import Viewer, form_of
-from semel.server.dashboard.figures import DEFAULT_WINDOW_US, advice
+from semel.server.dashboard.figures import advice
+from semel.server.dashboard.looks import DEFAULT_WINDOW_US
 from semel.server.problems import Problem, problem_of
 from semel.windows import PRESETS, window_us
 
@@ -26,6 +27,8 @@ WIDE, HIGH = 720, 190
 LEFT, BOTTOM = 8, 26
 TICKS = ((1, "1 s"), (60, "1 min"), (3600, "1 h"), (86400, "1 d"), (7 * 86400, "7 d"), (30 * 86400, "30 d"))
 TYPE_CHARS_MAX = 128
+SHOWN_MAX = 30
+"""Consumers whose window in force is looked for: a look at some records each."""
 
 
 def routes(desk: Desk) -> list[Route]:
@@ -39,22 +42,27 @@ def routes(desk: Desk) -> list[Route]:
         stored = [
             (place, us) for place, us in sorted(settings.windows.items()) if viewer.tenant in (None, place[0])
         ]
-        mine = next((us for place, us in stored if place[1:] == (consumer, "")), None)
+        names = sorted(
+            {
+                place
+                for place in settings.modes
+                if viewer.tenant in (None, place[0]) and not place[1].startswith("semel.")
+            }
+        )
+        in_force = [
+            (place, await desk.looks.window_in_force(settings.windows, *place)) for place in names[:SHOWN_MAX]
+        ]
+        mine = next((window.us for place, window in in_force if place[1] == consumer), DEFAULT_WINDOW_US)
         advised, why_not = advice(counts, mine)
         values: dict[str, Any] = {
             "stored": stored,
             "consumer": consumer,
-            "current_us": DEFAULT_WINDOW_US if mine is None else mine,
+            "in_force": in_force,
+            "current_us": mine,
             "advice": advised,
             "why_not": why_not,
-            "picture": histogram(counts, mine or DEFAULT_WINDOW_US, advised),
-            "names": sorted(
-                {
-                    name
-                    for tenant, name in settings.modes
-                    if viewer.tenant in (None, tenant) and not name.startswith("semel.")
-                }
-            ),
+            "picture": histogram(counts, mine, advised),
+            "names": sorted({name for _, name in names}),
             "presets": PRESETS,
             "done": request.query_params.get("done", ""),
         }

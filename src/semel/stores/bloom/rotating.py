@@ -21,6 +21,10 @@ from semel.windows import Duration
 __all__ = ["Bloom"]
 
 DIGEST_BYTES = 16
+FULL = 0.98
+"""A generation with so much of its share is full: how many distinct ids it has is only estimated."""
+ROOM_BEYOND = 10_000
+"""Ids that are put in at once into a filter that has more than it was made for."""
 
 _log = logging.getLogger("semel")
 
@@ -52,6 +56,8 @@ class Bloom:
         self._clock = clock or SystemClock()
         self._generations: dict[int, rbloom.Bloom] = {}
         """By number, oldest first."""
+        self._added = 0
+        """Ids that the newest was given, some of them perhaps twice."""
         self._loaded = path is None
         self.after_fork()
         restart_after_fork(self)
@@ -76,6 +82,7 @@ class Bloom:
             saved = {}
         for number, bits in sorted(saved.items()):
             self._generations[number] = rbloom.Bloom.load_bytes(bits, index)
+            self._added = _count(self._generations[number])
         self._loaded = True
 
     def close(self) -> None:
@@ -96,7 +103,11 @@ class Bloom:
         """Put 16-byte digests in."""
         numbers = _numbers(digests)
         with self._lock:
-            self._rotate().update(numbers)
+            while numbers:
+                room = self._room()
+                self._rotate().update(numbers[:room])
+                self._added += min(room, len(numbers))
+                numbers = numbers[room:]
 
     def maybe_many(self, digests: Sequence[bytes], /) -> list[bool]:
         """For each: `False` if it was not put in within the window."""
@@ -131,23 +142,49 @@ class Bloom:
             generations=len(generations),
         )
 
+    def _room(self) -> int:
+        """How many ids the newest generation takes. One that is full makes room for the next, ahead of its time.
+
+        So the error rate holds also where a window's ids come at once: they lie in as many generations as otherwise,
+        and are remembered for longer, which harms nothing.
+        """
+        self._rotate()
+        capacity = self.layout.generation_capacity
+        if self._added >= capacity:
+            number, newest = next(reversed(self._generations.items()))
+            self._added = _count(newest)  # the same id again takes no room
+            if self._added >= capacity * FULL:
+                if number - self._now() >= self.layout.steps:
+                    return ROOM_BEYOND  # more ids than were asked for: the error rate gives, not the memory
+                self._begin(number + 1)
+        return max(1, capacity - self._added)
+
+    def _now(self) -> int:
+        return self.layout.number(self._clock.now_us())
+
     def _rotate(self) -> rbloom.Bloom:
-        """The generation of now; those that are older than the window are let go."""
+        """The generation that takes ids now; those that are older than the window are let go."""
         if not self._loaded:
             self._load()
-        number = self.layout.number(self._clock.now_us())
-        generations = self._generations
-        if generations:
-            number = max(number, next(reversed(generations)))  # a clock that steps back makes nothing older
-        newest = generations.get(number)
-        if newest is not None:
-            return newest
+        number, generations = self._now(), self._generations
         for old in [each for each in generations if each < number - self.layout.steps]:
             del generations[old]
-        newest = generations[number] = rbloom.Bloom(
+        newest = next(reversed(generations), None)
+        if newest is None or newest < number:  # a clock that steps back makes nothing older
+            return self._begin(number)
+        return generations[newest]
+
+    def _begin(self, number: int) -> rbloom.Bloom:
+        self._added = 0
+        begun = self._generations[number] = rbloom.Bloom(
             self.layout.generation_capacity, self.layout.generation_error_rate, index
         )
-        return newest
+        return begun
+
+
+def _count(generation: rbloom.Bloom) -> int:
+    """How many ids it has, roughly; with every bit set nobody can tell."""
+    return round(min(generation.approx_items, generation.size_in_bits))
 
 
 def _numbers(digests: Sequence[bytes]) -> list[int]:

@@ -1,5 +1,6 @@
 """What a PostgreSQL store is told about its server: checked on birth, and shared by both colours."""
 
+import re
 from typing import Any, TypedDict, Unpack
 from urllib.parse import quote, urlencode
 
@@ -57,6 +58,12 @@ class Place(Struct, frozen=True, kw_only=True):
         try:
             conninfo = conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
+            if (mine := re.search(rf"[?&]({'|'.join(Options.__annotations__)})=([^&]*)", url)) is not None:
+                raise PolicyInvalid(
+                    f"{mine[1]} is an option of semel's, which the driver's URL has not: write"
+                    f" PostgresStore(url, {mine[1]}={mine[2]!r}), or give the whole URL to semel.open() or"
+                    " store_for()"
+                ) from None
             raise PolicyInvalid(
                 "this is no PostgreSQL URL; write postgresql://user@host:5432/database"
             ) from error

@@ -1,6 +1,6 @@
 """What is asked of a server before it is used: where its masters are, and what they would lose."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -156,6 +156,13 @@ def parse_info(reply: bytes) -> dict[str, str]:
     """The lines of INFO."""
     lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
     return {name: value for name, colon, value in lines if colon}
+
+
+def version_text(info: Mapping[str, Any]) -> str:
+    """The server's own name and version; Valkey also gives the version of Redis that it is compatible with."""
+    if "valkey_version" in info:
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info.get('redis_version', '?')}"
 
 
 def judge(place: Place, told: list[dict[str, str]], options: Options) -> Facts:

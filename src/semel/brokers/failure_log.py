@@ -1,0 +1,69 @@
+"""Log what an operator must know of failing handlers and dead letters, at a rate that cannot flood."""
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+
+from semel.brokers.source import Letter
+
+__all__ = ["FailureLog", "RateLimit"]
+
+_log = logging.getLogger("semel.runner")
+
+BURST = 10
+PER_S = 1 / 6
+"""Lines of one kind: ten at once, then ten a minute. The rest is counted."""
+
+
+class RateLimit:
+    """Says which lines may be logged, and counts those that may not."""
+
+    def __init__(self, steady_s: Callable[[], float] = monotonic) -> None:
+        self._steady_s = steady_s
+        self._left = float(BURST)
+        self._at = steady_s()
+        self._left_out = 0
+
+    def take(self) -> int | None:
+        """How many lines were left out since the last one; `None`: leave this one out too."""
+        now = self._steady_s()
+        self._left, self._at = min(BURST, self._left + (now - self._at) * PER_S), now
+        if self._left < 1:
+            self._left_out += 1
+            return None
+        self._left -= 1
+        left_out, self._left_out = self._left_out, 0
+        return left_out
+
+
+class FailureLog:
+    """The failures and dead letters of one source."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._failures = RateLimit()
+        self._letters = RateLimit()
+
+    def failed(self, key: str, attempt: int, retry_after_s: float, error: BaseException) -> None:
+        """A handler raised; the message will be tried again."""
+        left_out = self._failures.take()
+        if left_out is not None:
+            _log.warning(
+                "%s: the handler failed for key %r, attempt %d; again in %.1f s%s",
+                self._source, key, attempt, retry_after_s, _more(left_out), exc_info=error,
+            )  # fmt: skip
+
+    def buried(self, letter: Letter) -> None:
+        """A message was put among the dead letters."""
+        left_out = self._letters.take()
+        if left_out is not None:
+            _log.warning(
+                "%s: key %r went to the dead letters: %s%s%s%s",
+                self._source, letter.key, letter.reason,
+                f" after {letter.attempts} attempts" if letter.attempts else "",
+                f": {letter.error}" if letter.error else "", _more(left_out),
+            )  # fmt: skip
+
+
+def _more(left_out: int) -> str:
+    return f" ({left_out:,} more like it were not logged)" if left_out else ""

@@ -1,0 +1,69 @@
+"""Which window is in force for a consumer: the stored one, else what its latest records show.
+
+A window that a client was opened with is kept nowhere but in the records that it completes: each says when it was
+settled and when it will be forgotten.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from semel.types import Record
+from semel.windows import exact_text
+
+__all__ = ["SAMPLE", "WindowInForce", "window_in_force"]
+
+SAMPLE = 200
+"""Records that are looked at."""
+EXACT_US = 1000
+"""Stores may keep times in milliseconds."""
+
+
+class WindowInForce(Struct, frozen=True):
+    """How long a consumer's finished keys are remembered, and how that is known."""
+
+    us: int
+    origin: Literal["stored", "seen", "assumed"]
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        told = {
+            "stored": "",
+            "seen": ", as the client says",
+            "assumed": " unless the client says otherwise: no record shows it yet",
+        }
+        return exact_text(self.us) + told[self.origin]
+
+
+def window_in_force(
+    stored: Mapping[tuple[str, str, str], int],
+    tenant: str,
+    consumer: str,
+    records: Sequence[Record],
+    assumed_us: int,
+) -> WindowInForce:
+    """The window of the consumer's events. `records`: some of its finished ones. `assumed_us`: where nothing shows."""
+    own = stored.get((tenant, consumer, ""))
+    if own is not None:
+        return WindowInForce(own, "stored")
+    telling = [
+        each
+        for each in records
+        if each.state == "done"
+        and each.settled_at
+        and not each.sliding
+        and each.anchor is None
+        and (tenant, consumer, each.event_type) not in stored
+    ]
+    if not telling:
+        return WindowInForce(assumed_us, "assumed")
+    latest = max(telling, key=lambda each: each.settled_at)
+    return WindowInForce(_rounded(latest.expires_at - latest.settled_at), "seen")
+
+
+def _rounded(us: int) -> int:
+    """The whole second next to it, where it is that near."""
+    seconds_us = round(us / 1e6) * 10**6
+    return seconds_us if abs(seconds_us - us) <= EXACT_US else us

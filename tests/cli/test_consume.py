@@ -1,0 +1,184 @@
+"""`semel consume`: outages, refusals, failing handlers, and what is left."""
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import nats
+import pytest
+import redis
+
+from tests.cli.processes import WITHIN_S, semel, start
+from tests.services import nats as nats_service
+from tests.services import redis as redis_service
+from tests.services import sqs as sqs_service
+from tests.services.server import NOBODY
+
+pytestmark = pytest.mark.slow
+
+APP = """
+from semel import GiveUp
+
+async def note(message):
+    print(message.body.decode(), flush=True)
+
+async def fail(message):
+    raise RuntimeError("the bank is closed")
+
+async def give_up(message):
+    raise GiveUp("no such account")
+
+def credit(connection, message):
+    pass
+"""
+AWAY = {
+    "kafka": f"kafka://127.0.0.1:{NOBODY}/t?group=g",
+    "rabbitmq": f"amqp://127.0.0.1:{NOBODY}/?queue=q",
+    "nats": f"nats://127.0.0.1:{NOBODY}?stream=S&durable=d",
+    "sqs": f"sqs://eu-west-1/q?endpoint=http://127.0.0.1:{NOBODY}",
+    "redis": f"redis://127.0.0.1:{NOBODY}/0?stream=s&group=g",
+}
+
+
+@pytest.fixture(autouse=True)
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+
+
+class Stream:
+    """A stream of the shared server, with messages in it."""
+
+    def __init__(self, keys: int) -> None:
+        self.name = f"t-{os.urandom(6).hex()}"
+        url = redis_service.place("streams").partition("?")[0]
+        self.url = f"{url}?stream={self.name}&group=g"
+        with redis.Redis.from_url(url) as client:
+            for number in range(keys):
+                client.xadd(self.name, {"message_id": f"k{number}", "data": b"{}"})
+
+
+def lines_until(process: subprocess.Popen[bytes], words: str) -> list[str]:
+    """What it has said on stderr, up to the line with these words."""
+    assert process.stderr is not None
+    said: list[str] = []
+    for line in process.stderr:
+        said.append(line.decode())
+        if words in said[-1]:
+            return said
+    raise AssertionError(f"it ended without {words!r}: {said}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("broker", AWAY)
+def test_a_broker_that_is_away_is_reported_once_and_a_signal_ends_it(
+    broker: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    with start("consume", "app:note", "--from", AWAY[broker], "--store", "memory:", cwd=tmp_path) as process:
+        try:
+            said = lines_until(process, "cannot be reached")
+            process.send_signal(number)
+            _, rest = process.communicate(timeout=WITHIN_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    said += rest.decode().splitlines()
+    assert len([line for line in said if "cannot be reached" in line]) == 1
+    assert len(said) <= 4, f"the start, the outage, the end: {said}"
+
+
+def test_a_broker_that_goes_away_later_is_reported_and_comes_back(tmp_path: Path) -> None:
+    server = nats_service.Own(tmp_path)
+    asyncio.run(_publish(server.url))
+    url = f"{server.url}?stream=S&durable=d"
+    with start("consume", "app:note", "--from", url, "--store", "memory:", cwd=tmp_path) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"{}\n", "it works"
+            server.kill()
+            lines_until(process, "cannot be reached")
+            server.start()
+            lines_until(process, "answers again")
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=WITHIN_S)
+        finally:
+            process.kill()
+            server.kill()
+    assert process.returncode == 0
+
+
+async def _publish(url: str) -> None:
+    client = await nats.connect(url)
+    await client.jetstream().add_stream(name="S", subjects=["s"])
+    await client.jetstream().publish("s", b"{}", headers={"message_id": "k"})
+    await client.close()
+
+
+def test_a_stream_that_is_missing_exits_with_78(tmp_path: Path) -> None:
+    url = f"{nats_service.url()}?stream=missing&durable=d"
+    ended = semel("consume", "app:note", "--from", url, "--store", "memory:", cwd=tmp_path)
+    assert ended.returncode == 78
+    assert b"create it first" in ended.stderr
+
+
+@pytest.mark.parametrize("broker", ["redis", "sqs"])
+def test_a_refusal_exits_with_78(broker: str, tmp_path: Path) -> None:
+    host = redis_service.place("streams").partition("?")[0].removeprefix("redis://")
+    url = {
+        "redis": f"redis://somebody:wrong@{host}?stream=s&group=g",
+        "sqs": f"sqs://eu-west-1/missing?endpoint={sqs_service.url()}",
+    }[broker]
+    ended = semel("consume", "app:note", "--from", url, "--store", "memory:", cwd=tmp_path)
+    assert ended.returncode == 78, ended.stderr
+    assert b"wrong" not in ended.stderr.replace(b"WRONGPASS", b"")
+
+
+def test_a_handler_for_another_mode_is_refused_with_the_fix(tmp_path: Path) -> None:
+    url = Stream(0).url
+    ended = semel("consume", "app:credit", "--from", url, "--store", "memory:", cwd=tmp_path)
+    assert ended.returncode == 78
+    assert b"--mode inbox" in ended.stderr
+    ended = semel(
+        "consume", "app:note", "--mode", "inbox", "--from", url, "--store", "sqlite:///s.db", cwd=tmp_path
+    )
+    assert ended.returncode == 78
+    assert b"handler(connection, message)" in ended.stderr
+
+
+def test_failures_are_logged_and_what_is_left_shows_in_the_exit_code(tmp_path: Path) -> None:
+    stream = Stream(3)
+    arguments = ["--from", stream.url, "--store", "sqlite:///s.db", "--until-idle", "--retry-delay", "10s"]
+    ended = semel("consume", "app:fail", *arguments, cwd=tmp_path)
+    assert ended.returncode == 75, ended.stderr
+    said = ended.stderr.decode()
+    assert "3 messages failed and are left" in said
+    for key in ("k0", "k1", "k2"):
+        assert re.search(rf"failed for key '{key}', attempt 1; again in \d+\.\d s", said)
+    assert said.count("RuntimeError: the bank is closed") == 3, "each with its traceback"
+
+
+def test_dead_letters_are_logged_with_their_reason(tmp_path: Path) -> None:
+    stream = Stream(2)
+    arguments = ["--from", stream.url, "--store", "sqlite:///s.db", "--until-idle"]
+    ended = semel("consume", "app:give_up", *arguments, cwd=tmp_path)
+    assert ended.returncode == 0, "nothing is left: everything is dealt with"
+    said = ended.stderr.decode()
+    assert said.count("went to the dead letters: failed") == 2
+    assert "no such account" in said
+
+
+def test_a_window_shorter_than_the_horizon_is_warned_of(tmp_path: Path) -> None:
+    stream = Stream(1)
+    arguments = ["consume", "app:note", "--from", stream.url, "--store", "memory:", "--window", "1h"]
+    with start(*arguments, cwd=tmp_path) as process:
+        try:
+            said = lines_until(process, "warning: ")
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=WITHIN_S)
+        finally:
+            process.kill()
+    assert "The window of 1h ends" in said[-1]
