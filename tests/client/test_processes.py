@@ -142,7 +142,8 @@ def test_spawned_processes_have_one_winner_each(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     told = context.Queue()
     path = tmp_path / "semel.db"
-    once_on(path).records.stats()
+    with once_on(path) as once:
+        once.records.stats()
     workers = [context.Process(target=_spawned, args=(str(path), told)) for _ in range(2)]
     for worker in workers:
         worker.start()

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -178,7 +179,8 @@ store.close()
 
 def test_no_process_is_starved(tmp_path: Path) -> None:
     arguments = [(tmp_path / "a.db", number, 1.5) for number in range(4)]
-    SqliteStore(tmp_path / "a.db").open()
+    with closing(SqliteStore(tmp_path / "a.db")) as store:
+        store.open()
     with (
         process(HAMMERING, *arguments[0]) as one,
         process(HAMMERING, *arguments[1]) as two,
