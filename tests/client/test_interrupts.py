@@ -2,7 +2,7 @@
 
 A profile hook raises where the interpreter looks for signals: on entering a function and after a call into C.
 Left out is the moment after a `with` has taken its lock: there only Python 3.14 looks, and leaves the lock taken
-(github.com/python/cpython/issues/148874). No code can make up for that; docs/reference/python-versions.md says so.
+(github.com/python/cpython/issues/148874). semel does not make up for that; docs/reference/python-versions.md says so.
 """
 
 import signal
