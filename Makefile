@@ -85,7 +85,7 @@ matrix: ## Run every test on each Python, in bare Debian roots (root only); ONLY
 
 .PHONY: run
 run: $(RUNNABLE) ## Start the service on SQLite, in semel.db, and print where its dashboard is
-	@$(BIN)/semel serve
+	@$(BIN)/semel serve --auth none
 
 .PHONY: demo
 demo: $(RUNNABLE) ## Kill workers amid a storm of duplicates, and count what is lost or doubled

@@ -58,7 +58,7 @@ def fill(path: Path, records: int) -> None:
 
 async def served(path: Path, work: Callable[[httpx2.AsyncClient], Awaitable[Any]]) -> Any:
     """The application in this process, without a network: what is measured is the server's own time."""
-    app = create_app(ServeSettings(store=f"sqlite:///{path}", limits=Limits(rate_per_s=0)))
+    app = create_app(ServeSettings(auth="none", store=f"sqlite:///{path}", limits=Limits(rate_per_s=0)))
     async with app.router.lifespan_context(app):
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8787") as client:

@@ -151,7 +151,7 @@ def served(url: str, folder: Path) -> Iterator[int]:
     """The service on this store; its port."""
 
     def command(port: int) -> list[str]:
-        options = ["--port", str(port), "--store", url, "--rate", "0", "--lease-max", "1h"]
+        options = ["--port", str(port), "--store", url, "--rate", "0", "--lease-max", "1h", "--auth", "none"]
         return [sys.executable, "-m", "semel", "serve", *options]
 
     with _started(command, folder) as port:

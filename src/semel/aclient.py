@@ -51,7 +51,7 @@ class AsyncSemel(Client):
     def __init__(self, plan: Plan, runtime: Runtime) -> None:
         super().__init__(plan, runtime)
         self._last_hands: AsyncHands | None = None
-        self.records: AsyncRecords = AsyncRecords(plan, self._ask)
+        self.records: AsyncRecords = AsyncRecords(plan, self._ask, audits=runtime.store.capabilities.audits)
         self.windows: AsyncWindows = AsyncWindows(plan, self._ask, runtime.expire_settings)
 
     def using(self, policy: Policy) -> "AsyncSemel":

@@ -1,27 +1,133 @@
-"""What operators leave behind: a record under a consumer of its own for each forced `forget` and each action on a page.
+"""The audit: who changed what, as records under a tenant of their own that no caller of the service can name.
 
-Nothing is forced without its trace: where that cannot be written, nothing is forgotten.
+An entry is written before its act is carried out: where it cannot be written, nothing is done. Entries are only ever
+added. Each has a random key, and stays for 90 days.
 """
 
 from collections.abc import Generator
 from typing import Any
 
-from semel.codec import encode
-from semel.core.commands import Admit, Claim, Granted, Item, Settle
+from msgspec import Struct
+
+from semel.codec import decode, encode
+from semel.core.commands import (
+    Admit,
+    Claim,
+    Forget,
+    Granted,
+    Item,
+    Purge,
+    Resolve,
+    Settle,
+    SetWindow,
+    SwitchMode,
+)
 from semel.digests import digest
+from semel.errors import RecordCorrupt, StoreError
 from semel.forks import new_owner
 from semel.lazily import logging
 from semel.plans import reachable
-from semel.types import Record
+from semel.types import Id, Record
+from semel.windows import exact_text
 
-__all__ = ["CONSUMER", "is_forced", "note", "trail", "warn"]
+__all__ = [
+    "CONSUMER",
+    "TENANT",
+    "Act",
+    "Entry",
+    "act_of",
+    "entry_of",
+    "held_by",
+    "is_damaged",
+    "is_forced",
+    "note",
+    "prefix_of",
+    "trail",
+    "warn",
+    "whoami",
+]
 
-CONSUMER = "semel.audit"
-"""Whose records the traces are: `semel list --consumer semel.audit`."""
+TENANT = CONSUMER = "semel.audit"
+"""Whose records the entries are: `semel list --consumer semel.audit`."""
 KEPT_US = 90 * 86400 * 1_000_000
 LEASE_US = 30_000_000
 _SHOWN = 12
 """How many digits of a digest stand for a key where people read it and keys do not belong."""
+
+
+class Act(Struct, frozen=True):
+    """What an item does that belongs into the audit."""
+
+    tenant: str
+    """Whose records it is about; empty: those of no tenant, or of all."""
+    action: str
+    details: dict[str, Any]
+
+
+class Entry(Struct, frozen=True):
+    """One entry, as people read it."""
+
+    at_us: int
+    tenant: str
+    action: str
+    actor: str
+    details: dict[str, Any]
+    damaged: bool = False
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+def act_of(item: Item) -> Act | None:
+    """What to write down before this item is carried out; `None`: it is no act of an operator."""
+    match item:
+        case Forget(id=(tenant, consumer, key), force=force, fence=fence):
+            action = "forget --force" if force else "forget"
+            return Act(tenant, action, {"consumer": consumer, "key": key, "fence": fence})
+        case Resolve(id=(tenant, consumer, key), fence=fence, to=to):
+            return Act(tenant, f"resolve to {to}", {"consumer": consumer, "key": key, "fence": fence})
+        case SetWindow():
+            said = "removed" if item.window_us is None else exact_text(item.window_us)
+            return Act(
+                item.tenant,
+                "window set",
+                {
+                    "consumer": item.consumer,
+                    "event_type": item.event_type,
+                    "window": said,
+                    "existing": item.existing,
+                },
+            )
+        case SwitchMode():
+            return Act(item.tenant, "mode switch", {"consumer": item.consumer, "mode": item.mode})
+        case Purge(dry_run=False):
+            return Act("", "purge", {"limit": item.limit})
+        case _:
+            return None
+
+
+def note(tenant: str, action: str, actor: str, **details: Any) -> Generator[Item, Any, None]:
+    """Write an entry; yields items. Raises `StoreUnavailable`."""
+    owner, place = new_owner(), _place(tenant)
+    reachable((yield Admit(TENANT, CONSUMER, "lease")))
+    granted = reachable((yield Claim(place, owner, LEASE_US, KEPT_US)))
+    if not isinstance(granted, Granted):
+        raise StoreError("the audit could not be written, so nothing was changed; try again")
+    value = encode({"action": action, "actor": actor, "tenant": tenant, **details})
+    reachable((yield Settle(place, owner, granted.fence, "done", value, KEPT_US, LEASE_US)))
+    logging.getLogger("semel").info("audit: %s by %s", action, actor)
+
+
+def trail(record: Record, actor: str | None) -> Generator[Item, Any, None]:
+    """Write who takes a running claim from whom; yields items."""
+    act = act_of(Forget(record.id, force=True, fence=record.fence))
+    assert act is not None
+    return note(act.tenant, act.action, actor or whoami(), **act.details, **held_by(record))
+
+
+def held_by(record: Record) -> dict[str, Any]:
+    """Whose claim it is that is taken away, for the audit."""
+    return {"attempt": record.attempt, "owner": record.owner.hex()} if is_forced(record) else {}
 
 
 def is_forced(record: Record) -> bool:
@@ -29,30 +135,11 @@ def is_forced(record: Record) -> bool:
     return record.state == "claimed" and bool(record.owner)
 
 
-def trail(record: Record, actor: str | None) -> tuple[Admit, Settle]:
-    """The items that write the trace: a done record whose value says who took which claim from whom."""
-    found = _name(record)
-    value = {
-        "action": "forget --force",
-        "actor": actor or _whoami(),
-        "consumer": record.consumer,
-        "key_digest": found,
-        "fence": record.fence,
-        "attempt": record.attempt,
-        "owner": record.owner.hex(),
-    }
-    name = (record.tenant, CONSUMER, f"forget:{found}:{record.fence}")
-    return (
-        Admit(record.tenant, CONSUMER, "lease"),
-        Settle(name, new_owner(), record.fence, "done", encode(value), window_us=KEPT_US),
-    )
-
-
 def warn(record: Record, actor: str | None) -> None:
-    """The same for whoever reads the log."""
+    """Log that a running claim was taken away."""
     logging.getLogger("semel").warning(
         "a running claim was forgotten by force: actor=%s tenant=%s consumer=%s key_digest=%s fence=%d attempt=%d",
-        actor or _whoami(),
+        actor or whoami(),
         record.tenant or "-",
         record.consumer,
         _name(record),
@@ -61,23 +148,51 @@ def warn(record: Record, actor: str | None) -> None:
     )
 
 
-def note(tenant: str, action: str, actor: str, **details: Any) -> Generator[Item, Any, None]:
-    """Write that somebody did something, before it is done; yields items. Raises `StoreUnavailable`."""
-    owner = new_owner()
-    place = (tenant, CONSUMER, f"{action.partition(' ')[0]}:{owner.hex()}")
-    reachable((yield Admit(tenant, CONSUMER, "lease")))
-    granted = reachable((yield Claim(place, owner, LEASE_US, KEPT_US)))
-    assert isinstance(granted, Granted)  # nobody else has that key
-    value = encode({"action": action, "actor": actor, **details})
-    reachable((yield Settle(place, owner, granted.fence, "done", value, KEPT_US, LEASE_US)))
-    logging.getLogger("semel").info("audit: %s by %s", action, actor)
+# --- reading ------------------------------------------------------------------------------------
+
+
+def prefix_of(tenant: str | None) -> str:
+    """How the keys of a tenant's entries begin; of all of them for `None`."""
+    return "" if tenant is None else f"{digest((tenant, '', '')).hex()}:"
+
+
+def entry_of(record: Record) -> Entry:
+    """An entry from its record; one that does not read is shown as damaged, with what is left of it."""
+    at_us = record.settled_at or record.first_seen
+    try:
+        value = decode(record.value) if record.state == "done" and record.value is not None else None
+    except (RecordCorrupt, ValueError, TypeError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        return _damaged(record, at_us)
+    said = dict(value)
+    action, actor, tenant = said.pop("action", None), said.pop("actor", None), said.pop("tenant", None)
+    if not (isinstance(action, str) and isinstance(actor, str) and isinstance(tenant, str)):
+        return _damaged(record, at_us)
+    if not record.key.startswith(prefix_of(tenant)):
+        return _damaged(record, at_us)
+    return Entry(at_us, tenant, action, actor, said)
+
+
+def is_damaged(record: Record) -> bool:
+    """Whether this is an entry of the audit that does not read."""
+    return record.consumer == CONSUMER and entry_of(record).damaged
+
+
+def _damaged(record: Record, at_us: int) -> Entry:
+    return Entry(at_us, "", "damaged", "?", {"entry": record.key, "state": record.state}, damaged=True)
+
+
+def _place(tenant: str) -> Id:
+    """A key that nobody can know before."""
+    return (TENANT, CONSUMER, prefix_of(tenant) + new_owner().hex())
 
 
 def _name(record: Record) -> str:
     return digest(record.id).hex()[:_SHOWN]
 
 
-def _whoami() -> str:
+def whoami() -> str:
     """The user and host of this process: the best that it knows of its operator."""
     import getpass
     import os

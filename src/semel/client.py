@@ -125,7 +125,7 @@ class Semel(Client):
         super().__init__(plan, runtime)
         self._hands = Hands(runtime, runtime.keeper, plan.policy, self._window_known)
         self._perform = self._hands.__call__  # a bound method is called faster than an object
-        self.records: Records = Records(plan, self._ask)
+        self.records: Records = Records(plan, self._ask, audits=runtime.store.capabilities.audits)
         self.windows: Windows = Windows(plan, self._ask, runtime.expire_settings)
 
     def using(self, policy: Policy) -> "Semel":

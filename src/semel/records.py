@@ -4,6 +4,7 @@ Each facade exists twice, blocking and awaiting; what they ask and what the answ
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
 from semel import audit
@@ -71,10 +72,12 @@ class Asking:
 class Records:
     """The records of one consumer (`stats` and `purge`: of the whole store). One round trip per call."""
 
-    def __init__(self, plan: Plan, ask: Ask) -> None:
+    def __init__(self, plan: Plan, ask: Ask, *, audits: bool = False) -> None:
         self._plan = plan
         self._asking = Asking(plan)
         self._ask = ask
+        self._audits = audits
+        """Whether the store writes the audit itself."""
 
     def lookup(self, key: str) -> Record | None:
         """The record as it stands, without any effect on it."""
@@ -120,10 +123,17 @@ class Records:
         """
         record = self.lookup(key) if force else None
         if record is not None and audit.is_forced(record):
-            for item in audit.trail(record, actor):
-                reachable(self._ask(item))
+            self._write_trail(record, actor)
             audit.warn(record, actor)
         return reachable(self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
+
+    def _write_trail(self, record: Record, actor: str | None) -> None:
+        if self._audits:
+            return
+        trail, answer = audit.trail(record, actor), None
+        with suppress(StopIteration):
+            while True:
+                answer = self._ask(trail.send(answer))
 
     def resolve(
         self, key: str, *, fence: int, to: Literal["done", "absent"], value: Any = None
@@ -146,10 +156,12 @@ class Records:
 class AsyncRecords:
     """The records of one consumer, awaited."""
 
-    def __init__(self, plan: Plan, ask: AskLater) -> None:
+    def __init__(self, plan: Plan, ask: AskLater, *, audits: bool = False) -> None:
         self._plan = plan
         self._asking = Asking(plan)
         self._ask = ask
+        self._audits = audits
+        """Whether the store writes the audit itself."""
 
     async def lookup(self, key: str) -> Record | None:
         """The record as it stands, without any effect on it."""
@@ -198,10 +210,17 @@ class AsyncRecords:
         """
         record = await self.lookup(key) if force else None
         if record is not None and audit.is_forced(record):
-            for item in audit.trail(record, actor):
-                reachable(await self._ask(item))
+            await self._write_trail(record, actor)
             audit.warn(record, actor)
         return reachable(await self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
+
+    async def _write_trail(self, record: Record, actor: str | None) -> None:
+        if self._audits:
+            return
+        trail, answer = audit.trail(record, actor), None
+        with suppress(StopIteration):
+            while True:
+                answer = await self._ask(trail.send(answer))
 
     async def resolve(
         self, key: str, *, fence: int, to: Literal["done", "absent"], value: Any = None

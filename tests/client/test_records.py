@@ -3,10 +3,8 @@
 import pytest
 
 import semel
-from semel import Absent, Busy, Completed, Done, Forgotten, Lost
-from semel.codec import decode
-from semel.core.commands import Settle
-from semel.digests import digest
+from semel import Absent, Busy, Completed, Done, Forgotten, Lost, audit
+from semel.core.commands import Scan, Settle
 from tests.client.clients import Either, Place, down
 
 pytestmark = pytest.mark.anyio
@@ -62,12 +60,10 @@ async def test_a_forced_forget_names_who_did_it(
     (line,) = [record.getMessage() for record in caplog.records if record.name == "semel"]
     assert f"actor=ann tenant=- consumer={client.inner.consumer} key_digest=" in line
     assert f"fence={claim.fence}" in line
-    name = f"forget:{digest(('', client.inner.consumer, 'k')).hex()[:12]}:{claim.fence}"
-    trace = place.record(name, "semel.audit")
-    assert trace is not None
-    assert trace.state == "done"
-    assert trace.value is not None
-    assert decode(trace.value)["actor"] == "ann"
+    (page,) = place.spy._store.send((Scan("semel.audit", "semel.audit"),))
+    (entry,) = [audit.entry_of(record) for record in page.records]
+    assert (entry.action, entry.actor, entry.damaged) == ("forget --force", "ann", False)
+    assert (entry.details["key"], entry.details["fence"]) == ("k", claim.fence)
 
 
 async def test_nothing_is_forced_without_its_trace(client: Either, place: Place) -> None:

@@ -13,7 +13,9 @@ from tests.server.tools import Running, serving
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """On SQLite and loopback, without tokens."""
     folder = tmp_path_factory.mktemp("service")
-    with serving(ServeSettings(store=f"sqlite:///{folder}/semel.db?synchronous=normal", port=0)) as running:
+    with serving(
+        ServeSettings(auth="none", store=f"sqlite:///{folder}/semel.db?synchronous=normal", port=0)
+    ) as running:
         yield running
 
 
@@ -21,5 +23,5 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 def anywhere(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The same on each kind of store."""
     store = store_url(request.param, tmp_path_factory.mktemp("service"))
-    with serving(ServeSettings(store=store, port=0)) as running:
+    with serving(ServeSettings(auth="none", store=store, port=0)) as running:
         yield running

@@ -103,7 +103,7 @@ def address(folder: Path, clock: Clock) -> str:
             host().do(app.state.service.close())
         _places.clear()
         store = SqliteStore(folder / "semel.db", clock=clock, synchronous="NORMAL")
-        app = create_app(ServeSettings(limits=WIDE), store=store)
+        app = create_app(ServeSettings(auth="none", limits=WIDE), store=store)
         _places[folder] = host().add(app)
     return _places[folder]
 

@@ -41,7 +41,7 @@ def main(folder: Path = IMAGES, only: tuple[str, ...] = ()) -> None:
         a_day(store, 7 * 24 * 60)
         some_records(store)
         store.close()
-        with serving(ServeSettings(store=url, port=0)) as running:
+        with serving(ServeSettings(auth="none", store=url, port=0)) as running:
             for _ in range(3):
                 _traffic(running)
             for name, path, size, theme in SHOTS:

@@ -21,7 +21,7 @@ OURS = {"sec-fetch-site": "same-origin", "content-type": "application/x-www-form
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    settings = ServeSettings(store=f"sqlite:///{tmp_path}/semel.db?synchronous=normal", port=0)
+    settings = ServeSettings(auth="none", store=f"sqlite:///{tmp_path}/semel.db?synchronous=normal", port=0)
     with serving(settings) as made:
         yield made
 
@@ -122,7 +122,7 @@ def test_nothing_is_done_that_cannot_be_written_down(
 @pytest.mark.parametrize("kind", ["memory", "redis", "postgres"])
 def test_every_page_is_there_on_every_store(kind: str, tmp_path: Path) -> None:
     place = {"redis": redis.place, "postgres": postgres.place}.get(kind, lambda _: "memory:")(tmp_path)
-    with serving(ServeSettings(store=place, port=0)) as made:
+    with serving(ServeSettings(auth="none", store=place, port=0)) as made:
         for _ in range(3):
             made.post("/v1/events", {"id": "evt_1", "type": "order.placed"})
         held = made.claim("running")
@@ -154,7 +154,7 @@ def test_every_page_is_there_on_every_store(kind: str, tmp_path: Path) -> None:
         assert made.client.get("/ui/event/events/evt_1").status_code == 404
         assert "evt_1" in audit(made)
     if kind != "memory":
-        with serving(ServeSettings(store=place, port=0)) as later:
+        with serving(ServeSettings(auth="none", store=place, port=0)) as later:
             assert later.client.get("/ui/data").json()["totals"]["received"] == 4
 
 

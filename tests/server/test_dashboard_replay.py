@@ -50,6 +50,7 @@ class Place:
 
     def settings(self, store: str = "", persist: str = "rows", **more: Any) -> ServeSettings:
         return ServeSettings(
+            auth="none",
             store=store or f"sqlite:///{self.folder}/semel.db?synchronous=normal",
             persist=f"sqlite:///{self.folder}/{persist}.db" if persist else "",
             handler=f"{self.module}:handle",
@@ -111,6 +112,7 @@ def test_it_runs_once_more_and_it_is_in_the_audit(place: Place, tmp_path: Path, 
 def test_the_table_may_be_in_postgres(place: Place) -> None:
     table = f"events_{uuid4().hex[:12]}"
     settings = ServeSettings(
+        auth="none",
         store=f"sqlite:///{place.folder}/semel.db",
         persist=postgres.url(),
         events_table=table,
@@ -195,7 +197,7 @@ def test_where_the_payload_is_not_kept_the_page_says_what_to_do(place: Place) ->
 
 
 def test_what_is_only_written_down_is_handed_to_nobody(tmp_path: Path) -> None:
-    with serving(ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0)) as running:
+    with serving(ServeSettings(auth="none", store=f"sqlite:///{tmp_path}/semel.db", port=0)) as running:
         running.post("/v1/events", EVENT)
         assert is_done(running)
         assert "/ui/replay/" not in running.client.get("/ui/event/events/e1").text

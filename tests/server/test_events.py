@@ -36,7 +36,7 @@ def statuses(answer: Any) -> list[str]:
 
 def test_an_event_is_accepted_once_and_persisted_beside_its_record(tmp_path: Path) -> None:
     event = {"id": "e1", "type": "order.placed", "amount": "12.50"}
-    with serving(ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0)) as running:
+    with serving(ServeSettings(auth="none", store=f"sqlite:///{tmp_path}/semel.db", port=0)) as running:
         assert statuses(running.post("/v1/events", event)) == ["accepted"]
         assert statuses(running.post("/v1/events", event)) == ["duplicate"]
         assert await_true(lambda: running.client.get("/v1/records/events/e1").json()["state"] == "done")
@@ -47,7 +47,7 @@ def test_an_event_is_accepted_once_and_persisted_beside_its_record(tmp_path: Pat
 
 def test_where_the_store_is_no_table_an_event_is_kept_in_its_record() -> None:
     event = {"id": "e1", "type": "order.placed", "amount": "12.50"}
-    with serving(ServeSettings(store="memory:", port=0)) as running:
+    with serving(ServeSettings(auth="none", store="memory:", port=0)) as running:
         assert statuses(running.post("/v1/events", [event, event])) == ["accepted", "duplicate"]
         assert statuses(running.post("/v1/events", event)) == ["duplicate"]
         record = running.client.get("/v1/records/events/e1").json()
@@ -59,7 +59,7 @@ async def test_the_database_of_the_settings_is_left_alone_where_another_store_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    app = create_app(ServeSettings(), store=MemoryStore())
+    app = create_app(ServeSettings(auth="none"), store=MemoryStore())
     async with app.router.lifespan_context(app):
         event = {"id": "e1"}
         (said,) = await app.state.events.take("", [incoming(event, b'{"id": "e1"}')])
@@ -71,10 +71,10 @@ async def test_the_database_of_the_settings_is_left_alone_where_another_store_is
 def test_events_are_persisted_once_on_other_stores_too(tmp_path: Path, place: str) -> None:
     if place == "redis":
         table = f"sqlite:///{tmp_path}/rows.db"
-        settings = ServeSettings(store=redis.place(tmp_path), persist=table, port=0)
+        settings = ServeSettings(auth="none", store=redis.place(tmp_path), persist=table, port=0)
     else:
         table = f"events_{uuid4().hex[:12]}"
-        settings = ServeSettings(store=postgres.place(tmp_path), events_table=table, port=0)
+        settings = ServeSettings(auth="none", store=postgres.place(tmp_path), events_table=table, port=0)
     events = [{"id": f"e{at % 50}", "type": "t", "nul": "\x00\u2028"} for at in range(100)]
     with serving(settings) as running:
         said = statuses(running.post("/v1/events", events))
@@ -153,7 +153,7 @@ def test_a_socket_needs_a_token_with_the_role(tmp_path: Path) -> None:
     store.open()
     reads, writes = token_for(store, "a", "read")[0], token_for(store, "a", "write")[0]
     store.close()
-    with serving(ServeSettings(store=f"sqlite:///{path}", port=0)) as running:
+    with serving(ServeSettings(auth="none", store=f"sqlite:///{path}", port=0)) as running:
         address = f"ws://127.0.0.1:{running.port}/v1/events"
         for headers in ({}, {"authorization": f"Bearer {reads}"}):
             with pytest.raises(InvalidStatus):
@@ -164,7 +164,7 @@ def test_a_socket_needs_a_token_with_the_role(tmp_path: Path) -> None:
 
 
 def test_a_sink_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    settings = ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0, sink="stdout:")
+    settings = ServeSettings(auth="none", store=f"sqlite:///{tmp_path}/semel.db", port=0, sink="stdout:")
     with serving(settings) as running:
         for status in ("accepted", "duplicate"):
             answer = running.post("/v1/events", {"amount": 1, "type": "paid"}, **{"idempotency-key": "s1"})
@@ -195,7 +195,11 @@ def test_a_handler_has_its_effect_once(
     (tmp_path / f"{name}.py").write_text(HANDLER)
     monkeypatch.syspath_prepend(tmp_path)
     settings = ServeSettings(
-        store=f"sqlite:///{tmp_path}/semel.db", port=0, handler=f"{name}:{function}", events_lease="1s"
+        auth="none",
+        store=f"sqlite:///{tmp_path}/semel.db",
+        port=0,
+        handler=f"{name}:{function}",
+        events_lease="1s",
     )
     good, bad = {"id": "h1", "n": 1}, {"id": "h2", "type": "fails"}
     with serving(settings) as running:
@@ -216,7 +220,9 @@ def test_an_event_is_not_taken_while_the_store_gives_no_answer(
 ) -> None:
     monkeypatch.setattr("semel.server.events.HOLD_S", 0.1)
     with redis.own(tmp_path) as keeper:
-        settings = ServeSettings(store=keeper.url, persist=f"sqlite:///{tmp_path}/rows.db", port=0)
+        settings = ServeSettings(
+            auth="none", store=keeper.url, persist=f"sqlite:///{tmp_path}/rows.db", port=0
+        )
         with serving(settings) as running:
             assert statuses(running.post("/v1/events", {"id": "e1"})) == ["accepted"]
             keeper.stop()

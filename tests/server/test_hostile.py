@@ -224,7 +224,7 @@ def test_a_body_that_ends_early_changes_nothing(service: Running) -> None:
 
 def test_slow_clients_are_let_go(tmp_path: Path) -> None:
     limits = Limits(head_wait_s=0.2, body_wait_s=0.2)
-    with serving(ServeSettings(store=url(tmp_path), port=0, limits=limits)) as running:
+    with serving(ServeSettings(auth="none", store=url(tmp_path), port=0, limits=limits)) as running:
         assert running.raw(b"POST /v1/items HT", hangs_up=True) == b""
         slow = head("/v1/items", "content-type: application/json", "content-length: 100") + b"["
         assert running.raw(slow).startswith(b"HTTP/1.1 408")
@@ -234,7 +234,9 @@ def test_slow_clients_are_let_go(tmp_path: Path) -> None:
 
 
 def test_many_slow_clients_keep_nobody_else_waiting(tmp_path: Path) -> None:
-    with serving(ServeSettings(store=url(tmp_path), port=0, limits=Limits(body_wait_s=1))) as running:
+    with serving(
+        ServeSettings(auth="none", store=url(tmp_path), port=0, limits=Limits(body_wait_s=1))
+    ) as running:
         slow = head("/v1/items", "content-type: application/json", "content-length: 100") + b"["
         threads = [threading.Thread(target=running.raw, args=(slow,)) for _ in range(30)]
         for thread in threads:
@@ -246,7 +248,7 @@ def test_many_slow_clients_keep_nobody_else_waiting(tmp_path: Path) -> None:
 
 def test_who_asks_too_often_is_slowed_down(tmp_path: Path) -> None:
     limits = Limits(rate_per_s=2)
-    with serving(ServeSettings(store=url(tmp_path), port=0, limits=limits)) as running:
+    with serving(ServeSettings(auth="none", store=url(tmp_path), port=0, limits=limits)) as running:
         answers = [running.client.get("/v1/store") for _ in range(8)]
         assert {answer.status_code for answer in answers} == {200, 429}
         late = next(answer for answer in answers if answer.status_code == 429)
@@ -256,7 +258,7 @@ def test_who_asks_too_often_is_slowed_down(tmp_path: Path) -> None:
 
 def test_who_holds_too_many_claims_completes_some_first(tmp_path: Path) -> None:
     limits = Limits(live_claims_max=3)
-    with serving(ServeSettings(store=url(tmp_path), port=0, limits=limits)) as running:
+    with serving(ServeSettings(auth="none", store=url(tmp_path), port=0, limits=limits)) as running:
         held = [running.claim(f"k{at}") for at in range(4)]
         assert [each["outcome"] for each in held] == ["claimed"] * 3 + ["refused"]
         running.end("complete", held[0]["claim"])

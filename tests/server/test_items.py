@@ -43,7 +43,9 @@ def test_both_formats_say_the_same(service: Running) -> None:
 
 def test_a_large_batch_goes_in_parts(tmp_path: Path) -> None:
     limits = Limits(body_bytes_max=64 * 1024, batch_items_max=100)
-    with serving(ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0, limits=limits)) as running:
+    with serving(
+        ServeSettings(auth="none", store=f"sqlite:///{tmp_path}/semel.db", port=0, limits=limits)
+    ) as running:
         store = HttpStore(running.address)
         assert all(isinstance(each, Granted) for each in store.send([claim(f"k{at}") for at in range(350)]))
         assert _count(running) == 4 + 1

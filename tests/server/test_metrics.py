@@ -47,7 +47,7 @@ def test_names_are_those_of_the_documents(service: Running) -> None:
 
 
 def test_what_happens_is_counted_whoever_does_it(tmp_path: Path) -> None:
-    with serving(ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0)) as running:
+    with serving(ServeSettings(auth="none", store=f"sqlite:///{tmp_path}/semel.db", port=0)) as running:
         first = running.claim("evt_secret")
         running.claim("evt_secret")
         running.end("complete", first["claim"], value=1)
@@ -104,7 +104,7 @@ def test_a_tenants_count_is_not_taken_for_the_stores(tmp_path: Path) -> None:
 def test_the_outbox_is_looked_at(tmp_path: Path, kind: str) -> None:
     url = f"sqlite:///{tmp_path}/semel.db" if kind == "sqlite" else postgres.place(tmp_path)
     write(url, tmp_path)
-    with serving(ServeSettings(store=url, port=0)) as running:
+    with serving(ServeSettings(auth="none", store=url, port=0)) as running:
         assert await_true(lambda: total(page(running)["semel_outbox_pending"]) == 1)
         assert total(page(running)["semel_outbox_oldest_age_seconds"]) > 0
     relay = start("relay", "--from", url, "--metrics", "0", cwd=tmp_path)

@@ -23,15 +23,14 @@ __all__ = ["warm"]
 def test_it_refuses_to_be_open_to_everybody(host: str) -> None:
     with pytest.raises(PolicyInvalid, match="without authentication"):
         ServeSettings(host=host, auth="none")
-    assert ServeSettings(host=host).auth_for(has_tokens=False) == "tokens"
+    assert ServeSettings(host=host).auth == "tokens"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
-def test_loopback_may_be_open_until_there_is_a_token(host: str) -> None:
+def test_loopback_is_open_only_by_choice(host: str) -> None:
     assert is_loopback(host)
-    settings = ServeSettings(host=host)
-    assert settings.auth_for(has_tokens=False) == "none"
-    assert settings.auth_for(has_tokens=True) == "tokens"
+    assert ServeSettings(host=host).auth == "tokens"
+    assert ServeSettings(host=host, auth="none").auth == "none"
 
 
 def test_the_command_refuses_too(tmp_path: Path) -> None:
@@ -71,12 +70,14 @@ def test_a_misspelt_variable_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_table_of_the_configuration_is_read(tmp_path: Path) -> None:
-    (tmp_path / "semel.toml").write_text('store = "sqlite:///there.db"\n[serve]\nport = 0\nbatch_max = 2\n')
+    (tmp_path / "semel.toml").write_text(
+        'store = "sqlite:///there.db"\n[serve]\nport = 0\nbatch_max = 2\nauth = "none"\n'
+    )
     running = start("serve", cwd=tmp_path, SEMEL_SERVE_RATE="0")
     assert running.stderr is not None
     line = running.stderr.readline().decode()
     try:
-        assert line.startswith("Serving sqlite:there.db at "), line
+        assert line.startswith("Serving sqlite:///there.db at "), line
         served = Running(line.partition(" at ")[2].partition(" ")[0])
         assert served.port != 8787
         assert served.post("/v1/events", [{"id": "1"}, {"id": "2"}, {"id": "3"}]).status_code == 413
@@ -120,7 +121,7 @@ def test_tokens_that_cannot_be(tmp_path: Path, options: list[str]) -> None:
 
 def test_the_real_program_serves_with_a_token_and_environment(tmp_path: Path) -> None:
     text = semel("token", "create", "shop", cwd=tmp_path).stdout.decode().strip()
-    with process(tmp_path, SEMEL_SERVE_RATE="0") as (_, address):
+    with process(tmp_path, "--auth", "tokens", SEMEL_SERVE_RATE="0") as (_, address):
         stranger, known = Running(address), Running(address, text)
         assert stranger.client.get("/v1/store").status_code == 401
         assert known.claim("k")["outcome"] == "claimed"
@@ -136,6 +137,7 @@ def test_tls(tmp_path: Path) -> None:
         cwd=tmp_path, check=True, capture_output=True,
     )  # fmt: skip
     settings = ServeSettings(
+        auth="none",
         store=f"sqlite:///{tmp_path}/semel.db",
         port=0,
         tls_cert=str(tmp_path / "cert.pem"),
@@ -157,7 +159,7 @@ def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
     blocks = re.findall(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     commands = [line for block in blocks for line in re.split(r"(?m)^(?=curl )", block) if line.strip()]
     assert len(commands) == 9
-    with serving(ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0)) as running:
+    with serving(ServeSettings(auth="none", store=f"sqlite:///{tmp_path}/semel.db", port=0)) as running:
         held = ""
         for command in commands:
             script = f"J='content-type: application/json' U={running.address}\n{command.replace('l6diaWxs...', held)}"

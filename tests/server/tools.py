@@ -12,26 +12,33 @@ from typing import Any
 
 import httpx2
 
+from semel.core.ports import Store
 from semel.server import tokens
 from semel.server.app import create_app
 from semel.server.serving import server_for
 from semel.server.settings import ServeSettings
 from semel.server.tokens import Role, Token
-from semel.stores.sqlite import SqliteStore
 from tests.cli.processes import WITHIN_S, start
 
 JSON = {"content-type": "application/json"}
 
 
-def token_for(store: SqliteStore, tenant: str | None = "", role: Role = "write") -> tuple[str, Token]:
+def token_for(
+    store: Store, tenant: str | None = "", role: Role = "write", expires_us: int | None = None
+) -> tuple[str, Token]:
     """A new token of the store, as it is sent and as it is kept."""
-    asking, answer = tokens.create("test", tenant, role), None
+    kept, text = carry_out(store, tokens.create("test", tenant, role, expires_us))
+    return text, kept
+
+
+def carry_out(store: Store, asking: tokens.Asking) -> Any:
+    """Run what yields items for the store; what it returns."""
+    answer = None
     while True:
         try:
             (answer,) = store.send((asking.send(answer),))
         except StopIteration as end:
-            kept, text = end.value
-            return text, kept
+            return end.value
 
 
 class Running:
@@ -83,6 +90,14 @@ class Running:
             return got
 
 
+def session_of(running: Running, token: str) -> str:
+    """Log in to the dashboard; the id of the session."""
+    headers = {"sec-fetch-site": "same-origin", "content-type": "application/x-www-form-urlencoded"}
+    answer = running.client.post("/ui/login", content=f"token={token}", headers=headers)
+    assert answer.status_code == 303, answer.text
+    return str(answer.headers["set-cookie"]).partition(";")[0].partition("=")[2]
+
+
 @contextmanager
 def serving(settings: ServeSettings, token: str = "") -> Iterator[Running]:
     """The service in a thread, as `semel serve` runs it but for the signals."""
@@ -110,8 +125,9 @@ def serving(settings: ServeSettings, token: str = "") -> Iterator[Running]:
 
 @contextmanager
 def process(folder: Path, *options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """`semel serve` in a process of its own, on any port; the process and its address."""
-    running = start("serve", "--port", "0", *options, cwd=folder, **environment)
+    """`semel serve` in a process of its own, on any port, without tokens unless said; the process and its address."""
+    open_to_all = () if "--auth" in options else ("--auth", "none")
+    running = start("serve", "--port", "0", *open_to_all, *options, cwd=folder, **environment)
     assert running.stderr is not None
     try:
         line = running.stderr.readline().decode()

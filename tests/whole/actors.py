@@ -220,7 +220,7 @@ ROLES: dict[str, Role] = {
     "feed": feed,
     "serve": command(
         "serve", "--store", "{store}", "--port", "{port}", "--handler", "tests.whole.handlers:on_served",
-        "--events-lease", LEASE, "--rate", "0",
+        "--events-lease", LEASE, "--rate", "0", "--auth", "none",
     ),
     "consume": _consume("on_message", "orders"),
     "consume-inbox": _consume("transfer", "transfers", "--mode", "inbox"),

@@ -121,7 +121,7 @@ def set_mode(
             return
         if mode == "inbox" and not reach.store.capabilities.transactional:
             raise Stop(f"{reach.store.name} cannot hold an inbox: no transaction of yours reaches it", USAGE)
-        unfinished: int = reach.ask(SwitchMode(*scope, mode))
+        unfinished: int = reach.act(SwitchMode(*scope, mode))
     if unfinished:
         raise Stop(
             f"consumer {name!r} stays in mode {before}: {unfinished} of its records are claimed or unknown. Let its"

@@ -30,9 +30,11 @@ __all__ = [
     "table",
 ]
 
-_PASSWORD = re.compile(r"(://[^\s/@:?#]*:)[^\s@/]+@")
+_PASSWORD = re.compile(r"(://[^\s/@:?#'\"]*:)(?:(?!://)[^\s'\"?#])*@")
+"""Up to the last `@` before a query: people write passwords with `@` and `/` unescaped."""
 _SECRET_OPTION = re.compile(
-    r"((?:[?&]|%26)\w*(?:password|passwd|secret|token|api_key)=)[^\s&#'\"]+", re.IGNORECASE
+    r"((?:[?&]|%26|%3F)[\w.-]*(?:password|passwd|pwd|secret|token|api_?key|apikey|signature|sig|credential)=)[^\s&#'\"]+",
+    re.IGNORECASE,
 )
 """`%26`: in a URL within a URL."""
 WHOLE_CHARS_MAX = 28

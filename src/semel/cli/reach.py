@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from semel import audit
 from semel.cli.exits import BAD_CONFIGURATION, NOT_FOUND, USAGE, Stop
 from semel.core.commands import Command, Item, Lookup, ReadSettings
 from semel.core.commands import Settings as StoreSettings
@@ -38,6 +39,26 @@ class Reach:
         """The answer of the store. Raises `StoreUnavailable` when there is none."""
         answer: R | Unavailable = self.store.send((cast("Item", item),))[0]
         return reachable(answer)
+
+    def act(self, item: Item, **more: Any) -> Any:
+        """The answer to what an operator does, which is written into the audit first; `more`: what to add there.
+
+        Raises `Stop` for a record of semel itself.
+        """
+        act = audit.act_of(item)
+        assert act is not None
+        if act.tenant.startswith(OWN) or str(act.details.get("consumer", "")).startswith(OWN):
+            raise Stop(
+                "records of semel itself are not changed by hand; tokens are revoked with `semel token revoke`",
+                USAGE,
+            )
+        self.note(act.tenant, act.action, **act.details, **more)
+        return reachable(self.store.send((item,))[0])
+
+    def note(self, tenant: str, action: str, **details: Any) -> None:
+        """Write an act into the audit, unless the store does so itself."""
+        if not self.store.capabilities.audits:
+            self.carry_out(audit.note(tenant, action, audit.whoami(), **details))
 
     def carry_out(self, asking: Generator[Item, Any, R]) -> R:
         """Run what yields items for the store, and is sent their answers."""

@@ -28,7 +28,6 @@ from semel.cli.reach import OWN, Reach, opened
 from semel.cli.sizes import plural
 from semel.codec import encode
 from semel.core.commands import Count, Forget, Page, Resolve, Scan
-from semel.plans import reachable
 from semel.records import Oblivion, Resolution
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record
 from semel.windows import resolve as window_of
@@ -207,8 +206,8 @@ def forget(
 ) -> None:
     """Make a key new again: its next delivery runs.
 
-    A running attempt is left alone (exit code 75) unless --force; its late completion is then refused, and who
-    forced it is kept for 90 days: semel list --consumer semel.audit
+    A running attempt is left alone (exit code 75) unless --force; its late completion is then refused. Who did it is
+    kept for 90 days: semel list --consumer semel.audit
     """
     with opened(settings_for(store=store, consumer=consumer, tenant=tenant)) as reach:
         record = reach.record_of(key)
@@ -222,11 +221,9 @@ def forget(
         fence = (
             record.fence if record.owner or record.state != "done" else None
         )  # a mark has no fence of its own
+        answer: Oblivion = reach.act(Forget(record.id, force, fence), **audit.held_by(record))
         if force and audit.is_forced(record):
-            for item in audit.trail(record, None):
-                reachable(reach.store.send((item,))[0])
             audit.warn(record, None)
-        answer: Oblivion = reachable(reach.store.send((Forget(record.id, force, fence),))[0])
     match answer:
         case Forgotten():
             say(f"Forgot {what}.")
@@ -283,7 +280,7 @@ def resolve(
         )
         to: Literal["done", "absent"] = "done" if done else "absent"
         item = Resolve(record.id, fence, to, encode(decided) if done else None, lasting)
-        answer: Resolution = reachable(reach.store.send((item,))[0])
+        answer: Resolution = reach.act(item)
     match answer:
         case Completed():
             say(f"{key!r} is done: duplicates get {value or 'null'} for {shown.exact_text(lasting)}.")

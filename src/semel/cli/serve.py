@@ -1,6 +1,7 @@
 """`semel serve`: the service over HTTP and WebSocket, until told to stop."""
 
 import importlib.util
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from semel.extras import install_command
 from semel.windows import duration_us
 
 if TYPE_CHECKING:
+    from semel.server.service import Service
     from semel.server.settings import ServeSettings
 
 __all__ = ["serve"]
@@ -31,7 +33,18 @@ Host = Annotated[
     _option("host", "ADDRESS", "Where to listen; beyond loopback, tokens are needed.", "127.0.0.1"),
 ]
 Port = Annotated[int | None, _option("port", "N", "0: any that is free.", 8787, min=0, max=65535)]
-Auth = Annotated[str | None, _option("auth", "KIND", "tokens or none; none is for loopback only.")]
+Auth = Annotated[
+    str | None,
+    _option(
+        "auth", "KIND", "tokens or none; none: for loopback, on a store that never had a token.", "tokens"
+    ),
+]
+Proxy = Annotated[
+    str | None,
+    _option(
+        "proxy", "ADDRESS,...", "Proxies whose X-Forwarded-For and -Proto are believed; others' are not."
+    ),
+]
 Cert = Annotated[str | None, _option("tls-cert", "FILE", "The certificate, in PEM.")]
 CertKey = Annotated[str | None, _option("tls-key", "FILE", "Its key, in PEM.")]
 Handler = Annotated[
@@ -94,6 +107,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     host: Host = None,
     port: Port = None,
     auth: Auth = None,
+    proxy: Proxy = None,
     tls_cert: Cert = None,
     tls_key: CertKey = None,
     handler: Handler = None,
@@ -135,6 +149,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
         host=said.host,
         port=said.port,
         auth=said.auth,
+        first_token=sys.stderr.isatty(),  # a secret is for a person, not for a log
+        proxies=tuple(each.strip() for each in said.proxy.split(",") if each.strip()),
         tls_cert=said.tls_cert,
         tls_key=said.tls_key,
         drain_s=_seconds(said.drain),
@@ -163,16 +179,25 @@ def _run(settings: "ServeSettings") -> int:
         say(redacted(f"Serving {service.runtime.store.name} at {address} (endpoints: {address}/docs)"))
         if settings.dashboard:
             say(f"Dashboard: {address}/ui/")
-        if service.needs_token:
-            say("Callers need a token: semel token create NAME")
-        else:
-            say("Nobody needs a token: loopback only.")
+        _say_who_may(service, address)
 
     try:
         listen_and_serve(app, settings, listening)
     except SystemExit:
         raise service.failure or Stop("the service could not be started") from None
     return OK
+
+
+def _say_who_may(service: "Service", address: str) -> None:
+    if not service.needs_token:
+        say("Nobody needs a token: --auth none, loopback only.")
+        return
+    if service.first_token:
+        say("This store had no token yet. Here is one for an admin of all tenants; it is shown once:")
+        say(service.first_token)
+        say(f"Log in with it at {address}/ui/login, or send it: Authorization: Bearer TOKEN")
+    else:
+        say("Callers need a token: semel token create NAME")
 
 
 def _seconds(duration: str) -> float:

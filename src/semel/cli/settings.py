@@ -148,7 +148,8 @@ class ServeOptions(Sourced):
 
     host: str = "127.0.0.1"
     port: int = 8787
-    auth: Literal["tokens", "none"] | None = None
+    auth: Literal["tokens", "none"] = "tokens"
+    proxy: str = ""
     tls_cert: str = ""
     tls_key: str = ""
     handler: str = ""

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from semel.audit import is_damaged
 from semel.cli.output import duration_text, local_time
 from semel.codec import decode, decode_error, reason_in
 from semel.errors import RecordCorrupt
@@ -76,6 +77,7 @@ def summary(record: Record, now: int) -> dict[str, Any]:
         "tenant": record.tenant,
         "state": record.state,
         "claim": claim_of(record, now),
+        **({"damaged": True} if is_damaged(record) else {}),
         "attempt": record.attempt,
         "fence": record.fence,
         "event_type": record.event_type or None,
@@ -134,7 +136,8 @@ def screen_row(record: Record, now: int, *, wide: bool) -> tuple[str, ...]:
     seen = ""
     if wide and record.first_seen:
         seen = local_time(record.first_seen, "seconds")[:19].replace("T", " ")
-    return (key, consumer, claim_of(record, now) or record.state, attempt, seen, *rest)
+    state = "damaged" if is_damaged(record) else claim_of(record, now) or record.state
+    return (key, consumer, state, attempt, seen, *rest)
 
 
 def lines(record: Record, now: int) -> list[tuple[str, str]]:
@@ -172,6 +175,8 @@ def lines(record: Record, now: int) -> list[tuple[str, str]]:
 
 
 def _state(record: Record, now: int) -> str:
+    if is_damaged(record):
+        return f"{record.state} (damaged)"
     claim = claim_of(record, now)
     return record.state if claim is None else f"{record.state} ({claim})"
 

@@ -80,6 +80,8 @@ def purge(
     if watch and (dry_run or as_json):
         raise Stop("--watch goes on for ever; leave out --dry-run and --json", USAGE)
     with opened(settings_for(store=store)) as reach:
+        if not dry_run:
+            reach.note("", "purge", watch=watch)
         if watch:
             _watch_purge(reach, every_us)
         waiting: Purged = reach.ask(Purge(dry_run=True))

@@ -68,7 +68,7 @@ def set_window(
             return
         if existing:
             confirm(f"Move the expiry of all finished records of {what} to {exact_text(us)}?", yes=yes)
-        reach.ask(SetWindow(_tenant(reach), consumer, event_type, us, existing))
+        reach.act(SetWindow(_tenant(reach), consumer, event_type, us, existing))
         say(f"The window of {what} is {exact_text(us)}.")
         if consumer not in {name for _, name in reach.stored_settings().modes}:
             say(f"No consumer {consumer!r} has been here yet{reach.did_you_mean(consumer)}")
@@ -143,7 +143,7 @@ def unset_window(
         name = (_tenant(reach), consumer, event_type)
         if name not in reach.stored_settings().windows:
             raise Stop(f"no window is stored for {_named(consumer, event_type)}", NOT_FOUND)
-        reach.ask(SetWindow(*name, None))
+        reach.act(SetWindow(*name, None))
     say(f"The window of {_named(consumer, event_type)} was removed.")
 
 

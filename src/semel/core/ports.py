@@ -31,6 +31,8 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     """`watch` tells of changes made through this object."""
     instant: bool = False
     """`send` never waits, so callers are not gathered into batches."""
+    audits: bool = False
+    """Whoever is behind it writes the audit of what its callers do: they write none themselves."""
 
 
 @runtime_checkable

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from semel.core.ports import AsyncStore, Store
 from semel.errors import SemelError
@@ -21,7 +22,7 @@ from semel.server.events import Events
 from semel.server.gauges import Gauges
 from semel.server.guard import Guard
 from semel.server.openapi import Document
-from semel.server.problems import Problem, problem_of
+from semel.server.problems import Problem, failed, problem_of
 from semel.server.routes import claims, docs, events, health, items, records
 from semel.server.service import Service
 from semel.server.settings import ServeSettings
@@ -81,9 +82,12 @@ def create_app(
         each.add(app, document)
     app.openapi = lambda: document.made(app)  # type: ignore[method-assign]
     app.add_middleware(Guard, service=service)
+    if settings.proxies:  # outside of the guard, which counts requests by their peers
+        app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.proxies))
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(SemelError, _semel_error)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _failed)
     app.add_exception_handler(RequestValidationError, _parameter_error)
     if settings.dashboard:
         app.mount(PAGES, create_pages(desk))
@@ -105,6 +109,10 @@ async def _problem(_request: Request, error: Any) -> Response:
 
 async def _semel_error(_request: Request, error: Any) -> Response:
     return problem_of(error).response()
+
+
+async def _failed(_request: Request, _error: Any) -> Response:
+    return failed().response()
 
 
 async def _http_error(_request: Request, error: Any) -> Response:

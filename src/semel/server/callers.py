@@ -29,22 +29,13 @@ from semel.core.commands import (
     SetWindow,
     SwitchMode,
 )
-from semel.server import benchmarks, tokens
 from semel.server.problems import Problem
-from semel.server.tokens import ROLES, Role
+from semel.server.tokens import OWN, ROLES, Role, Token
 from semel.types import Record, Stats
 
-__all__ = ["ANYBODY", "Caller", "scoped", "unscoped"]
+__all__ = ["ANYBODY", "Caller", "caller_for", "permit", "scoped", "unscoped"]
 
 R = TypeVar("R", bound=Claim | Renew | Settle | Lookup | Forget | Resolve)
-
-RESERVED = "semel."
-"""Consumers of semel's own, such as the audit: only admins write there."""
-HIDDEN = {
-    tokens.TENANT: "tokens are not reached over HTTP; use `semel token`",
-    benchmarks.TENANT: "benchmarks are not reached over HTTP; the dashboard shows them",
-}
-"""Tenants of semel's own, and what is said to whoever names one."""
 
 NEEDED: dict[type, Role] = {
     Lookup: "read",
@@ -73,54 +64,74 @@ class Caller(Struct, frozen=True):
     tenant: str | None
     """Whose records it reaches; `None`: everybody's."""
     role: Role
+    label: str = ""
+    """How the audit calls it."""
 
     def require(self, role: Role) -> None:
         """Raises `Problem` unless it may do what that role may."""
         if ROLES.index(self.role) < ROLES.index(role):
             raise Problem(403, "forbidden", f"this needs a token with the role {role}; yours has {self.role}")
 
-    def may_write(self, consumer: str) -> None:
-        """Raises `Problem` for a consumer of semel's own, unless an admin asks."""
-        if consumer.startswith(RESERVED):
-            self.require("admin")
+    def require_all_tenants(self, why: str) -> None:
+        """Raises `Problem` for a token of one tenant."""
+        if self.tenant is not None:
+            raise Problem(403, "forbidden", f"{why}; use a token of all tenants")
 
     def acting_for(self, named: str | None) -> str:
-        """The tenant of a request that may name one in its header `Semel-Tenant`."""
+        """The tenant of a request that may name one in its header `Semel-Tenant`. Raises `Problem`."""
         if self.tenant is None:
-            return _not_hidden(named or "")
+            return _not_own(named or "")
         if named:
             raise _named_a_tenant()
         return self.tenant
 
 
-ANYBODY = Caller("anybody", None, "admin")
-"""Who comes in where no token is asked for: on loopback only."""
+ANYBODY = Caller("anybody", None, "admin", "anybody on this computer")
+"""The caller where no token is asked for: on loopback, by choice."""
 
 
-def scoped(caller: Caller, item: Item) -> Item:
-    """The item as this caller may send it, for its own tenant. Raises `Problem`."""
+def caller_for(token: Token) -> Caller:
+    """Who sends this token."""
+    return Caller(f"token {token.id}", token.tenant, token.role, f"{token.name} (token {token.id})")
+
+
+def permit(caller: Caller, item: Item) -> None:
+    """Raises `Problem` unless this caller may send this item, whose tenant is spelled out.
+
+    The one check of endpoints and pages alike: the service asks it of every item that it carries out for a caller.
+    """
     caller.require("write" if isinstance(item, Scan) and item.orphaned else NEEDED[type(item)])
     match item:
         case ReadSettings():
-            return item
+            pass
         case Purge():
-            if caller.tenant is not None:
-                raise Problem(
-                    403, "forbidden", "purging is for a token of all tenants: it cleans up for everybody"
-                )
+            caller.require_all_tenants("purging cleans up for everybody")
+        case Scan() | Count():
+            _permit_tenant(caller, item.tenant)
+        case Mark() | SetWindow() | Admit() | SwitchMode():
+            _permit_tenant(caller, item.tenant)
+            _not_own_consumer(item.consumer)
+        case Lookup():
+            _permit_tenant(caller, item.id[0])
+            if item.id[1].startswith(OWN):
+                caller.require("admin")
+        case Claim() | Renew() | Settle() | Forget() | Resolve():
+            _permit_tenant(caller, item.id[0])
+            _not_own_consumer(item.id[1])
+
+
+def scoped(caller: Caller, item: Item) -> Item:
+    """The item with the tenant that this caller acts for. Raises `Problem` where it names another."""
+    match item:
+        case ReadSettings() | Purge():
             return item
         case Scan() | Count():
             tenant = item.tenant if caller.tenant is None else _own(caller, item.tenant or "")
-            _not_hidden(tenant or "")
             return item if tenant == item.tenant else replace(item, tenant=tenant)
         case Mark() | SetWindow() | Admit() | SwitchMode():
-            caller.may_write(item.consumer)
             tenant = _own(caller, item.tenant)
             return item if tenant == item.tenant else replace(item, tenant=tenant)
-        case Lookup():
-            return _with_own_id(caller, item)
-        case Claim() | Renew() | Settle() | Forget() | Resolve():
-            caller.may_write(item.id[1])
+        case Lookup() | Claim() | Renew() | Settle() | Forget() | Resolve():
             return _with_own_id(caller, item)
 
 
@@ -130,7 +141,7 @@ def unscoped(caller: Caller, answer: Answer) -> Answer:
         return _own_settings(caller, answer)
     if isinstance(answer, Page):
         if caller.tenant is None:
-            return Page([each for each in answer.records if each.tenant not in HIDDEN], answer.cursor)
+            return Page([each for each in answer.records if not each.tenant.startswith(OWN)], answer.cursor)
         return Page([_nameless(each) for each in answer.records], answer.cursor) if caller.tenant else answer
     if caller.tenant is None:
         return answer
@@ -147,7 +158,7 @@ def _with_own_id(caller: Caller, item: R) -> R:
 
 def _own(caller: Caller, said: str) -> str:
     if caller.tenant is None:
-        return _not_hidden(said)
+        return said
     if said:
         raise _named_a_tenant()
     return caller.tenant
@@ -157,7 +168,7 @@ def _own_settings(caller: Caller, settings: Settings) -> Settings:
     if caller.tenant is None:
         return Settings(
             settings.windows,
-            {place: mode for place, mode in settings.modes.items() if place[0] not in HIDDEN},
+            {place: mode for place, mode in settings.modes.items() if not place[0].startswith(OWN)},
             settings.ids,
             settings.live_us,
         )
@@ -180,7 +191,26 @@ def _named_a_tenant() -> Problem:
     )
 
 
-def _not_hidden(tenant: str) -> str:
-    if tenant in HIDDEN:
-        raise Problem(403, "forbidden", HIDDEN[tenant])
+def _permit_tenant(caller: Caller, tenant: str | None) -> None:
+    if caller.tenant is not None and caller.tenant != tenant:
+        raise _named_a_tenant()
+    _not_own(tenant or "")
+
+
+def _not_own(tenant: str) -> str:
+    """Raises `Problem` for a tenant that holds what semel itself keeps: tokens, sessions, audit, figures."""
+    if tenant.startswith(OWN):
+        raise Problem(
+            403,
+            "forbidden",
+            f"tenants that begin with {OWN!r} hold records of semel itself and are not reached over HTTP;"
+            " use `semel token` and `semel list --internal`, or look at the dashboard",
+        )
     return tenant
+
+
+def _not_own_consumer(consumer: str) -> None:
+    if consumer.startswith(OWN):
+        raise Problem(
+            403, "forbidden", f"consumers that begin with {OWN!r} are semel's own; nobody writes to them here"
+        )

@@ -3,12 +3,12 @@
 import asyncio
 import time
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semel.errors import StoreError
-from semel.server.callers import ANYBODY, Caller
+from semel.server.callers import ANYBODY, Caller, caller_for
 from semel.server.problems import Problem, unavailable
 from semel.server.service import Service
 from semel.server.settings import is_loopback
@@ -16,6 +16,7 @@ from semel.server.settings import is_loopback
 __all__ = ["Guard", "read_body", "too_long"]
 
 GUARDED = ("/v1/", "/metrics")
+FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="semel"'}
 
 
@@ -65,7 +66,7 @@ class Guard:
                 401, "unauthorized", "a valid token is needed: Authorization: Bearer semel_...", CHALLENGE
             )
         service.pace(f"token {token.id}")
-        return Caller(f"token {token.id}", token.tenant, token.role)
+        return caller_for(token)
 
 
 class Answered:
@@ -79,14 +80,22 @@ class Answered:
         """Pass it on."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            MutableHeaders(scope=message).setdefault("X-Content-Type-Options", "nosniff")
         await self._send(message)
 
 
 def _keep_browsers_out(headers: Headers) -> None:
     """Without tokens, a page that somebody looks at must not reach the service through their browser.
 
-    A foreign name that resolves to this computer shows in `Host`, a foreign page in `Origin`.
+    A foreign name that resolves to this computer shows in `Host`, a foreign page in `Origin`. A local `Host` proves
+    nothing, since a proxy on this computer sends one too: what says that it was forwarded is refused.
     """
+    if any(name in headers for name in FORWARDED):
+        raise Problem(
+            403,
+            "forbidden",
+            "this server asks for no token, so it takes nothing through a proxy; leave --auth none out",
+        )
     host = headers.get("host", "").rpartition("@")[2]
     if not is_loopback(_name_of(host)):
         raise Problem(403, "forbidden", f"this server answers to loopback names only, not to {host[:100]!r}")

@@ -54,7 +54,8 @@ class Problem(Exception):
     def response(self) -> Response:
         """The answer."""
         body = msgspec.json.encode(self.document())
-        return Response(body, self.status, self.headers, media_type=PROBLEM_JSON)
+        headers = {"X-Content-Type-Options": "nosniff", **self.headers}
+        return Response(body, self.status, headers, media_type=PROBLEM_JSON)
 
 
 _KINDS: tuple[tuple[type[SemelError], int, str], ...] = (
@@ -76,6 +77,11 @@ def problem_of(error: SemelError) -> Problem:
             if status == HTTPStatus.SERVICE_UNAVAILABLE:
                 return unavailable()
             return Problem(status, name, str(error))
+    return failed()
+
+
+def failed() -> Problem:
+    """A fault of the server itself, of which its log says more."""
     return Problem(500, "failed", "the server failed; its log says why")
 
 

@@ -3,20 +3,23 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
+from semel import audit
 from semel.core.commands import Admit, Answer, Claim, Granted, Item, Renew, Scan, Settle
 from semel.core.ports import AsyncStore, Store, Twofold
-from semel.errors import RecordCorrupt, SemelError, StoreError, StoreUnavailable, UsageError
+from semel.errors import PolicyInvalid, RecordCorrupt, SemelError, StoreError, StoreUnavailable, UsageError
 from semel.observe.events import Hook, Hooks
 from semel.runtime import Runtime
-from semel.server import tokens
-from semel.server.callers import Caller
+from semel.server import sessions, tokens
+from semel.server.believed import Believed
+from semel.server.callers import Caller, permit
 from semel.server.checks import check
 from semel.server.limits import Buckets, LiveClaims
 from semel.server.metrics import Metrics
 from semel.server.problems import Problem, problem_of, unavailable
-from semel.server.settings import ServeSettings
+from semel.server.settings import ServeSettings, is_loopback
 from semel.server.telling import Telling
 from semel.server.tokens import Token
 from semel.stores.http.wire import Refusal
@@ -31,6 +34,7 @@ TOKENS_MAX = 10_000
 CONSUMERS_MAX = 10_000
 CROWDED = Refusal(429, "too-many-claims", "too many claims at a time; complete some first")
 LEASED: tuple[Mode, ...] = ("lease", "quarantine")
+V = TypeVar("V")
 
 
 class Service:
@@ -59,44 +63,94 @@ class Service:
         self._clock = clock
         self._buckets = Buckets(settings.limits.rate_per_s, clock)
         self._live = LiveClaims(settings.limits.live_claims_max, clock)
-        self._tokens: dict[str, tuple[float, Token | None]] = {}
+        self.first_token: str = ""
+        """The token that was made because the store never had one; to be shown once."""
+        self._tokens: Believed[Token] = Believed(TOKEN_LIVE_S, TOKENS_MAX, clock)
+        self._sessions: Believed[str] = Believed(TOKEN_LIVE_S, TOKENS_MAX, clock)
+        self._uses: Believed[bool] = Believed(tokens.USE_EVERY_US / 1e6, TOKENS_MAX, clock)
+        self._noting: set[asyncio.Task[None]] = set()
         self._modes: dict[tuple[str, str], Mode] = {}
 
     async def open(self) -> None:
-        """Connect to the store, and see whether callers need a token. Raises `StoreError`."""
+        """Connect to the store, and see whom to let in. Raises `StoreError`, and `PolicyInvalid` for an open door."""
         await self.runtime.aconnect(tokens.TENANT, tokens.CONSUMER, "lease", "")
-        known = await self.ask(tokens.tokens())
-        self.needs_token = self.settings.auth_for(has_tokens=bool(known)) == "tokens"
+        settings = self.settings
+        is_closed = await self.ask(tokens.were_made())
+        if settings.auth == "none":
+            if is_closed:
+                raise PolicyInvalid(
+                    "this store has had tokens, so it stays closed: leave --auth none out, and make a token with"
+                    " `semel token create`, or serve another store"
+                )
+            self.needs_token = False
+        elif settings.first_token and not is_closed and is_loopback(settings.host):
+            _, self.first_token = await self.ask(tokens.create("first", None, "admin"))
 
     async def close(self) -> None:
         """Send what is queued and let go of the store."""
+        for task in self._noting:
+            task.cancel()
+        await asyncio.gather(*self._noting, return_exceptions=True)
         await self.runtime.aclose()
 
     # --- who is asking ---
 
     async def token(self, text: str) -> Token | None:
-        """The token as it was sent, if it is one of ours. Raises `Problem` when the store cannot be asked."""
+        """The token as it was sent, if it is valid. Raises `Problem` when the store cannot be asked."""
         halves = tokens.split(text)
         if halves is None:
             return None
         token = await self._token(halves[0])
-        return token if token is not None and token.matches(halves[1]) else None
+        return self._in_use(token) if token is not None and token.matches(halves[1]) else None
+
+    async def session(self, text: str) -> Token | None:
+        """The token that a session of the dashboard stands for, if both are valid. Raises `Problem`."""
+        if not sessions.SHAPE.fullmatch(text):
+            return None
+        token_id = await self._asked_for(self._sessions, text, sessions.find(text))
+        token = None if token_id is None else await self._token(token_id)
+        return None if token is None else self._in_use(token)
+
+    async def log_in(self, token: Token) -> str:
+        """Begin a session; returns what the browser keeps."""
+        text: str = await self.ask(sessions.start(token.id))
+        return text
+
+    async def log_out(self, text: str) -> None:
+        """End a session: here at once, on other instances within seconds."""
+        if sessions.SHAPE.fullmatch(text):
+            await self.ask(sessions.end(text))
+            self._sessions.drop(text)
 
     async def _token(self, token_id: str) -> Token | None:
-        until, token = self._tokens.get(token_id, (0.0, None))
-        if self._clock() < until:
-            return token
+        token = await self._asked_for(self._tokens, token_id, tokens.lookup(token_id))
+        return None if token is None or token.is_over(time.time_ns() // 1000) else token
+
+    async def _asked_for(self, believed: Believed[V], name: str, asking: tokens.Asking) -> V | None:
+        """What the store says, or said a moment ago."""
+        if believed.knows(name):
+            return believed[name]
         try:
-            token = await self.ask(tokens.lookup(token_id))
+            found: V | None = await self.ask(asking)
         except RecordCorrupt:
-            token = None
+            found = None
         except StoreError as error:
             raise unavailable() from error
-        self._tokens.pop(token_id, None)
-        self._tokens[token_id] = (self._clock() + TOKEN_LIVE_S, token)
-        if len(self._tokens) > TOKENS_MAX:
-            del self._tokens[next(iter(self._tokens))]
+        believed[name] = found
+        return found
+
+    def _in_use(self, token: Token) -> Token:
+        """Have it written that the token is used, behind the request: once a minute, however often it is."""
+        if not self._uses.knows(token.id):
+            self._uses[token.id] = True
+            task = asyncio.get_running_loop().create_task(self._note_use(token.id))
+            self._noting.add(task)
+            task.add_done_callback(self._noting.discard)
         return token
+
+    async def _note_use(self, token_id: str) -> None:
+        with suppress(StoreError):  # the next minute will do
+            await self.ask(tokens.note_use(token_id, time.time_ns() // 1000))
 
     def pace(self, name: str) -> None:
         """Count a request. Raises `Problem` for one too many."""
@@ -120,12 +174,16 @@ class Service:
             return end.value
 
     async def carry_out(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
-        """Answers by position. What is out of bounds is a `Refusal` in its place, and the others go on."""
+        """Answers by position. What is not permitted or out of bounds is a `Refusal` in its place; the others go on.
+
+        What operators do is written into the audit first. Raises `StoreError` where it cannot be.
+        """
         answers: list[Answer] = [None] * len(items)
         places: list[int] = []
         room = self._live.room(caller.name)
         for at, item in enumerate(items):
             try:
+                permit(caller, item)
                 check(item, self.settings.limits)
             except Problem as problem:
                 answers[at] = refusal(problem)
@@ -137,6 +195,7 @@ class Service:
                     continue
             places.append(at)
         sent = [items[at] for at in places]
+        await self._audit(caller, sent)
         for at, answer in zip(places, await self.send(sent), strict=True):
             if isinstance(answer, Unavailable) and isinstance(answer.error, UsageError):
                 answers[at] = refusal(problem_of(answer.error))  # the store can be reached, but not like that
@@ -144,6 +203,14 @@ class Service:
             answers[at] = answer
             self._note(caller, items[at], answer)
         return answers
+
+    async def _audit(self, caller: Caller, items: Sequence[Item]) -> None:
+        acts = [act for item in items if (act := audit.act_of(item)) is not None]
+        await asyncio.gather(*(self.note(caller, each.tenant, each.action, **each.details) for each in acts))
+
+    async def note(self, caller: Caller, tenant: str, action: str, **details: Any) -> None:
+        """Write an act into the audit, before it is done. Raises `StoreError`."""
+        await self.ask(audit.note(tenant, action, caller.label or caller.name, **details))
 
     async def one(self, caller: Caller, item: Item) -> Any:
         """The answer to one item. Raises `Problem` where there is none."""

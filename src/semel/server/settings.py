@@ -72,8 +72,12 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = PORT
     """0: any that is free."""
-    auth: Auth | None = None
-    """`None`: tokens, unless the address is loopback and no token was ever made."""
+    auth: Auth = "tokens"
+    """`none`: anybody on this computer may do anything. Only on loopback, on a store that never had a token."""
+    first_token: bool = False
+    """Whether to make a token of an admin of all tenants, on loopback, for a store that never had one."""
+    proxies: tuple[str, ...] = ()
+    """Addresses and networks of the proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are believed."""
     tls_cert: str = ""
     tls_key: str = ""
     """PEM files; both or neither."""
@@ -116,12 +120,10 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
                 f"refusing to listen on {self.host} without authentication: anybody who reaches it could claim, read"
                 " and forget; make a token with `semel token create` and leave --auth out"
             )
-
-    def auth_for(self, *, has_tokens: bool) -> Auth:
-        """Whether callers need a token: asked for, or whenever others could come."""
-        if self.auth is not None:
-            return self.auth
-        return "tokens" if has_tokens or not is_loopback(self.host) else "none"
+        if self.auth == "none" and self.proxies:
+            raise PolicyInvalid("behind a proxy anybody could come in: leave --auth none out, or --proxy")
+        for proxy in self.proxies:
+            _check_proxy(proxy)
 
 
 def is_loopback(host: str) -> bool:
@@ -132,3 +134,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def _check_proxy(proxy: str) -> None:
+    try:
+        network = ipaddress.ip_network(proxy)
+    except ValueError:
+        raise PolicyInvalid(
+            f"--proxy {proxy!r} is no address; write an address or a network, such as 10.0.0.7 or 10.0.0.0/24"
+        ) from None
+    if not network.prefixlen:
+        raise PolicyInvalid(f"--proxy {proxy!r} would trust everybody; name the address of your proxy")

@@ -1,27 +1,47 @@
-"""Tokens: who may come in, for which tenant, in which role. Records of the store, under a tenant of their own.
+"""Tokens: who may come in, for which tenant, in which role, until when. Records under a tenant of their own.
 
 Of a token only the SHA-256 of its secret half is kept. `semel_<id>_<secret>`: the id finds the record, the secret is
 compared in constant time. Every instance on the store knows every token; a revoked one is refused within seconds.
+
+A store that has ever had a token keeps a marker of that, so that it stays closed when the last token is revoked.
 """
 
 import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
+from semel import audit
 from semel.codec import decode, encode
 from semel.core.commands import Admit, Claim, Forget, Granted, Item, Lookup, Page, Scan, Settle
 from semel.errors import KeyInvalid, RecordCorrupt, StoreError
 from semel.forks import new_owner
 from semel.keys.limits import check_consumer
 from semel.plans import reachable
-from semel.types import Absent, Forgotten, Record
+from semel.types import Absent, Forgotten, Id, Record
 
-__all__ = ["CONSUMER", "ROLES", "TENANT", "Role", "Token", "create", "lookup", "revoke", "tokens"]
+__all__ = [
+    "CONSUMER",
+    "OWN",
+    "ROLES",
+    "TENANT",
+    "Role",
+    "Token",
+    "create",
+    "keep",
+    "last_uses",
+    "lookup",
+    "note_use",
+    "revoke",
+    "rotate",
+    "tokens",
+    "were_made",
+]
 
 Role: TypeAlias = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -32,8 +52,18 @@ CONSUMER = "tokens"
 """Where the records are: no caller of the service can name that tenant."""
 OWN = "semel."
 """How the names of tenants begin that hold what semel itself keeps: nobody gets a token for one."""
+RETIRED = "retired"
+"""Consumer of the records that say until when a rotated token is still valid."""
+USED = "used"
+"""Consumer of the records that say when a token was last used."""
+MARKER: Id = (TENANT, "marker", "closed")
+"""The record that says that this store has had a token."""
 FOREVER_US = 100 * 365 * 86400 * 1_000_000
-"""A token is valid until it is revoked; the window of its record is a hundred years."""
+"""A token without expiry is valid until it is revoked; the window of its record is a hundred years."""
+GRACE_US = 24 * 3600 * 1_000_000
+"""How long a rotated token stays valid beside the new one, unless said otherwise."""
+USE_EVERY_US = 60 * 1_000_000
+"""The use of a token is written at most so often."""
 LEASE_US = 10_000_000
 ID_BYTES = 8
 SECRET_BYTES = 32
@@ -57,6 +87,12 @@ class Token(msgspec.Struct, frozen=True):
     """SHA-256 of the secret, in hex."""
     created_at: int
     """By the store's clock, in microseconds."""
+    expires_at: int = 0
+    """The same; 0: never."""
+
+    def is_over(self, now_us: int) -> bool:
+        """Whether it has expired, or its grace after a rotation has ended."""
+        return bool(self.expires_at) and now_us >= self.expires_at
 
     def allows(self, role: Role) -> bool:
         """Whether it may do what that role may."""
@@ -73,46 +109,153 @@ def split(text: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
-def create(name: str, tenant: str | None, role: Role) -> Asking:
-    """Make a token; returns it and its text, which nobody can read again."""
+def create(
+    name: str, tenant: str | None, role: Role, expires_us: int | None = None, actor: str | None = None
+) -> Asking:
+    """Make a token; returns it and its text, which nobody can read again. The store is closed from then on."""
     check_consumer(name)
     if tenant:
         check_consumer(tenant)
         if tenant.startswith(OWN):
             raise KeyInvalid(f"tenants that begin with {OWN!r} are semel's own; choose another name")
     token_id, secret = secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
-    owner, place = new_owner(), _place(token_id)
-    reachable((yield Admit(TENANT, CONSUMER, "lease")))
-    granted = reachable((yield Claim(place, owner, LEASE_US, FOREVER_US)))
-    if not isinstance(granted, Granted):
-        raise StoreError("the token could not be stored; try again")
-    token = Token(token_id, name, tenant, role, _digest(secret), granted.first_seen)
-    value = encode(msgspec.to_builtins(token))
-    reachable((yield Settle(place, owner, granted.fence, "done", value, FOREVER_US, LEASE_US)))
+    yield from audit.note(
+        tenant or "",
+        "token create",
+        actor or audit.whoami(),
+        token=token_id,
+        name=name,
+        role=role,
+        all_tenants=tenant is None,
+    )
+    yield from _close()
+
+    def value(made_at: int) -> Token:
+        expires_at = 0 if expires_us is None else made_at + expires_us
+        return Token(token_id, name, tenant, role, _digest(secret), made_at, expires_at)
+
+    token = yield from keep(_place(token_id), value, FOREVER_US if expires_us is None else expires_us)
     return token, f"semel_{token_id}_{secret}"
+
+
+def rotate(
+    token: Token, expires_us: int | None = None, grace_us: int = GRACE_US, actor: str | None = None
+) -> Asking:
+    """Make a token like this one, which stays valid for the grace period; returns the new one and its text.
+
+    The new one lives as long as the old one was to live, unless `expires_us` says otherwise.
+    """
+    if expires_us is None and token.expires_at:
+        expires_us = token.expires_at - token.created_at
+    made, text = yield from create(token.name, token.tenant, token.role, expires_us, actor)
+    yield from audit.note(
+        token.tenant or "", "token rotate", actor or audit.whoami(), token=token.id, replaced_by=made.id
+    )
+    place = (TENANT, RETIRED, token.id)
+    yield Forget(place)  # of a rotation before
+    yield from keep(place, lambda made_at: {"until": made_at + grace_us}, FOREVER_US)
+    return made, text
+
+
+def were_made() -> Asking:
+    """Whether this store has ever had a token."""
+    if not isinstance(reachable((yield Lookup(MARKER))), Absent):
+        return True
+    if (yield from tokens()):  # made before there was a marker
+        yield from _close()
+        return True
+    return False
 
 
 def lookup(token_id: str) -> Asking:
     """The token of that id, or `None`."""
     record = reachable((yield Lookup(_place(token_id))))
-    return None if isinstance(record, Absent) else _token(record)
+    token = None if isinstance(record, Absent) else _token(record)
+    if token is None:
+        return None
+    retired = reachable((yield Lookup((TENANT, RETIRED, token_id))))
+    return token if isinstance(retired, Absent) else _shortened(token, retired)
 
 
 def tokens() -> Asking:
     """All tokens, oldest first."""
-    found: list[Token] = []
+    found = [token for record in (yield from _records(CONSUMER)) if (token := _token(record)) is not None]
+    retired = {record.key: record for record in (yield from _records(RETIRED))}
+    found = [_shortened(each, retired[each.id]) if each.id in retired else each for each in found]
+    return sorted(found, key=lambda token: token.created_at)
+
+
+def last_uses() -> Asking:
+    """When each token was last used, to the minute, by its id; of those that were used."""
+    return {record.key: record.settled_at for record in (yield from _records(USED))}
+
+
+def note_use(token_id: str, now_us: int) -> Asking:
+    """Write that a token is in use, unless any instance did so within the last minute."""
+    place = (TENANT, USED, token_id)
+    record = reachable((yield Lookup(place)))
+    if isinstance(record, Record):
+        if now_us - record.settled_at < USE_EVERY_US:
+            return
+        reachable((yield Forget(place, fence=record.fence)))
+    yield from keep(place, lambda _: None, FOREVER_US)
+
+
+def revoke(token_id: str, actor: str | None = None) -> Asking:
+    """Make a token worthless; returns whether there was one."""
+    token = yield from lookup(token_id)
+    if token is None:
+        return False
+    yield from audit.note(
+        token.tenant or "", "token revoke", actor or audit.whoami(), token=token_id, name=token.name
+    )
+    found = isinstance(reachable((yield Forget(_place(token_id)))), Forgotten)
+    for consumer in (RETIRED, USED):
+        reachable((yield Forget((TENANT, consumer, token_id))))
+    return found
+
+
+def keep(place: Id, value: Callable[[int], Any], window_us: int) -> Asking:
+    """Store a value in a new record; it is made with the store's time, and returned."""
+    owner = new_owner()
+    reachable((yield Admit(place[0], place[1], "lease")))
+    granted = reachable((yield Claim(place, owner, LEASE_US, window_us)))
+    if not isinstance(granted, Granted):
+        raise StoreError("it could not be stored; try again")
+    made = value(granted.first_seen)
+    encoded = encode(msgspec.to_builtins(made))
+    reachable((yield Settle(place, owner, granted.fence, "done", encoded, window_us, LEASE_US)))
+    return made
+
+
+def _close() -> Asking:
+    """Mark the store as one that has had a token, before it has it."""
+    if isinstance(reachable((yield Lookup(MARKER))), Absent):
+        with suppress(StoreError):  # another one marks it at the same time
+            yield from keep(MARKER, lambda _: None, FOREVER_US)
+        if isinstance(reachable((yield Lookup(MARKER))), Absent):
+            raise StoreError("the store could not be closed, so no token was made; try again")
+
+
+def _records(consumer: str) -> Asking:
+    found: list[Record] = []
     cursor: str | None = None
     while True:
-        page: Page = reachable((yield Scan(TENANT, CONSUMER, "done", cursor=cursor, limit=PAGE)))
-        found += [token for record in page.records if (token := _token(record)) is not None]
+        page: Page = reachable((yield Scan(TENANT, consumer, "done", cursor=cursor, limit=PAGE)))
+        found += page.records
         cursor = page.cursor
         if cursor is None:
-            return sorted(found, key=lambda token: token.created_at)
+            return found
 
 
-def revoke(token_id: str) -> Asking:
-    """Make a token worthless; returns whether there was one."""
-    return isinstance(reachable((yield Forget(_place(token_id)))), Forgotten)
+def _shortened(token: Token, retired: Record) -> Token:
+    """The token with the end of its grace; a record that does not read ends it at once."""
+    try:
+        until = int(decode(retired.value or b"")["until"])
+    except (RecordCorrupt, KeyError, TypeError, ValueError):
+        until = 1
+    ends_at = min(until, token.expires_at) if token.expires_at else until
+    return msgspec.structs.replace(token, expires_at=ends_at)
 
 
 def _token(record: Record) -> Token | None:
@@ -124,7 +267,7 @@ def _token(record: Record) -> Token | None:
         raise RecordCorrupt(f"a stored token does not read: {error}") from error
 
 
-def _place(token_id: str) -> tuple[str, str, str]:
+def _place(token_id: str) -> Id:
     return (TENANT, CONSUMER, token_id)
 
 

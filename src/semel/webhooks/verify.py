@@ -16,7 +16,7 @@ from msgspec import Struct
 from semel.errors import KeyInvalid, PolicyInvalid
 from semel.intake import TYPE_BYTES_MAX
 from semel.keys.limits import check as check_key
-from semel.signing import SECRETS_MAX
+from semel.signing import SECRET_BYTES_MIN, SECRETS_MAX
 
 __all__ = [
     "ID_BYTES_MAX",
@@ -103,9 +103,13 @@ def secrets_of(secrets: str | Sequence[str]) -> list[str]:
     given = [secrets] if isinstance(secrets, str) else list(secrets)
     if not 1 <= len(given) <= SECRETS_MAX:
         raise PolicyInvalid(f"1 to {SECRETS_MAX} secrets are needed to verify with")
-    if not all(each.strip() for each in given):
-        raise PolicyInvalid("a webhook's secret is empty; whoever knows that could sign anything")
-    return [each.strip() for each in given]
+    given = [each.strip() for each in given]
+    shortest = min(map(len, given))
+    if shortest < SECRET_BYTES_MIN:
+        raise PolicyInvalid(
+            f"a webhook's secret has {shortest} characters, so it can be guessed; use at least {SECRET_BYTES_MIN}"
+        )
+    return given
 
 
 def unbase64(text: str) -> bytes | None:

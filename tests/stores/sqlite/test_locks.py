@@ -148,7 +148,7 @@ def explain(path: Path) -> None:
 
 
 def pages(path: Path) -> None:
-    with serving(ServeSettings(store=f"sqlite:///{path}", port=0)) as running:
+    with serving(ServeSettings(auth="none", store=f"sqlite:///{path}", port=0)) as running:
         for page in (
             "/ui/",
             "/ui/events",

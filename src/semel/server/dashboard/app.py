@@ -42,7 +42,7 @@ def create_pages(desk: Desk) -> Starlette:
 
     async def logout(request: Request) -> Response:
         await form_of(request)
-        return log_out()
+        return await log_out(request, desk.service)
 
     app = Starlette(
         routes=[

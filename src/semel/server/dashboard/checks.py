@@ -10,7 +10,6 @@ from starlette.routing import Route
 
 from semel import audit
 from semel.cli.output import redacted
-from semel.cli.shown import readable
 from semel.core.commands import Page, Scan
 from semel.core.ports import AsyncStore, Store
 from semel.observe.doctor import Finding, examine
@@ -116,27 +115,15 @@ def _examined(url: str) -> list[Finding]:
     return [Finding(each.check, each.level, redacted(each.what), each.fix) for each in examine(store)]
 
 
-async def _audited(desk: Desk, viewer: Viewer) -> list[dict[str, Any]]:
+async def _audited(desk: Desk, viewer: Viewer) -> list[audit.Entry]:
     """What was done, the newest first."""
-    rows: list[dict[str, Any]] = []
-    cursor: str | None = None
+    rows: list[audit.Entry] = []
+    prefix, cursor = audit.prefix_of(viewer.tenant), None
     while True:
         page: Page = await desk.looks.slow(
-            Scan(viewer.tenant, audit.CONSUMER, "done", cursor=cursor, limit=AUDIT_ROWS)
+            Scan(audit.TENANT, audit.CONSUMER, prefix=prefix, cursor=cursor, limit=AUDIT_ROWS)
         )
-        for record in page.records:
-            value, _ = readable(record.value)
-            said = value if isinstance(value, dict) else {}
-            details = {name: each for name, each in said.items() if name not in ("action", "actor")}
-            rows.append(
-                {
-                    "at_us": record.settled_at,
-                    "tenant": record.tenant,
-                    "action": said.get("action", "?"),
-                    "actor": said.get("actor", "?"),
-                    "details": details,
-                }
-            )
+        rows += [audit.entry_of(record) for record in page.records]
         cursor = page.cursor
         if cursor is None:
-            return sorted(rows, key=lambda row: -int(row["at_us"]))[:AUDIT_ROWS]
+            return sorted(rows, key=lambda row: -row.at_us)[:AUDIT_ROWS]

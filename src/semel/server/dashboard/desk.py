@@ -8,7 +8,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from semel import audit
 from semel.core.commands import Answer
 from semel.errors import StoreError
 from semel.lazily import logging
@@ -21,7 +20,6 @@ from semel.server.dashboard.looks import Looks
 from semel.server.dashboard.rendering import page
 from semel.server.dashboard.tail import Tail
 from semel.server.events import Events
-from semel.server.problems import Problem
 from semel.server.service import Service
 
 __all__ = ["Desk"]
@@ -86,10 +84,7 @@ class Desk:
     async def overseer(self, request: Request) -> Viewer:
         """Who looks at what is about the whole store. Raises `LoginNeeded`, and `Problem` for who sees one tenant."""
         viewer = await self.viewer(request)
-        if not viewer.sees_all:
-            raise Problem(
-                403, "forbidden", "this is about the whole store; log in with a token of all tenants"
-            )
+        viewer.caller.require_all_tenants("this is about the whole store")
         return viewer
 
     async def page(
@@ -110,10 +105,6 @@ class Desk:
     def store_name(self) -> str:
         """What is behind all this, without its address."""
         return self.service.runtime.store.name.partition(":")[0]
-
-    async def note(self, viewer: Viewer, tenant: str, action: str, **details: Any) -> None:
-        """Write an action into the audit, before it is done."""
-        await self.service.ask(audit.note(tenant, action, viewer.label, **details))
 
 
 def range_of(request: Request) -> Range:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from semel.digests import digest
-from semel.server.callers import ANYBODY, Caller
+from semel.server.callers import ANYBODY, Caller, caller_for
 from semel.server.guard import read_body
 from semel.server.problems import Problem
 from semel.server.service import Service
@@ -17,7 +17,7 @@ from semel.types import Id
 
 __all__ = ["COOKIE", "LoginNeeded", "Viewer", "form_of", "log_in", "log_out", "viewer_of"]
 
-COOKIE = "semel_token"
+COOKIE = "semel_session"
 PATH = "/ui"
 """The cookie is for the pages alone: no request to `/v1` ever carries it."""
 FORM_BYTES_MAX = 64 * 1024
@@ -33,9 +33,12 @@ class Viewer(Struct, frozen=True):
     """Whoever looks."""
 
     caller: Caller
-    label: str
-    """How the audit calls them."""
     has_token: bool
+
+    @property
+    def label(self) -> str:
+        """How the audit calls them."""
+        return self.caller.label
 
     @property
     def tenant(self) -> str | None:
@@ -64,20 +67,13 @@ class Viewer(Struct, frozen=True):
 async def viewer_of(request: Request, service: Service) -> Viewer:
     """Whoever is logged in. Raises `LoginNeeded`, or `Problem` where the store cannot be asked."""
     if not service.needs_token:
-        return Viewer(ANYBODY, "anybody on this computer", has_token=False)
-    found = await _known(service, request.cookies.get(COOKIE, ""))
-    if found is None:
-        raise LoginNeeded
-    service.pace(found.caller.name)
-    return found
-
-
-async def _known(service: Service, text: str) -> Viewer | None:
-    token = await service.token(text)
+        return Viewer(ANYBODY, has_token=False)
+    token = await service.session(request.cookies.get(COOKIE, ""))
     if token is None:
-        return None
-    caller = Caller(f"token {token.id}", token.tenant, token.role)
-    return Viewer(caller, f"{token.name} (token {token.id})", has_token=True)
+        raise LoginNeeded
+    caller = caller_for(token)
+    service.pace(caller.name)
+    return Viewer(caller, has_token=True)
 
 
 async def form_of(request: Request) -> dict[str, str]:
@@ -100,25 +96,33 @@ def _is_ours(request: Request) -> bool:
 
 
 async def log_in(request: Request, service: Service, text: str) -> Response | None:
-    """Remember a token in a cookie that no script can read; nothing if it is none of ours."""
+    """Begin a session, whose id goes into a cookie that no script can read; nothing if the token is not valid."""
     peer: Any = request.client
     service.pace(f"peer {peer.host if peer else ''}")
-    if await _known(service, text.strip()) is None:
+    token = await service.token(text.strip())
+    if token is None:
         return None
     response = RedirectResponse(f"{PATH}/", 303)
     response.set_cookie(
         COOKIE,
-        text.strip(),
+        await service.log_in(token),
         path=PATH,
-        secure=request.url.scheme == "https",
+        secure=_is_secure(request),
         httponly=True,
         samesite="strict",
     )
     return response
 
 
-def log_out() -> Response:
-    """Forget the token."""
+def _is_secure(request: Request) -> bool:
+    """Whether the browser speaks TLS: with us or with a named proxy, or as it says itself, for its own cookie."""
+    origin: str = request.headers.get("origin", "")
+    return request.url.scheme == "https" or origin.startswith("https://")
+
+
+async def log_out(request: Request, service: Service) -> Response:
+    """End the session, everywhere within seconds."""
+    await service.log_out(request.cookies.get(COOKIE, ""))
     response = RedirectResponse(f"{PATH}/login", 303)
-    response.delete_cookie(COOKIE, path=PATH, httponly=True, samesite="strict")
+    response.delete_cookie(COOKIE, path=PATH, secure=_is_secure(request), httponly=True, samesite="strict")
     return response

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from semel.audit import TENANT as AUDIT
 from semel.core.commands import Answer, Count, Item, Scan
 from semel.core.ports import AsyncStore, Store
 from semel.errors import StoreUnavailable
@@ -33,7 +34,7 @@ COUNT_SHARE = 0.05
 COUNTS_MAX = 100
 """Tenants whose counts are remembered."""
 FIRST_COUNT_S = 3.0
-OWN_TENANTS = (TOKENS, ROLLUPS, BENCHMARKS)
+OWN_TENANTS = (TOKENS, ROLLUPS, BENCHMARKS, AUDIT)
 """Semel's own records, which no page shows."""
 
 

@@ -39,7 +39,8 @@ def routes(desk: Desk) -> list[Route]:
         verb, ids = form.get("verb", ""), _ids(form.get("id", ""))
         if verb not in ("retry", "drop") or not box.is_there or (verb == "drop" and ids is None):
             raise Problem(422, "invalid", "say which message, and whether to retry or to drop it")
-        await desk.note(viewer, "", f"outbox {verb}", ids=", ".join(ids) if ids else "all that are dead")
+        said = ", ".join(ids) if ids else "all that are dead"
+        await desk.service.note(viewer.caller, "", f"outbox {verb}", ids=said)
         count: int = await box.use(lambda rows: rows.retry(ids) if verb == "retry" else rows.drop(ids or []))
         return RedirectResponse(f"/ui/outbox?done={count}", 303)
 

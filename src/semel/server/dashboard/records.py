@@ -14,6 +14,7 @@ from semel.core.commands import Forget, Lookup, Page, Resolve, Scan
 from semel.errors import KeyInvalid, StoreUnavailable
 from semel.keys.limits import check as check_key
 from semel.plans import reachable
+from semel.server.callers import permit
 from semel.server.dashboard.desk import Desk
 from semel.server.dashboard.door import Viewer, form_of
 from semel.server.dashboard.looks import DEFAULT_WINDOW_US, OWN_TENANTS, records_of
@@ -128,6 +129,7 @@ async def _found(desk: Desk, viewer: Viewer, request: Request) -> dict[str, Any]
         item = Scan(
             viewer.tenant, consumer or None, state, query, cursor=asked.get("cursor") or None, limit=PAGE_ROWS
         )
+        permit(viewer.caller, item)
         page: Page = await _scanned(desk, item)
         values["records"] = [_row(each) for each in page.records if each.tenant not in OWN_TENANTS]
         values["cursor"], values["listed"] = page.cursor, True
@@ -150,14 +152,14 @@ async def _record(desk: Desk, viewer: Viewer, request: Request) -> Record:
     """The record that an address names, for whoever may see it. Raises `Problem`."""
     named = request.query_params.get("tenant", "")
     tenant = named if viewer.tenant is None else viewer.tenant
-    if tenant in OWN_TENANTS:
-        raise Problem(404, "absent", "semel's own records are not shown here")
     key = request.path_params["key"]
     try:
         check_key(key)
     except KeyInvalid as error:
         raise Problem(404, "absent", str(error)) from error
-    (answer,) = await desk.looks.quick((Lookup((tenant, request.path_params["consumer"], key)),))
+    item = Lookup((tenant, request.path_params["consumer"], key))
+    permit(viewer.caller, item)
+    (answer,) = await desk.looks.quick((item,))
     record = reachable(answer)
     if isinstance(record, Absent):
         raise Problem(
@@ -186,8 +188,6 @@ async def _event(desk: Desk, record: Record) -> dict[str, Any]:
 
 
 async def _forget(desk: Desk, viewer: Viewer, record: Record, force: bool) -> None:  # noqa: FBT001 - a tick in a form
-    details = {"consumer": record.consumer, "key": record.key, "fence": record.fence, "state": record.state}
-    await desk.note(viewer, record.tenant, "forget --force" if force else "forget", **details)
     if force and audit.is_forced(record):
         audit.warn(record, viewer.label)
     found = await desk.service.one(viewer.caller, Forget(record.id, force, record.fence))
@@ -208,7 +208,8 @@ async def _replay(desk: Desk, viewer: Viewer, record: Record, fence: str) -> Non
             409, "payload-unknown", "its payload is not kept here; forget it, and its next delivery runs"
         )
     details = {"consumer": record.consumer, "key": record.key, "fence": record.fence, "state": record.state}
-    await desk.note(viewer, record.tenant, "replay", **details)
+    permit(viewer.caller, Forget(record.id))  # what a replay begins with
+    await desk.service.note(viewer.caller, record.tenant, "replay", **details)
     if not await desk.taker.again(record, event):
         raise _changed()
 
@@ -217,14 +218,6 @@ async def _decide(desk: Desk, viewer: Viewer, record: Record, form: dict[str, st
     to = form.get("to", "")
     if to not in ("done", "absent") or not form.get("fence", "").isdecimal():
         raise Problem(422, "invalid", "say whether it happened: done or absent")
-    await desk.note(
-        viewer,
-        record.tenant,
-        f"resolve to {to}",
-        consumer=record.consumer,
-        key=record.key,
-        fence=record.fence,
-    )
     settings = await desk.figures.settings()
     window = resolve(settings.windows, record.tenant, record.consumer, record.event_type, DEFAULT_WINDOW_US)
     value = encode(None) if to == "done" else None

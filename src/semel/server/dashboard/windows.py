@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from semel.cli.shown import exact_text
 from semel.core.commands import SetWindow
 from semel.errors import SemelError
 from semel.keys.limits import check_consumer
@@ -89,10 +88,6 @@ async def _set(desk: Desk, viewer: Viewer, form: dict[str, str]) -> None:
         raise problem_of(error) from error
     if len(event_type) > TYPE_CHARS_MAX:
         raise Problem(422, "invalid", f"an event type has {TYPE_CHARS_MAX} characters at most")
-    said = "removed" if us is None else exact_text(us)
-    await desk.note(
-        viewer, tenant, "window set", consumer=consumer, event_type=event_type, window=said, existing=existing
-    )
     await desk.service.one(viewer.caller, SetWindow(tenant, consumer, event_type, us, existing))
     desk.service.runtime.expire_settings()
     desk.figures.expire()

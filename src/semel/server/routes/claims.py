@@ -133,7 +133,6 @@ async def claim_many(request: Request) -> Response:
     ask = asked(request, "write")
     said = await read(request, _claims)
     many(len(said.claims), ask.service)
-    ask.caller.may_write(said.consumer)
     limits = ask.service.settings.limits
     plan = Plan(
         consumer=said.consumer,
@@ -219,7 +218,6 @@ async def end_many(request: Request, endings: Sequence[Ending]) -> Response:
 
 def _item(ask: Asked, ending: Ending) -> Item:
     held = _held(ending.claim)
-    ask.caller.may_write(held.consumer)
     place = (ask.tenant, held.consumer, held.key)
     if isinstance(ending, Renewing):
         return Renew(place, held.owner, held.fence, held.lease_us)

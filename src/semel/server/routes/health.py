@@ -7,7 +7,7 @@ from starlette.responses import Response
 from semel.core.commands import ReadSettings
 from semel.errors import StoreError
 from semel.server.openapi import Document
-from semel.server.problems import Problem, unavailable
+from semel.server.problems import unavailable
 from semel.server.routes.base import asked
 from semel.server.service import Service
 from semel.types import Unavailable
@@ -54,8 +54,7 @@ def add(app: FastAPI, document: Document) -> None:
     async def metrics(request: Request) -> Response:
         """Counters of this instance. Needs a token of all tenants, with any role."""
         ask = asked(request, "read")
-        if ask.caller.tenant is not None:
-            raise Problem(403, "forbidden", "the metrics are about all tenants; use a token of all")
+        ask.caller.require_all_tenants("the metrics are about all tenants")
         return Response(ask.service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     app.include_router(routes)

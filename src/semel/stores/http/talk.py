@@ -79,13 +79,14 @@ class Talk:
         """As the server said when the store was opened; until then, what is hoped for."""
         about = self.about
         if about is None:
-            return Capabilities(durable=True, shared=True, notifies=True)
+            return Capabilities(durable=True, shared=True, notifies=True, audits=True)
         return Capabilities(
             durable=about.durable,
             exact=about.exact,
             fenced=about.fenced,
             shared=True,  # others reach the server as we do, whatever is behind it
             notifies=True,
+            audits=True,
         )
 
     def client_options(self) -> dict[str, Any]:

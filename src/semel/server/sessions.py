@@ -1,0 +1,51 @@
+"""Sessions of the dashboard: a browser holds a random id, the store knows which token it stands for.
+
+The records are under the tenant of the tokens, by the digest of the id: every instance knows every session, and who can
+read the store can take over none. A session ends with its token, when somebody logs out, and after a week.
+"""
+
+import hashlib
+import re
+import secrets
+
+from semel.codec import decode
+from semel.core.commands import Forget, Lookup
+from semel.errors import RecordCorrupt
+from semel.plans import reachable
+from semel.server.tokens import TENANT, Asking, keep
+from semel.types import Id, Record
+
+__all__ = ["SHAPE", "end", "find", "start"]
+
+CONSUMER = "sessions"
+LASTS_US = 7 * 86400 * 1_000_000
+ID_BYTES = 32
+SHAPE = re.compile(r"[A-Za-z0-9_-]{43}")
+
+
+def start(token_id: str) -> Asking:
+    """Begin a session for a token; returns what the browser keeps."""
+    text = secrets.token_urlsafe(ID_BYTES)
+    yield from keep(_place(text), lambda _: token_id, LASTS_US)
+    return text
+
+
+def find(text: str) -> Asking:
+    """The id of the token that a session stands for, or `None`."""
+    record = reachable((yield Lookup(_place(text))))
+    if not isinstance(record, Record) or record.state != "done" or record.value is None:
+        return None
+    try:
+        token_id = decode(record.value)
+    except (RecordCorrupt, ValueError):
+        return None
+    return token_id if isinstance(token_id, str) else None
+
+
+def end(text: str) -> Asking:
+    """Log out."""
+    reachable((yield Forget(_place(text))))
+
+
+def _place(text: str) -> Id:
+    return (TENANT, CONSUMER, hashlib.sha256(text.encode()).hexdigest())
