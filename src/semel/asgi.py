@@ -6,6 +6,7 @@ record completed, and only then is it sent; what is streamed passes through, all
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from semel.aclient import AsyncSemel
@@ -21,6 +22,7 @@ from semel.http.rules import (
     Rules,
     caller_unknown,
     failed,
+    is_stranger,
     key_in,
     streams,
     too_large,
@@ -149,12 +151,19 @@ class IdempotencyMiddleware(Front[AsyncSemel]):
         """Run the protocol around the application, and answer."""
         try:
             outcome: Outcome[Any] = await self.client.run(key, _serve, exchange)
+            if is_stranger(outcome):
+                await self._forget(key)
         except (StoreUnavailable, StoreClosed) as error:
             outcome = Unavailable(error)
         if type(outcome) is Unavailable and self.rules.fail_open:
             await exchange.run_unguarded()
         else:
             await exchange.respond(outcome)
+
+    async def _forget(self, key: str) -> None:
+        """Keep nothing of a released claim; one that somebody has taken or completed since stays."""
+        with suppress(StoreUnavailable):  # it goes with its window
+            await self.client.records.forget(key, state="claimed")
 
     def adopt(self, task: "asyncio.Task[None] | None") -> None:
         """Hold a task that nobody waits for until it ends, and let no error of it get lost."""

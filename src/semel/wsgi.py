@@ -5,6 +5,7 @@ gathered, the record completed, and only then is it returned; what is streamed i
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from http import HTTPStatus
 from io import BytesIO
 from typing import Any, TypeAlias
@@ -21,6 +22,7 @@ from semel.http.rules import (
     Rules,
     caller_unknown,
     failed,
+    is_stranger,
     key_in,
     streams,
     too_large,
@@ -112,11 +114,18 @@ class IdempotencyMiddleware(Front[Semel]):
     def _guard(self, exchange: "Exchange", key: str) -> Iterable[bytes]:
         try:
             outcome: Outcome[Any] = self.client.run(key, _serve, exchange)
+            if is_stranger(outcome):
+                self._forget(key)
         except (StoreUnavailable, StoreClosed) as error:
             outcome = Unavailable(error)
         if type(outcome) is Unavailable and self.rules.fail_open:
             return self.app(exchange.environ, exchange.start_response)
         return exchange.respond(outcome)
+
+    def _forget(self, key: str) -> None:
+        """Keep nothing of a released claim; one that somebody has taken or completed since stays."""
+        with suppress(StoreUnavailable):  # it goes with its window
+            self.client.records.forget(key, state="claimed")
 
 
 class Exchange:

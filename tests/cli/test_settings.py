@@ -16,7 +16,8 @@ def shown(place: Path, *args: str, **env: str) -> dict[str, tuple[object, str]]:
 SERVE = {
     "host": "127.0.0.1",
     "port": 8787,
-    "auth": None,
+    "auth": "tokens",
+    "proxy": "",
     "tls_cert": "",
     "tls_key": "",
     "handler": "",

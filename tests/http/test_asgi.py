@@ -15,6 +15,7 @@ import pytest
 import semel
 from semel import MemoryStore
 from semel.asgi import IdempotencyMiddleware, by_authorization
+from semel.core.commands import Scan
 from semel.http import Preset, Rules
 from tests.http.apps import WAIT_S, Shop
 from tests.http.conftest import House
@@ -145,6 +146,26 @@ def test_callers_do_not_share_keys_and_strangers_are_refused(house: Build) -> No
     assert problem(stranger) == (401, "caller-unknown")
     assert stranger.headers["www-authenticate"]
     assert shop.shop.ran.total() == 2
+
+
+@pytest.mark.parametrize(("status", "kept"), [(401, 0), (403, 0), (400, 1)])
+def test_a_caller_whom_the_application_refuses_leaves_no_record(house: Build, status: int, kept: int) -> None:
+    store = MemoryStore()
+    shop = house(caller=by_authorization, store=store)
+    shop.shop.status = status
+    assert shop.post("/charges", headers={"Authorization": "Bearer forged"}).status_code == status
+    (page,) = store.send((Scan(),))
+    assert len(page.records) == kept
+
+
+def test_a_caller_who_is_refused_later_keeps_what_there_was(house: Build) -> None:
+    store = MemoryStore()
+    shop = house(caller=by_authorization, store=store)
+    for status in (500, 401):
+        shop.shop.status = status
+        assert shop.post("/charges", headers={"Authorization": "Bearer ann"}).status_code == status
+    (page,) = store.send((Scan(),))
+    assert len(page.records) == 1
 
 
 def test_a_caller_may_be_awaited(house: Build) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import semel
 from semel import MemoryStore
+from semel.core.commands import Scan
 from semel.http import Rules
 from semel.wsgi import IdempotencyMiddleware, by_authorization
 from tests.http.apps import WAIT_S
@@ -292,3 +293,20 @@ def test_django() -> None:
             runs_once(f"http://127.0.0.1:{line}")
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(
+    ("status", "kept"), [("401 Unauthorized", 0), ("403 Forbidden", 0), ("400 Bad Request", 1)]
+)
+def test_a_caller_whom_the_application_refuses_leaves_no_record(
+    serve: Callable[[Any], str], status: str, kept: int
+) -> None:
+    store, shop = MemoryStore(), Shop()
+    shop.status = status
+    with semel.open(store, consumer="shop") as client:
+        url = serve(IdempotencyMiddleware(shop, client, caller=by_authorization))
+        headers = {"Idempotency-Key": "k", "Authorization": "Bearer forged"}
+        answer = httpx2.post(f"{url}/charges", headers=headers, trust_env=False)
+        assert answer.status_code == int(status[:3])
+        (page,) = store.send((Scan(),))
+        assert len(page.records) == kept

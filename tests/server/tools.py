@@ -44,6 +44,9 @@ def carry_out(store: Store, asking: tokens.Asking) -> Any:
 class Running:
     """A service that listens, and a client for it."""
 
+    app: Any = None
+    """Where it runs in this process."""
+
     def __init__(self, address: str, token: str = "") -> None:
         self.address = address
         headers = {"authorization": f"Bearer {token}"} if token else {}
@@ -114,6 +117,7 @@ def serving(settings: ServeSettings, token: str = "") -> Iterator[Running]:
     thread.start()
     assert up.wait(30)
     running = Running(told[0], token)
+    running.app = app
     try:
         yield running
     finally:

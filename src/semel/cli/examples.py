@@ -77,8 +77,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "outbox drop": ("semel outbox drop 019a8f0e-5d0c-7c3e-8f5a-2b1d6c7e9f00 --yes",),
     "token create": (
         "semel token create ann --role read",
-        "semel token create shop --tenant shop --role write",
+        "semel token create shop --tenant shop --role write --expires 90d",
     ),
     "token list": ("semel token list",),
+    "token rotate": ("semel token rotate 7f31a34c715d17a5 --grace 7d",),
     "token revoke": ("semel token revoke 7f31a34c715d17a5 --yes",),
 }

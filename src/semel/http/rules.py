@@ -16,8 +16,9 @@ from semel.http.presets import PRESETS, SERVER_ERRORS, Preset
 from semel.http.problems import problem
 from semel.http.replies import Reply, pack
 from semel.policy import ATTEMPTS_LIMIT, VALUE_BYTES_LIMIT
+from semel.types import Errored, Outcome
 
-__all__ = ["STREAMED", "Failure", "Refusal", "Rules", "Unkept", "prepared", "verdict"]
+__all__ = ["STREAMED", "Failure", "Refusal", "Rules", "Unkept", "is_stranger", "prepared", "verdict"]
 
 C = TypeVar("C", Semel, AsyncSemel)
 
@@ -29,6 +30,7 @@ RESPONSE_BYTES_LIMIT = VALUE_BYTES_LIMIT - HEADERS_BYTES_MAX
 BODY_BYTES_LIMIT = 1024 * MIB
 MAX_AGE = b"idempotency-key-max-age"
 EVENT_STREAM = b"text/event-stream"
+NOT_ACCEPTED = frozenset({401, 403})
 
 
 class Rules(Struct, frozen=True, kw_only=True):
@@ -80,8 +82,9 @@ class Refusal(Exception):
 class Failure(Exception):
     """The handler ran, and the preset does not keep its response: the claim is released, a retry runs."""
 
-    def __init__(self, reply: Reply | None) -> None:
-        super().__init__(None if reply is None else reply.status)
+    def __init__(self, status: int, reply: Reply | None) -> None:
+        super().__init__(status)
+        self.status = status
         self.reply = reply
         """What it answered; `None`: it was streamed, and is on its way."""
 
@@ -192,4 +195,17 @@ def verdict(rules: Rules, status: int, reply: Reply | None) -> Any:
     """
     if rules.keeping.keeps(status):
         return STREAMED if reply is None else pack(reply.status, reply.headers, reply.body)
-    raise Failure(reply) if status >= SERVER_ERRORS else Unkept(reply)
+    raise Failure(status, reply) if status >= SERVER_ERRORS else Unkept(status, reply)
+
+
+def is_stranger(outcome: Outcome[Any]) -> bool:
+    """Whether the application has not accepted the caller of a new key, so that nothing of it is to be kept.
+
+    Else whoever forges an `Authorization` leaves a record for the whole window with each request. A key that was
+    used before stays as it is.
+    """
+    match outcome:
+        case Errored(Unkept(status=status), attempt=1):
+            return status in NOT_ACCEPTED
+        case _:
+            return False
