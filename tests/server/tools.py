@@ -98,6 +98,7 @@ def session_of(running: Running, token: str) -> str:
     headers = {"sec-fetch-site": "same-origin", "content-type": "application/x-www-form-urlencoded"}
     answer = running.client.post("/ui/login", content=f"token={token}", headers=headers)
     assert answer.status_code == 303, answer.text
+    running.client.cookies.clear()  # the next one is somebody else
     return str(answer.headers["set-cookie"]).partition(";")[0].partition("=")[2]
 
 

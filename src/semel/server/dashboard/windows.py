@@ -79,7 +79,7 @@ def routes(desk: Desk) -> list[Route]:
 
 async def _set(desk: Desk, viewer: Viewer, form: dict[str, str]) -> None:
     consumer, event_type = form.get("consumer", "").strip(), form.get("event_type", "").strip()
-    tenant = form.get("tenant", "") if viewer.tenant is None else viewer.tenant
+    tenant = form.get("tenant") or viewer.tenant or ""
     existing = form.get("existing") == "yes"
     try:
         check_consumer(consumer)
