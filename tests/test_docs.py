@@ -70,3 +70,15 @@ def test_every_extra_that_a_page_names_exists() -> None:
     assert len(named) > 5
     assert named - set(project["optional-dependencies"]) == set()
     assert not [text for text in texts if re.search(r"install ['\"]?semel", text)], "there is no release yet"
+
+
+def test_every_line_of_the_threat_model_names_its_tests() -> None:
+    text = (ROOT / "SECURITY.md").read_text().partition("## Threat model")[2].partition("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 14
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row)
+        assert named, row
+        for file, test in named:
+            (path,) = ROOT.glob(f"tests/*/{file}")
+            assert f"def {test}(" in path.read_text(), (file, test)

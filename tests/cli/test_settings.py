@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from semel.cli.output import redacted
 from tests.cli.shell import Ended, semel
 
 
@@ -173,3 +174,23 @@ def test_a_wrong_variable_is_bad_configuration(tmp_path: Path, variable: str, va
 
 def test_variables_of_others_are_left_alone(tmp_path: Path) -> None:
     shown(tmp_path, SEMEL_SERVICE_HOST="10.0.0.1", SEMEL_PORT="tcp://10.0.0.1:80", SEMEL_PORT_80_TCP="x")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("redis://me:p@ss@host/0", "redis://me:***@host/0"),
+        ("redis://me:p/a@ss@host/0", "redis://me:***@host/0"),
+        ("postgresql://me:a/b@host:5432/app?x=1", "postgresql://me:***@host:5432/app?x=1"),
+        ("https://h/?apikey=abc&x=1", "https://h/?apikey=***&x=1"),
+        ("https://h/?api_key=abc", "https://h/?api_key=***"),
+        ("https://h/?a=1&sig=abc#f", "https://h/?a=1&sig=***#f"),
+        ("https://h/?X-Amz-Signature=abc", "https://h/?X-Amz-Signature=***"),
+        ("tiers://?cache=redis://:a@c/0&truth=redis://:b/c@d/1", "tiers://?cache=redis://:***@c/0&truth=redis://:***@d/1"),
+        ("redis://localhost:6379/0?mail=a@b", "redis://localhost:6379/0?mail=a@b"),
+        ("http://127.0.0.1:8787 (endpoints: http://127.0.0.1:8787/docs)",
+         "http://127.0.0.1:8787 (endpoints: http://127.0.0.1:8787/docs)"),
+    ],
+)  # fmt: skip
+def test_secrets_in_urls_are_not_shown(text: str, shown: str) -> None:
+    assert redacted(text) == shown

@@ -31,12 +31,12 @@ def _mac(secret: str, text: bytes) -> "hmac.HMAC":
     return hmac.new(secret.encode(), text, hashlib.sha256)
 
 
-def stripe(body: bytes = BODY, *, at: int = NOW, secret: str = "whsec_plain") -> dict[str, str]:
+def stripe(body: bytes = BODY, *, at: int = NOW, secret: str = "whsec_a-plain-secret") -> dict[str, str]:
     made = _mac(secret, f"{at}.".encode() + body).hexdigest()
     return {"stripe-signature": f"t={at},v1={made},v0=ignored"}
 
 
-def github(body: bytes = BODY, *, secret: str = "plain", **more: Any) -> dict[str, str]:
+def github(body: bytes = BODY, *, secret: str = "a-rather-plain-secret", **more: Any) -> dict[str, str]:
     return {
         "x-hub-signature-256": "sha256=" + _mac(secret, body).hexdigest(),
         "x-github-delivery": "72d3162e-cc78-11e3-81ab-4c9367dc0958",
@@ -44,7 +44,7 @@ def github(body: bytes = BODY, *, secret: str = "plain", **more: Any) -> dict[st
     }
 
 
-def shopify(body: bytes = BODY, *, secret: str = "plain", **more: Any) -> dict[str, str]:
+def shopify(body: bytes = BODY, *, secret: str = "a-rather-plain-secret", **more: Any) -> dict[str, str]:
     return {
         "x-shopify-hmac-sha256": base64.b64encode(_mac(secret, body).digest()).decode(),
         "x-shopify-webhook-id": "b54557e4-bdd9-4b37-8a5f-bf7d70bcd043",
@@ -56,7 +56,7 @@ def slack(
     body: bytes = b'{"event_id":"Ev1","type":"event_callback","event":{"type":"message"}}',
     *,
     at: int = NOW,
-    secret: str = "plain",
+    secret: str = "a-rather-plain-secret",
 ) -> dict[str, str]:
     return {
         "x-slack-request-timestamp": str(at),

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -20,20 +21,20 @@ SLACK_BODY = b'{"event_id":"Ev1","type":"event_callback","event":{"type":"messag
 Case = tuple[Scheme, Callable[..., dict[str, str]], bytes, Verified]
 CASES: dict[str, Case] = {
     "standard": (webhooks.standard(SECRET), signed.standard, BODY, Verified("msg_1", "order.paid")),
-    "stripe": (webhooks.stripe("whsec_plain"), signed.stripe, BODY, Verified("evt_1", "order.paid")),
+    "stripe": (webhooks.stripe("whsec_a-plain-secret"), signed.stripe, BODY, Verified("evt_1", "order.paid")),
     "github": (
-        webhooks.github("plain"),
+        webhooks.github("a-rather-plain-secret"),
         signed.github,
         BODY,
         Verified("72d3162e-cc78-11e3-81ab-4c9367dc0958", "push"),
     ),
     "shopify": (
-        webhooks.shopify("plain"),
+        webhooks.shopify("a-rather-plain-secret"),
         signed.shopify,
         BODY,
         Verified("b54557e4-bdd9-4b37-8a5f-bf7d70bcd043", "orders/create"),
     ),
-    "slack": (webhooks.slack("plain"), signed.slack, SLACK_BODY, Verified("Ev1", "message")),
+    "slack": (webhooks.slack("a-rather-plain-secret"), signed.slack, SLACK_BODY, Verified("Ev1", "message")),
 }
 TIMED = ["standard", "stripe", "slack"]
 every = pytest.mark.parametrize("name", CASES)
@@ -99,8 +100,8 @@ def test_secrets_can_be_changed() -> None:
     headers["webhook-signature"] += " " + signed.standard()["webhook-signature"]
     assert isinstance(webhooks.standard(SECRET).verify(headers, BODY, NOW), Verified)
     for name, make in (("stripe", webhooks.stripe), ("github", webhooks.github)):
-        secret = "whsec_plain" if name == "stripe" else "plain"
-        assert isinstance(make(["old", secret]).verify(CASES[name][1](BODY), BODY, NOW), Verified)
+        secret = "whsec_a-plain-secret" if name == "stripe" else "a-rather-plain-secret"
+        assert isinstance(make(["an-older-plain-secret", secret]).verify(CASES[name][1](BODY), BODY, NOW), Verified)
 
 
 def test_asymmetric_signatures() -> None:
@@ -138,15 +139,17 @@ def test_a_header_that_comes_twice_verifies_nothing() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"id":7}', b'{"id":""}', b"\xff", b"[" * 100_000])
 def test_a_signed_body_without_an_id_is_a_bad_request(body: bytes) -> None:
-    answer = webhooks.stripe("whsec_plain").verify(signed.stripe(body), body, NOW)
+    answer = webhooks.stripe("whsec_a-plain-secret").verify(signed.stripe(body), body, NOW)
     assert isinstance(answer, Refused)
     assert answer.status == 400
 
 
 def test_slack_is_told_its_challenge() -> None:
     body = b'{"type":"url_verification","challenge":"3eZbrw1a"}'
-    assert webhooks.slack("plain").verify(signed.slack(body), body, NOW) == Challenge(b"3eZbrw1a")
-    assert isinstance(webhooks.slack("plain").verify({}, body, NOW), Refused)
+    assert webhooks.slack("a-rather-plain-secret").verify(signed.slack(body), body, NOW) == Challenge(
+        b"3eZbrw1a"
+    )
+    assert isinstance(webhooks.slack("a-rather-plain-secret").verify({}, body, NOW), Refused)
 
 
 @given(
@@ -174,4 +177,12 @@ def test_no_secret_and_too_many_are_refused_by_all(secrets: str | list[str]) -> 
 
 
 def test_secrets_are_not_shown() -> None:
-    assert "plain" not in repr(webhooks.github("plain"))
+    assert "a-rather-plain-secret" not in repr(webhooks.github("a-rather-plain-secret"))
+
+
+@pytest.mark.parametrize("preset", [webhooks.stripe, webhooks.github, webhooks.shopify, webhooks.slack])
+def test_a_secret_that_can_be_guessed_is_refused(preset: Any) -> None:
+    preset("x" * 16)
+    for short in ("x" * 15, f"{'x' * 10}{' ' * 10}", ["x" * 16, "y"]):
+        with pytest.raises(PolicyInvalid, match="can be guessed"):
+            preset(short)
