@@ -209,7 +209,7 @@ def test_who_has_a_token_logs_in_and_sees_what_their_role_may(browser: Browser, 
     admin, _ = token_for(store, None, "admin")
     some_records(store, 8)
     store.close()
-    settings = ServeSettings(auth="none", store=f"sqlite:///{tmp_path}/semel.db", port=0)
+    settings = ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0)
     with serving(settings) as running:
         context = browser.new_context()
         page = context.new_page()

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import httpx2
 import pytest
+from msgspec.structs import replace
 
 from semel.core.commands import Lookup
 from semel.intake import Intake
@@ -21,7 +22,7 @@ from semel.server.events import incoming
 from semel.server.settings import ServeSettings
 from semel.stores.sqlite import SqliteStore
 from semel.types import Record
-from tests.server.tools import Running, serving, token_for
+from tests.server.tools import Running, serving, session_of, token_for
 from tests.services import postgres, redis
 from tests.waiting import await_true
 
@@ -210,8 +211,8 @@ def test_only_an_admin_of_the_tenant_replays(place: Place) -> None:
         "rival": token_for(store, "rival", "admin")[0]
     }
     store.close()
-    cookies = {who: {"cookie": f"{COOKIE}={text}"} for who, text in texts.items()}
-    with serving(place.settings()) as running:
+    with serving(replace(place.settings(), auth="tokens")) as running:
+        cookies = {who: {"cookie": f"{COOKIE}={session_of(running, text)}"} for who, text in texts.items()}
         bearer = {"authorization": f"Bearer {texts['write']}"}
         running.post("/v1/events", EVENT, **bearer)
         assert is_done(running, **bearer)

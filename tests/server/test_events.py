@@ -153,7 +153,7 @@ def test_a_socket_needs_a_token_with_the_role(tmp_path: Path) -> None:
     store.open()
     reads, writes = token_for(store, "a", "read")[0], token_for(store, "a", "write")[0]
     store.close()
-    with serving(ServeSettings(auth="none", store=f"sqlite:///{path}", port=0)) as running:
+    with serving(ServeSettings(store=f"sqlite:///{path}", port=0)) as running:
         address = f"ws://127.0.0.1:{running.port}/v1/events"
         for headers in ({}, {"authorization": f"Bearer {reads}"}):
             with pytest.raises(InvalidStatus):

@@ -101,7 +101,9 @@ def test_secrets_can_be_changed() -> None:
     assert isinstance(webhooks.standard(SECRET).verify(headers, BODY, NOW), Verified)
     for name, make in (("stripe", webhooks.stripe), ("github", webhooks.github)):
         secret = "whsec_a-plain-secret" if name == "stripe" else "a-rather-plain-secret"
-        assert isinstance(make(["an-older-plain-secret", secret]).verify(CASES[name][1](BODY), BODY, NOW), Verified)
+        assert isinstance(
+            make(["an-older-plain-secret", secret]).verify(CASES[name][1](BODY), BODY, NOW), Verified
+        )
 
 
 def test_asymmetric_signatures() -> None:
