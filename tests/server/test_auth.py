@@ -1,5 +1,6 @@
 """Authentication is never inferred: closed stores, first tokens, proxies, sessions, expiry, rotation, last use."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from semel.server.service import TOKEN_LIVE_S, Service
 from semel.server.settings import ServeSettings
 from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SqliteStore
-from tests.cli.processes import semel
+from tests.cli.processes import SEMEL, Terminal, semel
 from tests.server.stores import KINDS, store_url
 from tests.server.tools import Running, carry_out, process, serving, session_of, token_for
 from tests.waiting import await_true
@@ -94,6 +95,25 @@ async def test_a_fresh_store_gets_its_first_token_once() -> None:
     await beyond.open()
     assert beyond.first_token == ""
     assert beyond.needs_token
+
+
+def test_a_person_at_a_terminal_is_shown_the_first_token(tmp_path: Path) -> None:
+    def started() -> str:
+        terminal = Terminal([*SEMEL, "serve", "--port", "0"], tmp_path)
+        assert await_true(lambda: "Log in with it" in terminal.said or "Callers need" in terminal.said)
+        found = re.search(r"at (http://\S+) ", terminal.said)
+        shown = re.search(r"semel_[0-9a-f]{16}_[A-Za-z0-9_-]{43}", terminal.said)
+        assert found is not None
+        if shown is not None:
+            known = Running(found[1], shown[0])
+            assert known.client.get("/v1/stats").status_code == 200
+            known.client.close()
+        terminal.process.terminate()
+        assert terminal.wait() == 0
+        return shown[0] if shown is not None else ""
+
+    assert started()
+    assert started() == ""
 
 
 # --- proxies ------------------------------------------------------------------------------------
