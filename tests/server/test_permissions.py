@@ -93,7 +93,7 @@ OWN: tuple[Id, ...] = (
     ("semel.tokens", "marker", "closed"),
     ("semel.tokens", "sessions", "x"),
     ("semel.audit", "semel.audit", "x"),
-    ("semel.rollups", "semel.rollups", "x"),
+    ("semel.rollups", "other", "x"),
     ("semel.benchmarks", "benchmarks", "0"),
     ("", "semel.audit", "x"),
     ("", "semel.tokens", "x"),
@@ -190,6 +190,31 @@ def test_every_role_on_every_route(town: Town, method: str, path: str) -> None:
         if who in town.tokens and path == "/ui/logout":
             town.cookies[who] = session_of(town.running, town.tokens[who])
     assert found == expected
+
+
+def test_figures_are_added_by_writers_of_all_tenants_and_changed_by_nobody(town: Town) -> None:
+    scope = {"tenant": "semel.rollups", "consumer": "semel.rollups"}
+    record = ["semel.rollups", "semel.rollups", "figures"]
+    owner = "AAECAwQFBgcICQoLDA0ODw=="
+    claim = {"type": "claim", "id": record, "owner": owner, "lease_us": 10**7, "window_us": 10**9}
+    window = {"type": "set_window", **scope, "event_type": "", "window_us": 0, "existing": True}
+    expected = {
+        "claim": "-----++",
+        "admit": "-----++",
+        "mark": "-------",
+        "window": "-------",
+        "forget": "-------",
+    }
+    items = {
+        "claim": claim,
+        "admit": {"type": "admit", **scope, "mode": "lease"},
+        "mark": {"type": "admit", **scope, "mode": "mark"},
+        "window": window,
+        "forget": {"type": "forget", "id": record, "force": True},
+    }
+    for name, item in items.items():
+        answers = [town.ask(who, "POST", "/v1/items", [item]) for who in WHO]
+        assert "".join("+" if is_let_in(each) else "-" for each in answers) == expected[name], name
 
 
 @pytest.mark.parametrize("place", OWN)
