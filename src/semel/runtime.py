@@ -245,8 +245,9 @@ class Runtime:
         return True
 
     def expire_settings(self) -> None:
-        """Have the settings read again at the next use."""
-        self.fresh_until = 0.0
+        """Have the settings read again at the next use, before it goes on: its own client changed them."""
+        with self._lock:
+            self.fresh_until, self._read = 0.0, False
 
     def _note(self, settings: Settings | Unavailable, *, needed: bool = False) -> None:
         if isinstance(settings, Settings):
