@@ -26,11 +26,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from semel.aclient import AsyncSemel
-from semel.codec import decode
 from semel.context import current
 from semel.core.verdicts import exhausted
-from semel.errors import NotApplied, PolicyInvalid, StoreError, StoreUnavailable, UsageError
+from semel.errors import (
+    AttemptsExhausted,
+    NotApplied,
+    PolicyInvalid,
+    RecordCorrupt,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
 from semel.handlers import awaitable
+from semel.limited_log import LimitedLog
 from semel.policy import ATTEMPTS_LIMIT
 from semel.types import (
     Busy,
@@ -47,15 +55,17 @@ from semel.types import (
     Unknown,
 )
 
-__all__ = ["Event", "Handler", "Intake", "Pace", "Receipt", "Undertaker"]
+__all__ = ["Event", "Handler", "Intake", "Pace", "Receipt", "Undertaker", "journaled_body"]
 
-_log = logging.getLogger("semel")
+_log = LimitedLog(logging.getLogger("semel"))
 
 RETRY_DELAY_S = 1.0
 """Before the second attempt, where the policy names no delay: an orphan is found at once."""
 HOLD_FIRST_S, HOLD_MAX_S = 0.05, 2.0
 """Between two questions to a store that does not answer."""
 SWEEP_MIN_S, SWEEP_MAX_S = 0.05, 10.0
+STUCK_FIRST_S = 0.1
+"""Before the next look for orphans, where the last one finished none; doubled each time, up to `SWEEP_MAX_S`."""
 TYPE_BYTES_MAX = 128
 
 
@@ -155,6 +165,8 @@ class Intake:
         self._look = asyncio.Event()
         self._sweeper: asyncio.Task[None] | None = None
         self._draining = False
+        self._finished = 0
+        """Events whose record was answered for, counted to tell progress from a loop."""
 
     @property
     def pending(self) -> int:
@@ -285,6 +297,8 @@ class Intake:
         finally:
             if first:
                 self._here.discard(key)
+        if not isinstance(outcome, Unavailable):
+            self._finished += 1
         self._note(key, outcome, ran=receipt is None or receipt.done())
         return outcome
 
@@ -348,18 +362,23 @@ class Intake:
     # --- orphans ---
 
     async def _sweep_on(self) -> None:
-        """Now and then, and when a repetition is due: run what nobody holds."""
+        """Now and then, and when a repetition is due: run what nobody holds. A look without progress backs off."""
+        stuck_s = STUCK_FIRST_S
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._sweep_s * random.uniform(0.7, 1.3)):  # noqa: S311 - not all at once
                     await self._look.wait()
             self._look.clear()
+            begun, finished = 0, self._finished
             try:
-                await self.sweep()
+                begun = await self.sweep()
             except StoreError as error:
                 _log.warning("orphans could not be looked for: %s", error)
             except Exception:  # noqa: BLE001 - the sweeper must not die of one bad turn
                 _log.exception("orphans could not be looked for")
+            if begun and finished == self._finished:
+                await asyncio.sleep(stuck_s)
+                stuck_s = STUCK_FIRST_S if finished != self._finished else min(SWEEP_MAX_S, 2 * stuck_s)
 
     async def sweep(self) -> int:
         """Start what lies journaled and unclaimed, as much as there are hands for. Returns how many were begun."""
@@ -383,11 +402,38 @@ class Intake:
 
     async def _recover(self, record: Record) -> None:
         try:
-            body = b"" if record.journal is None else decode(record.journal)
-            event = Event(id=record.key, type=record.event_type, tenant=record.tenant, body=body)
-            await self._run(Delivery(key=event.id, body=event, event_type=event.type))
+            event = Event(
+                id=record.key, type=record.event_type, tenant=record.tenant, body=record.journal or b""
+            )
+            delivery = Delivery(key=event.id, body=event, event_type=event.type)
+            try:
+                event = replace(event, body=journaled_body(record.journal))
+            except RecordCorrupt as error:
+                await self._give_up(delivery, error)
+            else:
+                await self._run(replace(delivery, body=event))
         finally:
             self._here.discard(record.key)
+
+    async def _give_up(self, delivery: Delivery[Event], error: Exception) -> None:
+        """Fail an event whose journal cannot be read: no attempt could succeed. The dead letter gets its bytes."""
+
+        async def fail(event: Event) -> None:
+            await self._bury(event, error)
+            raise AttemptsExhausted(f"its journal cannot be read: {error}") from error
+
+        outcome: Outcome[Any] = await self._once._deliver_one(delivery, fail)  # noqa: SLF001
+        self._finished += 1
+        self._note(delivery.key, outcome, ran=True)
+
+
+def journaled_body(journal: bytes | None) -> bytes:
+    """The body of a journaled event. Raises `RecordCorrupt` for a journal of anything else."""
+    if journal is None:
+        return b""
+    if journal[:1] == b"r":  # how the codec writes bytes; nothing else needs to be decoded
+        return journal[1:]
+    raise RecordCorrupt("the journal of an event holds its bytes, and this one something else")
 
 
 def receipt_for(outcome: Outcome[Any]) -> Receipt:

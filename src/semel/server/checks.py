@@ -21,16 +21,17 @@ from semel.core.commands import (
     SetWindow,
     SwitchMode,
 )
-from semel.errors import SemelError
+from semel.errors import RecordCorrupt, SemelError
 from semel.forks import OWNER_BYTES
 from semel.ids import check_kind
+from semel.intake import journaled_body
 from semel.keys.limits import KEY_BYTES_MAX, check_all, check_consumer
 from semel.keys.limits import check as check_key
 from semel.policy import LEASE_MAX_S
 from semel.server.problems import Problem, problem_of
 from semel.server.settings import Limits
 
-__all__ = ["check"]
+__all__ = ["check", "check_event_journal"]
 
 INSTANT_MAX = 2**53 - 1
 """Times and fences are exact in every store, and in JSON, up to here."""
@@ -50,6 +51,20 @@ def check(item: Item, limits: Limits) -> None:
         _CHECKS[type(item)](item, limits)
     except SemelError as error:
         raise problem_of(error) from error
+
+
+def check_event_journal(item: Item, events_consumer: str) -> None:
+    """Raises `Problem` for a journal that the service could not run as an event when its owner dies."""
+    if isinstance(item, Claim) and item.id[1] == events_consumer:
+        try:
+            journaled_body(item.journal)
+        except RecordCorrupt:
+            raise Problem(
+                422,
+                "unreadable-journal",
+                f"a journal of consumer {events_consumer!r} is run as an event and holds its bytes; send events to"
+                " /v1/events, or use another consumer",
+            ) from None
 
 
 def _claim(item: Claim, limits: Limits) -> None:

@@ -25,6 +25,7 @@ from semel.forks import new_owner
 from semel.intake import SWEEP_MAX_S, SWEEP_MIN_S, Event, Intake, Pace, Receipt, receipt_for
 from semel.keys.identity import Identity
 from semel.keys.message import Envelope
+from semel.limited_log import LimitedLog
 from semel.named import named
 from semel.observe.explain import of_store
 from semel.outbox.sinks import Sink, sink_for
@@ -39,7 +40,7 @@ from semel.windows import duration_us
 
 __all__ = ["Events", "Incoming", "incoming"]
 
-_log = logging.getLogger("semel")
+_log = LimitedLog(logging.getLogger("semel"))
 
 Handler: TypeAlias = Callable[[Event], Awaitable[Any]]
 
@@ -47,8 +48,10 @@ CONCURRENCY = 16
 """Handlers of one tenant that run at once."""
 HOLD_S = 5.0
 """How long an event is held for a store that gives no answer, before its sender is told to send it again."""
-ORPHANS_MAX = 500
-"""Of all tenants, in one look."""
+ORPHANS_MAX = 100
+"""In one page, of all tenants."""
+PAGES_MAX = 50
+"""Pages of orphans in one look; the next look goes on behind the last one, so that nobody's come first for ever."""
 TENANTS_MAX = 10_000
 """Whose intakes are kept; those with nothing to do make room."""
 DEFAULT_KEY = "id"
@@ -92,6 +95,7 @@ class Events:
         self._intakes: dict[str, Intake] = {}
         self._opening = asyncio.Lock()
         self._sweeper: asyncio.Task[None] | None = None
+        self._orphans_cursor: str | None = None
 
     async def open(self) -> None:
         """Connect the sink, and look for orphans from now on. Raises `PolicyInvalid` for a store that does not last."""
@@ -236,22 +240,36 @@ class Events:
             try:
                 await self._sweep()
             except StoreError as error:
+                self._orphans_cursor = None
                 _log.warning("orphaned events could not be looked for: %s", error)
             except Exception:  # noqa: BLE001 - the sweeper must not die of one bad turn
+                self._orphans_cursor = None
                 _log.exception("orphaned events could not be looked for")
             await asyncio.sleep(self._sweep_s)
 
     async def _sweep(self) -> None:
-        """What another instance has begun and nobody holds, whosever it is."""
-        scan = Scan(consumer=self._service.settings.events_consumer, orphaned=True, limit=ORPHANS_MAX)
-        (page,) = await self._service.runtime.channel.asend((scan,))
-        if isinstance(page, Unavailable):
-            return
-        orphans: dict[str, list[Record]] = {}
-        for record in page.records:
-            orphans.setdefault(record.tenant, []).append(record)
-        for tenant, records in orphans.items():
-            await (await self._intake(tenant)).adopt(records)
+        """Run journaled events that nobody holds, of every tenant: each tenant has its own intake and its own hands.
+
+        Pages are followed, so that the many orphans of one tenant do not hide those of another.
+        """
+        for _ in range(PAGES_MAX):
+            scan = Scan(
+                consumer=self._service.settings.events_consumer,
+                orphaned=True,
+                cursor=self._orphans_cursor,
+                limit=ORPHANS_MAX,
+            )
+            (page,) = await self._service.runtime.channel.asend((scan,))
+            if isinstance(page, Unavailable):
+                return
+            orphans: dict[str, list[Record]] = {}
+            for record in page.records:
+                orphans.setdefault(record.tenant, []).append(record)
+            for tenant, records in orphans.items():
+                await (await self._intake(tenant)).adopt(records)
+            self._orphans_cursor = page.cursor
+            if page.cursor is None:
+                return
 
     # --- what is done with an event ---
 

@@ -15,7 +15,7 @@ from semel.runtime import Runtime
 from semel.server import sessions, tokens
 from semel.server.believed import Believed
 from semel.server.callers import Caller, permit
-from semel.server.checks import check
+from semel.server.checks import check, check_event_journal
 from semel.server.limits import Buckets, LiveClaims
 from semel.server.metrics import Metrics
 from semel.server.problems import Problem, problem_of, unavailable
@@ -185,6 +185,7 @@ class Service:
             try:
                 permit(caller, item)
                 check(item, self.settings.limits)
+                check_event_journal(item, self.settings.events_consumer)
             except Problem as problem:
                 answers[at] = refusal(problem)
                 continue

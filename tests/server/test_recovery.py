@@ -1,0 +1,70 @@
+"""A tenant whose journals cannot be read keeps nobody else's events from being recovered."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.codec import encode
+from semel.core.commands import Claim, Scan
+from semel.forks import new_owner
+from semel.limited_log import LimitedLog
+from semel.server.settings import ServeSettings
+from semel.stores.registry import store_for
+from tests.server.stores import KINDS, store_url
+from tests.server.tools import Running, serving
+from tests.waiting import await_true
+
+DAY_US = 86400 * 10**6
+BAD = b"o[[["
+
+
+def abandoned(tenant: str, key: str, journal: bytes) -> Claim:
+    """A journaled claim whose owner died."""
+    return Claim((tenant, "events", key), new_owner(), 1, DAY_US, journal=journal)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unreadable_journals_of_one_tenant_do_not_hold_up_another(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = store_url(kind, tmp_path)
+    store: Any = store_for(url)
+    store.open()
+    store.send([abandoned("bad", f"b{at}", BAD) for at in range(600)])
+    store.send([abandoned("good", "g", encode(b'{"id": "g"}'))])
+
+    def states(tenant: str) -> set[str]:
+        (page,) = store.send((Scan(tenant, "events", limit=1000),))
+        return {record.state for record in page.records}
+
+    settings = ServeSettings(store=url, port=0, events_lease="1s", persist=f"sqlite:///{tmp_path}/rows.db")
+    with caplog.at_level(logging.WARNING), serving(settings):
+        assert await_true(lambda: states("good") == {"done"})
+        assert await_true(lambda: states("bad") == {"failed"})
+    store.close()
+    assert len(caplog.records) < 100
+
+
+def test_a_journal_that_cannot_be_run_as_an_event_is_refused(service: Running) -> None:
+    item = {"type": "claim", "id": ["", "events", "k"], "owner": "AAECAwQFBgcICQoLDA0ODw==", "lease_us": 10**6,
+            "window_us": 10**6, "journal": "b1tbWw=="}  # fmt: skip
+    answer = service.post("/v1/items", [item])
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:semel:unreadable-journal")
+    assert service.client.get("/v1/records/events/k").status_code == 404
+    claims = {"consumer": "events", "claims": [{"key": "k", "journal": {"id": "k"}}]}
+    assert service.post("/v1/claims", claims).json()["outcomes"][0]["outcome"] == "refused"
+
+
+def test_a_line_that_comes_too_often_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    log = LimitedLog(logging.getLogger("semel"), lambda: now)
+    for at in range(100):
+        log.warning("event %r failed", at)
+    log.warning("something else")
+    now = 6.0
+    log.warning("event %r failed", 100)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 12
+    assert lines[-1] == "event 100 failed (90 more like it were not logged)"
