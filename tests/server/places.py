@@ -29,6 +29,9 @@ WIDE = Limits(
     lease_min_us=1,
     lease_max_us=12 * 3600 * 10**6,
     rate_per_s=0,
+    items_per_s=0,
+    bytes_per_s=0,
+    store_share=0,
     live_claims_max=1_000_000,
 )
 """What the contract asks for goes beyond what a caller from outside may."""

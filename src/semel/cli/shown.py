@@ -10,6 +10,7 @@ from semel.audit import is_damaged
 from semel.cli.output import duration_text, local_time
 from semel.codec import decode, decode_error, reason_in
 from semel.errors import RecordCorrupt
+from semel.packed_limits import check_packed
 from semel.types import FOREVER, Record
 from semel.windows import exact_text
 
@@ -37,16 +38,32 @@ def now_us() -> int:
 
 
 def readable(encoded: bytes | None) -> tuple[Any, str]:
-    """A stored value, and in which form: `json`, `repr`, `not_kept` or `undecodable`."""
+    """A stored value, and in which form: `json`, `repr`, `not_kept` or `undecodable`.
+
+    The value may be anybody's: it is decoded only where that is quick, and what JSON cannot say is shown as text.
+    """
     if encoded is None or encoded[:1] == b"x":
         return None, "not_kept"
     try:
+        if encoded[:1] in (b"m", b"p"):
+            check_packed(encoded[1:])
         value = decode(encoded)
+        if encoded[:1] in (b"j", b"o"):
+            return value, "json"
         if encoded[:1] == b"p":
-            return msgspec.to_builtins(value, str_keys=True), "json"
-    except (RecordCorrupt, msgspec.MsgspecError, ValueError) as error:
+            plain = msgspec.to_builtins(value, str_keys=True)
+            msgspec.json.encode(plain)
+            return plain, "json"
+        return repr(value), "repr"
+    except (
+        RecordCorrupt,
+        msgspec.MsgspecError,
+        ValueError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         return str(error), "undecodable"
-    return (value, "json") if encoded[:1] in (b"j", b"o") else (repr(value), "repr")
 
 
 def value_text(encoded: bytes | None) -> str:
@@ -215,6 +232,6 @@ def _meta(encoded: bytes | None) -> dict[str, Any] | None:
         return None
     try:
         decoded = msgspec.json.decode(encoded)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return {"undecodable": repr(encoded)}
     return decoded if isinstance(decoded, dict) else {"undecodable": repr(encoded)}

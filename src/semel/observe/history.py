@@ -94,7 +94,7 @@ class HistoryHook:
         """A new day: a new file, and the old ones go."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{PREFIX}{today.isoformat()}{SUFFIX}"
-        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         before, self._file, self._day = self._file, opened, today
         if before >= 0:
             os.close(before)

@@ -48,7 +48,7 @@ def create_app(
     tally, tail = Tally(), Tail()
     service = Service(settings, store, hooks=(tally, tail) if settings.dashboard else ())
     taker, gauges = Events(service), Gauges(service)
-    desk = Desk(service, taker, tally, tail, own_looks=store is None)
+    desk = Desk(service, taker, tally, tail)
     document = Document()
 
     @asynccontextmanager
@@ -75,6 +75,7 @@ def create_app(
         lifespan=life,
         docs_url=None,
         redoc_url=None,
+        openapi_url=None,
         separate_input_output_schemas=False,
     )
     app.state.service, app.state.events = service, taker
@@ -91,10 +92,12 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _parameter_error)
     if settings.dashboard:
         app.mount(PAGES, create_pages(desk))
+        app.add_route(PAGES, _to_pages, include_in_schema=False)
     for path, mounted in (mounts or {}).items():
         app.mount(path, mounted)
     if settings.dashboard:
         app.add_route("/", _to_pages, include_in_schema=False)
+    app.router.redirect_slashes = False  # such a redirect would lead to whatever `Host` says
     return app
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -33,17 +34,26 @@ class Guard:
             await self.app(scope, receive, send)
             return
         service, began = self.service, time.perf_counter()
-        answered = Answered(send)
+        answered, came = Answered(send), Counted(receive)
+        caller: Caller | None = None
         service.metrics.in_flight.inc()
         try:
-            scope.setdefault("state", {})["caller"] = await self._caller(scope)
-            await self.app(scope, receive, answered)
+            _refuse_two_lengths(scope)
+            caller = await self._caller(scope)
+            scope.setdefault("state", {}).update(
+                caller=caller, is_token_valid=partial(self._is_token_valid, scope)
+            )
+            if caller is not None:
+                service.costs.check(caller)
+            await self.app(scope, came, answered)
         except Problem as problem:
             await _refuse(scope, receive, answered, problem)
         except StoreError:
             await _refuse(scope, receive, answered, unavailable())
         finally:
             service.metrics.in_flight.dec()
+            if caller is not None:
+                service.costs.charge(caller, size_bytes=came.size_bytes + answered.size_bytes)
             if scope["type"] == "http":
                 route = getattr(scope.get("route"), "path", "other")
                 service.metrics.requests.labels(route, str(answered.status or 499)).inc()
@@ -68,6 +78,16 @@ class Guard:
         service.pace(f"token {token.id}")
         return caller_for(token)
 
+    async def _is_token_valid(self, scope: Scope) -> bool:
+        """Whether the token of a connection that goes on is still valid. True while the store cannot be asked."""
+        if not self.service.needs_token:
+            return True
+        text = Headers(scope=scope).get("authorization", "").partition(" ")[2]
+        try:
+            return await self.service.token(text.strip()) is not None
+        except Problem:
+            return True
+
 
 class Answered:
     """The way out, which remembers whether an answer has begun."""
@@ -75,13 +95,41 @@ class Answered:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.status: int = 0
+        self.size_bytes: int = 0
 
     async def __call__(self, message: Message) -> None:
         """Pass it on."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             MutableHeaders(scope=message).setdefault("X-Content-Type-Options", "nosniff")
+        self.size_bytes += len(message.get("body", b""))
         await self._send(message)
+
+
+class Counted:
+    """The way in, which counts the bytes of a body."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.size_bytes: int = 0
+
+    async def __call__(self) -> Message:
+        """The next message."""
+        message = await self._receive()
+        self.size_bytes += len(message.get("body", b""))
+        return message
+
+
+def _refuse_two_lengths(scope: Scope) -> None:
+    """A proxy that believes the other length would see another request in the body: request smuggling."""
+    names = {name for name, _ in scope["headers"]}
+    if b"content-length" in names and b"transfer-encoding" in names:
+        raise Problem(
+            400,
+            "two-lengths",
+            "a request has Content-Length or Transfer-Encoding, not both",
+            {"Connection": "close"},
+        )
 
 
 def _keep_browsers_out(headers: Headers) -> None:

@@ -40,6 +40,7 @@ class Document:
 
     def __init__(self) -> None:
         self.shapes: list[Any] = [ProblemDocument]
+        self._made: dict[str, Any] | None = None
 
     def operation(
         self,
@@ -75,7 +76,12 @@ class Document:
         return {"openapi_extra": extra, "responses": responses}
 
     def made(self, app: FastAPI) -> dict[str, Any]:
-        """The whole document."""
+        """The whole document, built once."""
+        if self._made is None:
+            self._made = self._build(app)
+        return self._made
+
+    def _build(self, app: FastAPI) -> dict[str, Any]:
         document = get_openapi(
             title="semel", version=app.version, description=ABOUT, routes=app.routes, tags=app.openapi_tags
         )

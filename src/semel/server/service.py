@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from semel import audit
-from semel.core.commands import Admit, Answer, Claim, Granted, Item, Renew, Scan, Settle
+from semel.core.commands import Admit, Answer, Claim, Count, Granted, Item, Renew, Scan, Settle
 from semel.core.ports import AsyncStore, Store, Twofold
 from semel.errors import PolicyInvalid, RecordCorrupt, SemelError, StoreError, StoreUnavailable, UsageError
 from semel.observe.events import Hook, Hooks
@@ -16,13 +16,16 @@ from semel.server import sessions, tokens
 from semel.server.believed import Believed
 from semel.server.callers import Caller, permit
 from semel.server.checks import check, check_event_journal
+from semel.server.costs import Costs, account_of
+from semel.server.growth import Growth
 from semel.server.limits import Buckets, LiveClaims
 from semel.server.metrics import Metrics
 from semel.server.problems import Problem, problem_of, unavailable
 from semel.server.settings import ServeSettings, is_loopback
+from semel.server.slow_lane import SlowLane, answer_bytes, send_to
 from semel.server.telling import Telling
 from semel.server.tokens import Token
-from semel.stores.http.wire import Refusal
+from semel.stores.http.wire import ANSWER_FULL, Refusal
 from semel.stores.registry import store_for
 from semel.types import Lost, Mode, Renewed, Unavailable
 
@@ -32,6 +35,11 @@ TOKEN_LIVE_S = 5.0
 """How long a token is believed without asking the store: a revoked one is refused after that."""
 TOKENS_MAX = 10_000
 CONSUMERS_MAX = 10_000
+FIRST_ITEMS, MORE_ITEMS = 64, 256
+"""Items that are carried out at once: few first, because their values may be large."""
+FULL = Refusal(
+    413, ANSWER_FULL, "the answers before it fill this response; send this item again, in another request"
+)
 CROWDED = Refusal(429, "too-many-claims", "too many claims at a time; complete some first")
 LEASED: tuple[Mode, ...] = ("lease", "quarantine")
 V = TypeVar("V")
@@ -62,6 +70,11 @@ class Service:
         """What kept it from starting."""
         self._clock = clock
         self._buckets = Buckets(settings.limits.rate_per_s, clock)
+        self.costs: Costs = Costs(settings.limits, clock)
+        self.slow: SlowLane = SlowLane(
+            self.runtime.told, settings.store if store is None else "", told, settings.limits.answer_bytes_max
+        )
+        self._growth = Growth(settings.limits, self.send)
         self._live = LiveClaims(settings.limits.live_claims_max, clock)
         self.first_token: str = ""
         """The token that was made because the store never had one; to be shown once."""
@@ -91,6 +104,7 @@ class Service:
         for task in self._noting:
             task.cancel()
         await asyncio.gather(*self._noting, return_exceptions=True)
+        await self.slow.close()
         await self.runtime.aclose()
 
     # --- who is asking ---
@@ -186,6 +200,7 @@ class Service:
                 permit(caller, item)
                 check(item, self.settings.limits)
                 check_event_journal(item, self.settings.events_consumer)
+                await self._growth.check(item)
             except Problem as problem:
                 answers[at] = refusal(problem)
                 continue
@@ -197,7 +212,7 @@ class Service:
             places.append(at)
         sent = [items[at] for at in places]
         await self._audit(caller, sent)
-        for at, answer in zip(places, await self.send(sent), strict=True):
+        for at, answer in zip(places, await self._send_bounded(caller, sent), strict=True):
             if isinstance(answer, Unavailable) and isinstance(answer.error, UsageError):
                 answers[at] = refusal(problem_of(answer.error))  # the store can be reached, but not like that
                 continue
@@ -212,6 +227,31 @@ class Service:
     async def note(self, caller: Caller, tenant: str, action: str, **details: Any) -> None:
         """Write an act into the audit, before it is done. Raises `StoreError`."""
         await self.ask(audit.note(tenant, action, caller.label or caller.name, **details))
+
+    async def _send_bounded(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
+        """Answers that fit into one response; items behind those are refused and not carried out.
+
+        Counts and scans go beside the others' items, and what they take of the store's time is charged.
+        """
+        answers: list[Answer] = []
+        used = 0
+        while len(answers) < len(items):
+            if used >= self.settings.limits.answer_bytes_max:
+                return answers + [FULL] * (len(items) - len(answers))
+            at = len(answers)
+            item = items[at]
+            if isinstance(item, Count) or (isinstance(item, Scan) and not item.orphaned):
+                try:
+                    answer, took_s = await self.slow.ask(account_of(caller), item)
+                except Problem as problem:
+                    answer, took_s = refusal(problem), 0.0
+                self.costs.charge(caller, store_s=took_s)
+                group = [answer]
+            else:
+                group = await self.send(_quick_from(items, at))
+            used += sum(map(answer_bytes, group))
+            answers += group
+        return answers
 
     async def one(self, caller: Caller, item: Item) -> Any:
         """The answer to one item. Raises `Problem` where there is none."""
@@ -246,13 +286,8 @@ class Service:
             return []
         if is_independent(items):
             return await self.runtime.channel.asend(items)
-        store = self.runtime.told
         try:
-            if not isinstance(store, Store):
-                return await store.asend(items)
-            if store.capabilities.instant:
-                return store.send(items)
-            return await asyncio.to_thread(store.send, items)
+            return await send_to(self.runtime.told, items)
         except StoreUnavailable as error:
             return [Unavailable(error)] * len(items)
         except StoreError:
@@ -273,6 +308,16 @@ class Service:
                 self._live.drop(caller.name, item.id)
             case _:
                 pass
+
+
+def _quick_from(items: Sequence[Item], start: int) -> Sequence[Item]:
+    """The items from there on that are carried out at once: up to the next count or scan."""
+    end = min(len(items), start + (MORE_ITEMS if start else FIRST_ITEMS))
+    for at in range(start, end):
+        if isinstance(items[at], Count | Scan):
+            end = max(at, start + 1)
+            break
+    return items[start:end]
 
 
 def is_independent(items: Sequence[Item]) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -15,18 +16,24 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from semel.server.service import Service
 from semel.server.settings import ServeSettings
 
-__all__ = ["Server", "serve", "server_for"]
+__all__ = ["Server", "connections_max", "serve", "server_for"]
+
+_log = logging.getLogger("semel")
 
 HEAD_BYTES_MAX = 8 * 1024
+FILES_SPARE = 100
+"""For the store's connections, the log, and whatever else is no connection of a client."""
 KEEP_ALIVE_S = 75
 """Longer than the http store keeps a connection that it does not use."""
 
 
 class Patient(H11Protocol):
-    """HTTP/1.1 with a bound on how long a request's head may take: a client that dribbles is let go."""
+    """HTTP/1.1 for clients that may be slow, up to a bound: in sending a request's head, and in reading an answer."""
 
     head_wait_s: float = 15.0
+    write_wait_s: float = 30.0
     _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first request."""
@@ -38,9 +45,24 @@ class Patient(H11Protocol):
         if self._head_timer is None and self._is_between():
             self._await_head()
         super().data_received(data)
-        if self._head_timer is not None and not self._is_between():
-            self._head_timer.cancel()
-            self._head_timer = None
+        if not self._is_between():
+            self._stop_head_timer()
+
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        """The connection is a WebSocket from now on: there are no more heads to wait for."""
+        self._stop_head_timer()
+        super().handle_websocket_upgrade(event)
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is answered."""
+        super().pause_writing()
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(self.write_wait_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        self._stop_write_timer()
+        super().resume_writing()
 
     def on_response_complete(self) -> None:
         """The next head may have begun already, behind the request that was just answered."""
@@ -58,10 +80,19 @@ class Patient(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing to wait for any more."""
+        self._stop_head_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-        super().connection_lost(exc)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _is_between(self) -> bool:
         """Whether no request is being served: the next one's head has not come whole."""
@@ -129,14 +160,16 @@ def server_for(app: FastAPI, settings: ServeSettings, listening: Callable[[str],
     # Inherited by its connections. asyncio sets it only where the protocol is said, and an answer in two pieces would
     # otherwise wait for the client's acknowledgement, some 40 ms.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    protocol = type("Patient", (Patient,), {"head_wait_s": limits.head_wait_s})
+    protocol = type(
+        "Patient", (Patient,), {"head_wait_s": limits.head_wait_s, "write_wait_s": limits.write_wait_s}
+    )
     config = uvicorn.Config(
         app,
         http=protocol,
         ws="websockets-sansio",
         ws_max_size=limits.body_bytes_max,
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
-        limit_concurrency=limits.connections_max,
+        limit_concurrency=connections_max(limits.connections_max),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         ssl_certfile=settings.tls_cert or None,
@@ -148,6 +181,18 @@ def server_for(app: FastAPI, settings: ServeSettings, listening: Callable[[str],
         lifespan="on",
     )
     return Server(config, app.state.service, bound, listening)
+
+
+def connections_max(wanted: int) -> int:
+    """As many connections as are wanted, but no more than the process may have files open, with some to spare."""
+    files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files_max == resource.RLIM_INFINITY or wanted <= files_max - FILES_SPARE:
+        return wanted
+    most = max(1, files_max - FILES_SPARE)
+    _log.warning(
+        "%d connections at once, not %d: this process may have %d files open", most, wanted, files_max
+    )
+    return most
 
 
 def serve(app: FastAPI, settings: ServeSettings, listening: Callable[[str], None]) -> None:

@@ -35,14 +35,28 @@ class Limits(Struct, frozen=True, kw_only=True):
     window_max_us: int = 90 * 86400 * US
     rate_per_s: float = 1000.0
     """Requests of one token, with a burst of twice as many; 0: no bound. 429."""
+    items_per_s: float = 100_000.0
+    """Items, claims and events of one tenant, with a burst of twice as many; 0: no bound. 429."""
+    bytes_per_s: float = 64.0 * MIB
+    """Sent and received by one tenant, with a burst of twice as many; 0: no bound. 429."""
+    store_share: float = 0.5
+    """Of the time of the store that one tenant's counts and scans may take; 0: no bound. 429."""
+    answer_bytes_max: int = 8 * MIB
+    """Of the stored values in one answer. What does not fit is refused item by item, to be asked for again: 413."""
+    consumers_max: int = 1000
+    """Consumers of one tenant, and stored windows: 409."""
+    steps_max: int = 1000
+    """Steps of one record; together they may have four times `value_bytes_max`: 413."""
     live_claims_max: int = 10_000
     """Claims that one token holds at a time, as seen by this instance: 429."""
     body_wait_s: float = 30.0
     """For a request's body to arrive: 408."""
     head_wait_s: float = 15.0
     """For a request's head to arrive, before the connection is closed."""
+    write_wait_s: float = 30.0
+    """For a client to read what it asked for, before the connection is closed."""
     connections_max: int = 2000
-    """At once; more are answered 503."""
+    """At once; more are answered 503. Never more than the process may have files open."""
 
     def __post_init__(self) -> None:
         bounds: dict[str, tuple[float, float]] = {
@@ -53,9 +67,16 @@ class Limits(Struct, frozen=True, kw_only=True):
             "lease_max_us": (self.lease_min_us, LEASE_MAX_S * US),
             "window_max_us": (1, 90 * 86400 * US),
             "rate_per_s": (0, 1e6),
+            "items_per_s": (0, 1e9),
+            "bytes_per_s": (0, 1e12),
+            "store_share": (0, 100),
+            "answer_bytes_max": (KIB, 256 * MIB),
+            "consumers_max": (1, 1_000_000),
+            "steps_max": (1, 1_000_000),
             "live_claims_max": (1, 1_000_000),
             "body_wait_s": (0.01, 3600),
             "head_wait_s": (0.01, 3600),
+            "write_wait_s": (0.01, 3600),
             "connections_max": (1, 100_000),
         }
         for name, (least, most) in bounds.items():

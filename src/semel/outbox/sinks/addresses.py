@@ -11,6 +11,27 @@ from semel.errors import PolicyInvalid
 
 __all__ = ["AddressRefused", "Allowed", "checked_address", "is_public"]
 
+_SPECIAL = tuple(
+    map(
+        ip_network,
+        (
+            "192.0.0.0/24",  # protocol assignments, also those that are routed
+            "192.31.196.0/24",  # AS112
+            "192.52.193.0/24",  # AMT
+            "192.88.99.0/24",  # 6to4 relays
+            "192.175.48.0/24",  # AS112
+            "::/96",  # IPv4 in IPv6, deprecated
+            "64:ff9b:1::/48",  # NAT64 of a private network
+            "100::/32",  # discard, dummy
+            "2001::/23",  # protocol assignments; Teredo is looked into before
+            "2620:4f:8000::/48",  # AS112
+            "3fff::/20",  # documentation
+            "5f00::/16",  # segment routing
+            "fec0::/10",  # site-local, deprecated
+        ),
+    )
+)
+"""Special-use addresses that some versions of Python call global: the registries of RFC 6890 and what came after."""
 _NAT64 = 0x0064FF9B << 96
 _NAT64_MASK = ((1 << 96) - 1) << 32
 
@@ -82,19 +103,21 @@ def is_public(text: str) -> bool:
     address = ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address):
         inner = _inner(address)
-        if inner is not None:
-            return is_public(str(inner))
+        if inner:
+            return all(is_public(str(each)) for each in inner)
+    if any(address.version == each.version and address in each for each in _SPECIAL):
+        return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
-def _inner(address: IPv6Address) -> IPv4Address | None:
-    """The older kind of address that this one stands for: mapped, 6to4, Teredo, NAT64."""
+def _inner(address: IPv6Address) -> tuple[IPv4Address, ...]:
+    """The IPv4 addresses that this one stands for: mapped, 6to4, Teredo (its server and its client), NAT64."""
     if address.ipv4_mapped is not None:
-        return address.ipv4_mapped
+        return (address.ipv4_mapped,)
     if address.sixtofour is not None:
-        return address.sixtofour
+        return (address.sixtofour,)
     if address.teredo is not None:
-        return address.teredo[1]
+        return address.teredo
     if int(address) & _NAT64_MASK == _NAT64:
-        return IPv4Address(int(address) & 0xFFFFFFFF)
-    return None
+        return (IPv4Address(int(address) & 0xFFFFFFFF),)
+    return ()

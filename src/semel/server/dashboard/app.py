@@ -59,6 +59,7 @@ def create_pages(desk: Desk) -> Starlette:
             HTTPException: _http_error,
         },
     )
+    app.router.redirect_slashes = False
     app.state.desk = desk
     return app
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import platform
+from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -28,22 +29,25 @@ FLUSH_S = 60.0
 DEFAULT_RANGE = "1h"
 LIVE_MAX = 100
 """Browsers that listen at a time."""
+LIVE_PER_TOKEN_MAX = 20
+"""Of one token, so that it leaves room for the others."""
 
 
 class Desk:
     """One for each instance; writes its rollups as long as it is open."""
 
-    def __init__(self, service: Service, taker: Events, tally: Tally, tail: Tail, *, own_looks: bool) -> None:
+    def __init__(self, service: Service, taker: Events, tally: Tally, tail: Tail) -> None:
         self.service: Service = service
         self.taker: Events = taker
         self.tail: Tail = tail
         self.instance: str = platform.node() or "this instance"
-        self.looks: Looks = Looks(service, own=own_looks)
+        self.looks: Looks = Looks(service)
         self._tally = tally
         self._writer = Writer(tally)
         self._book = Book(self.looks, tally, self._writer)
         self.figures: Figures = Figures(self._book, tally, self.looks, self._writer.mark)
-        self.listeners: int = 0
+        self.listeners: Counter[str] = Counter()
+        """Browsers that listen, by their token."""
         self._flusher: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -76,6 +80,12 @@ class Desk:
                 self._book.expire()
             except StoreError as error:
                 logging.getLogger("semel").warning("rollups could not be written: %s", error)
+
+    def is_full(self, viewer: Viewer) -> bool:
+        """Whether no more browsers may listen: at all, or with this token."""
+        if self.listeners.total() >= LIVE_MAX:
+            return True
+        return viewer.has_token and self.listeners[viewer.caller.name] >= LIVE_PER_TOKEN_MAX
 
     async def viewer(self, request: Request) -> Viewer:
         """Who looks. Raises `LoginNeeded`."""

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from semel.audit import TENANT as AUDIT
 from semel.core.commands import Answer, Count, Item, Scan
-from semel.core.ports import AsyncStore, Store
 from semel.errors import StoreUnavailable
 from semel.observe.rollups import TENANT as ROLLUPS
 from semel.observe.rollups import Asking
@@ -17,9 +16,8 @@ from semel.observe.window_in_force import SAMPLE, WindowInForce, window_in_force
 from semel.plans import reachable
 from semel.server.benchmarks import TENANT as BENCHMARKS
 from semel.server.service import Service
+from semel.server.slow_lane import send_to
 from semel.server.tokens import TENANT as TOKENS
-from semel.stores.memory import MemoryStore
-from semel.stores.registry import store_for
 from semel.types import Record, Stats, Unavailable
 
 __all__ = ["DEFAULT_WINDOW_US", "OWN_TENANTS", "Looks"]
@@ -34,6 +32,8 @@ COUNT_SHARE = 0.05
 COUNTS_MAX = 100
 """Tenants whose counts are remembered."""
 FIRST_COUNT_S = 3.0
+LANE = "dashboard"
+"""Whose turn the pages' counts and lists wait for."""
 OWN_TENANTS = (TOKENS, ROLLUPS, BENCHMARKS, AUDIT)
 """Semel's own records, which no page shows."""
 
@@ -41,37 +41,26 @@ OWN_TENANTS = (TOKENS, ROLLUPS, BENCHMARKS, AUDIT)
 class Looks:
     """What the pages ask of the store.
 
-    To list or to count goes through every record. Where the store is named by its URL those go over a connection of
-    their own, one at a time, so that no claim waits behind them.
+    To list or to count goes through every record: those go beside the traffic, in the service's slow lane.
     """
 
-    def __init__(self, service: Service, *, own: bool) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._url = service.settings.store if own else ""
-        self._slow: Store | AsyncStore | None = None
-        self._lock = asyncio.Lock()
         self._stats: dict[str | None, tuple[float, Stats]] = {}
         self._due: dict[str | None, float] = {}
         self._counting: dict[str | None, asyncio.Task[None]] = {}
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """End the counts that are under way."""
         for task in self._counting.values():
             task.cancel()
         await asyncio.gather(*self._counting.values(), return_exceptions=True)
-        slow, self._slow = self._slow, None
-        if slow is None or slow is self._service.runtime.store:
-            return
-        if isinstance(slow, Store):
-            await asyncio.to_thread(slow.close)
-        else:
-            await slow.aclose()
 
     async def quick(self, items: Sequence[Item]) -> list[Answer]:
         """Look at records by their keys, past the gathering of callers. Raises `StoreUnavailable`."""
         answers: list[Answer] = []
         for at in range(0, len(items), ITEMS_MAX):
-            answers += await _sent(self._service.runtime.store, items[at : at + ITEMS_MAX])
+            answers += await send_to(self._service.runtime.store, items[at : at + ITEMS_MAX])
         return answers
 
     async def ask(self, asking: Asking) -> Any:
@@ -83,25 +72,10 @@ class Looks:
         except StopIteration as end:
             return end.value
 
-    async def slow(self, item: Item) -> Any:
+    async def slow(self, item: Count | Scan) -> Any:
         """List or count. Raises `StoreUnavailable`."""
-        async with self._lock:
-            if self._slow is None:
-                self._slow = await self._opened()
-            (answer,) = await _sent(self._slow, (item,))
+        answer, _ = await self._service.slow.ask(LANE, item)
         return reachable(answer)
-
-    async def _opened(self) -> Store | AsyncStore:
-        if not self._url:
-            return self._service.runtime.store
-        store = store_for(self._url)
-        if isinstance(store, MemoryStore):  # another one would hold nothing
-            return self._service.runtime.store
-        if isinstance(store, Store):
-            await asyncio.to_thread(store.open)
-        else:
-            await store.aopen()
-        return store
 
     async def window_in_force(
         self, stored: Mapping[tuple[str, str, str], int], tenant: str, consumer: str
@@ -158,14 +132,6 @@ def _without(stats: Stats, own: Stats) -> Stats:
             if (left := number - own.consumers.get(name, 0)) > 0
         },
     )
-
-
-async def _sent(store: Store | AsyncStore, items: Sequence[Item]) -> list[Answer]:
-    if not isinstance(store, Store):
-        return await store.asend(items)
-    if store.capabilities.instant:
-        return store.send(items)
-    return await asyncio.to_thread(store.send, items)
 
 
 def records_of(answers: Sequence[Answer]) -> list[Record]:

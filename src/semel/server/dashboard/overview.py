@@ -9,8 +9,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from semel.errors import StoreError
-from semel.server.dashboard.desk import LIVE_MAX, Desk, range_of
-from semel.server.dashboard.door import LoginNeeded
+from semel.server.dashboard.desk import Desk, range_of
+from semel.server.dashboard.door import LoginNeeded, Viewer
 from semel.server.problems import Problem
 
 __all__ = ["routes"]
@@ -52,12 +52,12 @@ def routes(desk: Desk) -> list[Route]:
         return Response(_encode(lines), media_type="application/json")
 
     async def live(request: Request) -> Response:
-        await desk.viewer(request)
-        if desk.listeners >= LIVE_MAX:
+        viewer = await desk.viewer(request)
+        if desk.is_full(viewer):
             raise Problem(
                 429, "too-many", "too many pages listen already; this one shows figures as they were"
             )
-        return StreamingResponse(_ticks(desk, request), media_type="text/event-stream")
+        return StreamingResponse(_ticks(desk, request, viewer), media_type="text/event-stream")
 
     return [
         Route("/", overview),
@@ -68,9 +68,12 @@ def routes(desk: Desk) -> list[Route]:
     ]
 
 
-async def _ticks(desk: Desk, request: Request) -> AsyncIterator[bytes]:
+async def _ticks(desk: Desk, request: Request, viewer: Viewer) -> AsyncIterator[bytes]:
     """The header's counters whenever they change, until the service is about to end or the token is revoked."""
-    desk.listeners += 1
+    if desk.is_full(viewer):  # many were let in before the first of them listened
+        return
+    name = viewer.caller.name
+    desk.listeners[name] += 1
     said, quiet = b"", 0
     try:
         while not desk.service.draining:
@@ -90,4 +93,6 @@ async def _ticks(desk: Desk, request: Request) -> AsyncIterator[bytes]:
                 yield b"event: tick\ndata: " + now + b"\n\n"
             await asyncio.sleep(TICK_S)
     finally:
-        desk.listeners -= 1
+        desk.listeners[name] -= 1
+        if not desk.listeners[name]:
+            del desk.listeners[name]

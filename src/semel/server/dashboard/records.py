@@ -1,5 +1,7 @@
 """Search, the strip of one event, and what an operator may do to it."""
 
+import asyncio
+import re
 from typing import Any
 from urllib.parse import quote
 
@@ -28,6 +30,7 @@ __all__ = ["address", "routes"]
 
 PAGE_ROWS = 50
 TAIL_ROWS = 40
+FENCE = re.compile("[0-9]{1,16}")
 STATES: tuple[State, ...] = ("claimed", "done", "failed", "unknown")
 SCOPES_MAX = 1000
 """Consumers that a key is looked for in."""
@@ -130,18 +133,10 @@ async def _found(desk: Desk, viewer: Viewer, request: Request) -> dict[str, Any]
             viewer.tenant, consumer or None, state, query, cursor=asked.get("cursor") or None, limit=PAGE_ROWS
         )
         permit(viewer.caller, item)
-        page: Page = await _scanned(desk, item)
+        page: Page = await desk.looks.slow(item)
         values["records"] = [_row(each) for each in page.records if each.tenant not in OWN_TENANTS]
         values["cursor"], values["listed"] = page.cursor, True
     return values
-
-
-async def _scanned(desk: Desk, item: Scan) -> Page:
-    try:
-        page: Page = await desk.looks.slow(item)
-    except ValueError as error:
-        raise Problem(422, "out-of-bounds", "that is no place to go on from; search again") from error
-    return page
 
 
 def _row(record: Record) -> dict[str, Any]:
@@ -175,7 +170,7 @@ async def _event(desk: Desk, record: Record) -> dict[str, Any]:
         kept = await desk.taker.kept(record)
     except StoreUnavailable:  # of the table; the record is worth showing
         kept = None
-    shown = document(record, now)
+    shown = await asyncio.to_thread(document, record, now)
     return {
         "record": record,
         "shown": shown,
@@ -216,7 +211,7 @@ async def _replay(desk: Desk, viewer: Viewer, record: Record, fence: str) -> Non
 
 async def _decide(desk: Desk, viewer: Viewer, record: Record, form: dict[str, str]) -> None:
     to = form.get("to", "")
-    if to not in ("done", "absent") or not form.get("fence", "").isdecimal():
+    if to not in ("done", "absent") or not FENCE.fullmatch(form.get("fence", "")):
         raise Problem(422, "invalid", "say whether it happened: done or absent")
     settings = await desk.figures.settings()
     window = resolve(settings.windows, record.tenant, record.consumer, record.event_type, DEFAULT_WINDOW_US)

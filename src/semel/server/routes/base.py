@@ -1,5 +1,7 @@
 """What every route needs: who asks, what was sent, how to answer."""
 
+import asyncio
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,6 +20,7 @@ __all__ = [
     "Asked",
     "answer",
     "asked",
+    "beside_loop",
     "body_of",
     "content_type",
     "many",
@@ -29,6 +32,8 @@ T = TypeVar("T")
 
 JSON = "application/json"
 TENANT_HEADER = "semel-tenant"
+QUICK_BYTES = 16 * 1024
+"""Values of this size are decoded faster than a thread is woken."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -66,8 +71,13 @@ async def read(request: Request, decoder: "msgspec.json.Decoder[T]") -> T:
     body = await body_of(request)
     try:
         return decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise malformed(error) from error
+
+
+async def beside_loop(show: Callable[[], Response], size_bytes: int) -> Response:
+    """Decode and encode values in a thread where they are large, so that nobody else's request waits for it."""
+    return await asyncio.to_thread(show) if size_bytes > QUICK_BYTES else show()
 
 
 def wrong_type(request: Request, *wanted: str) -> Problem:
@@ -76,8 +86,9 @@ def wrong_type(request: Request, *wanted: str) -> Problem:
     return Problem(415, "wrong-type", f"the content type is {found!r}; send {' or '.join(wanted)}")
 
 
-def many(count: int, service: Service) -> None:
-    """Raises `Problem` for more at once than are taken."""
+def many(count: int, service: Service, caller: Caller) -> None:
+    """Charge for so many items. Raises `Problem` for more at once than are taken."""
+    service.costs.charge(caller, items=count)
     most = service.settings.limits.batch_items_max
     if count > most:
         raise Problem(413, "too-many", f"{most} are taken at once, not {count}; send them in parts")

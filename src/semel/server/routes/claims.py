@@ -2,7 +2,8 @@
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from semel.plans import Plan, time_us
 from semel.policy import Policy
 from semel.server.openapi import Document
 from semel.server.problems import Problem
-from semel.server.routes.base import Asked, answer, asked, many, read
+from semel.server.routes.base import Asked, answer, asked, beside_loop, many, read
 from semel.server.shapes import (
     ClaimAsked,
     ClaimOutcome,
@@ -34,6 +35,7 @@ from semel.server.shapes import (
     Verdict,
     Verdicts,
 )
+from semel.server.slow_lane import answer_bytes
 from semel.stores.http.wire import Refusal
 from semel.types import Busy, Completed, Late, Lost, Mismatch, Renewed, Unavailable, Unknown
 from semel.windows import resolve
@@ -132,7 +134,7 @@ async def claim_many(request: Request) -> Response:
     """Claims of one consumer; a second claim of a key in one request is busy."""
     ask = asked(request, "write")
     said = await read(request, _claims)
-    many(len(said.claims), ask.service)
+    many(len(said.claims), ask.service, ask.caller)
     limits = ask.service.settings.limits
     plan = Plan(
         consumer=said.consumer,
@@ -150,7 +152,13 @@ async def claim_many(request: Request) -> Response:
     claims = [_claim(plan, runtime.windows, each, quarantine=mode == "quarantine") for each in said.claims]
     answers = await ask.service.carry_out(ask.caller, claims)
     base_us = plan.window_us({}, "")
-    return answer(ClaimOutcomes([_outcome(*pair, base_us) for pair in zip(claims, answers, strict=True)]))
+
+    def show() -> Response:
+        shown = cache(readable)  # a value that was asked for many times is decoded once
+        pairs = zip(claims, answers, strict=True)
+        return answer(ClaimOutcomes([_outcome(*pair, base_us, shown) for pair in pairs]))
+
+    return await beside_loop(show, sum(map(answer_bytes, answers)))
 
 
 def _claim(plan: Plan, stored: Any, each: ClaimAsked, *, quarantine: bool) -> Claim:
@@ -166,7 +174,9 @@ def _claim(plan: Plan, stored: Any, each: ClaimAsked, *, quarantine: bool) -> Cl
     return replace(made, owner=owner, quarantine=quarantine)
 
 
-def _outcome(claim: Claim, found: Answer, window_us: int) -> ClaimOutcome:
+def _outcome(
+    claim: Claim, found: Answer, window_us: int, shown: Callable[[bytes | None], tuple[Any, str]]
+) -> ClaimOutcome:
     key = claim.id[2]
     match found:
         case Granted():
@@ -181,10 +191,10 @@ def _outcome(claim: Claim, found: Answer, window_us: int) -> ClaimOutcome:
                 attempt=found.attempt,
                 lease_s=claim.lease_us / 1e6,
                 idempotency_key=idempotency_key(claim.id),
-                journal=None if found.journal is None else readable(found.journal)[0],
+                journal=None if found.journal is None else shown(found.journal)[0],
             )
         case Known(state="done"):
-            value, form = readable(found.value)
+            value, form = shown(found.value)
             return ClaimOutcome(key, "done", value=value, kept=form != "not_kept", fence=found.fence)
         case Known():
             return ClaimOutcome(key, "failed", error=error_of(found.value))
@@ -209,7 +219,7 @@ def _outcome(claim: Claim, found: Answer, window_us: int) -> ClaimOutcome:
 async def end_many(request: Request, endings: Sequence[Ending]) -> Response:
     """Complete, fail, release or renew claims that this caller shows the handles of."""
     ask = asked(request, "write")
-    many(len(endings), ask.service)
+    many(len(endings), ask.service, ask.caller)
     await ask.service.runtime.arefresh()
     items = [_item(ask, each) for each in endings]
     answers = await ask.service.carry_out(ask.caller, items)

@@ -1,11 +1,12 @@
 """`/docs`: the endpoints and their examples on one page, which loads nothing from anywhere."""
 
 import json
+from functools import cache
 from html import escape
 from typing import Any
 
 from fastapi import FastAPI
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
 __all__ = ["add"]
 
@@ -23,13 +24,25 @@ def add(app: FastAPI, _document: Any) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
+        return HTMLResponse(page(), headers=POLICY)
+
+    @cache
+    def page() -> str:
         made = app.openapi()
         parts = [
             _part(method, path, operation)
             for path, methods in made["paths"].items()
             for method, operation in methods.items()
         ]
-        return HTMLResponse(PAGE.format(version=escape(app.version), parts="".join(parts)), headers=POLICY)
+        return PAGE.format(version=escape(app.version), parts="".join(parts))
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return Response(document(), media_type="application/json")
+
+    @cache
+    def document() -> bytes:
+        return json.dumps(app.openapi()).encode()
 
 
 def _part(method: str, path: str, operation: dict[str, Any]) -> str:

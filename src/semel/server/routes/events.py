@@ -1,5 +1,6 @@
 """`/v1/events`: events come in, one or many, over HTTP or a WebSocket, and each is answered."""
 
+import asyncio
 from typing import Annotated, Any
 
 import msgspec
@@ -21,7 +22,7 @@ from semel.server.routes.base import (
     many,
     wrong_type,
 )
-from semel.server.service import Service
+from semel.server.service import TOKEN_LIVE_S, Service
 from semel.server.shapes import EventOutcome, EventOutcomes
 
 __all__ = ["add"]
@@ -30,6 +31,7 @@ CLOUDEVENT = "application/cloudevents+json"
 CLOUDEVENTS = "application/cloudevents-batch+json"
 TYPES = (JSON, CLOUDEVENT, CLOUDEVENTS)
 EXAMPLE = {"id": "evt_1", "type": "order.placed", "amount": "12.50"}
+POLICY_VIOLATION = 1008
 STATUSES = {"accepted": 200, "duplicate": 200, "busy": 503, "invalid": 422}
 """Of a single event, so that a producer that knows only HTTP repeats what it has to."""
 
@@ -79,7 +81,7 @@ async def take(request: Request) -> Response:
     found = _parsed(body)
     headers = [(name, value) for name, value in request.headers.items() if isinstance(found, dict)]
     events = _events(found, body, headers)
-    many(len(events), ask.service)
+    many(len(events), ask.service, ask.caller)
     outcomes = await _taker(request).take(ask.tenant, events)
     if isinstance(found, dict) or all(each.status == "invalid" for each in outcomes):
         first = outcomes[0]
@@ -100,14 +102,16 @@ async def listen(websocket: WebSocket) -> None:
     await websocket.accept()
     while True:
         try:
-            message = await websocket.receive()
+            message = await _next_message(websocket)
             if message["type"] == "websocket.disconnect":
                 return
             data = message.get("bytes") or (message.get("text") or "").encode()
             service.pace(caller.name)
+            service.costs.check(caller)
+            service.costs.charge(caller, size_bytes=len(data))
             found = _parsed(data)
             events = _events(found, data, ())
-            many(len(events), service)
+            many(len(events), service, caller)
             outcomes = await _taker(websocket).take(tenant, events)
             said: Any = outcomes[0] if isinstance(found, dict) else outcomes
         except Problem as problem:
@@ -118,10 +122,29 @@ async def listen(websocket: WebSocket) -> None:
         await websocket.send_text(_encode(said).decode())
 
 
+async def _next_message(websocket: WebSocket) -> Any:
+    """The next message; a connection whose token is no longer valid is closed. Raises `WebSocketDisconnect`."""
+    while True:
+        await _check_token(websocket)
+        try:
+            async with asyncio.timeout(TOKEN_LIVE_S):
+                message = await websocket.receive()
+        except TimeoutError:
+            continue
+        await _check_token(websocket)
+        return message
+
+
+async def _check_token(websocket: WebSocket) -> None:
+    if not await websocket.state.is_token_valid():
+        await websocket.close(POLICY_VIOLATION, "this token is no longer valid")
+        raise WebSocketDisconnect(POLICY_VIOLATION)
+
+
 def _parsed(body: bytes) -> Any:
     try:
         return _decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise malformed(error) from error
 
 

@@ -4,8 +4,9 @@ from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from semel.core.commands import ReadSettings
+from semel.core.commands import Lookup
 from semel.errors import StoreError
+from semel.server import tokens
 from semel.server.openapi import Document
 from semel.server.problems import unavailable
 from semel.server.routes.base import asked
@@ -15,6 +16,8 @@ from semel.types import Unavailable
 __all__ = ["add"]
 
 TEXT = "text/plain; charset=utf-8"
+PROBE = Lookup((tokens.TENANT, tokens.CONSUMER, "readyz"))
+"""A question that costs the same however much the store holds."""
 
 
 def add(app: FastAPI, document: Document) -> None:
@@ -41,7 +44,7 @@ def add(app: FastAPI, document: Document) -> None:
         if service.draining:
             raise unavailable("draining: this instance is about to end")
         try:
-            (found,) = await service.runtime.channel.asend((ReadSettings(),))
+            (found,) = await service.runtime.channel.asend((PROBE,))
         except StoreError as error:
             raise unavailable() from error
         if isinstance(found, Unavailable):

@@ -115,9 +115,9 @@ async def carry_out(request: Request) -> Response:
     body = await body_of(request)
     try:
         items = wire.items_from(body, packed=packed)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise malformed(error) from error
-    many(len(items), ask.service)
+    many(len(items), ask.service, ask.caller)
     mine: list[Item] = []
     answers: list[Answer] = []
     for item in items:

@@ -12,8 +12,9 @@ from semel.cli.shown import exact_text, now_us, summary
 from semel.core.commands import Count, Forget, Lookup, Page, Purge, ReadSettings, Scan, Settings, SetWindow
 from semel.server.openapi import Document
 from semel.server.problems import Problem
-from semel.server.routes.base import Asked, answer, asked, read
+from semel.server.routes.base import Asked, answer, asked, beside_loop, read
 from semel.server.shapes import Purging, WindowAsked
+from semel.server.slow_lane import answer_bytes
 from semel.types import Absent, Busy, Record, State, Stats
 from semel.windows import window_us
 
@@ -55,7 +56,8 @@ def _add_records(routes: APIRouter, document: Document) -> None:
     )
     async def show(request: Request, consumer: Consumer, key: Key) -> Response:
         """What is known of a key, without any effect on it. Reading takes the role `read`."""
-        return answer(_shown(document_of(await _found(asked(request, "read"), consumer, key), now_us())))
+        record = await _found(asked(request, "read"), consumer, key)
+        return await beside_loop(lambda: answer(_shown(document_of(record, now_us()))), answer_bytes(record))
 
     @routes.delete(
         "/records/{consumer}/{key:path}",

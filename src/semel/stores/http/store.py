@@ -104,7 +104,9 @@ class HttpStore:
                 response = self._post(part)
         except (*FAILED, RuntimeError) as error:  # RuntimeError: the client was closed under us
             return self._talk.failed(part, error)
-        return self._talk.answers(part, response)
+        answers = self._talk.answers(part, response)
+        rest = self._talk.rest_of(part, answers)
+        return answers if rest is None else answers[: -len(rest.items)] + self._ask(rest)
 
     def _post(self, part: Part) -> httpx2.Response:
         return self._connected().post(ITEMS_PATH, content=part.body, headers=_HEADERS)

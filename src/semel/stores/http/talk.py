@@ -145,6 +145,14 @@ class Talk:
             return [Unavailable(problem)] * len(part.items)
         raise problem
 
+    def rest_of(self, part: Part, answers: Sequence[Answer]) -> Part | None:
+        """The items that found no room in the response, to be sent again; `None`: there are none."""
+        for at, answer in enumerate(answers):
+            if at and isinstance(answer, Unavailable) and isinstance(answer.error, wire.AnswerFull):
+                rest = part.items[at:]
+                return Part(rest, wire.batch_of([wire.encode_item(item) for item in rest]))
+        return None
+
     def failed(self, part: Part, error: Exception) -> list[Answer]:
         """No reply: whether the items were carried out is not known."""
         if self.closed:

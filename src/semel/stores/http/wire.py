@@ -30,8 +30,10 @@ from semel.types import (
 )
 
 __all__ = [
+    "ANSWER_FULL",
     "ITEMS_JSON",
     "ITEMS_MSGPACK",
+    "AnswerFull",
     "Refusal",
     "answers_from",
     "answers_to",
@@ -42,6 +44,8 @@ __all__ = [
 
 ITEMS_MSGPACK = "application/vnd.semel.items.v1+msgpack"
 ITEMS_JSON = "application/vnd.semel.items.v1+json"
+ANSWER_FULL = "answer-full"
+"""The title of a refusal that says: the answers before it fill the response, send the item again."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -50,6 +54,10 @@ class Refusal(msgspec.Struct, frozen=True):
     status: int
     title: str
     detail: str
+
+
+class AnswerFull(StoreRefused):
+    """The item was not carried out, because the answers before it fill the response."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -108,6 +116,10 @@ def _trouble_in(found: Trouble) -> Unavailable:
     return Unavailable(kind(found.detail))
 
 
+def _refusal_in(found: Refusal) -> Unavailable:
+    return Unavailable((AnswerFull if found.title == ANSWER_FULL else StoreRefused)(found.detail))
+
+
 def _same(answer: Any) -> Any:
     return answer
 
@@ -136,7 +148,7 @@ _KINDS: list[tuple[str, type, Any, Callable[[Any], Any], Callable[[Any], Any]]] 
     ("stats", Stats, Stats, _same, _same),
     ("settings", Settings, Scopes, _settings_out, _settings_in),
     ("unavailable", Unavailable, Trouble, _trouble_out, _trouble_in),
-    ("refused", Refusal, Refusal, _same, lambda found: Unavailable(StoreRefused(found.detail))),
+    ("refused", Refusal, Refusal, _same, _refusal_in),
     ("mode", str, Mode, _same, _same),
     ("count", int, int, _same, _same),
     ("none", type(None), None, _same, _same),

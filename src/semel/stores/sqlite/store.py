@@ -255,7 +255,7 @@ class SqliteStore:
         schema.check_library()
         locks.refuse_inherited(self.path)
         kind = probe.inspect(self.path, adopt=self._adopt, version_known=schema.VERSION)
-        created = not Path(self.path).exists()
+        created = _create_private(self.path)
         try:
             writer, reader = self._raw_connection(), self._raw_connection()
         except sqlite3.Error as error:
@@ -362,6 +362,15 @@ def _roll_back(connection: sqlite3.Connection) -> None:
     if connection.in_transaction:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
+
+
+def _create_private(path: str) -> bool:
+    """Create the file for its owner alone, if there is none; SQLite gives its log the same mode. Says if it did."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError:  # there is one, or SQLite says what is wrong
+        return False
+    return True
 
 
 def _sync_folder(path: str) -> None:

@@ -1,0 +1,158 @@
+"""Counts and scans: beside the traffic, one at a time, and in turn by tenant."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from semel.core.commands import Answer, Count, Item, Page, Scan
+from semel.core.ports import AsyncStore, Store
+from semel.errors import StoreError, StoreUnavailable
+from semel.observe.events import Hooks
+from semel.observe.taps import timed
+from semel.server.problems import Problem
+from semel.stores.memory import MemoryStore
+from semel.stores.registry import store_for
+from semel.types import Record, Stats, Unavailable
+
+__all__ = ["SlowLane", "answer_bytes", "send_to"]
+
+WAITING_MAX = 16
+"""Counts and scans of one tenant that run or wait."""
+FIRST_ROWS, MORE_ROWS = 64, 256
+"""Records of a scan that are read at once: few first, because they may be large."""
+CACHED_TIMES = 10
+CACHED_MIN_S, CACHED_MAX_S = 0.05, 60.0
+"""A count that took longer than the least is used again, for ten times as long as it took."""
+CACHED_MAX = 1000
+
+
+class SlowLane:
+    """What goes through every record. Where the store is named by its URL it has a connection of its own here."""
+
+    def __init__(self, store: Store | AsyncStore, url: str, hooks: Hooks, answer_bytes_max: int) -> None:
+        self._shared = store
+        self._url = url
+        self._hooks = hooks
+        self._answer_bytes_max = answer_bytes_max
+        self._own: Store | AsyncStore | None = None
+        self._lane = asyncio.Lock()
+        self._turns: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+        self._counts: dict[str | None, tuple[float, Stats]] = {}
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        own, self._own = self._own, None
+        if own is None or own is self._shared:
+            return
+        if isinstance(own, Store):
+            await asyncio.to_thread(own.close)
+        else:
+            await own.aclose()
+
+    async def ask(self, who: str, item: Count | Scan) -> tuple[Answer, float]:
+        """The answer, and how many seconds of the store's time it took. Raises `Problem` where too many wait.
+
+        Each tenant waits for its own turn first, so that the many questions of one are not before those of another.
+        """
+        known = self._known(item)
+        if known is not None:
+            return known, 0.0
+        turn, waiting = self._turns.setdefault(who, (asyncio.Lock(), []))
+        if len(waiting) >= WAITING_MAX:
+            raise Problem(
+                429,
+                "too-many",
+                f"{WAITING_MAX} counts and scans wait already; wait for them",
+                {"Retry-After": "1"},
+            )
+        waiting.append(None)
+        try:
+            async with turn, self._lane:
+                known = self._known(item)
+                if known is not None:
+                    return known, 0.0
+                began = time.monotonic()
+                answer = await (self._scan(item) if isinstance(item, Scan) else self._send(item))
+                took_s = time.monotonic() - began
+        finally:
+            waiting.pop()
+            if not waiting:
+                self._turns.pop(who, None)
+        if isinstance(item, Count) and isinstance(answer, Stats) and took_s > CACHED_MIN_S:
+            if len(self._counts) >= CACHED_MAX:
+                self._counts.clear()
+            self._counts[item.tenant] = (
+                time.monotonic() + min(CACHED_MAX_S, CACHED_TIMES * took_s),
+                answer,
+            )
+        return answer, took_s
+
+    def _known(self, item: Item) -> Stats | None:
+        if not isinstance(item, Count):
+            return None
+        until, stats = self._counts.get(item.tenant, (0.0, None))
+        return stats if time.monotonic() < until else None
+
+    async def _scan(self, item: Scan) -> Answer:
+        """A page of as many records as the answer may hold."""
+        records: list[Record] = []
+        used, rows, cursor = 0, FIRST_ROWS, item.cursor
+        while True:
+            wanted = min(rows, item.limit - len(records))
+            page = await self._send(replace(item, cursor=cursor, limit=wanted))
+            if not isinstance(page, Page):
+                return page
+            records += page.records
+            used += answer_bytes(page)
+            cursor, rows = page.cursor, MORE_ROWS
+            if cursor is None or len(records) >= item.limit or used >= self._answer_bytes_max:
+                return Page(records, cursor)
+
+    async def _send(self, item: Item) -> Answer:
+        if self._own is None:
+            self._own = await self._opened()
+        try:
+            (answer,) = await send_to(self._own, (item,))
+        except StoreUnavailable as error:
+            return Unavailable(error)
+        except StoreError:
+            raise
+        except Exception as error:
+            if isinstance(item, Scan) and item.cursor:  # each store reads its own kind
+                raise Problem(422, "out-of-bounds", "that is no cursor that was given out here") from error
+            raise
+        return answer
+
+    async def _opened(self) -> Store | AsyncStore:
+        if not self._url:
+            return self._shared
+        store = store_for(self._url)
+        if isinstance(store, MemoryStore):  # another one would hold nothing
+            return self._shared
+        own = timed(store, self._hooks)
+        if isinstance(own, Store):
+            await asyncio.to_thread(own.open)
+        else:
+            await own.aopen()
+        return own
+
+
+async def send_to(store: Store | AsyncStore, items: Sequence[Item]) -> list[Answer]:
+    """Carry out items without blocking the event loop. Raises `StoreError`."""
+    if not isinstance(store, Store):
+        return await store.asend(items)
+    if store.capabilities.instant:
+        return store.send(items)
+    return await asyncio.to_thread(store.send, items)
+
+
+def answer_bytes(answer: Answer) -> int:
+    """The stored values in an answer, in bytes."""
+    if isinstance(answer, Page):
+        return sum(map(answer_bytes, answer.records))
+    size = 0
+    for field in ("value", "journal", "meta"):
+        size += len(getattr(answer, field, None) or b"")
+    return size + sum(len(value or b"") for _, value in getattr(answer, "steps", ()) or ())
