@@ -106,5 +106,7 @@ def _shape(data: memoryview, at: int) -> tuple[str, int, int]:
         raise RecordCorrupt("a stored value is no MessagePack")
     kind, size, width = _SHAPES[data[at]]
     if width:
+        if at + width >= len(data):
+            raise IndexError
         size = int.from_bytes(data[at + 1 : at + 1 + width])
     return kind, size, at + 1 + width

@@ -1,0 +1,387 @@
+"""What one tenant costs is bounded: its values, its answers, its counts and scans, what it makes the store keep."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from msgspec.msgpack import Ext
+
+from semel.cli.shown import readable
+from semel.codec import encode
+from semel.core.commands import Claim, Count, Lookup, Renew, Settle
+from semel.errors import RecordCorrupt
+from semel.forks import new_owner
+from semel.observe.events import Hooks
+from semel.packed_limits import HASHED_MAX, check_packed
+from semel.server.callers import Caller
+from semel.server.costs import Costs
+from semel.server.limits import LiveClaims
+from semel.server.problems import Problem
+from semel.server.settings import Limits, ServeSettings
+from semel.server.slow_lane import SlowLane
+from semel.stores.http.store import HttpStore
+from semel.stores.memory import MemoryStore
+from semel.stores.sqlite import SqliteStore
+from semel.types import Record, Unavailable
+from tests.server.tools import Running, serving, token_for
+from tests.waiting import await_true
+
+DAY_US = 86400 * 10**6
+S = TypeVar("S", SqliteStore, HttpStore)
+pack = msgspec.msgpack.encode
+
+
+def url(folder: Path) -> str:
+    return f"sqlite:///{folder}/semel.db?synchronous=normal"
+
+
+def opened(store: S) -> S:
+    """The same, ready."""
+    store.open()
+    return store
+
+
+def keep(store: Any, key: str, value: bytes, consumer: str = "billing") -> None:
+    """A finished record."""
+    owner, place = new_owner(), ("", consumer, key)
+    (granted,) = store.send((Claim(place, owner, 30_000_000, DAY_US),))
+    store.send((Settle(place, owner, granted.fence, "done", value, DAY_US, 30_000_000),))
+
+
+# --- decoding ---
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {1, 2},
+        {1: "a"},
+        {"a": [1, (2, 3)]},
+        10**30,
+        b"x" * 300,
+        "x" * 70_000,
+        list(range(500)),
+        1.5,
+        {"é": None},
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_the_codec_writes_is_shown(value: Any) -> None:
+    packed = encode((value,))
+    check_packed(packed[1:])
+    assert readable(packed) == (repr((value,)), "repr")
+
+
+def test_values_that_would_take_long_to_decode_are_not_decoded() -> None:
+    many = list(range(HASHED_MAX + 1))
+    for packed in (
+        pack({1: 2}),
+        pack({None: 2}),
+        pack(Ext(2, pack(many))),
+        pack([Ext(3, pack(many[:600])), Ext(11, pack([[at, at] for at in range(600)]))]),
+        b"\x91" * 200 + b"\xc0",
+        pack([None] * 200_000),
+        b"\xdd\xff\xff\xff\xff",
+        b"\xc1",
+        b"\xde",
+        b"",
+    ):
+        with pytest.raises(RecordCorrupt):
+            check_packed(packed)
+        assert readable(b"m" + packed)[1] == "undecodable"
+
+
+def test_numbers_that_collide_do_not_stop_the_service(tmp_path: Path) -> None:
+    """A value with as many colliding keys as fit: decoding it took the whole interpreter half a minute."""
+    colliding = [at * (2**61 - 1) for at in range(1, 9000)]
+    assert {hash(number) for number in colliding} == {0}
+    members = [Ext(10, pack([hex(number)])) for number in colliding]
+    with closing(opened(SqliteStore(tmp_path / "semel.db"))) as store:
+        keep(store, "k", b"m" + pack(Ext(2, pack(members))))
+    with serving(ServeSettings(store=url(tmp_path), port=0)) as running:
+        began = time.monotonic()
+        claims = {"consumer": "billing", "claims": [{"key": "k"}] * 10}
+        outcomes = running.post("/v1/claims", claims).json()["outcomes"]
+        assert {each["outcome"] for each in outcomes} == {"done"}
+        assert "too many to show" in outcomes[0]["value"]
+        assert running.client.get("/v1/records/billing/k").json()["value_form"] == "undecodable"
+        assert time.monotonic() - began < 10
+
+
+# --- answers ---
+
+
+def test_an_answer_is_bounded_and_the_rest_is_asked_for_again(tmp_path: Path) -> None:
+    value = b"r" + b"v" * 200_000
+    with closing(opened(SqliteStore(tmp_path / "semel.db"))) as store:
+        keep(store, "k", value)
+    with serving(ServeSettings(store=url(tmp_path), port=0)) as running:
+        items = [{"type": "lookup", "id": ["", "billing", "k"]}] * 1000
+        answer = running.post("/v1/items", items)
+        assert len(answer.content) < 30 * 2**20
+        kinds = [next(iter(each)) for each in answer.json()]
+        assert kinds == ["record"] * kinds.count("record") + ["refused"] * kinds.count("refused")
+        assert 0 < kinds.count("record") < 1000
+        assert answer.json()[-1]["refused"]["title"] == "answer-full"
+
+
+def test_the_http_store_asks_again_for_what_did_not_fit(tmp_path: Path) -> None:
+    values = [b"r" + bytes([at]) * 200_000 for at in range(100)]
+    with closing(opened(SqliteStore(tmp_path / "semel.db"))) as store:
+        for at, value in enumerate(values):
+            keep(store, str(at), value)
+    limits = Limits(answer_bytes_max=2**20)
+    with (
+        serving(ServeSettings(store=url(tmp_path), port=0, limits=limits)) as running,
+        closing(opened(HttpStore(running.address))) as far,
+    ):
+        answers: Any = far.send([Lookup(("", "billing", str(at))) for at in range(100)])
+        assert [answer.value for answer in answers] == values
+
+
+def test_a_scan_gives_as_much_as_fits_and_a_cursor(tmp_path: Path) -> None:
+    with closing(opened(SqliteStore(tmp_path / "semel.db"))) as store:
+        for at in range(150):
+            keep(store, str(at), b"r" + b"v" * 100_000)
+    limits = Limits(answer_bytes_max=2**20)
+    with serving(ServeSettings(store=url(tmp_path), port=0, limits=limits)) as running:
+        found: list[str] = []
+        cursor: str | None = None
+        pages = 0
+        while cursor is not None or not found:
+            asked = {"limit": "1000"} | ({"cursor": cursor} if cursor else {})
+            page = running.client.get("/v1/records", params=asked).json()
+            found += [record["key"] for record in page["records"] if record["consumer"] == "billing"]
+            cursor, pages = page["cursor"], pages + 1
+        assert sorted(found, key=int) == [str(at) for at in range(150)]
+        assert pages > 1
+
+
+def test_a_client_that_does_not_read_its_answer_is_let_go(tmp_path: Path) -> None:
+    with closing(opened(SqliteStore(tmp_path / "semel.db"))) as store:
+        keep(store, "k", b"r" + b"v" * 200_000)
+    limits = Limits(write_wait_s=0.3)
+    with serving(ServeSettings(store=url(tmp_path), port=0, limits=limits)) as running:
+        body = json.dumps([{"type": "lookup", "id": ["", "billing", "k"]}] * 40).encode()
+        head = "POST /v1/items HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", running.port))
+            connection.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+            connection.recv(1)
+            # The request that asks is one; the one whose answer nobody reads is over.
+            assert await_true(
+                lambda: "semel_http_requests_in_flight 1.0" in running.client.get("/metrics").text
+            )
+
+
+# --- counts and scans ---
+
+
+class Stuck(MemoryStore):
+    """Counts take as long as the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+        self.counting = threading.Event()
+        self.counted: list[str | None] = []
+
+    @property
+    def capabilities(self) -> Any:
+        return msgspec.structs.replace(super().capabilities, instant=False)
+
+    def send(self, items: Any, /) -> Any:
+        for item in items:
+            if isinstance(item, Count):
+                self.counted.append(item.tenant)
+                self.counting.set()
+                assert self.let_go.wait(30)
+        return super().send(items)
+
+
+@pytest.mark.anyio
+async def test_counts_run_one_at_a_time_in_turn_by_tenant() -> None:
+    store = Stuck()
+    store.open()
+    lane = SlowLane(store, "", Hooks(()), 2**20)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(lane.ask("loud", Count("loud")))
+        await asyncio.sleep(0)
+        group.create_task(lane.ask("quiet", Count("quiet")))
+        await asyncio.to_thread(store.counting.wait, 30)
+        assert store.counted == ["loud"]
+        store.let_go.set()
+    assert store.counted[:2] == ["loud", "quiet"]
+
+
+@pytest.mark.anyio
+async def test_who_has_too_many_counts_waiting_is_told_so() -> None:
+    store = Stuck()
+    store.open()
+    lane = SlowLane(store, "", Hooks(()), 2**20)
+    asking = [asyncio.create_task(lane.ask("loud", Count("loud"))) for _ in range(16)]
+    await asyncio.to_thread(store.counting.wait, 30)
+    with pytest.raises(Problem) as refused:
+        await lane.ask("loud", Count("loud"))
+    assert refused.value.status == 429
+    store.let_go.set()
+    await asyncio.gather(*asking)
+
+
+@pytest.mark.anyio
+async def test_a_count_that_takes_long_is_used_again() -> None:
+    store = Stuck()
+    store.open()
+    lane = SlowLane(store, "", Hooks(()), 2**20)
+    first = asyncio.create_task(lane.ask("a", Count("t")))
+    second = asyncio.create_task(lane.ask("b", Count("t")))
+    await asyncio.to_thread(store.counting.wait, 30)
+    await asyncio.sleep(0.2)  # how long the count takes
+    store.let_go.set()
+    await first
+    assert (await second)[1] == 0.0
+    assert store.counted == ["t"]
+
+
+def test_claims_go_on_while_a_count_runs(tmp_path: Path) -> None:
+    """On a store of its own connection, however long the count takes."""
+    store = SqliteStore(tmp_path / "semel.db")
+    store.open()
+    with serving(ServeSettings(store=url(tmp_path), port=0)) as running:
+        threads = [
+            threading.Thread(target=running.post, args=("/v1/items", [{"type": "count"}] * 50))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        assert running.claim("quick")["outcome"] == "claimed"
+        for thread in threads:
+            thread.join(60)
+    store.close()
+
+
+# --- pacing ---
+
+
+def test_what_was_spent_is_paid_back_with_time_by_the_tenant() -> None:
+    now = [0.0]
+    costs = Costs(Limits(items_per_s=10, bytes_per_s=1000, store_share=0.5), lambda: now[0])
+    mine, same, other = (
+        Caller("token a", "t1", "write"),
+        Caller("token b", "t1", "read"),
+        Caller("token c", "t2", "read"),
+    )
+    for spent in ({"items": 30}, {"size_bytes": 3000}, {"store_s": 1.5}):
+        costs.check(mine)
+        costs.charge(mine, **spent)  # type: ignore[arg-type]
+        with pytest.raises(Problem, match="too many") as refused:
+            costs.check(same)
+        assert (refused.value.status, int(refused.value.headers["Retry-After"])) == (429, 2)
+        costs.check(other)
+        now[0] += 10
+
+
+def test_a_tenant_that_costs_too_much_waits_and_another_does_not(tmp_path: Path) -> None:
+    with closing(opened(SqliteStore(tmp_path / "semel.db"))) as store:
+        (loud, _), (quiet, _) = token_for(store, "loud"), token_for(store, "quiet")
+    limits = Limits(bytes_per_s=1000)
+    with serving(ServeSettings(store=url(tmp_path), port=0, limits=limits), loud) as running:
+        body = json.dumps([{"type": "lookup", "id": ["", "c", "k" * 500]}] * 10)
+        headers = {"content-type": "application/json"}
+        statuses = [
+            running.client.post("/v1/items", content=body, headers=headers).status_code for _ in range(3)
+        ]
+        assert statuses == [200, 429, 429]
+        calm = Running(running.address, quiet)
+        assert calm.claim("k")["outcome"] == "claimed"
+        calm.client.close()
+
+
+# --- growth ---
+
+
+def test_renewals_leave_nothing_behind() -> None:
+    live = LiveClaims(10, lambda: 0.0)
+    for at in range(10_000):
+        live.hold("a", ("", "c", "1"), 10**6 + at)
+        live.hold("a", ("", "c", f"settled {at}"), 10**6)
+        live.drop("a", ("", "c", f"settled {at}"))
+    assert len(live._ends["a"]) < 100
+    assert live.room("a") == 9
+
+
+def test_steps_of_a_record_are_bounded(tmp_path: Path) -> None:
+    limits = Limits(steps_max=5, value_bytes_max=1000)
+    with (
+        serving(ServeSettings(store=url(tmp_path), port=0, limits=limits)) as running,
+        closing(opened(HttpStore(running.address))) as far,
+    ):
+        owner, place = new_owner(), ("", "billing", "k")
+        (granted,) = far.send((Claim(place, owner, 30_000_000, DAY_US),))
+
+        def step(name: str, size: int) -> str:
+            renew = Renew(place, owner, granted.fence, 30_000_000, step=(name, b"r" * size))  # type: ignore[union-attr]
+            (answer,) = far.send((renew,))
+            return str(answer.error) if isinstance(answer, Unavailable) else "kept"
+
+        assert [step(f"s{at}", 10) for at in range(5)] == ["kept"] * 5
+        assert "5 steps" in step("s5", 10)
+        (record,) = far.send((Lookup(place),))
+        assert isinstance(record, Record)
+        assert len(record.steps) == 5
+        place = ("", "billing", "large")
+        (granted,) = far.send((Claim(place, owner, 30_000_000, DAY_US),))
+        assert [step(f"s{at}", 1000) for at in range(4)] == ["kept"] * 4
+        assert "4000 bytes" in step("s4", 1000)
+
+
+def test_consumers_and_windows_of_a_tenant_are_bounded(tmp_path: Path) -> None:
+    limits = Limits(consumers_max=3)
+    with closing(opened(SqliteStore(tmp_path / "semel.db"))) as store:
+        (mine, _), (other, _) = token_for(store, "mine", "admin"), token_for(store, "other", "admin")
+    with serving(ServeSettings(store=url(tmp_path), port=0, limits=limits), mine) as running:
+
+        def claim(consumer: str) -> int:
+            return running.post("/v1/claims", {"consumer": consumer, "claims": [{"key": "k"}]}).status_code
+
+        assert [claim(f"c{at}") for at in (0, 1, 2, 3, 0)] == [200, 200, 200, 409, 200]
+        answer = running.post(
+            "/v1/items", [{"type": "admit", "tenant": "", "consumer": "c9", "mode": "lease"}]
+        )
+        assert (answer.status_code, answer.json()["type"]) == (409, "urn:semel:too-many-consumers")
+        windows = [
+            running.client.put("/v1/windows", json={"consumer": f"c{at}", "window": "1h"}) for at in range(4)
+        ]
+        assert [each.status_code for each in windows] == [200, 200, 200, 409]
+        elsewhere = Running(running.address, other)
+        assert elsewhere.claim("k")["outcome"] == "claimed"
+        elsewhere.client.close()
+
+
+def test_whether_it_is_ready_costs_the_same_however_many_consumers_there_are() -> None:
+    class Asked(MemoryStore):
+        def send(self, items: Any, /) -> Any:
+            seen.extend(type(item).__name__ for item in items)
+            return super().send(items)
+
+    from starlette.testclient import TestClient
+
+    from semel.server.app import create_app
+
+    seen: list[str] = []
+    app = create_app(ServeSettings(dashboard=False), store=Asked())
+    with TestClient(app, base_url="http://localhost") as client:
+        seen.clear()
+        assert client.get("/readyz").status_code == 200
+        assert seen == ["Lookup"]
+        assert client.get("/openapi.json").json() is not None
+        assert app.openapi() is app.openapi()
