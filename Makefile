@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # What a change breaks most often, on the stores that need no server; everything else is for `make test`.
-FAST := $(wildcard tests/test_*.py) $(addprefix tests/,cli/test_reference.py cli/test_settings.py client contract core keys simulation stores/sqlite)
+FAST := $(wildcard tests/test_*.py) $(addprefix tests/,cli/test_reference.py cli/test_settings.py client contract core keys simulation stores/sqlite server/test_fuzz.py)
 
 # The first interpreter that really runs and is new enough; `make PYTHON=/path/to/python` overrides the search.
 PYTHON ?=
@@ -69,7 +69,7 @@ types: $(STAMP) ## Check the types (mypy strict), and that every public name has
 
 .PHONY: check
 check: lint types ## Lint, type and run the fast tests that need no server
-	$(PYTEST) --hypothesis-profile=fast -m 'not slow and not service' --quiet $(FAST)
+	SEMEL_FUZZ_REQUESTS=500 $(PYTEST) --hypothesis-profile=fast -m 'not slow and not service' --quiet $(FAST)
 
 .PHONY: test
 test: lint types ## Lint, type, install the programs that tests use, and run every test

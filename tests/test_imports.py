@@ -13,7 +13,21 @@ SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 LAYERS: list[set[str]] = [
     {"errors", "types"},
-    {"clock", "codec", "digests", "extras", "forks", "ids", "keys", "named", "policy", "signing", "windows"},
+    {
+        "clock",
+        "codec",
+        "digests",
+        "extras",
+        "forks",
+        "ids",
+        "keys",
+        "limited_log",
+        "named",
+        "packed_limits",
+        "policy",
+        "signing",
+        "windows",
+    },
     {"core"},
     {
         "annotations",

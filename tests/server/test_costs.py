@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 from msgspec.msgpack import Ext
+from msgspec.structs import replace
 
 from semel.cli.shown import readable
 from semel.codec import encode
@@ -193,10 +194,7 @@ class Stuck(MemoryStore):
         self.let_go = threading.Event()
         self.counting = threading.Event()
         self.counted: list[str | None] = []
-
-    @property
-    def capabilities(self) -> Any:
-        return msgspec.structs.replace(super().capabilities, instant=False)
+        self.capabilities = replace(self.capabilities, instant=False)
 
     def send(self, items: Any, /) -> Any:
         for item in items:
@@ -282,7 +280,7 @@ def test_what_was_spent_is_paid_back_with_time_by_the_tenant() -> None:
     )
     for spent in ({"items": 30}, {"size_bytes": 3000}, {"store_s": 1.5}):
         costs.check(mine)
-        costs.charge(mine, **spent)  # type: ignore[arg-type]
+        costs.charge(mine, **spent)
         with pytest.raises(Problem, match="too many") as refused:
             costs.check(same)
         assert (refused.value.status, int(refused.value.headers["Retry-After"])) == (429, 2)
@@ -329,7 +327,7 @@ def test_steps_of_a_record_are_bounded(tmp_path: Path) -> None:
         (granted,) = far.send((Claim(place, owner, 30_000_000, DAY_US),))
 
         def step(name: str, size: int) -> str:
-            renew = Renew(place, owner, granted.fence, 30_000_000, step=(name, b"r" * size))  # type: ignore[union-attr]
+            renew = Renew(place, owner, granted.fence, 30_000_000, step=(name, b"r" * size))
             (answer,) = far.send((renew,))
             return str(answer.error) if isinstance(answer, Unavailable) else "kept"
 

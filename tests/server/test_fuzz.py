@@ -5,15 +5,15 @@ import base64
 import json
 import os
 import random
+import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 import pytest
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import Mount, Route
 
 from semel.server.app import create_app
 from semel.server.settings import Limits, ServeSettings
@@ -61,7 +61,11 @@ FIELDS = ("key", "consumer", "claims", "claim", "value", "error", "delay_s", "wi
           "event_time", "journal", "owner", "fingerprint", "existing", "limit", "dry_run", "id", "type", "data",
           "to", "fence", "count_attempt", "token", "force", "state", "cursor", "q", "tenant", "range", "what",
           "prefix", "done")  # fmt: skip
-ITEM_TYPES = ("claim", "renew", "settle", "mark", "lookup", "forget", "resolve", "scan", "purge", "count",
+CONSUMER = "fuzz"
+KEYS = ("k", "k1", "k2")
+ENDS = ("done", "done", "failed", "released", "unknown", "absent", "claimed")
+ITEM_TYPES = ("claim", "claim", "claim", "settle", "settle",
+              "renew", "settle", "mark", "lookup", "forget", "resolve", "scan", "purge", "count",
               "read_settings", "set_window", "admit", "switch_mode", "nothing")  # fmt: skip
 
 
@@ -71,19 +75,16 @@ class Fuzz:
     def __init__(self, routes: list[tuple[str, str]]) -> None:
         self.chance = random.Random(SEED)
         self.routes = routes
-        self.weights = [1 if path.startswith("/ui") else 6 for _, path in routes]
+        self.weights = [6 if path.startswith("/v1") else 1 for _, path in routes]
         """Pages take longer than the rest."""
         self.held: list[str] = ["bad", "AAAA"]
+        self.fences: dict[str, int] = {}
 
     def text(self) -> str:
         return self.chance.choice(TEXTS)
 
     def name(self) -> str:
-        return (
-            self.chance.choice(("k", "k1", "k2", "billing", "events", "c2"))
-            if self.chance.random() < 0.7
-            else self.text()
-        )
+        return self.chance.choice((*KEYS, CONSUMER, "events")) if self.chance.random() < 0.7 else self.text()
 
     def coded(self) -> str:
         return base64.b64encode(self.chance.choice(VALUES)).decode()
@@ -109,28 +110,40 @@ class Fuzz:
                 return {chance.choice(FIELDS): self.any(depth + 1) for _ in range(chance.randrange(5))}
 
     def item(self) -> Any:
+        """Mostly right: of a few keys, by their owner, with the fence that the server gave out."""
         chance = self.chance
-        good: dict[str, Any] = {
-            "type": chance.choice(ITEM_TYPES), "id": ["", self.name(), self.name()],
-            "owner": "AAECAwQFBgcICQoLDA0ODw==", "lease_us": 10**6, "window_us": 10**6, "fence": chance.choice(NUMBERS),
-            "to": chance.choice(("done", "failed", "released", "unknown", "absent", "claimed")),
+        key = chance.choice(KEYS)
+        item: dict[str, Any] = {
+            "type": chance.choice(ITEM_TYPES), "id": ["", CONSUMER, key], "owner": "AAECAwQFBgcICQoLDA0ODw==",
+            "lease_us": chance.choice((10**6, 10**8)), "window_us": 10**8, "to": chance.choice(ENDS),
+            "fence": self.fences.get(key, 1), "value": self.coded(), "tenant": "", "consumer": CONSUMER,
+            "mode": "lease", "keys": [self.name()], "limit": 10,
         }  # fmt: skip
         extra: dict[str, Any] = {
-            "value": self.coded(), "journal": self.coded(), "meta": self.coded(), "tenant": "", "consumer": self.name(),
-            "keys": [self.name()], "mode": "lease", "event_type": self.text(), "step": [self.text(), self.coded()],
+            "journal": self.coded(), "meta": self.coded(), "event_type": self.text(),
+            "step": [self.name(), self.coded()],
             "fingerprint": self.coded(), "event_time_us": chance.choice(NUMBERS), "cursor": self.text(),
-            "prefix": self.text(), "limit": chance.choice((1, 10, 0)), "orphaned": True, "ids": self.text(),
+            "prefix": self.text(), "orphaned": True, "ids": self.text(), "force": True,
         }  # fmt: skip
-        for name in chance.sample(sorted(extra), chance.randrange(5)):
-            good[name] = extra[name]
-        if chance.random() < 0.4:
-            good[chance.choice(sorted(good))] = self.any()
-        return good
+        for name in chance.sample(sorted(extra), chance.randrange(4)):
+            item[name] = extra[name]
+        if chance.random() < 0.2:
+            item[chance.choice(sorted(item))] = self.any()
+        return item
+
+    def learn(self, got: bytes) -> None:
+        """Remember handles and fences that were given out."""
+        if b'"claim":"' in got:
+            self.held.append(got.partition(b'"claim":"')[2].partition(b'"')[0].decode())
+            del self.held[2:-20]
+        for found in re.finditer(rb'"id":\["","fuzz","(k.?)"\].{0,200}?"fence":([0-9]+)', got):
+            self.fences[found[1].decode()] = int(found[2])
 
     def body(self, path: str) -> bytes:
         chance = self.chance
         if path.endswith("/items") and chance.random() < 0.8:
             made: Any = [self.item() for _ in range(chance.randrange(1, 4))]
+            made += [{"type": "lookup", "id": ["", CONSUMER, key]} for key in KEYS]  # to learn their fences
         elif path.endswith("/claims") and chance.random() < 0.8:
             claims = [{"key": self.name()} | ({"journal": self.any()} if chance.random() < 0.3 else {})
                       for _ in range(chance.randrange(1, 4))]  # fmt: skip
@@ -157,8 +170,15 @@ class Fuzz:
         """Method, path, query, headers and body."""
         chance = self.chance
         ((method, path),) = chance.choices(self.routes, self.weights)
-        for part in ("consumer", "key:path", "name", "digest"):
-            path = path.replace("{" + part + "}", self.name())
+        for part, good in (
+            ("consumer", (CONSUMER,)),
+            ("key", KEYS),
+            ("key:path", KEYS),
+            ("name", KEYS),
+            ("digest", KEYS),
+        ):
+            said = chance.choice(good) if chance.random() < 0.8 else self.name()
+            path = path.replace("{" + part + "}", said)
         names = [
             f"{chance.choice(FIELDS)}={quote(self.text(), errors='replace')}"
             for _ in range(chance.randrange(3))
@@ -166,7 +186,12 @@ class Fuzz:
         body = b"" if method in ("GET", "DELETE") else self.body(path)
         form = "/ui/" in path and method == "POST"
         if form and chance.random() < 0.9:
-            pairs = {"to": "done", "fence": self.text(), "window": self.text(), "consumer": self.name()}
+            pairs = {
+                "to": "done",
+                "fence": chance.choice((DIGITS, self.text())),
+                "window": self.text(),
+                "consumer": self.name(),
+            }
             body = "&".join(f"{name}={value}" for name, value in pairs.items()).encode(
                 "utf-8", "surrogatepass"
             )
@@ -184,14 +209,18 @@ class Fuzz:
         return method, path.encode("utf-8", "replace"), "&".join(names).encode(), headers, body
 
 
-def routes_of(routes: Any, before: str = "") -> Iterator[tuple[str, str]]:
-    for route in routes:
-        if isinstance(route, Mount):
-            yield from routes_of(route.routes, before + route.path)
-        elif isinstance(route, Route) and not route.path.endswith("/live"):
-            yield from ((method, before + route.path) for method in sorted(route.methods or {"GET"}))
-        elif not isinstance(route, Route | WebSocketRoute):
-            yield from routes_of(getattr(route, "routes", ()), before)
+def routes_of(app: Any) -> list[tuple[str, str]]:
+    """Method and path of each route of the API and of the pages."""
+    found = {
+        (method.upper(), path) for path, operations in app.openapi()["paths"].items() for method in operations
+    }
+    found |= {("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/"), ("GET", "/ui")}
+    for mount in (each for each in app.routes if isinstance(each, Mount)):
+        for route in mount.routes:
+            assert isinstance(route, Route)
+            if not route.path.endswith("/live"):  # it does not end
+                found |= {(method, mount.path + route.path) for method in route.methods or {"GET"}}
+    return sorted(found)
 
 
 async def ask(
@@ -217,12 +246,13 @@ async def ask(
     return status, got
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.anyio
 async def test_no_request_is_answered_by_a_failure(tmp_path: Path) -> None:
     settings = ServeSettings(store=f"sqlite:///{tmp_path}/semel.db?synchronous=normal", port=0, limits=LIMITS)
     app = create_app(settings)
     async with app.router.lifespan_context(app):
-        fuzz = Fuzz(sorted(set(routes_of(app.routes))))
+        fuzz = Fuzz(routes_of(app))
         assert len(fuzz.routes) > 30
         statuses: Counter[int] = Counter()
         failures: list[tuple[str, Any]] = []
@@ -238,9 +268,7 @@ async def test_no_request_is_answered_by_a_failure(tmp_path: Path) -> None:
                 if status >= 500 and status not in UNAVAILABLE:
                     failures.append((got.decode(), request))
                 statuses[status] += 1
-                if b'"claim":"' in got:
-                    fuzz.held.append(got.partition(b'"claim":"')[2].partition(b'"')[0].decode())
-                    del fuzz.held[2:-20]
+                fuzz.learn(got)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(ALL_AT_ONCE):

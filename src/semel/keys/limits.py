@@ -31,6 +31,8 @@ _json = msgspec.json.Encoder()
 
 # C0 and DEL: they split log lines and header values, and no producer means them.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# Names are logged and listed: C1 controls and Unicode's line ends are as bad there as C0.
+_LINE_BREAKING = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 # No colon: the first one ends the namespace, so that two namespaces can never meet in one key.
 _NAMESPACE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAMESPACE_BYTES_MAX - 1}}}")
 
@@ -61,11 +63,12 @@ def check_all(keys: Sequence[str]) -> None:
 
 
 def check_consumer(consumer: str) -> str:
-    """Return the consumer's name if it keeps the limits: 1 to 128 bytes of UTF-8, no control characters.
+    """Return the consumer's name if it keeps the limits: 1 to 128 bytes of UTF-8, no control characters or line ends.
 
     Raises `KeyInvalid` otherwise.
     """
-    return _check(consumer, "consumer", CONSUMER_BYTES_MAX, "name it after what processes, like 'billing'")
+    advice = "name it after what processes, like 'billing'"
+    return _check(consumer, "consumer", CONSUMER_BYTES_MAX, advice, _LINE_BREAKING)
 
 
 def check_namespace(namespace: str) -> str:
@@ -82,7 +85,7 @@ def check_namespace(namespace: str) -> str:
     )
 
 
-def _check(text: object, what: str, bytes_max: int, advice: str) -> str:
+def _check(text: object, what: str, bytes_max: int, advice: str, refused: re.Pattern[str] = _CONTROL) -> str:
     if not isinstance(text, str):
         raise KeyInvalid(f"a {what} is a str, not {type(text).__name__} {_shown(text)}; {advice}")
     # A str subclass may say something else when it is formatted (an Enum does): only the text itself is kept.
@@ -98,7 +101,7 @@ def _check(text: object, what: str, bytes_max: int, advice: str) -> str:
         raise KeyInvalid(
             f"{what} {_shown(plain)} has {size_bytes} bytes, allowed are 1 to {bytes_max}; {advice}"
         )
-    if _CONTROL.search(plain):
+    if refused.search(plain):
         raise KeyInvalid(
             f"{what} {_shown(plain)} holds a control character; strip line ends and NULs; {advice}"
         )

@@ -42,7 +42,7 @@ FINGERPRINT_BYTES_MAX = 64
 SCAN_MAX = 1000
 PURGE_MAX = 100_000
 DELAY_MAX_US = round(LEASE_MAX_S * 1e6)
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def check(item: Item, limits: Limits) -> None:

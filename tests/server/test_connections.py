@@ -1,0 +1,133 @@
+"""Connections that go on: WebSockets and live pages; and what a request's head may not say."""
+
+import resource
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from semel.core.commands import Admit
+from semel.server import tokens
+from semel.server.app import create_app
+from semel.server.callers import Caller
+from semel.server.dashboard.desk import LIVE_PER_TOKEN_MAX
+from semel.server.dashboard.door import Viewer
+from semel.server.serving import FILES_SPARE, connections_max
+from semel.server.settings import Limits, ServeSettings
+from semel.stores.memory import MemoryStore
+from semel.stores.sqlite import SqliteStore
+from tests.server.tools import Running, serving, token_for
+
+
+def test_a_websocket_outlives_the_time_for_a_head(tmp_path: Path) -> None:
+    limits = Limits(head_wait_s=0.2)
+    settings = ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0, limits=limits)
+    with serving(settings) as running, connect(f"ws://127.0.0.1:{running.port}/v1/events") as socket:
+        with pytest.raises(TimeoutError):
+            socket.recv(timeout=1)  # it is quiet, and stays open
+        socket.send('{"id": "w1"}')
+        assert "accepted" in str(socket.recv(timeout=10))
+
+
+def test_a_websocket_ends_when_its_token_is_revoked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("semel.server.service.TOKEN_LIVE_S", 0.2)
+    monkeypatch.setattr("semel.server.routes.events.TOKEN_LIVE_S", 0.2)
+    store = SqliteStore(tmp_path / "semel.db")
+    store.open()
+    text, token = token_for(store)
+    token_for(store)  # another one, so that the store is never without any
+    headers = {"authorization": f"Bearer {text}"}
+    with (
+        serving(ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0)) as running,
+        connect(f"ws://127.0.0.1:{running.port}/v1/events", additional_headers=headers) as socket,
+    ):
+        socket.send('{"id": "w1"}')
+        assert "accepted" in str(socket.recv(timeout=10))
+        asking, answer = tokens.revoke(token.id), None
+        with suppress(StopIteration):
+            while True:
+                (answer,) = store.send((asking.send(answer),))
+        with pytest.raises(ConnectionClosed, match="no longer valid"):
+            socket.recv(timeout=20)
+    store.close()
+
+
+@pytest.mark.anyio
+async def test_live_pages_are_bounded_by_token() -> None:
+    app = create_app(ServeSettings(), store=MemoryStore())
+    desk = next(each for each in app.routes if getattr(each, "path", "") == "/ui").app.state.desk  # type: ignore[attr-defined]
+    mine, other = (
+        Viewer(Caller(name, None, "read"), name, has_token=True) for name in ("token a", "token b")
+    )
+    desk.listeners["token a"] = LIVE_PER_TOKEN_MAX
+    assert (desk.is_full(mine), desk.is_full(other)) == (True, False)
+    await app.state.service.close()
+
+
+def test_a_request_of_two_lengths_is_refused(service: Running) -> None:
+    body = b"0\r\n\r\nGET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    head = (
+        b"POST /v1/items HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\ntransfer-encoding: chunked\r\n\r\n" % len(body)
+    )
+    got = service.raw(head + body, hangs_up=True)
+    assert got.startswith(b"HTTP/1.1 400")
+    assert got.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize("path", ["/ui", "/ui/events/", "/v1/store/", "/livez/"])
+def test_no_redirect_leads_to_another_host(service: Running, path: str) -> None:
+    answer = service.client.get(path, headers={"host": f"localhost:{service.port}"}, follow_redirects=False)
+    assert answer.headers.get("location", "/ui/") == "/ui/"
+    assert answer.status_code in (307, 404)
+
+
+def test_there_are_no_more_connections_than_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (1024, 4096))
+    assert connections_max(100) == 100
+    assert connections_max(2000) == 1024 - FILES_SPARE
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda _which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    )
+    assert connections_max(2000) == 2000
+
+
+def test_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    def modes() -> dict[str, int]:
+        return {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+
+    store = SqliteStore(tmp_path / "semel.db")
+    store.open()
+    store.send((Admit("", "c", "lease"),))
+    assert modes() == dict.fromkeys(("semel.db", "semel.db-shm", "semel.db-wal"), 0o600)
+    store.close()
+    (tmp_path / "semel.db").chmod(0o660)  # the operator's choice is kept
+    store = SqliteStore(tmp_path / "semel.db")
+    store.open()
+    store.send((Admit("", "d", "lease"),))
+    assert modes() == dict.fromkeys(("semel.db", "semel.db-shm", "semel.db-wal"), 0o660)
+    store.close()
+
+
+def test_what_was_not_readable_is_shown_as_such(service: Running) -> None:
+    """Values that ended requests with 500: numbers of 5,000 digits, journals and meta that do not decode."""
+    big = "bYHHBP8="
+    claim = {"type": "claim", "owner": "AAECAwQFBgcICQoLDA0ODw==", "lease_us": 10**7, "window_us": 10**7}
+    for at, more in enumerate(({"journal": "b1tbWw=="}, {"meta": "//4="}, {"journal": big})):
+        answer = service.post("/v1/items", [{**claim, "id": ["", "billing", f"odd {at}"], **more}])
+        assert answer.status_code == 200
+        assert service.client.get(f"/v1/records/billing/odd {at}").status_code == 200
+        assert service.client.get(f"/ui/event/billing/odd {at}").status_code == 200
+    number = "1" * 5000
+    assert service.client.post(
+        "/v1/events", content=f'{{"id": {number}}}', headers={"content-type": "application/json"}
+    ).status_code in (400, 422)
+    form = {"to": "done", "fence": number}
+    ours = {"sec-fetch-site": "same-origin"}
+    assert service.client.post("/ui/decide/billing/odd 0", data=form, headers=ours).status_code == 422
+    for name in ("cursor", "q", "range"):
+        params = {"state": "claimed", name: number}
+        assert service.client.get("/ui/events", params=params).status_code in (200, 422)
