@@ -1,14 +1,36 @@
 """Log at a rate that cannot flood: ten lines of a kind at once, then ten a minute; the rest is counted."""
 
 import logging
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-__all__ = ["LimitedLog"]
+__all__ = ["BURST", "LimitedLog", "RateLimit"]
 
 BURST = 10
 PER_S = 1 / 6
+"""Lines of one kind: ten at once, then ten a minute. The rest is counted."""
+
+
+class RateLimit:
+    """Says which lines may be logged, and counts those that may not."""
+
+    def __init__(self, steady_s: Callable[[], float] = monotonic) -> None:
+        self._steady_s = steady_s
+        self._left = float(BURST)
+        self._at = steady_s()
+        self._left_out = 0
+
+    def take(self) -> int | None:
+        """How many lines were left out since the last one; `None`: leave this one out too."""
+        now = self._steady_s()
+        self._left, self._at = min(BURST, self._left + (now - self._at) * PER_S), now
+        if self._left < 1:
+            self._left_out += 1
+            return None
+        self._left -= 1
+        left_out, self._left_out = self._left_out, 0
+        return left_out
 
 
 class LimitedLog(logging.LoggerAdapter[logging.Logger]):
@@ -17,21 +39,14 @@ class LimitedLog(logging.LoggerAdapter[logging.Logger]):
     def __init__(self, logger: logging.Logger, steady_s: Callable[[], float] = monotonic) -> None:
         super().__init__(logger, {})
         self._steady_s = steady_s
-        self._kinds: dict[object, tuple[float, float, int]] = {}
-        """Lines left, since when, and how many were left out; there are as many kinds as calls in the code."""
+        self._kinds: dict[object, RateLimit] = {}
+        """As many as there are calls in the code."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log the line, or count it."""
-        now = self._steady_s()
-        left, since, left_out = self._kinds.get(msg, (float(BURST), now, 0))
-        left = min(float(BURST), left + (now - since) * PER_S)
-        if left < 1:
-            self._kinds[msg] = (left, now, left_out + 1)
-            return
-        self._kinds[msg] = (left - 1, now, 0)
-        more = f" ({left_out} more like it were not logged)" if left_out else ""
-        super().log(level, f"{msg}{more}", *args, **kwargs)
-
-    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add nothing."""
-        return msg, kwargs
+        if msg not in self._kinds:
+            self._kinds[msg] = RateLimit(self._steady_s)
+        left_out = self._kinds[msg].take()
+        if left_out is not None:
+            more = f" ({left_out:,} more like it were not logged)" if left_out else ""
+            super().log(level, f"{msg}{more}", *args, **kwargs)

@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from semel.brokers.failure_log import BURST, FailureLog, RateLimit
+from semel.brokers.failure_log import FailureLog
+from semel.limited_log import BURST, RateLimit
 from semel.outage_log import OutageLog
 
 

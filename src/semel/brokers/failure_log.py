@@ -1,39 +1,13 @@
 """Log what an operator must know of failing handlers and dead letters, at a rate that cannot flood."""
 
 import logging
-from collections.abc import Callable
-from time import monotonic
 
 from semel.brokers.source import Letter
+from semel.limited_log import RateLimit
 
-__all__ = ["FailureLog", "RateLimit"]
+__all__ = ["FailureLog"]
 
 _log = logging.getLogger("semel.runner")
-
-BURST = 10
-PER_S = 1 / 6
-"""Lines of one kind: ten at once, then ten a minute. The rest is counted."""
-
-
-class RateLimit:
-    """Says which lines may be logged, and counts those that may not."""
-
-    def __init__(self, steady_s: Callable[[], float] = monotonic) -> None:
-        self._steady_s = steady_s
-        self._left = float(BURST)
-        self._at = steady_s()
-        self._left_out = 0
-
-    def take(self) -> int | None:
-        """How many lines were left out since the last one; `None`: leave this one out too."""
-        now = self._steady_s()
-        self._left, self._at = min(BURST, self._left + (now - self._at) * PER_S), now
-        if self._left < 1:
-            self._left_out += 1
-            return None
-        self._left -= 1
-        left_out, self._left_out = self._left_out, 0
-        return left_out
 
 
 class FailureLog:
