@@ -24,7 +24,7 @@ from tests.server.tools import Running, serving, token_for
 
 def test_a_websocket_outlives_the_time_for_a_head(tmp_path: Path) -> None:
     limits = Limits(head_wait_s=0.2)
-    settings = ServeSettings(store=f"sqlite:///{tmp_path}/semel.db", port=0, limits=limits)
+    settings = ServeSettings(auth="none", store=f"sqlite:///{tmp_path}/semel.db", port=0, limits=limits)
     with serving(settings) as running, connect(f"ws://127.0.0.1:{running.port}/v1/events") as socket:
         with pytest.raises(TimeoutError):
             socket.recv(timeout=1)  # it is quiet, and stays open
@@ -57,11 +57,9 @@ def test_a_websocket_ends_when_its_token_is_revoked(tmp_path: Path, monkeypatch:
 
 @pytest.mark.anyio
 async def test_live_pages_are_bounded_by_token() -> None:
-    app = create_app(ServeSettings(), store=MemoryStore())
+    app = create_app(ServeSettings(auth="none"), store=MemoryStore())
     desk = next(each for each in app.routes if getattr(each, "path", "") == "/ui").app.state.desk  # type: ignore[attr-defined]
-    mine, other = (
-        Viewer(Caller(name, None, "read"), name, has_token=True) for name in ("token a", "token b")
-    )
+    mine, other = (Viewer(Caller(name, None, "read"), has_token=True) for name in ("token a", "token b"))
     desk.listeners["token a"] = LIVE_PER_TOKEN_MAX
     assert (desk.is_full(mine), desk.is_full(other)) == (True, False)
     await app.state.service.close()

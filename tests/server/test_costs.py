@@ -106,7 +106,7 @@ def test_numbers_that_collide_do_not_stop_the_service(tmp_path: Path) -> None:
     members = [Ext(10, pack([hex(number)])) for number in colliding]
     with closing(opened(SqliteStore(tmp_path / "semel.db"))) as store:
         keep(store, "k", b"m" + pack(Ext(2, pack(members))))
-    with serving(ServeSettings(store=url(tmp_path), port=0)) as running:
+    with serving(ServeSettings(auth="none", store=url(tmp_path), port=0)) as running:
         began = time.monotonic()
         claims = {"consumer": "billing", "claims": [{"key": "k"}] * 10}
         outcomes = running.post("/v1/claims", claims).json()["outcomes"]
@@ -123,7 +123,7 @@ def test_an_answer_is_bounded_and_the_rest_is_asked_for_again(tmp_path: Path) ->
     value = b"r" + b"v" * 200_000
     with closing(opened(SqliteStore(tmp_path / "semel.db"))) as store:
         keep(store, "k", value)
-    with serving(ServeSettings(store=url(tmp_path), port=0)) as running:
+    with serving(ServeSettings(auth="none", store=url(tmp_path), port=0)) as running:
         items = [{"type": "lookup", "id": ["", "billing", "k"]}] * 1000
         answer = running.post("/v1/items", items)
         assert len(answer.content) < 30 * 2**20
@@ -140,7 +140,7 @@ def test_the_http_store_asks_again_for_what_did_not_fit(tmp_path: Path) -> None:
             keep(store, str(at), value)
     limits = Limits(answer_bytes_max=2**20)
     with (
-        serving(ServeSettings(store=url(tmp_path), port=0, limits=limits)) as running,
+        serving(ServeSettings(auth="none", store=url(tmp_path), port=0, limits=limits)) as running,
         closing(opened(HttpStore(running.address))) as far,
     ):
         answers: Any = far.send([Lookup(("", "billing", str(at))) for at in range(100)])
@@ -152,7 +152,7 @@ def test_a_scan_gives_as_much_as_fits_and_a_cursor(tmp_path: Path) -> None:
         for at in range(150):
             keep(store, str(at), b"r" + b"v" * 100_000)
     limits = Limits(answer_bytes_max=2**20)
-    with serving(ServeSettings(store=url(tmp_path), port=0, limits=limits)) as running:
+    with serving(ServeSettings(auth="none", store=url(tmp_path), port=0, limits=limits)) as running:
         found: list[str] = []
         cursor: str | None = None
         pages = 0
@@ -169,7 +169,7 @@ def test_a_client_that_does_not_read_its_answer_is_let_go(tmp_path: Path) -> Non
     with closing(opened(SqliteStore(tmp_path / "semel.db"))) as store:
         keep(store, "k", b"r" + b"v" * 200_000)
     limits = Limits(write_wait_s=0.3)
-    with serving(ServeSettings(store=url(tmp_path), port=0, limits=limits)) as running:
+    with serving(ServeSettings(auth="none", store=url(tmp_path), port=0, limits=limits)) as running:
         body = json.dumps([{"type": "lookup", "id": ["", "billing", "k"]}] * 40).encode()
         head = "POST /v1/items HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         with socket.socket() as connection:
@@ -254,7 +254,7 @@ def test_claims_go_on_while_a_count_runs(tmp_path: Path) -> None:
     """On a store of its own connection, however long the count takes."""
     store = SqliteStore(tmp_path / "semel.db")
     store.open()
-    with serving(ServeSettings(store=url(tmp_path), port=0)) as running:
+    with serving(ServeSettings(auth="none", store=url(tmp_path), port=0)) as running:
         threads = [
             threading.Thread(target=running.post, args=("/v1/items", [{"type": "count"}] * 50))
             for _ in range(3)
@@ -320,7 +320,7 @@ def test_renewals_leave_nothing_behind() -> None:
 def test_steps_of_a_record_are_bounded(tmp_path: Path) -> None:
     limits = Limits(steps_max=5, value_bytes_max=1000)
     with (
-        serving(ServeSettings(store=url(tmp_path), port=0, limits=limits)) as running,
+        serving(ServeSettings(auth="none", store=url(tmp_path), port=0, limits=limits)) as running,
         closing(opened(HttpStore(running.address))) as far,
     ):
         owner, place = new_owner(), ("", "billing", "k")
@@ -376,7 +376,7 @@ def test_whether_it_is_ready_costs_the_same_however_many_consumers_there_are() -
     from semel.server.app import create_app
 
     seen: list[str] = []
-    app = create_app(ServeSettings(dashboard=False), store=Asked())
+    app = create_app(ServeSettings(auth="none", dashboard=False), store=Asked())
     with TestClient(app, base_url="http://localhost") as client:
         seen.clear()
         assert client.get("/readyz").status_code == 200

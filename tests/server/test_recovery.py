@@ -39,7 +39,9 @@ def test_unreadable_journals_of_one_tenant_do_not_hold_up_another(
         (page,) = store.send((Scan(tenant, "events", limit=1000),))
         return {record.state for record in page.records}
 
-    settings = ServeSettings(store=url, port=0, events_lease="1s", persist=f"sqlite:///{tmp_path}/rows.db")
+    settings = ServeSettings(
+        auth="none", store=url, port=0, events_lease="1s", persist=f"sqlite:///{tmp_path}/rows.db"
+    )
     with caplog.at_level(logging.WARNING), serving(settings):
         assert await_true(lambda: states("good") == {"done"})
         assert await_true(lambda: states("bad") == {"failed"})
