@@ -171,7 +171,7 @@ def test_marks_are_records_like_any_other(bench: Bench) -> None:
         rows = postgres.execute(
             bench.url, f"SELECT event_id, state, value FROM {handle_schema(bench)}.events ORDER BY event_id"
         )
-        assert rows == [("a", "done", '{"cents":5}'), ("b", "done", None)]
+        assert rows == [("a", "done", {"cents": 5}), ("b", "done", None)]
 
 
 def test_keys_are_not_kept_where_they_are_not_wanted(bench: Bench) -> None:
