@@ -88,6 +88,8 @@ def test_dead_messages_are_listed_shown_retried_and_dropped(place: Place) -> Non
 def test_exit_codes(sqlite_place: Place, arguments: list[str], code: int) -> None:
     if "--store" not in arguments and arguments[0] == "outbox":
         arguments = [*arguments, "--store", sqlite_place.url]
+    if arguments[0] == "relay":
+        arguments = [*arguments, "--from", sqlite_place.url]
     answer = run(sqlite_place, *arguments)
     assert answer.code == code, answer.err
     assert "Traceback" not in answer.err

@@ -78,7 +78,7 @@ def test_a_batch_answers_in_order_and_a_copy_is_busy(anywhere: Running) -> None:
 
 def test_a_value_too_large_is_completed_without_it(anywhere: Running) -> None:
     first = anywhere.claim("large")
-    assert anywhere.end("complete", first["claim"], value="x" * 300_000) == {
+    assert anywhere.end("complete", first["claim"], value="x" * 330_000) == {
         "outcome": "completed",
         "kept": False,
     }

@@ -110,8 +110,8 @@ class SqsQueue:
         """Whether groups keep their order: in a standard queue a group is only for fair shares."""
         return self._options.queue.endswith(".fifo")
 
-    async def open(self) -> None:
-        """Make a client, and find the queue."""
+    async def visit(self) -> None:
+        """Make a client, and find the queue. Creates nothing on the server."""
         if self._client is None:
             options = self._options
             self._entered = get_session().create_client(
@@ -122,6 +122,10 @@ class SqsQueue:
             except UNREACHABLE as error:
                 raise self._error(error) from error
         await self._url(self._options.queue)
+
+    async def open(self) -> None:
+        """Connect, and make the queue of dead letters where there is none."""
+        await self.visit()
         await self._make_graves()
 
     async def _make_graves(self) -> None:

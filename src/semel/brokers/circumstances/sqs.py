@@ -17,7 +17,7 @@ async def look(url: str) -> SourceFacts:
     """Two calls, and one for each queue of dead letters."""
     source = from_url(url)
     try:
-        await source.open()
+        await source.visit()
         said = await source.attributes()
         redrive = msgspec.json.decode(said.get("RedrivePolicy") or "{}")
         target = str(redrive.get("deadLetterTargetArn", "")).rpartition(":")[2]
