@@ -40,6 +40,7 @@ TABLE: dict[tuple[str, str], tuple[str, Any]] = {
     ("GET", "/livez"): ("+++++++", None),
     ("GET", "/readyz"): ("+++++++", None),
     ("GET", "/"): ("+++++++", None),
+    ("GET", "/ui"): ("+++++++", None),
     ("GET", "/metrics"): ("----+++", None),
     ("POST", "/v1/items"): ("-++++++", ITEMS),
     ("POST", "/v1/items forget"): ("---+--+", FORGET),
