@@ -392,7 +392,8 @@ def test_standing_in_sql_is_standing_in_the_machine(store: SqliteStore, clock: M
         for state in ("claimed", "done", "unknown"):
             chosen = store.send([Scan(state=state, limit=1000)])[0].records
             assert [r.id for r in chosen] == [r.id for r in page if r.state == state]
-            assert counted.get(state, 0) == len(chosen)
+            released = counted.get("released", 0) if state == "claimed" else 0
+            assert counted.get(state, 0) + released == len(chosen)
 
 
 def test_records_of_ids_with_a_time_lie_in_its_order(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -365,9 +366,12 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 def _create_private(path: str) -> bool:
-    """Create the file for its owner alone, if there is none; SQLite gives its log the same mode. Says if it did."""
+    """Create the file for its owner alone, if there is none; SQLite gives its log the same mode. Says if it did.
+
+    It is made without being opened: to close it here would drop the locks that another thread just took on it.
+    """
     try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        os.mknod(path, stat.S_IFREG | 0o600)
     except OSError:  # there is one, or SQLite says what is wrong
         return False
     return True
