@@ -1,12 +1,15 @@
 """A runner on a queue in the same process: duplicates, a failure that passes, and one that does not."""
 
 import asyncio
+import logging
 
 import msgspec
 
 import semel
 from semel.brokers import Runner
 from semel.testing.queue import Queue
+
+logging.getLogger("semel").setLevel(logging.CRITICAL)  # the failures below are meant
 
 
 class Paid(msgspec.Struct):

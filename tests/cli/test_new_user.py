@@ -149,7 +149,7 @@ def test_a_list_of_80_columns_splits_no_word_and_no_time(place: Path) -> None:
     with terminal("list", "--consumer", "billing", cwd=place, columns=80) as shown:
         assert shown.end() == 0
     lines = [line.rstrip() for line in shown.text.splitlines()]
-    assert lines[0].split() == ["KEY", "CONSUMER", "STATE", "ATTEMPT", "AGE", "EXPIRES"]
+    assert lines[0].split() == ["KEY", "CONSUMER", "STATE", "TRY", "AGE", "EXPIRES"]
     assert len(lines) == 8, lines[6:]
     assert max(map(len, lines)) <= 80
     (line,) = [line for line in lines if line.startswith(key)]

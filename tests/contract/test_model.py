@@ -128,6 +128,10 @@ def record_plain(record: Record) -> Answer:
     )
 
 
+ONE_TIME_PER_CALL = [kind for kind in KINDS if kind.name != "http"]
+"""The model reads the time of a call from a count in it. The service counts beside the call, at a time of its own."""
+
+
 class StoreAgainstModel(RuleBasedStateMachine):
     kind: ClassVar[Kind]
 
@@ -343,7 +347,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", ONE_TIME_PER_CALL, ids=lambda kind: kind.name)
 def test_every_answer_is_the_models(kind: Kind) -> None:
     machine = type(f"On_{kind.name}", (StoreAgainstModel,), {"kind": kind})
     chosen = settings.default

@@ -6,6 +6,7 @@ before it. The client's calls block, so they have a thread of their own; rebalan
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -444,7 +445,9 @@ class KafkaSource:
         try:
             self._commit()
         finally:
-            consumer.close()
+            # The client may raise SystemError after a callback of a failed transaction; it has left the group by then.
+            with suppress(SystemError):
+                consumer.close()
 
 
 class Place(msgspec.Struct, frozen=True, eq=False):

@@ -27,7 +27,7 @@ __all__ = [
     "summary",
 ]
 
-SCREEN_HEADERS = ("KEY", "CONSUMER", "STATE", "ATTEMPT", "FIRST SEEN", "AGE", "EXPIRES", "TENANT")
+SCREEN_HEADERS = ("KEY", "CONSUMER", "STATE", "TRY", "FIRST SEEN", "AGE", "EXPIRES", "TENANT")
 TEXT_CHARS_MAX = 2000
 """A longer value is cut on the screen; `--json` has all of it."""
 
