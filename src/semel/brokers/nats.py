@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -252,8 +253,9 @@ async def connect(server: str) -> Any:
     async def note(error: Exception) -> None:
         errors.append(error)
 
+    client = nats.NATS()
     try:
-        return await nats.connect(
+        await client.connect(
             server,
             connect_timeout=CONNECT_S,
             allow_reconnect=False,
@@ -263,6 +265,11 @@ async def connect(server: str) -> Any:
             max_outstanding_pings=1,
             error_cb=note,
         )
+        return client
+    except asyncio.CancelledError:  # by a stop: the client would leave its socket open
+        with suppress(Exception):
+            await client.close()
+        raise
     except NatsError as error:
         if any("authorization" in str(each).lower() for each in (error, *errors)):
             raise SourceRefused(f"the server refuses these credentials: {error}") from error
