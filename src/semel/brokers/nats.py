@@ -8,6 +8,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 import nats
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.errors import NoServersError
@@ -239,8 +240,8 @@ class JetStream:
     async def close(self) -> None:
         """Let go; what was not acknowledged is delivered again after its deadline."""
         connection, self._nats, self._pull = self._nats, None, None
-        if connection is not None and not connection.is_closed:
-            await connection.close()
+        if connection is not None:
+            await _close(connection)
 
 
 async def connect(server: str) -> Any:
@@ -253,7 +254,7 @@ async def connect(server: str) -> Any:
     async def note(error: Exception) -> None:
         errors.append(error)
 
-    client = nats.NATS()
+    client: Any = Client()
     try:
         await client.connect(
             server,
@@ -267,8 +268,7 @@ async def connect(server: str) -> Any:
         )
         return client
     except asyncio.CancelledError:  # by a stop: the client would leave its socket open
-        with suppress(Exception):
-            await client.close()
+        await _close(client)
         raise
     except NatsError as error:
         if any("authorization" in str(each).lower() for each in (error, *errors)):
@@ -276,6 +276,17 @@ async def connect(server: str) -> Any:
         if isinstance(error, NoServersError) and errors:  # the reason, not that there is no further server
             raise errors[-1] from None
         raise
+
+
+async def _close(client: Any) -> None:
+    """Close a client and its socket, which the client leaves open where its own close is broken off."""
+    try:
+        with suppress(NatsError):
+            await client.close()
+    finally:
+        transport = client._transport  # noqa: SLF001 - nothing public closes it
+        if transport is not None:
+            transport.close()
 
 
 def unavailable(error: BaseException) -> SourceUnavailable:
