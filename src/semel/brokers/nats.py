@@ -7,7 +7,6 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
-import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -82,6 +81,7 @@ class JetStream:
         options = self.options
         try:
             if self._nats is None or self._nats.is_closed:
+                await self.close()
                 self._nats = await connect(self.server)
                 self._jetstream = self._nats.jetstream(timeout=ASK_S)
             try:
