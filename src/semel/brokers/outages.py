@@ -107,6 +107,7 @@ class Link:
             if not task.done():
                 task.cancel()
                 task.add_done_callback(_drop_result)
+                await asyncio.wait([task], timeout=CANCEL_S)  # it closes its connection, which nobody else knows
 
     async def _pause(self, delay_s: float) -> None:
         until = monotonic() + delay_s
@@ -118,3 +119,5 @@ def _drop_result(task: "asyncio.Future[Any]") -> None:
     """Retrieve the error of a call that nobody waits for, so that it is not logged as forgotten."""
     if not task.cancelled():
         task.exception()
+CANCEL_S = 0.5
+"""How long a call that is broken off has to let go of what it holds."""
