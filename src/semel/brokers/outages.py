@@ -23,6 +23,8 @@ OUTAGE_FIRST_S = 0.5
 OUTAGE_MAX_S = 15.0
 SILENCE_S = 3.0
 """After so long without an answer an outage is reported, though the call goes on. A receive takes a second."""
+CANCEL_S = 0.5
+"""How long a call that is broken off has to let go of what it holds."""
 NOTICE_S = 0.1
 """How often a call that is under way looks whether it is to stop."""
 RECEIVE_GRACE_S = 1.2
@@ -107,7 +109,8 @@ class Link:
             if not task.done():
                 task.cancel()
                 task.add_done_callback(_drop_result)
-                await asyncio.wait([task], timeout=CANCEL_S)  # it closes its connection, which nobody else knows
+                # It closes its connection, which nobody else knows.
+                await asyncio.wait([task], timeout=CANCEL_S)
 
     async def _pause(self, delay_s: float) -> None:
         until = monotonic() + delay_s
@@ -119,5 +122,3 @@ def _drop_result(task: "asyncio.Future[Any]") -> None:
     """Retrieve the error of a call that nobody waits for, so that it is not logged as forgotten."""
     if not task.cancelled():
         task.exception()
-CANCEL_S = 0.5
-"""How long a call that is broken off has to let go of what it holds."""
