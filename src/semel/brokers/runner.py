@@ -135,9 +135,11 @@ class Runner:
             self._works: dict[Route, Work] = {
                 route: work_for(route, threads, lambda: self._stopping) for route in self.routes
             }
-            await self._reached(self.source.open)
-            beating = asyncio.create_task(self._beat()) if self.source.deadline_s else None
+            beating: asyncio.Task[None] | None = None
             try:
+                await self._reached(self.source.open)
+                if self.source.deadline_s:
+                    beating = asyncio.create_task(self._beat())
                 while not self._stopping:
                     await self._turn()
             finally:
@@ -162,13 +164,15 @@ class Runner:
         ):
             await self._news(wait_s)
             return
+        # A message that a handler gives back while this waits is not in hand and not here: the next turn sees it.
+        nothing_in_hand = not self._hand
         arrivals = await self._reached(lambda: self.source.receive(limit, wait_s))
         if arrivals:
             self.counts.received += len(arrivals)
             held = [Held(arrival) for arrival in arrivals]
             self._hand.update(held)
             self._dispatch(held)
-        elif self._until_idle and not self._hand and getattr(self.source, "caught_up", True):
+        elif self._until_idle and nothing_in_hand and getattr(self.source, "caught_up", True):
             self.stop()
 
     @property
