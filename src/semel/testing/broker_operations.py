@@ -37,6 +37,7 @@ async def _stop_in_the_middle(scene: Scene, handler: Any, begun: list[str], **op
     async with scene.running(handler, source=scene.broker.source(deadline_s=5.0), **options) as runner:
         await _seen(lambda: scene.ran)
         runner.stop()
+        scene.stopped = True
         started, stopped_at = len(begun), time.monotonic()
     took_s = time.monotonic() - stopped_at
     equal(len(begun), started, "how many handlers had started when it was stopped, and at the end")
@@ -55,7 +56,7 @@ async def a_stop_starts_no_further_handler(scene: Scene) -> None:
 
     async def slow(message: Arrival) -> None:
         begun.append(bytes(message.body).decode())
-        await asyncio.sleep(HANDLER_S)
+        await asyncio.sleep(0 if scene.stopped else HANDLER_S)
         await scene.note(message)
 
     await _stop_in_the_middle(scene, slow, begun, once=scene.client(), concurrency=2)
@@ -68,7 +69,7 @@ async def a_stop_commits_what_is_done_in_a_transaction(scene: Scene) -> None:
 
     def slow(_connection: Any, message: Arrival) -> None:
         begun.append(bytes(message.body).decode())
-        time.sleep(HANDLER_S)
+        time.sleep(0 if scene.stopped else HANDLER_S)
         scene.ran.append(bytes(message.body).decode())
 
     async with scene.inbox() as once:

@@ -69,6 +69,8 @@ class Scene:
         self.broker: Broker = broker
         self.store: MemoryStore = MemoryStore()
         self.ran: list[str] = []
+        self.stopped: bool = False
+        """Whether the scenario has stopped its runner: from then on handlers need not be slow."""
 
     def client(self, **options: Any) -> AsyncSemel:
         """A client of the scene's own store; short delays, so that nothing waits long."""
