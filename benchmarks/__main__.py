@@ -13,7 +13,7 @@ import msgspec
 
 import semel
 from benchmarks import bloom, hooks, inbox, memory, outbox, postgres, redis, runner, service, sqlite, tiers
-from semel.cli.gauge.measure import Row
+from semel.cli.gauge.measure import Measurement
 from semel.cli.gauge.plot import svg
 
 MODULES: dict[str, Any] = {
@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--strict", action="store_true", help="fail when an aim is missed")
     options = parser.parse_args()
     names = [options.only] if options.only else EMBEDDED
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     with tempfile.TemporaryDirectory(dir=options.disk) as folder:
         Path(folder).chmod(0o755)  # some servers refuse to run as root, and come as another user
         for name in names:
@@ -64,7 +64,7 @@ def main() -> int:
     return 1 if missed and options.strict else 0
 
 
-def show(rows: list[Row]) -> None:
+def show(rows: list[Measurement]) -> None:
     """Print the table."""
     print(f"{'store':10}{'what':42}{'per second':>14}{'ratio':>9}  {'of':22}{'aim':>6}")
     for row in rows:
@@ -75,7 +75,7 @@ def show(rows: list[Row]) -> None:
         )
 
 
-def write(rows: list[Row], folder: Path, name: str) -> None:
+def write(rows: list[Measurement], folder: Path, name: str) -> None:
     """Keep the figures with what they were measured on."""
     folder.mkdir(parents=True, exist_ok=True)
     report = {

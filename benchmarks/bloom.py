@@ -5,7 +5,7 @@ from hashlib import sha256
 from math import ceil, log
 from pathlib import Path
 
-from semel.cli.gauge.measure import Fresh, Job, Row, compare
+from semel.cli.gauge.measure import Fresh, Job, Measurement, compare
 from semel.digests import digest
 from semel.stores.bloom import Bloom
 from semel.testing import ManualClock
@@ -41,12 +41,12 @@ class PlainBloom:
         return all(self.room[place >> 3] >> (place & 7) & 1 for place in self.places(key))
 
 
-def rows(_folder: Path) -> list[Row]:
+def rows(_folder: Path) -> list[Measurement]:
     """All comparisons."""
     return [look_and_add(), look_and_add(generations=4), room(), wrong()]
 
 
-def look_and_add(generations: int = 1) -> Row:
+def look_and_add(generations: int = 1) -> Measurement:
     """Look for 500 ids, then put them in; with several generations, those that are older are looked at too."""
     mine, theirs = Fresh(COUNT), Fresh(COUNT)
     clock = ManualClock()
@@ -86,13 +86,13 @@ def _filled() -> tuple[Bloom, int]:
     return bloom, held
 
 
-def room() -> Row:
+def room() -> Measurement:
     """Bytes for each id that it holds when it is as full as it is made for; the aim is a bound."""
     bloom, held = _filled()
     return _bound("bytes per id, full", BYTES_AIM, lambda: bloom.fullness().bytes_used / held)
 
 
-def wrong() -> Row:
+def wrong() -> Measurement:
     """False positives when it is full, against one and a half times what was asked for."""
     bloom, _ = _filled()
     strangers = [digest(("", "c", f"stranger {at}")) for at in range(500_000)]
@@ -101,6 +101,6 @@ def wrong() -> Row:
     )
 
 
-def _bound(what: str, most: float, measure: Callable[[], float]) -> Row:
+def _bound(what: str, most: float, measure: Callable[[], float]) -> Measurement:
     """A figure that must not be above a bound; the ratio is bound over figure, so 1 and more is within."""
-    return Row(store="bloom", what=what, rate=most, limit=f"bound {most:g}", limit_rate=measure(), aim=1.0)
+    return Measurement(store="bloom", what=what, rate=most, limit=f"bound {most:g}", limit_rate=measure(), aim=1.0)

@@ -8,11 +8,11 @@ import semel
 from benchmarks.memory import COUNT
 from semel.base import raised
 from semel.cli.gauge import subjects
-from semel.cli.gauge.measure import Row, compare
+from semel.cli.gauge.measure import Measurement, compare
 from semel.cli.gauge.subjects import nothing
 from semel.client import Semel
 from semel.drive import drive
-from semel.observe.events import Happening
+from semel.observe.events import HookEvent
 from semel.observe.history import HistoryHook
 from semel.observe.logging import LogHook
 from semel.types import Done
@@ -34,7 +34,7 @@ class Deaf(Semel):
         return outcome if type(outcome) is Done else raised(outcome)
 
 
-def rows(folder: Path) -> list[Row]:
+def rows(folder: Path) -> list[Measurement]:
     """`run` in memory, where a call costs least, so that what is added shows most."""
     from prometheus_client import CollectorRegistry
 
@@ -51,11 +51,11 @@ def rows(folder: Path) -> list[Row]:
     return [_row(name, hook) for name, hook in listeners.items()]
 
 
-def _ignore(_happening: Happening) -> None:
+def _ignore(_happening: HookEvent) -> None:
     pass
 
 
-def _row(name: str, hook: Any) -> Row:
+def _row(name: str, hook: Any) -> Measurement:
     deaf = _client()
     deaf.__class__ = Deaf
     return compare(

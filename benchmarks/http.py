@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 import semel
-from semel.asgi import IdempotencyMiddleware, by_authorization
+from semel.asgi import AsgiIdempotency, by_authorization
 
 COUNT = 300
 ROUNDS = 9
@@ -111,7 +111,7 @@ async def nothing() -> None: ...
 
 async def measure() -> dict[str, float]:
     async with semel.aopen(semel.MemoryStore(records_max=10**6), consumer="bench") as client:
-        ours = IdempotencyMiddleware(app, client, caller=by_authorization)
+        ours = AsgiIdempotency(app, client, caller=by_authorization)
         keys, copies = fresh(), same()
         await ours(scope("POST", next(copies)), receive, send)
 

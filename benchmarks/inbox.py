@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 import semel
-from semel.cli.gauge.measure import Job, Row, compare
+from semel.cli.gauge.measure import Job, Measurement, compare
 
 EVENTS = 200
 """Events of one transaction."""
@@ -20,7 +20,7 @@ _numbers = count()
 CREDIT = "UPDATE account SET cents = cents + 1 WHERE id = "
 
 
-def rows(folder: Path) -> list[Row]:
+def rows(folder: Path) -> list[Measurement]:
     """All comparisons; a PostgreSQL is started in `folder`, and an SQLite file made there."""
     from tests.services import postgres
 
@@ -44,7 +44,7 @@ class Batches:
             self._made += EVENTS
 
 
-def on_postgres(url: str) -> Iterator[Row]:
+def on_postgres(url: str) -> Iterator[Measurement]:
     """One statement for each event, then all of them sent at once, then awaited."""
     connection = psycopg.connect(url)
     connection.execute(
@@ -78,7 +78,7 @@ def on_postgres(url: str) -> Iterator[Row]:
         yield _awaited(url)
 
 
-def on_sqlite(path: Path) -> Iterator[Row]:
+def on_sqlite(path: Path) -> Iterator[Measurement]:
     """The same on a file, with the durable commit of its defaults."""
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA journal_mode = WAL")
@@ -101,7 +101,7 @@ def _row(
     connection: Any,
     work: Callable[[list[tuple[str, int]]], None],
     aim: float | None,
-) -> Row:
+) -> Measurement:
     def marked(batch: list[tuple[str, int]]) -> None:
         firsts = once.inbox(connection).first_many([key for key, _ in batch])
         work([event for event, first in zip(batch, firsts, strict=True) if first])
@@ -123,7 +123,7 @@ def _job(connection: Any, work: Callable[[list[tuple[str, int]]], None]) -> Job:
     return Job(run, EVENTS * TRANSACTIONS)
 
 
-def _awaited(url: str) -> Row:
+def _awaited(url: str) -> Measurement:
     """asyncpg, one statement for each event."""
     import asyncpg  # type: ignore[import-untyped]
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import semel
 from semel.cli.gauge import subjects
-from semel.cli.gauge.measure import Fresh, Job, Row, compare
-from semel.cli.gauge.memory import Raw
+from semel.cli.gauge.measure import Fresh, Job, Measurement, compare
+from semel.cli.gauge.memory import RawMemory
 from semel.cli.gauge.subjects import nothing
 from semel.codec import encode
 from semel.context import Context, _current
 from semel.core.commands import Claim, Granted, Settle
 from semel.forks import new_owner
-from semel.keeper import Kept
+from semel.keeper import LiveClaim
 from semel.keys import check
 from semel.types import Done
 
@@ -23,9 +23,9 @@ WINDOW_US = 86_400_000_000
 LEASE_US = 30_000_000
 
 
-def rows(_folder: Path) -> list[Row]:
+def rows(_folder: Path) -> list[Measurement]:
     """All comparisons in memory."""
-    raw = Raw(COUNT)
+    raw = RawMemory(COUNT)
     return [
         compare(
             "memory", "mark, one by one", subjects.marking_singly(client("m", mode="mark"), COUNT),
@@ -49,7 +49,7 @@ def client(consumer: str, **options: object) -> semel.Semel:
     return made
 
 
-def compact_mark() -> Row:
+def compact_mark() -> Measurement:
     """Packed marks of 500, against those in a set: what a fifth of the room costs."""
     packed = semel.open(semel.MemoryStore(records_max=10**7, compact=True), consumer="m", mode="mark")
     packed.mark("warm")
@@ -66,7 +66,7 @@ def by_hand(client: semel.Semel, key: str, handler: Callable[[], object]) -> Don
     claim = Claim(record_id, owner, LEASE_US, WINDOW_US)
     granted = store.send((claim,))[0]  # type: ignore[union-attr]
     assert isinstance(granted, Granted)
-    kept = Kept.since(claim, granted, sent_at, 900.0)
+    kept = LiveClaim.since(claim, granted, sent_at, 900.0)
     keeper.keep(kept)
     token = _current.set(Context(kept, granted, None, 0))
     try:
@@ -79,7 +79,7 @@ def by_hand(client: semel.Semel, key: str, handler: Callable[[], object]) -> Don
     return Done(value)
 
 
-def run() -> Row:
+def run() -> Measurement:
     """`run` of a handler that does nothing, against the same by hand on the same store."""
     theirs = Fresh(COUNT)
     leases = client("r")
@@ -98,7 +98,7 @@ def run() -> Row:
     )
 
 
-def replay() -> Row:
+def replay() -> Measurement:
     """`run` of a duplicate, against `run` of a new event."""
     mine = Fresh(COUNT)
     leases = client("r")
@@ -121,7 +121,7 @@ def replay() -> Row:
     )
 
 
-def claim_complete(size: int) -> Row:
+def claim_complete(size: int) -> Measurement:
     """Claims and completions in batches, against the same with batches of one."""
     leases = client("b")
     return compare(

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 import semel
 from semel import Message
-from semel.cli.gauge.measure import Job, Row, compare
-from semel.core.relaying import Row as Taken
+from semel.cli.gauge.measure import Job, Measurement, compare
+from semel.core.relaying import OutboxRow as Taken
 from semel.outbox.relay import Relay
 from semel.outbox.rows import rows_for
 from semel.outbox.sinks import kafka, nats, rabbitmq
@@ -26,7 +26,7 @@ BATCH = 500
 AGGREGATES = 100
 
 
-def rows(folder: Path) -> list[Row]:
+def rows(folder: Path) -> list[Measurement]:
     """All comparisons; a PostgreSQL and a Redis are started in `folder`."""
     from tests.services import postgres
     from tests.services import redis as redis_service
@@ -57,7 +57,7 @@ class Bench:
         self.connection.execute("CREATE TABLE orders (number int, note text)")
         self.connection.commit()
 
-    def publishing(self, messages: int, *, together: bool = False) -> Row:
+    def publishing(self, messages: int, *, together: bool = False) -> Measurement:
         """A business transaction with messages, against the same one without."""
         message = Message("order.taken", {"number": 1}, aggregate=("order", "1"))
 
@@ -93,7 +93,7 @@ class Bench:
             )
         self.connection.commit()
 
-    def relaying_to_redis(self) -> Row:
+    def relaying_to_redis(self) -> Measurement:
         """PostgreSQL to a stream, against the same entries by redis-py's own pipeline."""
         self.fill()
         taken = asyncio.run(self._taken())
@@ -117,7 +117,7 @@ class Bench:
             Job(lambda: asyncio.run(pipe()), MESSAGES),
         )
 
-    def relaying_to(self, name: str) -> Row:
+    def relaying_to(self, name: str) -> Measurement:
         """PostgreSQL to another broker, against its client alone."""
         from tests.outbox.brokers import BROKERS as PLACES
 
@@ -143,7 +143,7 @@ class Bench:
             Job(alone, MESSAGES),
         )
 
-    def relaying_to_nobody(self) -> Row:
+    def relaying_to_nobody(self) -> Measurement:
         """The relay alone, against reading and marking the same rows by hand."""
 
         def by_hand() -> None:

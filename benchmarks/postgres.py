@@ -10,8 +10,8 @@ import psycopg
 import semel
 from benchmarks.sqlite import THREADS, threads
 from semel.cli.gauge import subjects
-from semel.cli.gauge.measure import Row, compare
-from semel.cli.gauge.postgres import Raw
+from semel.cli.gauge.measure import Measurement, compare
+from semel.cli.gauge.postgres import RawPostgres
 from semel.cli.gauge.subjects import nothing
 
 COUNT = 20_000
@@ -24,7 +24,7 @@ MARK_BYTES_AIM, RECORD_BYTES_AIM = 100, 250
 KIB = 1024
 
 
-def rows(folder: Path) -> list[Row]:
+def rows(folder: Path) -> list[Measurement]:
     """All comparisons on PostgreSQL; a server is started in `folder`."""
     from tests.services import postgres
 
@@ -38,9 +38,9 @@ class Bench:
     def __init__(self, url: str, db: "psycopg.Connection[Any]") -> None:
         self.url = url
         self.db = db
-        self.raw = Raw(db, "public")
+        self.raw = RawPostgres(db, "public")
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Measurement]:
         """Each with the limit measured beside it."""
         loop, row = self.raw.loop(ROUNDS, BATCH), self.raw.autocommit(SINGLES)
         with self.client("marks", mode="mark") as marks:
@@ -76,7 +76,7 @@ class Bench:
             opened.mark("warm") if options.get("mode") == "mark" else opened.run("warm", nothing)
             yield opened
 
-    def claim_complete(self, size: int) -> Row:
+    def claim_complete(self, size: int) -> Measurement:
         """Claims and completions in batches, against the loop inside the server."""
         count = COUNT if size >= 100 else SINGLES
         rounds = max(1, min(SINGLES, COUNT // size))
@@ -86,7 +86,7 @@ class Bench:
                 "server-side loop", self.raw.loop(rounds, size), 0.12 if size == BATCH else None,
             )  # fmt: skip
 
-    def sizes(self) -> Iterator[Row]:
+    def sizes(self) -> Iterator[Measurement]:
         """How many ids a KiB of table and indexes holds, against the number aimed at."""
         for what, table, mode, bytes_aim in (
             ("marks per KiB", "marks", "mark", MARK_BYTES_AIM),
@@ -104,12 +104,12 @@ class Bench:
             row = self.db.execute(f"SELECT pg_total_relation_size('size_{table}.{table}')").fetchone()
             assert row is not None
             each = row[0] / (2 * COUNT)
-            yield Row(
+            yield Measurement(
                 store="postgres", what=what, rate=KIB / each,
                 limit=f"{bytes_aim} B each", limit_rate=KIB / bytes_aim, aim=1.0,
             )  # fmt: skip
 
-    def growth(self) -> Iterator[Row]:
+    def growth(self) -> Iterator[Measurement]:
         """The same work on tables of a million rows, against nearly empty ones."""
         for what, mode in (("mark_many of 500", "mark"), ("claim + complete of 500", "lease")):
             with (

@@ -16,7 +16,7 @@ import redis.asyncio
 
 import semel
 from semel.cli.gauge import subjects
-from semel.cli.gauge.measure import REPEATS, Fresh, Job, Row, compare, rate
+from semel.cli.gauge.measure import REPEATS, Fresh, Job, Measurement, compare, rate
 from semel.cli.gauge.subjects import nothing, spread
 
 COUNT = 20_000
@@ -29,7 +29,7 @@ MARK_BYTES_AIM, RECORD_BYTES_AIM = 11, 180
 KIB = 1024
 
 
-def rows(folder: Path) -> list[Row]:
+def rows(folder: Path) -> list[Measurement]:
     """All comparisons on Redis; a server is started in `folder`."""
     from tests.services import redis as service
 
@@ -45,7 +45,7 @@ class Bench:
         self.url = f"redis://127.0.0.1:{port}/0"
         self.raw = redis.Redis(port=port)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Measurement]:
         """Each with the limit measured beside it."""
         marks = self.client("marks", mode="mark")
         compact = self.client("compact", "?marks=compact&marks_expected=100000", mode="mark")
@@ -92,10 +92,10 @@ class Bench:
 
     def against_server(
         self, what: str, subject: Job, connections: int, aim: float | None, depth: int = BATCH
-    ) -> Row:
+    ) -> Measurement:
         """Measured in turns with redis-benchmark."""
         pairs = [(self.server_rate(connections, depth), rate(subject)) for _ in range(REPEATS)]
-        return Row(
+        return Measurement(
             store="redis",
             what=what,
             rate=median(mine for _, mine in pairs),
@@ -104,7 +104,7 @@ class Bench:
             aim=aim,
         )
 
-    def against_pipeline(self, subject: Job) -> Row:
+    def against_pipeline(self, subject: Job) -> Measurement:
         """Marks of 500, against redis-py's own pipeline of 500."""
         fresh = Fresh(COUNT)
 
@@ -121,7 +121,7 @@ class Bench:
 
     # --- the rest ---
 
-    def replay(self) -> Row:
+    def replay(self) -> Measurement:
         """Duplicates in batches of 500, against new events in batches of 500."""
         leases = self.client("replays")
         return compare(
@@ -129,7 +129,7 @@ class Bench:
             "run_many of 500", subjects.running_many(leases, COUNT, BATCH), 1.0,
         )  # fmt: skip
 
-    def tasks(self, tasks: int) -> Row:
+    def tasks(self, tasks: int) -> Measurement:
         """Single callers at once in an event loop, against redis.asyncio with fifty tasks."""
         theirs = Fresh(SINGLES)
 
@@ -147,7 +147,7 @@ class Bench:
                 f"redis.asyncio, {PEERS} tasks", Job(lambda: asyncio.run(peer()), SINGLES, theirs), 10,
             )  # fmt: skip
 
-    def sizes(self) -> Iterator[Row]:
+    def sizes(self) -> Iterator[Measurement]:
         """How many ids a KiB of the server's memory holds, against the number aimed at."""
         expected = COUNT * 5
         compact = self.client("size1", f"?marks=compact&marks_expected={expected}&prefix=size1", mode="mark")
@@ -170,7 +170,7 @@ class Bench:
                 fresh()
                 work()
             each = (self.used() - before) / expected
-            yield Row(
+            yield Measurement(
                 store="redis", what=what, rate=KIB / each,
                 limit=f"{bytes_aim} B each", limit_rate=KIB / bytes_aim, aim=1.0,
             )  # fmt: skip

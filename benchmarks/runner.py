@@ -17,7 +17,7 @@ import psycopg
 import redis
 
 from benchmarks.consumers import AT_ONCE, BATCH, GROUP, JOB, Job
-from semel.cli.gauge.measure import Row
+from semel.cli.gauge.measure import Measurement
 
 MESSAGES = 4_000
 ROUNDS = 3
@@ -107,7 +107,7 @@ class Contest:
         self._database = database
         self._folder = folder
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Measurement]:
         """All contestants in turns."""
         rounds = [
             {name: self._rate(name) for name in ("bare", *LEASE, "transactions", *INBOX)}
@@ -145,11 +145,11 @@ class Contest:
         return ["-m", "semel", "consume", *ways[name], *common]
 
 
-def row(broker: str, name: str, rounds: list[dict[str, float]]) -> Row:
+def row(broker: str, name: str, rounds: list[dict[str, float]]) -> Measurement:
     """The round whose ratio is the middle one: what else the computer does changes from round to round."""
     limit = "bare" if name in LEASE else "transactions"
     middle = sorted(rounds, key=lambda rates: rates[name] / rates[limit])[len(rounds) // 2]
-    return Row(
+    return Measurement(
         store=broker,
         what=WHAT[name],
         rate=middle[name],
@@ -159,7 +159,7 @@ def row(broker: str, name: str, rounds: list[dict[str, float]]) -> Row:
     )
 
 
-def rows(folder: Path) -> list[Row]:
+def rows(folder: Path) -> list[Measurement]:
     """All comparisons; Redis and PostgreSQL are started in `folder`, NATS and Kafka beside it."""
     from tests.services import kafka, nats, postgres, server
     from tests.services import redis as redis_service

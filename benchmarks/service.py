@@ -18,7 +18,7 @@ import msgspec
 
 import semel
 from semel.cli.gauge import subjects
-from semel.cli.gauge.measure import Fresh, Job, Row, compare
+from semel.cli.gauge.measure import Fresh, Job, Measurement, compare
 
 BATCH = 500
 COUNT = 10_000
@@ -43,7 +43,7 @@ uvicorn.run(app, port=int(sys.argv[1]), http="h11", timeout_keep_alive=75, acces
 """
 
 
-def rows(folder: Path) -> list[Row]:
+def rows(folder: Path) -> list[Measurement]:
     """All comparisons; servers are started in `folder`."""
     from tests.services import redis
 
@@ -52,7 +52,7 @@ def rows(folder: Path) -> list[Row]:
         return [row for kind, url in stores.items() for row in on(kind, url, nothing, folder)]
 
 
-def on(kind: str, url: str, nothing: int, folder: Path) -> Iterator[Row]:
+def on(kind: str, url: str, nothing: int, folder: Path) -> Iterator[Measurement]:
     """Each with its limit beside it."""
     with ExitStack() as stack:
         port = stack.enter_context(served(url, folder))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import semel
 from semel.cli.gauge import subjects
-from semel.cli.gauge.measure import Fresh, Job, Row, compare
-from semel.cli.gauge.sqlite import Raw
+from semel.cli.gauge.measure import Fresh, Job, Measurement, compare
+from semel.cli.gauge.sqlite import RawSqlite
 from semel.cli.gauge.subjects import nothing
 
 COUNT = 20_000
@@ -17,7 +17,7 @@ THREADS = 50
 TASKS = 500
 
 
-def rows(folder: Path) -> list[Row]:
+def rows(folder: Path) -> list[Measurement]:
     """All comparisons on SQLite, in `folder`."""
     return [*Bench(folder).rows()]
 
@@ -28,7 +28,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Measurement]:
         """Each with the limit measured beside it."""
         marks = self.client("marks", mode="mark")
         yield compare(
@@ -67,9 +67,9 @@ class Bench:
                 "autocommit row", self.raw("tasks").autocommit(SINGLES), 5,
             )  # fmt: skip
 
-    def raw(self, name: str) -> Raw:
+    def raw(self, name: str) -> RawSqlite:
         """A bare file."""
-        return Raw(self.folder / f"raw-{name}.db")
+        return RawSqlite(self.folder / f"raw-{name}.db")
 
     def url(self, name: str) -> str:
         """A file of one's own."""

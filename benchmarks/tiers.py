@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import semel
-from semel.cli.gauge.measure import Fresh, Job, Row, compare
+from semel.cli.gauge.measure import Fresh, Job, Measurement, compare
 from semel.cli.gauge.subjects import nothing
 from semel.stores.postgres import PostgresStore
 
@@ -12,7 +12,7 @@ BATCH = 500
 COUNT = 20_000
 
 
-def rows(folder: Path) -> list[Row]:
+def rows(folder: Path) -> list[Measurement]:
     """All comparisons; servers are started in `folder`."""
     from tests.services import postgres, redis
 
@@ -45,7 +45,7 @@ def _runs(client: semel.Semel, keys: Fresh, size: int, count: int) -> Callable[[
     return run
 
 
-def fresh(name: str, tiers: semel.Semel, alone: semel.Semel) -> Row:
+def fresh(name: str, tiers: semel.Semel, alone: semel.Semel) -> Measurement:
     """Run events that are new: what the cache costs."""
     mine, theirs = Fresh(COUNT), Fresh(COUNT)
     return compare(
@@ -57,7 +57,7 @@ def fresh(name: str, tiers: semel.Semel, alone: semel.Semel) -> Row:
     )
 
 
-def again(name: str, tiers: semel.Semel, alone: semel.Semel, size: int, count: int) -> Row:
+def again(name: str, tiers: semel.Semel, alone: semel.Semel, size: int, count: int) -> Measurement:
     """Run events that have just been done: what the cache gives."""
     keys = Fresh(COUNT)
     keys()

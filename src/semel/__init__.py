@@ -14,10 +14,10 @@ from semel import errors, keys
 from semel.aclient import AsyncSemel
 from semel.base import ClaimOutcome
 from semel.claims import Claimed
-from semel.cleaner import AsyncCleaner, Cleaner, Round
+from semel.cleaner import AsyncCleaner, Cleaner, PurgeResult
 from semel.client import Semel, aopen, open
 from semel.context import Context, current, step
-from semel.core.commands import Purged, Settings
+from semel.core.commands import Purged, StoreSettings
 from semel.core.ports import AsyncStore, Capabilities, Store
 from semel.decorators import AsyncGuarded, Guarded, unwrap
 from semel.errors import (
@@ -66,7 +66,7 @@ from semel.errors import (
     WrongDatabase,
 )
 from semel.outbox.message import Message
-from semel.plans import Observed
+from semel.plans import ObserveCounts
 from semel.policy import Policy
 from semel.stores.memory import MemoryStore
 from semel.types import (
@@ -144,7 +144,7 @@ __all__ = [
     "NotApplied",
     "NotInHandler",
     "NotRecorded",
-    "Observed",
+    "ObserveCounts",
     "Outcome",
     "OutcomeError",
     "OutcomeUnknown",
@@ -157,10 +157,10 @@ __all__ = [
     "Record",
     "RecordCorrupt",
     "Renewed",
-    "Round",
+    "PurgeResult",
     "Semel",
     "SemelError",
-    "Settings",
+    "StoreSettings",
     "SinkRefused",
     "SinkUnavailable",
     "SinkUnknown",

@@ -26,7 +26,7 @@ from semel.errors import StoreUnavailable
 from semel.handlers import awaitable
 from semel.keys.limits import check
 from semel.keys.sliding import Sliding
-from semel.plans import Plan, marks_of, reachable, unreachable
+from semel.plans import ItemBuilder, marks_of, reachable, unreachable
 from semel.policy import ATTEMPTS_LIMIT, Policy
 from semel.records import AsyncRecords, AsyncWindows
 from semel.runtime import Runtime
@@ -48,7 +48,7 @@ class AsyncSemel(Client):
 
     awaits = True
 
-    def __init__(self, plan: Plan, runtime: Runtime) -> None:
+    def __init__(self, plan: ItemBuilder, runtime: Runtime) -> None:
         super().__init__(plan, runtime)
         self._last_hands: AsyncHands | None = None
         self.records: AsyncRecords = AsyncRecords(plan, self._ask, audits=runtime.store.capabilities.audits)
@@ -413,12 +413,12 @@ class AsyncSemel(Client):
 
         An `AsyncInbox`; the handle's own verbs have to be awaited too.
         """
-        from semel.handles import Handle, handle_for
+        from semel.handles import CallerConnection, handle_for
         from semel.inbox import ainbox_for
 
         self._plan.require("inbox")
         found = handle_for(handle)
-        if isinstance(found, Handle):
+        if isinstance(found, CallerConnection):
             raise TypeError(
                 f"a {type(handle).__name__} that blocks would block the event loop; open the client with semel.open()"
             )

@@ -17,8 +17,8 @@ from semel.http.front import Front
 from semel.http.keys import HEADER, digest_of_credentials, payload_of, scoped
 from semel.http.replies import Reply
 from semel.http.rules import (
-    Failure,
-    Refusal,
+    ResponseFailed,
+    RequestRefused,
     Rules,
     caller_unknown,
     failed,
@@ -31,7 +31,7 @@ from semel.http.rules import (
 from semel.lazily import asyncio, logging
 from semel.types import Done, Errored, Outcome, Unavailable, Unknown
 
-__all__ = ["IdempotencyMiddleware", "by_authorization", "path_of"]
+__all__ = ["AsgiIdempotency", "by_authorization", "path_of"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -60,7 +60,7 @@ def path_of(scope: Scope) -> str:
     return str(scope["path"])
 
 
-class IdempotencyMiddleware(Front[AsyncSemel]):
+class AsgiIdempotency(Front[AsyncSemel]):
     """Run a request once for its Idempotency-Key; a retry gets the first one's response.
 
     `caller` tells whose key it is from the scope, and `None` from it refuses the request (401); `caller=None` lets
@@ -97,13 +97,13 @@ class IdempotencyMiddleware(Front[AsyncSemel]):
             assert key is not None
             whose = await self._whose(scope)
             body = await self._body(scope, receive)
-        except Refusal as refusal:
+        except RequestRefused as refusal:
             await _send(send, refusal.reply)
             return
         if body is None:
             return  # the client is gone before it has asked for anything
         scope[GUARDED] = key
-        exchange = Exchange(self, scope, receive, send, body)
+        exchange = AsgiExchange(self, scope, receive, send, body)
         await self._guard(exchange, scoped(scope["method"], self._route(scope), whose, key))
 
     async def _whose(self, scope: Scope) -> str | None:
@@ -117,7 +117,7 @@ class IdempotencyMiddleware(Front[AsyncSemel]):
         return whose
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body; `None` if the client went away. Raises `Refusal` past the limit."""
+        """The whole body; `None` if the client went away. Raises `RequestRefused` past the limit."""
         bytes_max = self.rules.request_bytes_max
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > bytes_max:
@@ -136,7 +136,7 @@ class IdempotencyMiddleware(Front[AsyncSemel]):
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _guard(self, exchange: "Exchange", key: str) -> None:
+    async def _guard(self, exchange: "AsgiExchange", key: str) -> None:
         conducting = asyncio.get_running_loop().create_task(self._conduct(exchange, key))
         try:
             await asyncio.shield(conducting)
@@ -147,7 +147,7 @@ class IdempotencyMiddleware(Front[AsyncSemel]):
             self.adopt(conducting)
             raise
 
-    async def _conduct(self, exchange: "Exchange", key: str) -> None:
+    async def _conduct(self, exchange: "AsgiExchange", key: str) -> None:
         """Run the protocol around the application, and answer."""
         try:
             outcome: Outcome[Any] = await self.client.run(key, _serve, exchange)
@@ -183,11 +183,11 @@ async def _send(send: Send, reply: Reply, *more: tuple[bytes, bytes]) -> None:
     await send({"type": "http.response.body", "body": reply.body})
 
 
-class Exchange:
+class AsgiExchange:
     """One keyed request, and its response on the way back."""
 
     def __init__(
-        self, middleware: IdempotencyMiddleware, scope: Scope, receive: Receive, send: Send, body: bytes
+        self, middleware: AsgiIdempotency, scope: Scope, receive: Receive, send: Send, body: bytes
     ) -> None:
         self.scope = scope
         self.forward = send
@@ -312,7 +312,7 @@ class Exchange:
         await self._middleware.app(self.scope, self.receive, self.send)
 
     def _verdict(self, task: "asyncio.Task[None]") -> Any:
-        """What the record keeps. Raises what the application raised, or `Failure`."""
+        """What the record keeps. Raises what the application raised, or `ResponseFailed`."""
         if self._own is not None:
             return verdict(self._rules, self._own.status, self._own)
         error = None
@@ -369,7 +369,7 @@ class Exchange:
 
     async def _finish_stream(self, outcome: Outcome[Any]) -> None:
         match outcome:
-            case Done(recorded=True) | Errored(Failure()) | Unknown(_, Failure()):
+            case Done(recorded=True) | Errored(ResponseFailed()) | Unknown(_, ResponseFailed()):
                 if self._held is not None:
                     await self._pass(self._held)
                 self._sent.set()
@@ -399,5 +399,5 @@ class Exchange:
             self._gathered.set_result(None)
 
 
-async def _serve(exchange: Exchange) -> Any:
+async def _serve(exchange: AsgiExchange) -> Any:
     return await exchange.run()

@@ -34,7 +34,7 @@ __all__ = [
     "CONSUMER",
     "TENANT",
     "Act",
-    "Entry",
+    "AuditEntry",
     "act_of",
     "entry_of",
     "held_by",
@@ -64,7 +64,7 @@ class Act(Struct, frozen=True):
     details: dict[str, Any]
 
 
-class Entry(Struct, frozen=True):
+class AuditEntry(Struct, frozen=True):
     """One entry, as people read it."""
 
     at_us: int
@@ -156,7 +156,7 @@ def prefix_of(tenant: str | None) -> str:
     return "" if tenant is None else f"{digest((tenant, '', '')).hex()}:"
 
 
-def entry_of(record: Record) -> Entry:
+def entry_of(record: Record) -> AuditEntry:
     """An entry from its record; one that does not read is shown as damaged, with what is left of it."""
     at_us = record.settled_at or record.first_seen
     try:
@@ -171,7 +171,7 @@ def entry_of(record: Record) -> Entry:
         return _damaged(record, at_us)
     if not record.key.startswith(prefix_of(tenant)):
         return _damaged(record, at_us)
-    return Entry(at_us, tenant, action, actor, said)
+    return AuditEntry(at_us, tenant, action, actor, said)
 
 
 def is_damaged(record: Record) -> bool:
@@ -179,8 +179,8 @@ def is_damaged(record: Record) -> bool:
     return record.consumer == CONSUMER and entry_of(record).damaged
 
 
-def _damaged(record: Record, at_us: int) -> Entry:
-    return Entry(at_us, "", "damaged", "?", {"entry": record.key, "state": record.state}, damaged=True)
+def _damaged(record: Record, at_us: int) -> AuditEntry:
+    return AuditEntry(at_us, "", "damaged", "?", {"entry": record.key, "state": record.state}, damaged=True)
 
 
 def _place(tenant: str) -> Id:

@@ -16,11 +16,11 @@ from semel.core.ports import AsyncStore, Store
 from semel.core.verdicts import Task, replay
 from semel.errors import ClaimLost, NotRecorded, RecordCorrupt, StoreUnavailable, UsageError
 from semel.handlers import label_of
-from semel.keeper import Kept
+from semel.keeper import LiveClaim
 from semel.keys.limits import check_all
 from semel.keys.sliding import Sliding
 from semel.lazily import inspect
-from semel.plans import Observed, Plan, marks_of, time_us
+from semel.plans import ObserveCounts, ItemBuilder, marks_of, time_us
 from semel.policy import Policy
 from semel.runtime import Runtime
 from semel.stores.memory import MemoryStore
@@ -54,7 +54,7 @@ class Client:
     awaits: bool = False
     """Whether its verbs are awaited."""
 
-    def __init__(self, plan: Plan, runtime: Runtime) -> None:
+    def __init__(self, plan: ItemBuilder, runtime: Runtime) -> None:
         self._plan = plan
         self._runtime = runtime
         self._admitted = False
@@ -91,7 +91,7 @@ class Client:
         return self._runtime.store
 
     @property
-    def observed(self) -> Observed:
+    def observed(self) -> ObserveCounts:
         """What observe mode has counted in this process."""
         return self._plan.observed
 
@@ -164,7 +164,7 @@ class Client:
     def _outcome(self, claim: Claim, answer: Any, sent_at: float) -> Any:
         if isinstance(answer, Granted):
             return Claimed(
-                self, claim, answer, Kept.since(claim, answer, sent_at, self._plan.policy.run_max_s)
+                self, claim, answer, LiveClaim.since(claim, answer, sent_at, self._plan.policy.run_max_s)
             )
         return replay(answer, None)
 
@@ -237,13 +237,13 @@ class Client:
         parks: bool = False,
     ) -> Flow[Outcome[Any]]:
         """The flow of a delivery with a tap on it. `parks`: a runner keeps it in hand while it is busy."""
-        from semel.observe.taps import Tap, name_of
+        from semel.observe.taps import FlowObserver, name_of
 
         hooks = self._runtime.hooks
         assert hooks is not None
         source, redelivered = ("", None) if delivery is None else (delivery.source, delivery.redelivered)
         again = delivery is not None and delivery.again
-        tap = Tap(hooks, claim, name_of(fn), source, redelivered, again=again, parks=parks)
+        tap = FlowObserver(hooks, claim, name_of(fn), source, redelivered, again=again, parks=parks)
         return tap.watch(flow, awaits=self.awaits, observes=self._plan.mode == "observe")
 
     def _tell_copies(

@@ -32,7 +32,7 @@ from semel.core.commands import (
 )
 from semel.core.folding import Fold, leaders
 from semel.core.verdicts import NotStarted
-from semel.drive import AsyncHands, Bench, Hands, adrive, drive
+from semel.drive import AsyncHands, ExecutorBase, Executor, adrive, drive
 from semel.errors import RecordCorrupt, StoreClosed, UsageError
 from semel.gathering import BATCH_MAX, give_back, recall
 from semel.lazily import asyncio, futures
@@ -59,13 +59,13 @@ def copies(
     return spread
 
 
-class Rounds:
+class FlowScheduler:
     """Flows under way, sorted by what each of them waits for."""
 
     def __init__(
         self,
         flows: Sequence[Flow[Outcome[Any]]],
-        bench: Bench,
+        bench: ExecutorBase,
         told: Callable[[int, Any], object] | None = None,
     ) -> None:
         self._flows = flows
@@ -230,9 +230,9 @@ class Rounds:
             self.interrupt = self.interrupt or outcome.error
 
 
-def drive_many(flows: Sequence[Flow[Outcome[Any]]], hands: Hands, concurrency: int) -> Outcomes:
+def drive_many(flows: Sequence[Flow[Outcome[Any]]], hands: Executor, concurrency: int) -> Outcomes:
     """Run the flows to their ends, blocking; outcomes by position. Raises the interrupt that ended it early."""
-    rounds = Rounds(flows, hands)
+    rounds = FlowScheduler(flows, hands)
     while rounds.busy:
         for fold in rounds.questions():
             _ask(rounds, hands, fold)
@@ -249,7 +249,7 @@ def drive_many(flows: Sequence[Flow[Outcome[Any]]], hands: Hands, concurrency: i
     return rounds.outcomes
 
 
-def _finish_alone(rounds: Rounds, hands: Hands) -> None:
+def _finish_alone(rounds: FlowScheduler, hands: Executor) -> None:
     """Drive the flows that are left, one by one."""
     # All waits start together, so that the last one does not wait for the sum of them.
     started: list[tuple[Flow[Outcome[Any]], Any, int]] = []
@@ -270,7 +270,7 @@ def _finish_alone(rounds: Rounds, hands: Hands) -> None:
             raise rounds.interrupt
 
 
-def _ask(rounds: Rounds, hands: Hands, fold: Fold[int]) -> None:
+def _ask(rounds: FlowScheduler, hands: Executor, fold: Fold[int]) -> None:
     items = [slot.item for slot in fold.slots]
     sent_at = hands.steady_s()
     try:
@@ -285,7 +285,7 @@ def _ask(rounds: Rounds, hands: Hands, fold: Fold[int]) -> None:
         hands.channel.send(apart)
 
 
-def _invoke_all(rounds: Rounds, hands: Hands, concurrency: int) -> None:
+def _invoke_all(rounds: FlowScheduler, hands: Executor, concurrency: int) -> None:
     if concurrency == 1:
         while rounds.handlers and rounds.interrupt is None:
             command, at = rounds.handlers.popleft()
@@ -322,7 +322,7 @@ async def adrive_many(
 
     `is_stopping`: once it is true no further handler starts; the outcome of the rest is `Errored(NotStarted)`.
     """
-    rounds = Rounds(flows, hands, told)
+    rounds = FlowScheduler(flows, hands, told)
     landed = asyncio.Event()
     loop, thread = asyncio.get_running_loop(), get_ident()
 
@@ -357,7 +357,7 @@ async def adrive_many(
     return rounds.outcomes
 
 
-async def _afinish_alone(rounds: Rounds, hands: AsyncHands, is_stopping: Callable[[], bool]) -> None:
+async def _afinish_alone(rounds: FlowScheduler, hands: AsyncHands, is_stopping: Callable[[], bool]) -> None:
     """Drive the flows that are left, one by one."""
     started: list[tuple[Flow[Outcome[Any]], Any, int]] = []
     for flow, command, at in rounds.resume():
@@ -380,7 +380,7 @@ async def _afinish_alone(rounds: Rounds, hands: AsyncHands, is_stopping: Callabl
             raise rounds.interrupt
 
 
-async def _aland(rounds: Rounds, landed: "asyncio.Event") -> None:
+async def _aland(rounds: FlowScheduler, landed: "asyncio.Event") -> None:
     while rounds.flying:
         landed.clear()
         if rounds.landed.empty():
@@ -389,7 +389,7 @@ async def _aland(rounds: Rounds, landed: "asyncio.Event") -> None:
 
 
 async def _ainvoke_all(
-    rounds: Rounds, hands: AsyncHands, concurrency: int, is_stopping: Callable[[], bool]
+    rounds: FlowScheduler, hands: AsyncHands, concurrency: int, is_stopping: Callable[[], bool]
 ) -> None:
     async def work() -> None:
         while rounds.handlers and rounds.interrupt is None:

@@ -8,7 +8,7 @@ from semel.codec import decode
 from semel.context import enter_by_hand, leave_by_hand
 from semel.core.commands import Claim, Granted
 from semel.digests import idempotency_key
-from semel.keeper import Kept
+from semel.keeper import LiveClaim
 
 __all__ = ["Claimed"]
 
@@ -23,7 +23,7 @@ class Claimed:
 
     __slots__ = ("_client", "_kept", "claim", "granted", "settled")
 
-    def __init__(self, client: Any, claim: Claim, granted: Granted, kept: Kept) -> None:
+    def __init__(self, client: Any, claim: Claim, granted: Granted, kept: LiveClaim) -> None:
         self._client = client
         self._kept = kept
         self.claim: Claim = claim

@@ -14,7 +14,7 @@ from semel.forks import restart_after_fork
 from semel.lazily import asyncio, logging
 from semel.windows import Duration, duration_us
 
-__all__ = ["EVERY", "PURGE_BATCH", "AsyncCleaner", "Cleaner", "Round"]
+__all__ = ["EVERY", "PURGE_BATCH", "AsyncCleaner", "Cleaner", "PurgeResult"]
 
 EVERY = "1m"
 PURGE_BATCH = 5000
@@ -22,7 +22,7 @@ PURGE_BATCH = 5000
 EVERY_MIN_US = 100_000
 
 
-class Round(Struct, frozen=True):
+class PurgeResult(Struct, frozen=True):
     """What one round of cleaning came to."""
 
     count: int = 0
@@ -34,9 +34,9 @@ class Round(Struct, frozen=True):
     cleaner: str = ""
     """Who else was at it, so that this round ended; empty: nobody."""
 
-    def plus(self, purged: Purged) -> "Round":
+    def plus(self, purged: Purged) -> "PurgeResult":
         """The round after one more batch."""
-        return Round(
+        return PurgeResult(
             self.count + purged.count,
             self.partitions + purged.partitions,
             max(self.lag_s, purged.lag_s),
@@ -71,7 +71,7 @@ def _every_s(every: Duration) -> float:
     return us / 1e6
 
 
-def _note(done: Round | None, error: BaseException | None) -> None:
+def _note(done: PurgeResult | None, error: BaseException | None) -> None:
     log = logging.getLogger("semel")
     if error is not None:
         log.warning("cleaning up failed, and is tried again: %s", error)
@@ -102,7 +102,7 @@ class Cleaner:
         *,
         every: Duration = EVERY,
         batch: int = PURGE_BATCH,
-        done: Callable[[Round], None] | None = None,
+        done: Callable[[PurgeResult], None] | None = None,
     ) -> None:
         self._once = once
         self._every_s = _every_s(every)
@@ -113,9 +113,9 @@ class Cleaner:
         self._lock = Lock()
         restart_after_fork(self)
 
-    def clean(self, progress: Callable[[Round], None] | None = None) -> Round:
+    def clean(self, progress: Callable[[PurgeResult], None] | None = None) -> PurgeResult:
         """One round: batch after batch till nothing is left, or another cleaner turns out to be at it."""
-        made = Round()
+        made = PurgeResult()
         while not self._stop.is_set():
             purged = self._once.records.purge(limit=self._batch)
             made = made.plus(purged)
@@ -158,7 +158,7 @@ class Cleaner:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            made: Round | None = None
+            made: PurgeResult | None = None
             error: StoreError | None = None
             try:
                 made = self.clean()
@@ -179,7 +179,7 @@ class AsyncCleaner:
         *,
         every: Duration = EVERY,
         batch: int = PURGE_BATCH,
-        done: Callable[[Round], None] | None = None,
+        done: Callable[[PurgeResult], None] | None = None,
     ) -> None:
         self._once = once
         self._every_s = _every_s(every)
@@ -187,9 +187,9 @@ class AsyncCleaner:
         self._done = done
         self._task: asyncio.Task[Any] | None = None
 
-    async def clean(self, progress: Callable[[Round], None] | None = None) -> Round:
+    async def clean(self, progress: Callable[[PurgeResult], None] | None = None) -> PurgeResult:
         """One round: batch after batch till nothing is left, or another cleaner turns out to be at it."""
-        made = Round()
+        made = PurgeResult()
         while True:
             purged = await self._once.records.purge(limit=self._batch)
             made = made.plus(purged)
@@ -222,7 +222,7 @@ class AsyncCleaner:
 
     async def _run(self) -> None:
         while True:
-            made: Round | None = None
+            made: PurgeResult | None = None
             error: StoreError | None = None
             try:
                 made = await self.clean()

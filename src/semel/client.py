@@ -17,13 +17,13 @@ from semel.claims import Claimed
 from semel.core import flows
 from semel.core.commands import Item
 from semel.core.folding import leaders
-from semel.core.ports import AsyncStore, Store, Twofold
+from semel.core.ports import AsyncStore, Store, HasAsyncTwin
 from semel.decorators import Guard, GuardOptions, KeySource, MetaSource
-from semel.drive import Hands, drive
+from semel.drive import Executor, drive
 from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
 from semel.handlers import blocking
 from semel.keys.sliding import Sliding
-from semel.plans import Plan, reachable, unreachable
+from semel.plans import ItemBuilder, reachable, unreachable
 from semel.policy import Policy
 from semel.records import Records, Windows
 from semel.runtime import Runtime
@@ -60,7 +60,7 @@ def open(
     which a store may lay out its records and remove the old ones at once. `hooks`: callables that are told what
     happens, one event at a time (`semel.observe`).
     """
-    plan = Plan(
+    plan = ItemBuilder(
         consumer=consumer,
         tenant=tenant,
         window=window,
@@ -85,7 +85,7 @@ def aopen(
     hooks: "Iterable[Hook]" = (),
 ) -> AsyncSemel:
     """The same for an event loop. No I/O yet: the first use connects, or `async with`."""
-    plan = Plan(
+    plan = ItemBuilder(
         consumer=consumer,
         tenant=tenant,
         window=window,
@@ -95,7 +95,7 @@ def aopen(
         ids=ids,
     )
     runtime = _runtime(store, mode, hooks)
-    if isinstance(runtime.store, Twofold):
+    if isinstance(runtime.store, HasAsyncTwin):
         runtime = Runtime(runtime.store.twin(), owned=True, hooks=runtime.hooks)  # made here, so closed here
     return AsyncSemel(plan, runtime)
 
@@ -121,9 +121,9 @@ def _runtime(store: str | Store | AsyncStore, mode: Mode, hooks: "Iterable[Hook]
 class Semel(Client):
     """A client that blocks. Use it from any thread; after a fork the child goes on with its own connections."""
 
-    def __init__(self, plan: Plan, runtime: Runtime) -> None:
+    def __init__(self, plan: ItemBuilder, runtime: Runtime) -> None:
         super().__init__(plan, runtime)
-        self._hands = Hands(runtime, runtime.keeper, plan.policy, self._window_known)
+        self._hands = Executor(runtime, runtime.keeper, plan.policy, self._window_known)
         self._perform = self._hands.__call__  # a bound method is called faster than an object
         self.records: Records = Records(plan, self._ask, audits=runtime.store.capabilities.audits)
         self.windows: Windows = Windows(plan, self._ask, runtime.expire_settings)
@@ -418,12 +418,12 @@ class Semel(Client):
 
         An `Inbox`; an `AsyncInbox`, whose verbs are awaited, where those of the handle are.
         """
-        from semel.handles import AsyncHandle, handle_for
+        from semel.handles import AsyncCallerConnection, handle_for
         from semel.inbox import inbox_for
 
         self._plan.require("inbox")
         found = handle_for(handle)
-        if isinstance(found, AsyncHandle):
+        if isinstance(found, AsyncCallerConnection):
             return self.twin.inbox(handle)
         return inbox_for(found, self._runtime.store, self._plan, self._connect, self._tell_marked)
 

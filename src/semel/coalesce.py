@@ -23,11 +23,11 @@ from semel.errors import StoreClosed, StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.gathering import (
     BATCH_MAX,
-    Call,
+    PendingCall,
     Callback,
     Channel,
     LoopCall,
-    Queue,
+    SendQueue,
     closed,
     finisher,
     give_back,
@@ -106,7 +106,7 @@ class Coalescer:
         # Entered as a lock, never as a condition: the latter's `with` is Python, and Ctrl-C can strike inside it.
         self._lock = Lock()
         self._wake = Condition(self._lock)
-        self._queue = Queue()
+        self._queue = SendQueue()
         self._flusher: Thread | None = None
         self._idle = False
         """Whether the flusher waits for work."""
@@ -123,7 +123,7 @@ class Coalescer:
             return self._straight(items)
         arrived = Lock()
         arrived.acquire()
-        call = Call(items, lambda _call: arrived.release())
+        call = PendingCall(items, lambda _call: arrived.release())
         try:
             self._enqueue(call)
             arrived.acquire()
@@ -149,7 +149,7 @@ class Coalescer:
     def post(self, items: Sequence[Item], done: Callback, /) -> None:
         """Queue the items; `done` runs in the flusher's thread."""
         if items:
-            self._enqueue(Call(items, finisher(done)))
+            self._enqueue(PendingCall(items, finisher(done)))
         else:
             done([])
 
@@ -188,14 +188,14 @@ class Coalescer:
                 redo(self, items)
                 raise
 
-    def _result(self, call: Call) -> list[Answer]:
+    def _result(self, call: PendingCall) -> list[Answer]:
         """The answers. An error that struck one of its batches gives back what the others were granted."""
         if call.error is not None:
             undo(self, call)
             raise call.error
         return call.answers
 
-    def _enqueue(self, call: Call) -> None:
+    def _enqueue(self, call: PendingCall) -> None:
         with self._lock:
             if self._closed and current_thread() is not self._flusher:
                 raise closed(self._store)
@@ -243,7 +243,7 @@ class Coalescer:
         except BaseException as error:  # noqa: BLE001 - it belongs to the callers, not to the flusher
             return [None] * len(items), error
 
-    def _deliver(self, calls: list[Call]) -> None:
+    def _deliver(self, calls: list[PendingCall]) -> None:
         loops: dict[Any, list[LoopCall]] = {}
         for call in calls:
             if call.abandoned:
@@ -259,7 +259,7 @@ class Coalescer:
                 for call in theirs:
                     undo(self, call)
 
-    def _abandon(self, call: Call) -> None:
+    def _abandon(self, call: PendingCall) -> None:
         """Nobody waits for this call any more."""
         with self._lock:
             call.abandoned = True
@@ -290,7 +290,7 @@ class LoopCoalescer:
 
     def after_fork(self) -> None:
         """A child starts with nothing queued; its loop is its own."""
-        self._queue = Queue()
+        self._queue = SendQueue()
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """Where the task runs."""
@@ -332,7 +332,7 @@ class LoopCoalescer:
     def post(self, items: Sequence[Item], done: Callback, /) -> None:
         """Queue the items; `done` runs in the loop."""
         if items:
-            self._enqueue(Call(items, finisher(done)), asyncio.get_running_loop())
+            self._enqueue(PendingCall(items, finisher(done)), asyncio.get_running_loop())
         else:
             done([])
 
@@ -346,7 +346,7 @@ class LoopCoalescer:
         if self._task is not None and self._loop is asyncio.get_running_loop():
             await asyncio.wait([self._task])
 
-    def _enqueue(self, call: Call, loop: "asyncio.AbstractEventLoop") -> None:
+    def _enqueue(self, call: PendingCall, loop: "asyncio.AbstractEventLoop") -> None:
         if self._closed:
             refuse(self._store, call.items)
         self._queue.add(call)

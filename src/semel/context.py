@@ -23,7 +23,7 @@ from semel.errors import (
     ValueNotKept,
     ValueTooLarge,
 )
-from semel.keeper import Kept
+from semel.keeper import LiveClaim
 from semel.lazily import inspect
 from semel.types import Id, Lost, Record, Unavailable
 
@@ -40,7 +40,7 @@ STEP_NAME_BYTES_MAX = 128
 class Context(Struct, eq=False):
     """The claim that the running handler holds."""
 
-    _kept: Kept
+    _kept: LiveClaim
     _granted: Granted
     _perform: Any
     _value_bytes_max: int
@@ -153,17 +153,17 @@ class Context(Struct, eq=False):
 _current: ContextVar[Context | None] = ContextVar("semel.current", default=None)
 
 
-_by_hand: ContextVar[tuple[Kept, ...]] = ContextVar("semel.by_hand", default=())
+_by_hand: ContextVar[tuple[LiveClaim, ...]] = ContextVar("semel.by_hand", default=())
 """The claims whose `with` blocks this code is in."""
 
 
-def enter_by_hand(kept: Kept) -> None:
+def enter_by_hand(kept: LiveClaim) -> None:
     """A `with claim:` block begins."""
     kept.ended = False
     _by_hand.set((*_by_hand.get(), kept))
 
 
-def leave_by_hand(kept: Kept) -> None:
+def leave_by_hand(kept: LiveClaim) -> None:
     """A `with claim:` block has ended."""
     kept.ended = True
     _by_hand.set(tuple(each for each in _by_hand.get() if each is not kept))

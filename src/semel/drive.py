@@ -31,14 +31,14 @@ from semel.core.verdicts import answer_of
 from semel.errors import ClaimLost, NotApplied, StoreClosed, StoreError
 from semel.gathering import give_back, post_quietly, recall
 from semel.handlers import close_unfinished
-from semel.keeper import Keeper, Kept, LoopKeeper
+from semel.keeper import Keeper, LiveClaim, LoopKeeper
 from semel.lazily import asyncio, inspect, logging
 from semel.policy import Policy
 from semel.runtime import SETTINGS_LIVE_S, Runtime
 from semel.types import CannotTell, Unavailable
 from semel.waiting import Watches
 
-__all__ = ["AsyncHands", "Hands", "adrive", "drive"]
+__all__ = ["AsyncHands", "Executor", "adrive", "drive"]
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def backoff_s(tries: int) -> float:
     return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(tries, 16))
 
 
-class Bench:
+class ExecutorBase:
     """What both kinds of hands work with."""
 
     def __init__(
@@ -87,14 +87,14 @@ class Bench:
         """The window that is in force for an event type, as far as it is known."""
         self.steady_s: Callable[[], float] = time.monotonic
 
-    def drop(self, owner: bytes) -> Kept | None:
+    def drop(self, owner: bytes) -> LiveClaim | None:
         """The claim is nobody's business any more."""
-        kept: Kept | None = self.keeper.kept.pop(owner, None)  # at once: Ctrl-C must not strike before it
+        kept: LiveClaim | None = self.keeper.kept.pop(owner, None)  # at once: Ctrl-C must not strike before it
         return kept
 
-    def keep(self, claim: Claim, granted: Granted, sent_at: float) -> Kept:
+    def keep(self, claim: Claim, granted: Granted, sent_at: float) -> LiveClaim:
         """Renew a granted claim from now on."""
-        kept = Kept.since(claim, granted, sent_at, self.run_max_s)
+        kept = LiveClaim.since(claim, granted, sent_at, self.run_max_s)
         self.keeper.keep(kept)
         return kept
 
@@ -115,7 +115,7 @@ class Bench:
         """What a handler can ask about itself that runs under no claim: its key, and that it is the first attempt."""
         now = self.steady_s()
         nothing = Granted(fence=0, attempt=1, lease_until=0, first_seen=0)
-        return Context(Kept.since(claim, nothing, now, self.run_max_s), nothing, self, 0, _loose=True)
+        return Context(LiveClaim.since(claim, nothing, now, self.run_max_s), nothing, self, 0, _loose=True)
 
     def is_long(self, settle: Settle) -> bool:
         """Whether the claim is so old that its window may have been changed since."""
@@ -144,7 +144,7 @@ class Bench:
         return delay if delay < left else None
 
 
-class Hands(Bench):
+class Executor(ExecutorBase):
     """Carry out commands, blocking."""
 
     keeper: Keeper
@@ -268,7 +268,7 @@ def _too_late() -> Raised:
     return Raised(NotApplied("the claim was lost before the handler started"), interrupted=True, lost=True)
 
 
-class AsyncHands(Bench):
+class AsyncHands(ExecutorBase):
     """Carry out commands, awaiting."""
 
     keeper: LoopKeeper

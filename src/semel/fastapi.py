@@ -12,7 +12,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from semel.aclient import AsyncSemel
-from semel.asgi import GUARDED, App, Caller, IdempotencyMiddleware, Receive, Scope, Send
+from semel.asgi import GUARDED, App, Caller, AsgiIdempotency, Receive, Scope, Send
 from semel.client import Semel
 from semel.errors import UsageError
 from semel.http import problems
@@ -60,9 +60,9 @@ class Idempotent:
             )
         return key
 
-    def middleware(self, app: App) -> IdempotencyMiddleware:
+    def middleware(self, app: App) -> AsgiIdempotency:
         """What guards the route."""
-        return IdempotencyMiddleware(
+        return AsgiIdempotency(
             app, self._client, caller=self._caller, route=template_of, rules=self.rules
         )
 
@@ -90,7 +90,7 @@ class IdempotentRoute(APIRoute):
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         found = [each for each in _calls(self.dependant) if isinstance(each, Idempotent)]
-        self._guard: IdempotencyMiddleware | None = None
+        self._guard: AsgiIdempotency | None = None
         if found and set(found[0].rules.methods).intersection(self.methods or ()):
             self._guard = found[0].middleware(super().handle)
             shown: dict[int | str, dict[str, Any]] = {

@@ -14,10 +14,10 @@ from semel.types import Unavailable
 
 __all__ = [
     "BATCH_MAX",
-    "Call",
+    "PendingCall",
     "Channel",
     "LoopCall",
-    "Queue",
+    "SendQueue",
     "Singles",
     "give_back",
     "post_quietly",
@@ -59,25 +59,25 @@ class Channel(Protocol):
 # --- one caller's items -------------------------------------------------------------------------
 
 
-class Call:
+class PendingCall:
     """One caller's items under way. `finish` is called once, with all answers or an error."""
 
     __slots__ = ("abandoned", "answers", "error", "finish", "items", "left")
 
-    def __init__(self, items: Sequence[Item], finish: Callable[["Call"], None]) -> None:
+    def __init__(self, items: Sequence[Item], finish: Callable[["PendingCall"], None]) -> None:
         self.items: Sequence[Item] = items
         self.answers: list[Answer] = [None] * len(items)
         self.left: int = len(items)
         self.error: BaseException | None = None
-        self.finish: Callable[[Call], None] = finish
+        self.finish: Callable[[PendingCall], None] = finish
         self.abandoned: bool = False
 
 
-def _by_future(_call: "Call") -> None:
+def _by_future(_call: "PendingCall") -> None:
     """Its waiter is woken by `resolve`."""
 
 
-class LoopCall(Call):
+class LoopCall(PendingCall):
     """A call whose waiter sits in an event loop."""
 
     __slots__ = ("future", "loop")
@@ -90,7 +90,7 @@ class LoopCall(Call):
         self.future: asyncio.Future[None] = future
 
 
-class Singles(Call):
+class Singles(PendingCall):
     """Single marks of many callers in an event loop: one item for all, and for each caller a future and no more."""
 
     __slots__ = ("futures", "keys")
@@ -101,7 +101,7 @@ class Singles(Call):
         super().__init__((Mark(tenant, consumer, self.keys, window_us),), _hand_out)
 
 
-def _hand_out(call: Call) -> None:
+def _hand_out(call: PendingCall) -> None:
     """Wake those who made the marks. Whoever left in the meantime is not told: a mark is not taken back."""
     assert isinstance(call, Singles)
     answer = call.answers[0]
@@ -115,10 +115,10 @@ def _hand_out(call: Call) -> None:
             future.set_exception(call.error)
 
 
-def finisher(done: Callback) -> Callable[[Call], None]:
+def finisher(done: Callback) -> Callable[[PendingCall], None]:
     """Hand a call's answers to `done`. Its errors end here: whoever delivers has others to serve."""
 
-    def finish(call: Call) -> None:
+    def finish(call: PendingCall) -> None:
         error = call.error
         try:
             done(call.answers if error is None else unreachable(call.items, StoreUnavailable(str(error))))
@@ -140,10 +140,10 @@ def resolve(calls: list[LoopCall], channel: Channel) -> None:
 
 # --- everybody's items --------------------------------------------------------------------------
 
-Taker: TypeAlias = tuple[Call, int]
+Taker: TypeAlias = tuple[PendingCall, int]
 
 
-class Queue:
+class SendQueue:
     """Entries waiting for the store: what ends or keeps claims goes before what makes new ones."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class Queue:
     def __len__(self) -> int:
         return len(self._urgent) + len(self._others)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: PendingCall) -> None:
         """Queue a caller's items."""
         for at, item in enumerate(call.items):
             queue = self._urgent if type(item) in URGENT else self._others
@@ -190,9 +190,9 @@ class Queue:
         return fold
 
 
-def spread(fold: Fold[Taker], answers: Sequence[Answer], error: BaseException | None) -> list[Call]:
+def spread(fold: Fold[Taker], answers: Sequence[Answer], error: BaseException | None) -> list[PendingCall]:
     """Hand the answers to their takers; returns the calls that now have all of theirs."""
-    finished: list[Call] = []
+    finished: list[PendingCall] = []
     for (call, at), answer in fold.ready:
         call.answers[at] = answer
         call.left -= 1
@@ -246,7 +246,7 @@ def give_back(claim: Claim, fence: int) -> Settle:
     return Settle(claim.id, claim.owner, fence, "released", lease_us=claim.lease_us, count_attempt=False)
 
 
-def undo(channel: Channel, call: Call) -> None:
+def undo(channel: Channel, call: PendingCall) -> None:
     """The caller has left: give back what it was granted, and redo what got no answer."""
     items, call.items = call.items, ()
     answers, call.answers = call.answers, []

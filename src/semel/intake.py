@@ -55,7 +55,7 @@ from semel.types import (
     Unknown,
 )
 
-__all__ = ["Event", "Handler", "Intake", "Pace", "Receipt", "Undertaker", "journaled_body"]
+__all__ = ["Event", "Handler", "Intake", "IntakeLimits", "Receipt", "Undertaker", "journaled_body"]
 
 _log = LimitedLog(logging.getLogger("semel"))
 
@@ -100,7 +100,7 @@ class Receipt(Struct, frozen=True):
     reason: str = ""
 
 
-class Pace(Struct, frozen=True, kw_only=True):
+class IntakeLimits(Struct, frozen=True, kw_only=True):
     """How much at once, and how often."""
 
     concurrency: int = 10
@@ -133,14 +133,14 @@ class Intake:
         once: AsyncSemel,
         handler: Handler,
         *,
-        pace: Pace | None = None,
+        pace: IntakeLimits | None = None,
         dead: Undertaker | None = None,
         instance: str | None = None,
     ) -> None:
         policy = once.policy
         self._handler = awaitable(handler)
         self._dead = dead
-        self._pace = pace = pace or Pace()
+        self._pace = pace = pace or IntakeLimits()
         self._max_attempts = policy.max_attempts
         self._permanent = policy.permanent
         # Attempts are counted here, so that the undertaker comes before the record says `failed`.

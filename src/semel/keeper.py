@@ -16,7 +16,7 @@ from semel.forks import restart_after_fork
 from semel.lazily import asyncio
 from semel.types import Lost, Renewed, Unavailable
 
-__all__ = ["Keeper", "Kept", "LoopKeeper"]
+__all__ = ["Keeper", "LiveClaim", "LoopKeeper"]
 
 RENEW_AT = 1 / 3
 """Of the lease: two renewals may fail before it ends."""
@@ -30,7 +30,7 @@ AWAKE = float("inf")
 """While the thread looks, whoever keeps a new claim must have it look once more."""
 
 
-class Kept(Struct, eq=False):
+class LiveClaim(Struct, eq=False):
     """A live claim: until when it is ours, and what to do when it is not."""
 
     claim: Claim
@@ -53,7 +53,7 @@ class Kept(Struct, eq=False):
     """Whether the handler or `with` block that holds it is over: nobody waits for itself any more."""
 
     @classmethod
-    def since(cls, claim: Claim, granted: Granted, sent_at: float, run_max_s: float) -> "Kept":
+    def since(cls, claim: Claim, granted: Granted, sent_at: float, run_max_s: float) -> "LiveClaim":
         """A claim that was sent at `sent_at`: its time runs from before the store saw it."""
         lease_s = claim.lease_us / 1e6
         return cls(
@@ -79,27 +79,27 @@ class Kept(Struct, eq=False):
                 self.on_lost()
 
 
-class Ledger:
+class KeeperBase:
     """The live claims by owner, and what is to be done about them at a given time."""
 
     def __init__(
         self,
         channel: Channel,
         steady_s: Callable[[], float],
-        on_expired: Callable[[Kept], None] | None = None,
+        on_expired: Callable[[LiveClaim], None] | None = None,
     ) -> None:
         self._channel = channel
         self._steady_s = steady_s
         self._on_expired = on_expired
-        self.kept: dict[bytes, Kept] = {}
+        self.kept: dict[bytes, LiveClaim] = {}
 
-    def drop(self, owner: bytes) -> Kept | None:
+    def drop(self, owner: bytes) -> LiveClaim | None:
         """The claim is settled, or nobody's business any more."""
         return self.kept.pop(owner, None)
 
     def act(self, now: float) -> float | None:
         """Renew what is due, tell what is lost; returns when to act again (`None`: nothing is kept)."""
-        due: list[Kept] = []
+        due: list[LiveClaim] = []
         next_at: float | None = None
         for kept in list(self.kept.values()):
             at = self._act_on(kept, now, due)
@@ -109,7 +109,7 @@ class Ledger:
             self._post(due, now)
         return next_at
 
-    def _act_on(self, kept: Kept, now: float, due: list[Kept]) -> float | None:
+    def _act_on(self, kept: LiveClaim, now: float, due: list[LiveClaim]) -> float | None:
         if kept.lost:
             return None
         if now >= kept.tell_at:
@@ -126,7 +126,7 @@ class Ledger:
             due.append(kept)
         return kept.tell_at
 
-    def _post(self, due: list[Kept], now: float) -> None:
+    def _post(self, due: list[LiveClaim], now: float) -> None:
         items = [Renew(kept.claim.id, kept.claim.owner, kept.fence, kept.claim.lease_us) for kept in due]
 
         def note(answers: list[Answer]) -> None:
@@ -141,7 +141,7 @@ class Ledger:
         except Exception as error:  # noqa: BLE001 - the other claims need their keeper; these are asked again
             answered([Unavailable(error)] * len(items))
 
-    def _note(self, kept: Kept, answer: Answer, sent_at: float) -> None:
+    def _note(self, kept: LiveClaim, answer: Answer, sent_at: float) -> None:
         kept.posted_at = 0.0
         if isinstance(answer, Renewed):
             kept.deadline = max(kept.deadline, sent_at + kept.lease_s)
@@ -157,14 +157,14 @@ class Ledger:
         note()
 
 
-class Keeper(Ledger):
+class Keeper(KeeperBase):
     """A ledger with a thread for its alarm, started by the first claim and ended when idle or closed."""
 
     def __init__(
         self,
         channel: Channel,
         steady_s: Callable[[], float],
-        on_expired: Callable[[Kept], None] | None = None,
+        on_expired: Callable[[LiveClaim], None] | None = None,
     ) -> None:
         super().__init__(channel, steady_s, on_expired)
         self.after_fork()
@@ -180,7 +180,7 @@ class Keeper(Ledger):
         self._stirred = False
         self._closed = False
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: LiveClaim) -> None:
         """Renew this claim until it is dropped."""
         self.kept[kept.claim.owner] = kept
         if self._thread is None:
@@ -238,14 +238,14 @@ class Keeper(Ledger):
                     self._thread = current_thread()
 
 
-class LoopKeeper(Ledger):
+class LoopKeeper(KeeperBase):
     """A ledger with the event loop for its alarm: no thread, no task."""
 
     def __init__(
         self,
         channel: Channel,
         steady_s: Callable[[], float],
-        on_expired: Callable[[Kept], None] | None = None,
+        on_expired: Callable[[LiveClaim], None] | None = None,
     ) -> None:
         super().__init__(channel, steady_s, on_expired)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -257,7 +257,7 @@ class LoopKeeper(Ledger):
         self.kept.clear()
         self._loop = self._alarm = None
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: LiveClaim) -> None:
         """Renew this claim until it is dropped."""
         self.kept[kept.claim.owner] = kept
         if self._alarm is None or kept.due < self._alarm_at:

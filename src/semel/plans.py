@@ -1,6 +1,6 @@
 """What both clients say to a store, before either of them says it: items, flows, and what answers mean.
 
-`Plan` knows one consumer and one policy. It does no I/O: the sync and the async client differ only in how
+`ItemBuilder` knows one consumer and one policy. It does no I/O: the sync and the async client differ only in how
 they wait, and everything else is here, once.
 """
 
@@ -28,7 +28,7 @@ from semel.core.commands import (
     Scan,
     Settle,
 )
-from semel.core.verdicts import Task, Verdict, judge
+from semel.core.verdicts import Task, Settlement, judge
 from semel.digests import fingerprint as fingerprint_of
 from semel.errors import (
     ModeMismatch,
@@ -49,7 +49,7 @@ from semel.policy import LEASE_MAX_S, LEASE_MIN_S, Policy, check_fits
 from semel.types import Delivery, Id, Mode, Outcome, Record, Unavailable
 from semel.windows import OFF, Duration, duration_us, resolve, window_us
 
-__all__ = ["Observed", "Plan", "marks_of", "reachable", "time_us", "unreachable"]
+__all__ = ["ObserveCounts", "ItemBuilder", "marks_of", "reachable", "time_us", "unreachable"]
 
 T = TypeVar("T")
 
@@ -60,14 +60,14 @@ IDS_MODES: tuple[Mode, ...] = ("lease", "observe")
 """Who may declare the kind of its ids."""
 
 
-class Observed(msgspec.Struct):
+class ObserveCounts(msgspec.Struct):
     """What observe mode has seen: how often handlers ran, and how many of those were duplicates."""
 
     runs: int = 0
     duplicates: int = 0
 
 
-class Plan:
+class ItemBuilder:
     """One consumer's claims by one policy."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Plan:
         self.consumer: str = check_consumer(consumer)
         self.mode: Mode = mode
         self.policy: Policy = policy
-        self.observed: Observed = Observed()
+        self.observed: ObserveCounts = ObserveCounts()
         self.guards: dict[str, tuple[str, int]] = {}
         """Where the guarded functions are defined, by the names of their records."""
         self.warns_not_kept: bool = True
@@ -109,10 +109,10 @@ class Plan:
         self._leases: bool = mode in ("lease", "quarantine")
         self._probe_awaits: bool = policy.probe is not None and inspect.iscoroutinefunction(policy.probe)
 
-    def using(self, policy: Policy) -> "Plan":
+    def using(self, policy: Policy) -> "ItemBuilder":
         """The same consumer by another policy."""
         window, lease = self._base
-        plan = Plan(
+        plan = ItemBuilder(
             consumer=self.consumer,
             tenant=self.tenant,
             window=window,
@@ -285,7 +285,7 @@ class Plan:
             raise PolicyInvalid(f"delay_s is {delay_s}; it must lie between 0 and {LEASE_MAX_S:g}")
         return self.settle(claim, granted, "released", delay_us=delay_us, count_attempt=count_attempt)
 
-    def leaving(self, claim: Claim, granted: Granted, error: BaseException | None) -> Verdict:
+    def leaving(self, claim: Claim, granted: Granted, error: BaseException | None) -> Settlement:
         """What the end of a `with` block means for its claim."""
         ran = Returned(None) if error is None else Raised(error, interrupted=not isinstance(error, Exception))
         return judge(ran, Task(claim, _nothing, self.policy), granted.attempt)

@@ -20,10 +20,10 @@ from semel.core.commands import (
     ReadSettings,
     Resolve,
     Scan,
-    Settings,
+    StoreSettings,
     SetWindow,
 )
-from semel.plans import Plan, reachable
+from semel.plans import ItemBuilder, reachable
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, State, Stats, Unavailable
 from semel.windows import Duration, window_us
 
@@ -41,7 +41,7 @@ Oblivion: TypeAlias = Forgotten | Absent | Busy | Lost[Any]
 class Asking:
     """The items behind the facades of one consumer."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ItemBuilder) -> None:
         self._plan = plan
 
     def scan(
@@ -62,7 +62,7 @@ class Asking:
         us = None if window is None else window_us(window)
         return SetWindow(self._plan.tenant, self._plan.consumer, event_type, us, existing)
 
-    def windows(self, settings: Settings | Unavailable) -> dict[str, int]:
+    def windows(self, settings: StoreSettings | Unavailable) -> dict[str, int]:
         """This consumer's stored windows by event type."""
         scope = (self._plan.tenant, self._plan.consumer)
         stored = reachable(settings).windows
@@ -72,7 +72,7 @@ class Asking:
 class Records:
     """The records of one consumer (`stats` and `purge`: of the whole store). One round trip per call."""
 
-    def __init__(self, plan: Plan, ask: Ask, *, audits: bool = False) -> None:
+    def __init__(self, plan: ItemBuilder, ask: Ask, *, audits: bool = False) -> None:
         self._plan = plan
         self._asking = Asking(plan)
         self._ask = ask
@@ -156,7 +156,7 @@ class Records:
 class AsyncRecords:
     """The records of one consumer, awaited."""
 
-    def __init__(self, plan: Plan, ask: AskLater, *, audits: bool = False) -> None:
+    def __init__(self, plan: ItemBuilder, ask: AskLater, *, audits: bool = False) -> None:
         self._plan = plan
         self._asking = Asking(plan)
         self._ask = ask
@@ -243,7 +243,7 @@ class AsyncRecords:
 class Windows:
     """The windows stored for one consumer: data, changed while everything runs."""
 
-    def __init__(self, plan: Plan, ask: Ask, changed: Callable[[], None]) -> None:
+    def __init__(self, plan: ItemBuilder, ask: Ask, changed: Callable[[], None]) -> None:
         self._plan = plan
         self._asking = Asking(plan)
         self._ask = ask
@@ -269,7 +269,7 @@ class Windows:
 class AsyncWindows:
     """The windows stored for one consumer, awaited."""
 
-    def __init__(self, plan: Plan, ask: AskLater, changed: Callable[[], None]) -> None:
+    def __init__(self, plan: ItemBuilder, ask: AskLater, changed: Callable[[], None]) -> None:
         self._plan = plan
         self._asking = Asking(plan)
         self._ask = ask

@@ -9,8 +9,8 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from semel.coalesce import Channel, LoopCoalescer, channel_for
-from semel.core.commands import Admit, ReadSettings, Settings
-from semel.core.ports import AsyncStore, Store, Twofold
+from semel.core.commands import Admit, ReadSettings, StoreSettings
+from semel.core.ports import AsyncStore, Store, HasAsyncTwin
 from semel.errors import (
     EventLoopBlocked,
     IdsMismatch,
@@ -20,7 +20,7 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.forks import restart_after_fork
-from semel.keeper import Keeper, Kept, LoopKeeper
+from semel.keeper import Keeper, LiveClaim, LoopKeeper
 from semel.lazily import asyncio
 from semel.types import Mode, Unavailable
 from semel.waiting import Watches
@@ -67,7 +67,7 @@ class Runtime:
         self._lock = Lock()
         self._reading = Lock()
         """Held while the settings are read behind the callers."""
-        self._desks: dict[asyncio.AbstractEventLoop, Desk] = {}
+        self._desks: dict[asyncio.AbstractEventLoop, LoopState] = {}
 
     def twin(self) -> "Runtime":
         """The machinery behind the async clients of the same store: this one, where it serves both colours."""
@@ -75,7 +75,7 @@ class Runtime:
             if self._twin is None:
                 self._twin = (
                     Runtime(self.store.twin(), owned=True, hooks=self.hooks)
-                    if isinstance(self.store, Twofold)
+                    if isinstance(self.store, HasAsyncTwin)
                     else self
                 )
             return self._twin
@@ -84,13 +84,13 @@ class Runtime:
         """The keeper of the running event loop."""
         return self._desk().keeper
 
-    def _desk(self) -> "Desk":
+    def _desk(self) -> "LoopState":
         loop = asyncio.get_running_loop()
         desk = self._desks.get(loop)
         if desk is None:
             with self._lock:  # a program may run a loop per call: what belongs to closed ones is let go
                 self._desks = {each: desk for each, desk in self._desks.items() if not each.is_closed()}
-                desk = self._desks[loop] = Desk(self.channel, self.hooks)
+                desk = self._desks[loop] = LoopState(self.channel, self.hooks)
         return desk
 
     def warn_in_loop(self) -> None:
@@ -132,7 +132,7 @@ class Runtime:
         """Whether to write the mode now would wait for the caller's transaction, which may hold the store's lock."""
         return mode == "inbox" and self.store.capabilities.single_writer
 
-    def _expect(self, settings: Settings | Unavailable, tenant: str, consumer: str) -> None:
+    def _expect(self, settings: StoreSettings | Unavailable, tenant: str, consumer: str) -> None:
         """There the mode is recorded with the first mark, in the caller's transaction: here it is only read."""
         if isinstance(settings, Unavailable):
             self._hold(settings, consumer, "inbox")
@@ -228,7 +228,7 @@ class Runtime:
         elif self._is_stale() and desk.reading is None:
             desk.reading = asyncio.create_task(self._aread_behind(desk))
 
-    async def _aread_behind(self, desk: "Desk") -> None:
+    async def _aread_behind(self, desk: "LoopState") -> None:
         try:
             with suppress(StoreError):
                 self._note((await self.channel.asend((ReadSettings(),)))[0])
@@ -249,8 +249,8 @@ class Runtime:
         with self._lock:
             self.fresh_until, self._read = 0.0, False
 
-    def _note(self, settings: Settings | Unavailable, *, needed: bool = False) -> None:
-        if isinstance(settings, Settings):
+    def _note(self, settings: StoreSettings | Unavailable, *, needed: bool = False) -> None:
+        if isinstance(settings, StoreSettings):
             self.windows = settings.windows
             self.live_us = settings.live_us
             self._ids = settings.ids
@@ -314,7 +314,7 @@ class Runtime:
         return True
 
 
-class Desk:
+class LoopState:
     """What belongs to one event loop."""
 
     def __init__(self, channel: Channel, hooks: "Hooks | None") -> None:
@@ -339,7 +339,7 @@ def _told_of(store: Store | AsyncStore, hooks: "Hooks") -> Store | AsyncStore:
     return timed(store, hooks)
 
 
-def _expiry(hooks: "Hooks | None") -> Callable[[Kept], None] | None:
+def _expiry(hooks: "Hooks | None") -> Callable[[LiveClaim], None] | None:
     """How the keepers say that a lease could not be kept."""
     if hooks is None:
         return None

@@ -15,7 +15,7 @@ from semel.forks import restart_after_fork
 from semel.lazily import asyncio
 from semel.types import Id
 
-__all__ = ["Watch", "Watches"]
+__all__ = ["Waiter", "Watches"]
 
 POLL_FIRST_S = 0.005
 POLL_MAX_S = 0.25
@@ -24,7 +24,7 @@ AFTER_LEASE_S = 0.001
 """A little past the lease's end, so that the claim that follows finds it over."""
 
 
-class Room:
+class RecordWaiters:
     """Everybody in this process who waits for one record."""
 
     def __init__(self) -> None:
@@ -63,13 +63,13 @@ def _set(futures: "Iterable[asyncio.Future[None]]") -> None:
             future.set_result(None)
 
 
-class Watch:
+class Waiter:
     """One caller's place in a room. Changes after its making are never missed."""
 
     __slots__ = ("_leave", "deadline", "left", "room", "seen")
 
-    def __init__(self, room: Room, deadline: float, leave: Callable[["Watch"], None]) -> None:
-        self.room: Room = room
+    def __init__(self, room: RecordWaiters, deadline: float, leave: Callable[["Waiter"], None]) -> None:
+        self.room: RecordWaiters = room
         self.seen: int = room.changes
         self.deadline: float = deadline
         self.left: bool = True
@@ -114,15 +114,15 @@ class Watches:
         """Nobody of the parent waits in the child."""
         self._lock = RLock()  # a watch may be collected while its own thread is in here
         self._listening = Lock()
-        self._rooms: dict[Id, Room] = {}
+        self._rooms: dict[Id, RecordWaiters] = {}
 
-    def enter(self, record_id: Id, wait_s: float) -> Watch:
+    def enter(self, record_id: Id, wait_s: float) -> Waiter:
         """Listen from now on."""
         if self._unsubscribe is None:
             self._listen()
         with self._lock:
-            room = self._rooms.get(record_id) or Room()
-            watch = Watch(room, self._steady_s() + wait_s, partial(self._leave, record_id))
+            room = self._rooms.get(record_id) or RecordWaiters()
+            watch = Waiter(room, self._steady_s() + wait_s, partial(self._leave, record_id))
             # No call from here on: Ctrl-C finds either nobody in the room, or a watch that leaves it.
             self._rooms[record_id] = room
             room.watches += 1
@@ -135,7 +135,7 @@ class Watches:
             if self._unsubscribe is None:
                 self._unsubscribe = self._subscribe(self._notified)
 
-    def _leave(self, record_id: Id, watch: Watch) -> None:
+    def _leave(self, record_id: Id, watch: Waiter) -> None:
         with self._lock:
             room, last = watch.room, self._rooms.get(record_id) is watch.room and watch.room.watches == 1
             if watch.left:
@@ -148,7 +148,7 @@ class Watches:
             room.poller = 0
             room.wake()  # one of the others must look from now on
 
-    def sleep(self, watch: Watch, retry_after_s: float) -> bool:
+    def sleep(self, watch: Waiter, retry_after_s: float) -> bool:
         """Wait for a change, the next poll or the lease's end; `False` when the time to wait is over."""
         if watch.noticed():
             return True
@@ -168,7 +168,7 @@ class Watches:
         watch.noticed()
         return True
 
-    async def asleep(self, watch: Watch, retry_after_s: float) -> bool:
+    async def asleep(self, watch: Waiter, retry_after_s: float) -> bool:
         """The same in an event loop."""
         if watch.noticed():
             return True
@@ -207,7 +207,7 @@ class Watches:
         if room is not None:
             room.wake()
 
-    def _until(self, watch: Watch, now: float, retry_after_s: float) -> float:
+    def _until(self, watch: Waiter, now: float, retry_after_s: float) -> float:
         until = min(watch.deadline, now + retry_after_s + AFTER_LEASE_S)
         told_of_all = self._capabilities.notifies and not self._capabilities.shared
         if not self.polling or told_of_all:

@@ -17,8 +17,8 @@ from semel.http.front import Front
 from semel.http.keys import digest_of_credentials, payload_of, scoped
 from semel.http.replies import Headers, Reply
 from semel.http.rules import (
-    Failure,
-    Refusal,
+    ResponseFailed,
+    RequestRefused,
     Rules,
     caller_unknown,
     failed,
@@ -30,7 +30,7 @@ from semel.http.rules import (
 )
 from semel.types import Done, Errored, Outcome, Unavailable, Unknown
 
-__all__ = ["IdempotencyMiddleware", "by_authorization", "path_of"]
+__all__ = ["WsgiIdempotency", "by_authorization", "path_of"]
 
 Environ: TypeAlias = dict[str, Any]
 StartResponse: TypeAlias = Callable[..., Callable[[bytes], object]]
@@ -50,7 +50,7 @@ def path_of(environ: Environ) -> str:
     return str(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", ""))
 
 
-class IdempotencyMiddleware(Front[Semel]):
+class WsgiIdempotency(Front[Semel]):
     """Run a request once for its Idempotency-Key; a retry gets the first one's response.
 
     `caller` tells whose key it is from the environ, and `None` from it refuses the request (401); `caller=None` lets
@@ -88,16 +88,16 @@ class IdempotencyMiddleware(Front[Semel]):
             if whose is None and self._caller is not None:
                 raise caller_unknown(self.rules)
             body = self._body(environ)
-        except Refusal as refusal:
+        except RequestRefused as refusal:
             return _send(start_response, refusal.reply)
         environ[GUARDED] = key
         environ["wsgi.input"] = BytesIO(body)
         environ["CONTENT_LENGTH"] = str(len(body))
-        exchange = Exchange(self, environ, start_response, body)
+        exchange = WsgiExchange(self, environ, start_response, body)
         return self._guard(exchange, scoped(environ["REQUEST_METHOD"], self._route(environ), whose, key))
 
     def _body(self, environ: Environ) -> bytes:
-        """The whole body. Raises `Refusal` past the limit."""
+        """The whole body. Raises `RequestRefused` past the limit."""
         bytes_max, stream = self.rules.request_bytes_max, environ["wsgi.input"]
         length = environ.get("CONTENT_LENGTH") or ""
         if length.isdigit():
@@ -111,7 +111,7 @@ class IdempotencyMiddleware(Front[Semel]):
             raise too_large(self.rules)
         return body
 
-    def _guard(self, exchange: "Exchange", key: str) -> Iterable[bytes]:
+    def _guard(self, exchange: "WsgiExchange", key: str) -> Iterable[bytes]:
         try:
             outcome: Outcome[Any] = self.client.run(key, _serve, exchange)
             if is_stranger(outcome):
@@ -128,12 +128,12 @@ class IdempotencyMiddleware(Front[Semel]):
             self.client.records.forget(key, state="claimed")
 
 
-class Exchange:
+class WsgiExchange:
     """One keyed request, and its response on the way back."""
 
     def __init__(
         self,
-        middleware: IdempotencyMiddleware,
+        middleware: WsgiIdempotency,
         environ: Environ,
         start_response: StartResponse,
         body: bytes,
@@ -237,7 +237,7 @@ class Exchange:
         """Return the response that the outcome means, or the end of the one that streams."""
         if self._write is not None:
             match outcome:
-                case Done(recorded=True) | Errored(Failure()) | Unknown(_, Failure()):
+                case Done(recorded=True) | Errored(ResponseFailed()) | Unknown(_, ResponseFailed()):
                     return [self._held]
                 case Errored(error):
                     raise error
@@ -258,7 +258,7 @@ class Exchange:
         logging.getLogger("semel").error("a request failed, and its failure is kept", exc_info=error)
 
 
-def _serve(exchange: Exchange) -> Any:
+def _serve(exchange: WsgiExchange) -> Any:
     return exchange.run()
 
 

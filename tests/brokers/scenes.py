@@ -11,7 +11,7 @@ from typing import Any
 
 import semel
 from semel.aclient import AsyncSemel
-from semel.brokers import Pace
+from semel.brokers import RunnerLimits
 from semel.brokers.kafka_transactions import KafkaTransaction
 from semel.stores.memory import MemoryStore
 from semel.testing.broker_contract import Sent
@@ -54,7 +54,7 @@ class Scene:
             once=more.pop("once", None) or self.client(),
             output=self.pipe.output,
             marks=self.pipe.marks if marks else "",
-            pace=Pace(batch=20, **more),
+            pace=RunnerLimits(batch=20, **more),
         )
 
     @asynccontextmanager

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import semel
-from semel.brokers import Arrival, Pace, Route, Runner
+from semel.brokers import Arrival, RunnerLimits, Route, Runner
 from semel.errors import NotInHandler, UsageError
 from semel.testing.queue import Queue
 from tests.brokers.test_runner import Paid, client, queue, send, working
@@ -23,7 +23,7 @@ def anyio_backend() -> str:
 
 
 async def worked(queue: Queue, route: Route, **pace: Any) -> Runner:
-    runner = Runner(queue.source(), [route], pace=Pace(**pace))
+    runner = Runner(queue.source(), [route], pace=RunnerLimits(**pace))
     await working(runner, lambda: until(lambda: len(queue) == 0))
     return runner
 
@@ -106,7 +106,7 @@ async def test_a_drain_cancels_the_call_and_gives_every_attempt_back(queue: Queu
 
     once = client()
     send(queue, "a", "b")
-    runner = Runner(queue.source(), [Route(charge, once=once, batch=True)], pace=Pace(drain_s=0.05))
+    runner = Runner(queue.source(), [Route(charge, once=once, batch=True)], pace=RunnerLimits(drain_s=0.05))
     running = asyncio.create_task(runner.run())
     await started.wait()
     runner.stop()

@@ -12,9 +12,9 @@ import psycopg
 import pytest
 
 import semel
-from semel.brokers import Arrival, Pace, Route, Runner
+from semel.brokers import Arrival, RunnerLimits, Route, Runner
 from semel.brokers.attempts import Attempt, Attempts
-from semel.brokers.dead import Dead, replay
+from semel.brokers.dead import DeadLetter, replay
 from semel.brokers.desks import AsyncPostgresDesk
 from semel.brokers.letters import headers_of
 from semel.errors import UsageError
@@ -183,7 +183,7 @@ class Graves:
     async def republish(self, headers: Any, body: bytes) -> None:
         self.queue.send(body, dict(headers))
 
-    async def remove(self, dead: Dead) -> None:
+    async def remove(self, dead: DeadLetter) -> None:
         self.queue.dead.clear()
 
 
@@ -199,7 +199,7 @@ async def test_a_dead_letter_is_replayed_by_forgetting_its_failure(queue: Queue,
     await worked(queue, ledger, credit)
     [(message, letter)] = queue.dead
     broken = False
-    dead = Dead.found("1", message.headers | headers_of(letter), message.body)
+    dead = DeadLetter.found("1", message.headers | headers_of(letter), message.body)
     async with ledger.client() as once:
         await replay(Graves(queue), dead, once)  # type: ignore[arg-type]
     await worked(queue, ledger, credit)
@@ -262,7 +262,7 @@ async def test_an_attempt_that_did_not_end_counts_and_one_that_was_cancelled_doe
             assert isinstance(await Attempts(once).begin(delivery), Attempt)
         send(queue, "killer")
         queue._waiting[0].deliveries = 1
-        runner = Runner(queue.source(), [Route(credit, once=once)], pace=Pace(drain_s=0.05))
+        runner = Runner(queue.source(), [Route(credit, once=once)], pace=RunnerLimits(drain_s=0.05))
         running = asyncio.create_task(runner.run())
         await started.wait()
         runner.stop()
@@ -345,7 +345,7 @@ async def test_a_stop_rolls_back_what_outlasts_the_drain(queue: Queue, ledger: L
 
     send(queue, "a")
     async with ledger.client() as once:
-        runner = Runner(queue.source(), [Route(credit, once=once)], pace=Pace(drain_s=0.05))
+        runner = Runner(queue.source(), [Route(credit, once=once)], pace=RunnerLimits(drain_s=0.05))
         running = asyncio.create_task(runner.run())
         await started.wait()
         runner.stop()

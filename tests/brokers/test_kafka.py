@@ -26,7 +26,7 @@ from tests.waiting import until
 
 
 @pytest.mark.slow
-class TestKafka(broker_contract.Suite):
+class TestKafka(broker_contract.BrokerSuite):
     ordered = True
 
     async def broker(self) -> Topic:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import semel
-from semel.brokers import Arrival, Pace, Runner
+from semel.brokers import Arrival, RunnerLimits, Runner
 from semel.observe import events
 from semel.testing.queue import Queue
 from tests.brokers.test_runner import client, queue, send, working
@@ -40,7 +40,7 @@ class Script:
 
 
 async def worked(queue: Queue, script: Script, once: semel.AsyncSemel) -> Runner:
-    runner = Runner(queue.source(), script.handler(), once=once, pace=Pace())
+    runner = Runner(queue.source(), script.handler(), once=once, pace=RunnerLimits())
     await working(runner, lambda: until(lambda: len(queue) == 0))
     return runner
 
@@ -98,7 +98,7 @@ async def test_a_type_without_deduplication_gives_up_too(queue: Queue) -> None:
 
 
 async def test_hooks_hear_where_a_message_came_from_and_whether_it_was_redelivered(queue: Queue) -> None:
-    heard: list[events.Happening] = []
+    heard: list[events.HookEvent] = []
 
     async def charge(_message: Arrival) -> None: ...
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from semel.brokers import runner
-from semel.brokers.inboxed import Inboxed
+from semel.brokers.inboxed import InboxHandling
 from semel.brokers.runner import Runner
 from semel.brokers.work import work_for
 from semel.testing import broker_contract, broker_scene
@@ -75,10 +75,10 @@ def run_on_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trust_what_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def all_new(_inboxed: Inboxed, deliveries: Any) -> Any:
+    async def all_new(_inboxed: InboxHandling, deliveries: Any) -> Any:
         return list(range(len(deliveries))), [], []
 
-    monkeypatch.setattr(Inboxed, "_sort", all_new)
+    monkeypatch.setattr(InboxHandling, "_sort", all_new)
 
 
 MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [

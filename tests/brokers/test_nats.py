@@ -69,7 +69,7 @@ class Stream:
 
 
 @pytest.mark.slow
-class TestNats(broker_contract.Suite):
+class TestNats(broker_contract.BrokerSuite):
     async def broker(self) -> Stream:
         return await Stream().connect()
 

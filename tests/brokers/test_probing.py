@@ -6,7 +6,7 @@ import pytest
 
 import semel
 from semel import CannotTell, DidNotHappen, Happened, Inquiry
-from semel.brokers import Pace, Route, Runner
+from semel.brokers import RunnerLimits, Route, Runner
 from semel.core.commands import Admit, Claim, Item
 from semel.testing.queue import Queue
 from tests.brokers.test_runner import Paid, send, working
@@ -125,7 +125,7 @@ async def test_by_default_a_runner_waits_for_its_store(queue: Queue) -> None:
     spy.before = down(Claim)
     once = semel.aopen(spy, consumer="billing", policy=semel.Policy(wait_s=0))
     send(queue, "k1")
-    runner = Runner(queue.source(), charge, once=once, pace=Pace())
+    runner = Runner(queue.source(), charge, once=once, pace=RunnerLimits())
 
     async def scene() -> None:
         await until(lambda: runner.counts.parked >= 1)

@@ -34,7 +34,7 @@ class InProcess:
         pass
 
 
-class TestQueue(broker_contract.Suite):
+class TestQueue(broker_contract.BrokerSuite):
     ordered = True
 
     async def broker(self) -> InProcess:

@@ -73,7 +73,7 @@ class Queue:
 
 
 @pytest.mark.slow
-class TestRabbitmq(broker_contract.Suite):
+class TestRabbitmq(broker_contract.BrokerSuite):
     async def broker(self) -> Queue:
         return await Queue().connect()
 

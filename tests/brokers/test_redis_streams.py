@@ -58,7 +58,7 @@ class Stream:
         await self.redis.aclose()
 
 
-class TestRedisStreams(broker_contract.Suite):
+class TestRedisStreams(broker_contract.BrokerSuite):
     async def broker(self) -> Stream:
         return Stream()
 

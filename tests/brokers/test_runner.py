@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import semel
-from semel.brokers import Arrival, Pace, Route, Runner
+from semel.brokers import Arrival, RunnerLimits, Route, Runner
 from semel.errors import KeyMissing
 from semel.testing.queue import Queue
 from tests.waiting import until
@@ -178,7 +178,7 @@ async def test_a_message_without_a_key_is_buried_or_refused(queue: Queue) -> Non
     assert queue.dead[0][1].reason == "no-key"
     queue.send(b"{}")
     with pytest.raises(KeyMissing):
-        await Runner(queue.source(), charge, once=client(), pace=Pace(no_key="refuse")).run()
+        await Runner(queue.source(), charge, once=client(), pace=RunnerLimits(no_key="refuse")).run()
     assert len(queue) == 1
 
 
@@ -209,7 +209,7 @@ async def test_a_full_room_sends_busy_ones_back_to_the_broker(queue: Queue) -> N
     for key in keys:
         await once.claim(key)
     send(queue, *keys)
-    runner = Runner(queue.source(), charge, once=once, pace=Pace(room=2))
+    runner = Runner(queue.source(), charge, once=once, pace=RunnerLimits(room=2))
     await working(runner, lambda: until(lambda: len(queue) == 0))
     assert runner.counts.returned >= 4
 
@@ -251,7 +251,7 @@ async def test_a_stop_finishes_what_runs_and_gives_back_what_waits(queue: Queue)
 
     once = client()
     send(queue, *(f"k{n}" for n in range(20)))
-    first = Runner(queue.source(), charge, once=once, pace=Pace(batch=1, concurrency=1, drain_s=10))
+    first = Runner(queue.source(), charge, once=once, pace=RunnerLimits(batch=1, concurrency=1, drain_s=10))
     running = asyncio.create_task(first.run())
     await started.wait()
     first.stop()
@@ -277,7 +277,7 @@ async def test_a_handler_that_outlasts_the_drain_is_cancelled_and_its_attempt_gi
 
     once = client()
     send(queue, "a")
-    first = Runner(queue.source(), charge, once=once, pace=Pace(drain_s=0.05))
+    first = Runner(queue.source(), charge, once=once, pace=RunnerLimits(drain_s=0.05))
     running = asyncio.create_task(first.run())
     await started.wait()
     first.stop()
@@ -303,7 +303,7 @@ async def test_lanes_keep_their_order_also_when_the_first_fails(redelivers: bool
     for n in range(10):
         send(queue, f"x{n}", lane="x")
         send(queue, f"y{n}", lane="y")
-    runner = Runner(queue.source(), charge, once=client(), pace=Pace(order=True))
+    runner = Runner(queue.source(), charge, once=client(), pace=RunnerLimits(order=True))
     await working(runner, lambda: until(lambda: len(queue) == 0))
     assert ran == {"x": [f"x{n}" for n in range(10)], "y": [f"y{n}" for n in range(10)]}
 
@@ -323,7 +323,7 @@ async def test_handlers_never_exceed_their_number(queue: Queue) -> None:
         running -= 1
 
     send(queue, *(f"k{n}" for n in range(200)))
-    runner = Runner(queue.source(), charge, once=client(), pace=Pace(concurrency=7, batch=10))
+    runner = Runner(queue.source(), charge, once=client(), pace=RunnerLimits(concurrency=7, batch=10))
     await working(runner, lambda: until(lambda: len(queue) == 0))
     assert most == 7
 
@@ -344,7 +344,7 @@ async def test_one_slow_message_does_not_hold_up_the_others(queue: Queue) -> Non
         go.set()
         await until(lambda: len(queue) == 0)
 
-    await working(Runner(queue.source(), charge, once=client(), pace=Pace(batch=10, concurrency=3)), scene)
+    await working(Runner(queue.source(), charge, once=client(), pace=RunnerLimits(batch=10, concurrency=3)), scene)
     assert ran[-1] == "k0"
 
 

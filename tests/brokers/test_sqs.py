@@ -90,7 +90,7 @@ class Queue:
 
 
 @pytest.mark.slow
-class TestSqs(broker_contract.Suite):
+class TestSqs(broker_contract.BrokerSuite):
     async def broker(self) -> Queue:
         return await asyncio.to_thread(Queue, fifo=False)
 
@@ -128,7 +128,7 @@ def test_workers_killed_with_9_lose_nothing_and_repeat_nothing(seed: int, tmp_pa
 
 
 @pytest.mark.slow
-class TestFifo(broker_contract.Suite):
+class TestFifo(broker_contract.BrokerSuite):
     """A queue whose groups keep their order."""
 
     ordered = True

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 import semel
-from semel.brokers import Arrival, Pace
+from semel.brokers import Arrival, RunnerLimits
 from semel.brokers.kafka_transactions import KafkaTransaction, Output
-from semel.brokers.kafka_transactor import Ended, Part
+from semel.brokers.kafka_transactor import TransactionResult, PartitionBatch
 
 
 async def copied(message: Arrival, pause_s: float = 0.0) -> Output:
@@ -41,7 +41,7 @@ class Stalls(KafkaTransaction):
             place.touch()
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    async def _ended(self, parts: Sequence[Part]) -> Ended:
+    async def _ended(self, parts: Sequence[PartitionBatch]) -> TransactionResult:
         self._stop_here("before")
         ended = await super()._ended(parts)
         self._stop_here("after")
@@ -65,7 +65,7 @@ async def main(
     async def handler(message: Arrival) -> Output:
         return await copied(message, float(pause_s))
 
-    transaction = Stalls(url, handler, once=once, output=output, marks=marks, pace=Pace(batch=20))
+    transaction = Stalls(url, handler, once=once, output=output, marks=marks, pace=RunnerLimits(batch=20))
     transaction.stall, transaction.stall_at = Path(stall) if stall else None, stall_at
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, transaction.stop)
     async with once:

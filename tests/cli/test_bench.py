@@ -18,9 +18,9 @@ import pytest
 import redis as driver
 
 import semel as library
-from semel.cli.gauge.measure import REPEATS, Fresh, Job, Row, compare, rate
+from semel.cli.gauge.measure import REPEATS, Fresh, Job, Measurement, compare, rate
 from semel.cli.gauge.plot import bars, svg
-from semel.cli.reach import Reach
+from semel.cli.reach import StoreAccess
 from semel.core.commands import Claim, Count, Granted
 from semel.core.ports import Store
 from semel.errors import StoreError
@@ -286,7 +286,7 @@ def keep(store: Store, number: int) -> None:
         "ratio": number / 100,
     }
     versions = {"semel": "1.0", "python": "3.14", "machine": "x86_64"}
-    Reach(store, None).carry_out(  # type: ignore[arg-type]  # no settings are needed
+    StoreAccess(store, None).carry_out(  # type: ignore[arg-type]  # no settings are needed
         benchmarks.keep({"store": "sqlite:x", "seconds": 1.0, **versions, "rows": [compared]})
     )
 
@@ -311,13 +311,13 @@ def test_a_result_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_result_that_does_not_read_hides_no_other(tmp_path: Path) -> None:
     with at_hand(tmp_path / "x.db") as store:
-        Reach(store, None).carry_out(benchmarks.keep({"of": "a version to come"}))  # type: ignore[arg-type]
+        StoreAccess(store, None).carry_out(benchmarks.keep({"of": "a version to come"}))  # type: ignore[arg-type]
         keep(store, 7)
     assert [each.rows[0].per_second for each in stored(tmp_path / "x.db")] == [7]
 
 
-def row(what: str, ratio: float, aim: float | None = None) -> Row:
-    return Row(store="s", what=what, rate=ratio * 100, limit="limit", limit_rate=100, aim=aim)
+def row(what: str, ratio: float, aim: float | None = None) -> Measurement:
+    return Measurement(store="s", what=what, rate=ratio * 100, limit="limit", limit_rate=100, aim=aim)
 
 
 @pytest.mark.parametrize("columns", [40, 80, 100])

@@ -11,9 +11,9 @@ import pytest
 from semel.cli.storm.audit import audit
 from semel.cli.storm.messages import PHASES
 from semel.cli.storm.plan import draw
-from semel.cli.storm.queue import VISIBILITY_S, Queue
-from semel.cli.storm.run import Progress
-from semel.cli.storm.worker import Place
+from semel.cli.storm.queue import VISIBILITY_S, DemoQueue
+from semel.cli.storm.run import DemoProgress
+from semel.cli.storm.worker import DemoFolder
 from tests.cli.processes import SEMEL, WITHIN_S, Terminal, semel, start, warm
 from tests.leftovers import await_none_left, marked_processes
 from tests.services.guard import MARKER
@@ -135,7 +135,7 @@ def test_figures_that_make_no_storm_are_refused(tmp_path: Path) -> None:
 
 
 def counted(tmp_path: Path, mode: Any, ledger: list[str], **hits: int) -> list[str]:
-    place = Place(tmp_path, mode)
+    place = DemoFolder(tmp_path, mode)
     place.prepare()
     connection = sqlite3.connect(place.database)
     connection.executemany("INSERT INTO ledger VALUES (?, 1)", [(event,) for event in ledger])
@@ -146,7 +146,7 @@ def counted(tmp_path: Path, mode: Any, ledger: list[str], **hits: int) -> list[s
     sink.executemany("INSERT INTO applied VALUES (?)", [(event,) for event in sorted(set(ledger))])
     sink.commit()
     sink.close()
-    progress = Progress(mode, 2, 4)
+    progress = DemoProgress(mode, 2, 4)
     progress.kills.update(PHASES)
     progress.hits.update(hits)
     return audit(place, progress, ["a", "b"], 1.0).broken
@@ -187,7 +187,7 @@ def test_a_seed_draws_one_storm() -> None:
 
 
 def test_the_queue_delivers_until_it_is_acknowledged() -> None:
-    queue = Queue(["a"])
+    queue = DemoQueue(["a"])
     assert queue.take(1, now=0.0) == 0
     assert queue.take(2, now=0.0) is None
     queue.abandon(1)

@@ -12,7 +12,7 @@ import pytest
 
 import semel as library
 from semel.cli.filter import Keys, Malformed, Sieve, _marking
-from semel.cli.lines import Block, Output
+from semel.cli.lines import Block, LineWriter
 from semel.stores.sqlite import SqliteStore
 from semel.stores.sqlite.stream import marking
 from tests.cli.processes import ROOT, SEMEL, WITHIN_S, Terminal, environment, run_page, semel, start, warm
@@ -200,7 +200,7 @@ def test_a_closed_pipe_ends_it_quietly_with_nothing_marked(tmp_path: Path) -> No
     assert passed("--key", "id", *SEEN, "in.jsonl", cwd=tmp_path) == (tmp_path / "in.jsonl").read_bytes()
 
 
-class BrokenSink(Output):
+class BrokenSink(LineWriter):
     def __init__(self) -> None:
         """Nothing to open."""
 

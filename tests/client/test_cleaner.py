@@ -50,13 +50,13 @@ class AsyncFake:
 
 
 BATCHES = (Purged(5000, 90.0, more=True), Purged(5000, 70.0, more=True), Purged(7, 1.0, partitions=2))
-WHOLE = semel.Round(10007, 2, 90.0)
+WHOLE = semel.PurgeResult(10007, 2, 90.0)
 
 
-def collect(rounds: list[semel.Round], count: int) -> tuple[threading.Event, Callable[[semel.Round], None]]:
+def collect(rounds: list[semel.PurgeResult], count: int) -> tuple[threading.Event, Callable[[semel.PurgeResult], None]]:
     enough = threading.Event()
 
-    def done(made: semel.Round) -> None:
+    def done(made: semel.PurgeResult) -> None:
         rounds.append(made)
         if len(rounds) >= count:
             enough.set()
@@ -75,7 +75,7 @@ def test_who_else_cleans_is_told() -> None:
 
 
 def test_a_cleaner_runs_in_a_thread_and_survives_an_outage() -> None:
-    rounds: list[semel.Round] = []
+    rounds: list[semel.PurgeResult] = []
     enough, done = collect(rounds, 2)
     with semel.Cleaner(Fake(StoreUnavailable("down"), *BATCHES), every=0.1, done=done) as cleaner:
         cleaner.start()  # once is enough
@@ -111,10 +111,10 @@ def test_closing_ends_a_round_after_its_batch() -> None:
 
 def test_the_same_in_an_event_loop() -> None:
     async def main() -> None:
-        rounds: list[semel.Round] = []
+        rounds: list[semel.PurgeResult] = []
         enough = asyncio.Event()
 
-        def done(made: semel.Round) -> None:
+        def done(made: semel.PurgeResult) -> None:
             rounds.append(made)
             enough.set()
 

@@ -165,12 +165,12 @@ async def test_it_is_counted_and_logged(place: Place, caplog: pytest.LogCaptureF
     from semel.observe.logging import LogHook
     from semel.observe.prometheus import PrometheusHook
 
-    seen: list[events.Happening] = []
+    seen: list[events.HookEvent] = []
     registry = CollectorRegistry()
     client = place.open(policy=RUN, hooks=[seen.append, LogHook(), PrometheusHook(registry)])
     place.spy.before = down(Admit)
     await client.run("k", charge, "o1")
-    assert [type(each).__name__ for each in seen if isinstance(each, events.Event)] == [
+    assert [type(each).__name__ for each in seen if isinstance(each, events.DeliveryEvent)] == [
         "Received",
         "Began",
         "Ended",

@@ -27,7 +27,7 @@ from semel.core.commands import (
     Renew,
     Resolve,
     Scan,
-    Settings,
+    StoreSettings,
     Settle,
     SetWindow,
     SwitchMode,
@@ -104,7 +104,7 @@ class DictStore:
             case Count():
                 return self.count(item, now)
             case ReadSettings():
-                return Settings(dict(self.windows), dict(self.modes), dict(self.ids))
+                return StoreSettings(dict(self.windows), dict(self.modes), dict(self.ids))
             case SetWindow():
                 return self.set_window(item, now)
             case Admit():

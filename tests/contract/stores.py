@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from semel.clock import Clock
-from semel.core.ports import Capabilities, Store, Twofold
+from semel.core.ports import Capabilities, Store, HasAsyncTwin
 from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.testing import ManualClock
@@ -43,7 +43,7 @@ class Kind(NamedTuple):
 
 
 def _in_colour(store: Store, colour: Colour) -> AnyStore:
-    return store.twin() if colour == "async" and isinstance(store, Twofold) else store
+    return store.twin() if colour == "async" and isinstance(store, HasAsyncTwin) else store
 
 
 def sqlite(folder: Path, clock: Clock) -> Store:

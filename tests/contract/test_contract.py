@@ -14,7 +14,7 @@ from semel.core.commands import Answer, Flow, Item
 from semel.core.ports import Listener
 from semel.stores.memory import MemoryStore
 from semel.testing import ManualClock, store_contract
-from semel.testing.contract.bench import Bench, Scenario, check
+from semel.testing.contract.bench import ScenarioContext, Scenario, check
 from semel.testing.store_contract import Colour, Harness
 from tests.contract.dict_store import DictStore
 from tests.contract.stores import KINDS, Kind
@@ -34,7 +34,7 @@ def test_store(kind: Kind, scenario: Scenario, colour: Colour, tmp_path: Path) -
     store_contract.check(scenario, kind.harness(tmp_path, colour), colour)
 
 
-class TestAsOthersUseIt(store_contract.Suite):
+class TestAsOthersUseIt(store_contract.StoreSuite):
     """The few lines that the author of a store writes."""
 
     capabilities = DictStore.capabilities
@@ -67,7 +67,7 @@ def test_time_is_waited_for_where_it_cannot_be_moved(colour: Colour, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("suite", "unsaid"), [(store_contract.Suite, "connect"), (store_contract.ServerSuite, "harness")]
+    ("suite", "unsaid"), [(store_contract.StoreSuite, "connect"), (store_contract.ServerSuite, "harness")]
 )
 def test_a_suite_that_does_not_say_where_the_records_are_is_refused(suite: type[Any], unsaid: str) -> None:
     with pytest.raises(TypeError, match=unsaid):
@@ -88,7 +88,7 @@ def test_powers_pick_the_scenarios() -> None:
 
 
 def test_a_broken_promise_says_which_and_what_went_before() -> None:
-    def flow(b: Bench) -> Flow[None]:
+    def flow(b: ScenarioContext) -> Flow[None]:
         yield from b.hold("the key")
         check(False, "what was wrong")
 

@@ -11,7 +11,7 @@ import uvicorn
 
 import semel
 from semel import AsyncSemel, MemoryStore
-from semel.asgi import IdempotencyMiddleware
+from semel.asgi import AsgiIdempotency
 from semel.http import Rules
 from tests.http.apps import Shop
 from tests.waiting import await_true
@@ -87,7 +87,7 @@ def house(serve: Callable[..., Served]) -> Callable[..., House]:
         shop = Shop()
         client = semel.aopen(store or MemoryStore(), consumer="shop", **options)
         shop.closing.append(client.close)
-        shop.app.add_middleware(IdempotencyMiddleware, client, caller=caller, rules=rules)
+        shop.app.add_middleware(AsgiIdempotency, client, caller=caller, rules=rules)
         return House(shop, client, serve(shop.app))
 
     return build

@@ -14,7 +14,7 @@ import pytest
 
 import semel
 from semel import MemoryStore
-from semel.asgi import IdempotencyMiddleware, by_authorization
+from semel.asgi import AsgiIdempotency, by_authorization
 from semel.core.commands import Scan
 from semel.http import Preset, Rules
 from tests.http.apps import WAIT_S, Shop
@@ -128,7 +128,7 @@ def test_the_same_key_on_another_method_or_route_is_another_request(house: Build
 
 def test_by_its_route_the_path_belongs_to_the_fingerprint(serve: Any) -> None:
     client = semel.aopen(MemoryStore(), consumer="shop")
-    app = IdempotencyMiddleware(Shop().app, client, caller=None, route=lambda scope: "/orders/{number}/pay")
+    app = AsgiIdempotency(Shop().app, client, caller=None, route=lambda scope: "/orders/{number}/pay")
     url = serve(app).url
     with httpx2.Client(base_url=url, headers={"Idempotency-Key": "k1"}, trust_env=False) as http:
         assert http.post("/orders/1/pay").status_code == 201
@@ -366,7 +366,7 @@ def test_an_exception_runs_again_or_is_kept_by_preset(house: Build) -> None:
 
 def test_around_the_whole_application_its_own_error_page_is_kept(serve: Any) -> None:
     shop, client = Shop(), semel.aopen(MemoryStore(), consumer="shop")
-    url = serve(IdempotencyMiddleware(shop.app, client, caller=None, rules=Rules(preset="stripe-v1"))).url
+    url = serve(AsgiIdempotency(shop.app, client, caller=None, rules=Rules(preset="stripe-v1"))).url
     headers = {"Idempotency-Key": "k1"}
     first, retry = (httpx2.post(f"{url}/boom", headers=headers, trust_env=False) for _ in range(2))
     assert (
@@ -573,4 +573,4 @@ def test_settings_are_checked_on_birth(wrong: dict[str, Any]) -> None:
 def test_a_consumer_of_another_mode_is_refused() -> None:
     client = semel.aopen(MemoryStore(), consumer="shop", mode="mark")
     with pytest.raises(semel.ModeMismatch):
-        IdempotencyMiddleware(Shop().app, client, caller=None)
+        AsgiIdempotency(Shop().app, client, caller=None)

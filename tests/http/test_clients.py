@@ -69,11 +69,11 @@ class Bank:
 
 def test_stripes_own_client_retries_and_charges_once(serve: Callable[..., Served]) -> None:
     import semel
-    from semel.asgi import IdempotencyMiddleware
+    from semel.asgi import AsgiIdempotency
 
     bank = Bank(lose=2)
     client = semel.aopen(semel.MemoryStore(), consumer="bank")
-    guarded = IdempotencyMiddleware(bank, client, caller=by_authorization, rules=Rules(preset="stripe-v1"))
+    guarded = AsgiIdempotency(bank, client, caller=by_authorization, rules=Rules(preset="stripe-v1"))
     url = serve(bank.behind(guarded)).url
     customer = stripe.StripeClient("sk_test_x", base_addresses={"api": url}, max_network_retries=3)
     charge = customer.v1.charges.create({"amount": 500, "currency": "eur", "source": "tok_visa"})

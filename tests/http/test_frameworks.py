@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, FastAPI, Response
 
 import semel
 from semel import AsyncSemel, MemoryStore
-from semel.asgi import IdempotencyMiddleware, by_authorization
+from semel.asgi import AsgiIdempotency, by_authorization
 from semel.fastapi import Idempotent, IdempotentRoute
 from semel.http import Rules
 from tests.http.conftest import Served
@@ -37,7 +37,7 @@ def runs_once(url: str, path: str = "/charges") -> None:
 
 def test_fastapi(serve: Serve) -> None:
     app, numbers = FastAPI(), iter(range(100))
-    app.add_middleware(IdempotencyMiddleware, opened(), caller=None)
+    app.add_middleware(AsgiIdempotency, opened(), caller=None)
 
     @app.post("/charges", status_code=201)
     def charge(body: dict[str, int]) -> int:
@@ -57,7 +57,7 @@ def test_litestar(serve: Serve) -> None:
     async def charge() -> dict[str, int]:
         return {"number": next(numbers)}
 
-    middleware = [DefineMiddleware(IdempotencyMiddleware, client=opened(), caller=None)]
+    middleware = [DefineMiddleware(AsgiIdempotency, client=opened(), caller=None)]
     runs_once(serve(Litestar([charge], middleware=middleware)).url)
 
 
@@ -70,7 +70,7 @@ def test_quart(serve: Serve) -> None:
     async def charge() -> tuple[dict[str, int], int]:
         return {"number": next(numbers)}, 201
 
-    app.asgi_app = IdempotencyMiddleware(app.asgi_app, opened(), caller=None)  # type: ignore[method-assign]
+    app.asgi_app = AsgiIdempotency(app.asgi_app, opened(), caller=None)  # type: ignore[method-assign]
     runs_once(serve(app).url)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import semel
 from semel import MemoryStore
-from semel.asgi import IdempotencyMiddleware
+from semel.asgi import AsgiIdempotency
 from semel.http import Rules
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
@@ -22,7 +22,7 @@ class Desk:
     def __init__(self, app: Any, rules: Rules | None = None) -> None:
         self.sent: list[Any] = []
         self.client = semel.aopen(MemoryStore(), consumer="shop")
-        self.middleware = IdempotencyMiddleware(app, self.client, caller=None, rules=rules)
+        self.middleware = AsgiIdempotency(app, self.client, caller=None, rules=rules)
 
     async def ask(self, send: Callable[[Any], Awaitable[None]] | None = None) -> None:
         scope = {

@@ -17,7 +17,7 @@ import semel
 from semel import MemoryStore
 from semel.core.commands import Scan
 from semel.http import Rules
-from semel.wsgi import IdempotencyMiddleware, by_authorization
+from semel.wsgi import WsgiIdempotency, by_authorization
 from tests.http.apps import WAIT_S
 
 
@@ -104,7 +104,7 @@ class Fixture:
         self.shop = Shop()
         caller = options.pop("caller", None)
         self.client = semel.open(options.pop("store", None) or MemoryStore(), consumer="shop", **options)
-        self.url = serve(IdempotencyMiddleware(self.shop, self.client, caller=caller, rules=rules))
+        self.url = serve(WsgiIdempotency(self.shop, self.client, caller=caller, rules=rules))
 
     def post(
         self, path: str, content: bytes = b"", key: str | None = "k1", **headers: str
@@ -249,7 +249,7 @@ def test_flask(serve: Serve) -> None:
         return {"number": len(ran), "cents": request.json["cents"]}, 201
 
     client = semel.open(MemoryStore(), consumer="shop")
-    app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, client, caller=None)  # type: ignore[method-assign]
+    app.wsgi_app = WsgiIdempotency(app.wsgi_app, client, caller=None)  # type: ignore[method-assign]
     runs_once(serve(app))
 
 
@@ -304,7 +304,7 @@ def test_a_caller_whom_the_application_refuses_leaves_no_record(
     store, shop = MemoryStore(), Shop()
     shop.status = status
     with semel.open(store, consumer="shop") as client:
-        url = serve(IdempotencyMiddleware(shop, client, caller=by_authorization))
+        url = serve(WsgiIdempotency(shop, client, caller=by_authorization))
         headers = {"Idempotency-Key": "k", "Authorization": "Bearer forged"}
         answer = httpx2.post(f"{url}/charges", headers=headers, trust_env=False)
         assert answer.status_code == int(status[:3])

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import semel
-from semel.asgi import IdempotencyMiddleware
+from semel.asgi import AsgiIdempotency
 from semel.http import Rules
 from tests.waiting import until
 
@@ -32,7 +32,7 @@ def main() -> None:
 
     client = semel.aopen(f"sqlite:///{folder}/keys.db", consumer="shop", lease="500ms", mode=mode)  # type: ignore[arg-type]
     app = Starlette(routes=[Route("/charges", charge, methods=["POST"])])
-    app.add_middleware(IdempotencyMiddleware, client, caller=None, rules=Rules(wait_s=20))
+    app.add_middleware(AsgiIdempotency, client, caller=None, rules=Rules(wait_s=20))
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="critical", timeout_graceful_shutdown=1)
 
 

@@ -19,9 +19,9 @@ from semel.errors import (
     ValueTooLarge,
     WrongDatabase,
 )
-from semel.handles import Handle, handle_for
+from semel.handles import CallerConnection, handle_for
 from semel.inbox import Inbox, inbox_for
-from semel.plans import Plan
+from semel.plans import ItemBuilder
 from semel.policy import Policy
 from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SqliteStore
@@ -56,7 +56,7 @@ def connection(store: SqliteStore) -> Iterator[sqlite3.Connection]:
 
 
 def inbox(connection: Any, store: Any, lock_wait_s: float = 2.0) -> Inbox:
-    plan = Plan(
+    plan = ItemBuilder(
         consumer="billing",
         tenant="",
         window=3600,
@@ -65,7 +65,7 @@ def inbox(connection: Any, store: Any, lock_wait_s: float = 2.0) -> Inbox:
         policy=Policy(lock_wait_s=lock_wait_s),
     )
     handle = handle_for(connection)
-    assert isinstance(handle, Handle)
+    assert isinstance(handle, CallerConnection)
     return inbox_for(handle, store, plan, lambda: WINDOWS)
 
 

@@ -121,7 +121,7 @@ def to_the_letter(value: object) -> bytes:
 
 def written_slowly(value: object) -> bytes:
     out: list[bytes] = []
-    canonical._Writer(out, allow_floats=True, nfc=False).write(value, DEPTH_MAX)
+    canonical._CanonicalWriter(out, allow_floats=True, nfc=False).write(value, DEPTH_MAX)
     return b"".join(out)
 
 

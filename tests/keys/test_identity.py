@@ -6,7 +6,7 @@ import pytest
 
 from semel import keys
 from semel.errors import KeyInvalid, KeyMissing
-from semel.keys import Envelope, Found, Identity, Origin
+from semel.keys import Envelope, FoundKey, Identity, Origin
 
 # One message that has everything; each entry removes the winner so that the next place is seen to win.
 EVERYWHERE: dict[str, Any] = {
@@ -21,14 +21,14 @@ EVERYWHERE: dict[str, Any] = {
     "body": {"order": {"id": "o-1"}, "own": "explicit-1"},
     "broker_id": "amqp-1",
 }
-STAGES: list[tuple[str | None, Found]] = [
-    (None, Found("ce:5:/shop:1", "cloudevents", "headers ce_source and ce_id")),
-    ("ce_id", Found("idem-1", "idempotency-key", "header Idempotency-Key")),
-    ("Idempotency-Key", Found("amqp-1", "broker", "the broker's own field")),
-    ("broker_id", Found("nats-1", "broker", "header Nats-Msg-Id")),
-    ("Nats-Msg-Id", Found("mid-1", "header", "header message_id")),
-    ("message_id", Found("eid-1", "header", "header event_id")),
-    ("event_id", Found("o-1", "body", "order.id")),
+STAGES: list[tuple[str | None, FoundKey]] = [
+    (None, FoundKey("ce:5:/shop:1", "cloudevents", "headers ce_source and ce_id")),
+    ("ce_id", FoundKey("idem-1", "idempotency-key", "header Idempotency-Key")),
+    ("Idempotency-Key", FoundKey("amqp-1", "broker", "the broker's own field")),
+    ("broker_id", FoundKey("nats-1", "broker", "header Nats-Msg-Id")),
+    ("Nats-Msg-Id", FoundKey("mid-1", "header", "header message_id")),
+    ("message_id", FoundKey("eid-1", "header", "header event_id")),
+    ("event_id", FoundKey("o-1", "body", "order.id")),
 ]
 
 
@@ -45,7 +45,7 @@ def test_places_are_searched_in_their_order(stage: int) -> None:
 
 def test_explicit_key_wins_over_all() -> None:
     message = Envelope(**EVERYWHERE)
-    assert keys.find(message, key=keys.body("own")) == Found("explicit-1", "explicit", "Body('own')")
+    assert keys.find(message, key=keys.body("own")) == FoundKey("explicit-1", "explicit", "Body('own')")
     assert keys.find(message, key=lambda m: m.broker_id).key == "amqp-1"
     assert keys.find(message, key="body.own").key == "explicit-1"
 
@@ -70,7 +70,7 @@ def test_content_is_hashed_only_when_asked_for() -> None:
     message = Envelope(body=b'{"a":1}')
     with pytest.raises(KeyMissing):
         keys.find(message)
-    assert keys.find(message, content=True) == Found(keys.content()(message), "content", "Content()")
+    assert keys.find(message, content=True) == FoundKey(keys.content()(message), "content", "Content()")
     chosen = keys.content("a", namespace="shop")
     assert keys.find(message, content=chosen).key == chosen(message)
 
@@ -131,7 +131,7 @@ def test_bad_key_is_refused_and_the_search_does_not_go_on() -> None:
 
 
 def test_bare_mapping_is_a_body() -> None:
-    assert keys.find({"id": "e-1", "headers": {"message_id": "no"}}, body="id") == Found("e-1", "body", "id")
+    assert keys.find({"id": "e-1", "headers": {"message_id": "no"}}, body="id") == FoundKey("e-1", "body", "id")
 
 
 def test_foreign_message_object_will_do() -> None:

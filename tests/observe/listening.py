@@ -13,14 +13,14 @@ class Heard:
     """Remembers what it is told."""
 
     def __init__(self) -> None:
-        self.all: list[events.Happening] = []
+        self.all: list[events.HookEvent] = []
 
-    def __call__(self, happening: events.Happening) -> None:
+    def __call__(self, happening: events.HookEvent) -> None:
         self.all.append(happening)
 
     def names(self) -> list[str]:
         """The kinds of what happened to deliveries, in order."""
-        return [type(each).__name__ for each in self.all if isinstance(each, events.Event)]
+        return [type(each).__name__ for each in self.all if isinstance(each, events.DeliveryEvent)]
 
     def only(self, kind: type[Any]) -> Any:
         """The one event of this kind."""

@@ -16,7 +16,7 @@ import semel as library
 from semel.errors import UsageError
 from semel.observe import events
 from semel.observe.advise import CANDIDATES_S, Lags, advise, from_history, from_metrics
-from semel.observe.history import HistoryHook, Line, read
+from semel.observe.history import HistoryHook, HistoryLine, read
 from semel.observe.prometheus import PrometheusHook
 from semel.stores.memory import MemoryStore
 from semel.testing.clock import ManualClock
@@ -108,13 +108,13 @@ def test_lags_are_measured_through_a_client(tmp_path: Path) -> None:
     assert advise(by_metrics, current_s=DAY).suggested_s == 12 * 3600.0
 
 
-def lines(path: Path, *told: Line) -> Path:
+def lines(path: Path, *told: HistoryLine) -> Path:
     path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in told))
     return path
 
 
-def line(at_s: float, event: str, key: str, **more: object) -> Line:
-    return Line(at_us=round(at_s * 1e6), event=event, consumer="billing", key=key, **more)  # type: ignore[arg-type]
+def line(at_s: float, event: str, key: str, **more: object) -> HistoryLine:
+    return HistoryLine(at_us=round(at_s * 1e6), event=event, consumer="billing", key=key, **more)  # type: ignore[arg-type]
 
 
 def test_a_history_shows_what_ran_again(tmp_path: Path) -> None:
@@ -168,8 +168,8 @@ def test_a_history_keeps_how_deliveries_ended(tmp_path: Path) -> None:
 
 def test_hashed_keys_are_found_by_their_text(tmp_path: Path) -> None:
     history = HistoryHook(tmp_path, hashed=True)
-    history(events.Completed("", "billing", "secret", b""))
-    history(events.Completed("", "billing", "other", b""))
+    history(events.CompletedEvent("", "billing", "secret", b""))
+    history(events.CompletedEvent("", "billing", "other", b""))
     assert b"secret" not in next(tmp_path.iterdir()).read_bytes()
     (found,) = read(tmp_path, key="secret")
     assert found.event == "completed"
@@ -178,7 +178,7 @@ def test_hashed_keys_are_found_by_their_text(tmp_path: Path) -> None:
 def test_a_history_has_a_retention_of_its_own(tmp_path: Path) -> None:
     for name in ("semel-2020-01-01.jsonl", "notes.txt"):
         (tmp_path / name).write_text("")
-    HistoryHook(tmp_path, keep="30d")(events.Completed("", "billing", "a", b""))
+    HistoryHook(tmp_path, keep="30d")(events.CompletedEvent("", "billing", "a", b""))
     assert not (tmp_path / "semel-2020-01-01.jsonl").exists()
     assert (tmp_path / "notes.txt").exists()
     assert len(list(tmp_path.iterdir())) == 2
@@ -195,7 +195,7 @@ def test_threads_write_whole_lines(tmp_path: Path) -> None:
 
     def write(number: int) -> None:
         for at in range(200):
-            history(events.Completed("", "billing", f"{number}-{at}", b""))
+            history(events.CompletedEvent("", "billing", f"{number}-{at}", b""))
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for thread in threads:

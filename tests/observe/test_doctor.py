@@ -13,10 +13,10 @@ import pytest
 
 import semel as library
 from semel import Message
-from semel.core.relaying import Failure
+from semel.core.relaying import RowFailure
 from semel.observe import doctor
 from semel.observe.doctor import PAGE_ROWS, Finding, examine, of_source
-from semel.observe.probing import Facts
+from semel.observe.probing import StoreFacts
 from semel.observe.sources import SourceFacts
 from semel.outbox import examining
 from semel.stores.registry import store_for
@@ -248,7 +248,7 @@ def test_a_consumer_with_tenants_and_without_is_found(url: str) -> None:
     ],
 )
 def test_a_clock_that_is_off(ahead_us: int, level: str, words: str) -> None:
-    (clock,) = doctor._clock(Facts(ahead_us=ahead_us))
+    (clock,) = doctor._clock(StoreFacts(ahead_us=ahead_us))
     assert clock.level == level
     assert words in clock.what
     assert bool(clock.fix) is (level != "ok")
@@ -300,7 +300,7 @@ def test_messages_that_fail_and_messages_given_up(place: Place) -> None:
         rows = place.rows()
         await rows.open()
         await rows.share()
-        await rows.settle([], [Failure(ids[0], 0, "the broker says no", dead=dead)], 0)
+        await rows.settle([], [RowFailure(ids[0], 0, "the broker says no", dead=dead)], 0)
         await rows.close()
 
     asyncio.run(fail(dead=False))

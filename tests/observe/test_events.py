@@ -34,7 +34,7 @@ def test_a_first_delivery_and_its_duplicate(colour: str) -> None:
     with listened(colour, "memory:") as (once, heard):
         once.run("a", one)
         assert heard.names() == ["Received", "Claimed", "Began", "Ended", "Completed"]
-        assert {each.owner for each in heard.of(events.Event)} == {heard.only(events.Claimed).owner}
+        assert {each.owner for each in heard.of(events.DeliveryEvent)} == {heard.only(events.ClaimedEvent).owner}
         assert heard.only(events.Began).handler == "one"
         heard.all.clear()
         once.run("a", one)
@@ -60,7 +60,7 @@ def test_failures_have_their_own_events(colour: str) -> None:
         once.run("a", fail)
         once.run("a", fail)
     assert heard.names() == ["Received", "Claimed", "Began", "Ended", "Failed", "Received", "Duplicate"]
-    assert isinstance(heard.only(events.Failed).error, ValueError)
+    assert isinstance(heard.only(events.FailedEvent).error, ValueError)
     assert heard.only(events.Duplicate).state == "failed"
 
 
@@ -70,7 +70,7 @@ def test_a_passing_failure_releases(colour: str) -> None:
         assert heard.names()[-1] == "Released"
         heard.all.clear()
         once.run("a", one)
-        assert heard.only(events.Claimed).attempt == 2
+        assert heard.only(events.ClaimedEvent).attempt == 2
         assert heard.names()[-1] == "Completed"
 
 
@@ -94,14 +94,14 @@ def test_a_source_that_knows_says_why(colour: str) -> None:
             [semel.Delivery(key="b", body=1, source="orders", redelivered=False)], lambda body: body
         )
     assert [each.reason for each in heard.of(events.Duplicate)] == ["redelivery", "producer"]
-    assert {each.source for each in heard.of(events.Event)} == {"orders"}
+    assert {each.source for each in heard.of(events.DeliveryEvent)} == {"orders"}
 
 
 def test_copies_in_one_batch_are_received_and_raced(colour: str) -> None:
     with listened(colour, "memory:") as (once, heard):
         once.run_many([semel.Delivery(key=key, body=1) for key in "aabb"], lambda body: body)
     assert len(heard.of(events.Received)) == 4
-    assert len(heard.of(events.Completed)) == 2
+    assert len(heard.of(events.CompletedEvent)) == 2
     assert [(each.key, each.reason) for each in heard.of(events.Duplicate)] == [("a", "race"), ("b", "race")]
 
 
@@ -128,7 +128,7 @@ def test_a_concurrent_duplicate_is_a_race() -> None:
     assert [each.reason for each in heard.of(events.Duplicate)] == ["race", "race"] or [
         each.reason for each in heard.of(events.Duplicate)
     ] == ["race", "redelivery"]  # the second may come when the first is done already
-    assert len(heard.of(events.Completed)) == 1
+    assert len(heard.of(events.CompletedEvent)) == 1
 
 
 def test_the_plain_verbs_are_told(colour: str) -> None:
@@ -174,7 +174,7 @@ def test_observe_mode_counts_what_it_would_have_stopped(colour: str) -> None:
     with listened(colour, "memory:", mode="observe") as (once, heard):
         once.run("a", one)
         once.run("a", one)
-    assert len(heard.of(events.Completed)) == 2
+    assert len(heard.of(events.CompletedEvent)) == 2
     assert heard.only(events.Duplicate).suppressed is False
 
 
@@ -231,7 +231,7 @@ def test_round_trips_and_clean_up_are_told(colour: str) -> None:
     sent = {each.op: each for each in heard.of(events.StoreSent)}
     assert sent["claim"].items == 10
     assert all(each.duration_s > 0 for each in sent.values())
-    assert heard.only(events.Purged).count == 0
+    assert heard.only(events.PurgedEvent).count == 0
     assert heard.only(events.Counted).stats.states["done"] == 10
 
 
@@ -248,7 +248,7 @@ def test_an_interrupt_drops_the_delivery() -> None:
 def test_a_hook_that_raises_is_reported_once_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     heard = Heard()
 
-    def broken(happening: events.Happening) -> None:
+    def broken(happening: events.HookEvent) -> None:
         raise RuntimeError("oops")
 
     with semel.open("memory:", consumer="billing", hooks=[broken, heard]) as once:
@@ -261,7 +261,7 @@ def test_a_lease_that_cannot_be_kept_is_told() -> None:
     heard, store = Heard(), Trouble()
     told = threading.Event()
 
-    def listen(happening: events.Happening) -> None:
+    def listen(happening: events.HookEvent) -> None:
         heard(happening)
         if isinstance(happening, events.Expired):
             told.set()

@@ -10,7 +10,7 @@ import pytest
 
 from semel.observe.explain import Explanation, explain
 from semel.observe.probing import probe, weaknesses
-from semel.observe.sources import Circumstances, SourceFacts
+from semel.observe.sources import SourceProbe, SourceFacts
 from semel.stores.registry import store_for
 from tests.cli.shell import semel
 from tests.services import postgres, redis
@@ -159,8 +159,8 @@ def test_a_postgres_replica_follows_behind() -> None:
 # --- sources, keys, tenants ---------------------------------------------------------------------
 
 
-def source(**facts: Any) -> Circumstances:
-    return Circumstances(sources=(SourceFacts(**facts),))
+def source(**facts: Any) -> SourceProbe:
+    return SourceProbe(sources=(SourceFacts(**facts),))
 
 
 @pytest.mark.parametrize(
@@ -175,16 +175,16 @@ def source(**facts: Any) -> Circumstances:
         (source(deliveries_max=30), "puts it nowhere", False),
         (source(deliveries_max=3, buries="dead"), "it goes to dead without", False),
         (source(content_ids=True), "hashes of the content", True),
-        (Circumstances(keys="content"), "hashes of the content", True),
-        (Circumstances(keys="position"), "positions in the source", False),
-        (Circumstances(tenants=True), "Several tenants share the consumer", True),
+        (SourceProbe(keys="content"), "hashes of the content", True),
+        (SourceProbe(keys="position"), "positions in the source", False),
+        (SourceProbe(tenants=True), "Several tenants share the consumer", True),
     ],
 )
-def test_what_does_not_fit_is_told(tmp_path: Path, around: Circumstances, words: str, breaks: bool) -> None:
+def test_what_does_not_fit_is_told(tmp_path: Path, around: SourceProbe, words: str, breaks: bool) -> None:
     url = f"sqlite:///{tmp_path}/events.db"
     assert told(explained(url, around=around), words)[0] is breaks
     suits = SourceFacts(horizon_s=86400, redrive_s=3600, deadline_s=30, deliveries_max=20, buries="dead")
-    fits = Circumstances(sources=(suits,), tenants=True, tenant="acme", keys="given")
+    fits = SourceProbe(sources=(suits,), tenants=True, tenant="acme", keys="given")
     assert explained(url, around=fits).weaknesses == ()
     assert explained(url, around=fits).satisfies("lease")
 

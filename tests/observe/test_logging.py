@@ -64,5 +64,5 @@ def test_every_event_has_a_level() -> None:
     from semel.observe.logging import _LEVELS
 
     kinds = {getattr(events, name) for name in events.__all__}
-    told = {kind for kind in kinds if isinstance(kind, type) and issubclass(kind, events.Happening)}
-    assert told - {events.Happening, events.Event} == set(_LEVELS)
+    told = {kind for kind in kinds if isinstance(kind, type) and issubclass(kind, events.HookEvent)}
+    assert told - {events.HookEvent, events.DeliveryEvent} == set(_LEVELS)

@@ -78,20 +78,20 @@ def touch_all(hook: PrometheusHook) -> None:
     about = ("", "billing", "key", b"owner", "one", "queue")
     for event in (
         events.Received(*about),
-        events.Claimed(*about, window_s=86400.0),
-        events.Ended(*about, 0.1),
+        events.ClaimedEvent(*about, window_s=86400.0),
+        events.EndedEvent(*about, 0.1),
         events.Duplicate(*about, "reuse", "done", 12.0, False),
-        events.Completed(*about),
-        events.Failed(*about, ValueError()),
-        events.Late(*about, 1.0),
-        events.Lost(*about),
+        events.CompletedEvent(*about),
+        events.FailedEvent(*about, ValueError()),
+        events.LateArrivalEvent(*about, 1.0),
+        events.LostEvent(*about),
         events.Expired(*about),
         events.Quarantined(*about),
         events.Unrecorded(*about),
         events.StoreSent("claim", 3, 0.001),
         events.StoreFailed("claim", OSError()),
         events.StoreLost(),
-        events.Purged(5, 2.0),
+        events.PurgedEvent(5, 2.0),
         events.Counted(Stats(now=0, states={"done": 1}, bytes_used=100)),
     ):
         hook(event)
@@ -208,7 +208,7 @@ def test_a_label_has_at_most_two_hundred_values() -> None:
     hook = PrometheusHook(registry)
     for number in range(1000):
         hook(events.Received("", f"c{number}", "key", b"", f"h{number}", f"s{number}"))
-        hook(events.Claimed("", f"c{number}", "key", b"%d" % number))
+        hook(events.ClaimedEvent("", f"c{number}", "key", b"%d" % number))
     for consumer in ("c0", "c999"):
         hook(events.Received("", consumer, "key", b"", "h0", "s0"))
     _, samples = exported(registry)["semel_events_received_total"]

@@ -12,7 +12,7 @@ from semel.core.ports import Store
 from semel.errors import StoreUnavailable, UsageError
 from semel.observe import events
 from semel.observe.rollups import CONSUMER, SPREAD, TENANT, RollupHook, Writer, hours
-from semel.observe.tally import LAGS_S, OTHER, TOOK_S, Counts, Part, Tally, quantile
+from semel.observe.tally import LAGS_S, OTHER, TOOK_S, ConsumerCounters, MinuteCounts, CounterHook, quantile
 from semel.stores.memory import MemoryStore
 from semel.testing import ManualClock
 from semel.types import Record, Unavailable
@@ -34,20 +34,20 @@ class Fleet:
     def hour(self) -> int:
         return self.clock.now_us() // 10**6 // HOUR_S
 
-    def writer(self) -> tuple[Tally, Writer]:
-        tally = Tally(lambda: self.clock.now_us() / 1e6, lambda: self.clock.now_us() / 1e6)
+    def writer(self) -> tuple[CounterHook, Writer]:
+        tally = CounterHook(lambda: self.clock.now_us() / 1e6, lambda: self.clock.now_us() / 1e6)
         return tally, Writer(tally)
 
     def ask(self, asking: Any) -> Any:
         return ask(self.store, asking)
 
-    def read(self, *wanted: int) -> dict[int, Counts]:
+    def read(self, *wanted: int) -> dict[int, ConsumerCounters]:
         """All counts by minute."""
-        found: dict[int, Counts] = {}
+        found: dict[int, ConsumerCounters] = {}
         for parts in self.ask(hours(wanted or (self.hour,))).values():
             for part in parts:
                 for _, _, counts in part.consumers:
-                    found.setdefault(part.minute, Counts()).add(counts)
+                    found.setdefault(part.minute, ConsumerCounters()).add(counts)
         return found
 
 
@@ -60,7 +60,7 @@ def ask(store: Store, asking: Any) -> Any:
         return end.value
 
 
-def receive(tally: Tally, times: int = 1, consumer: str = "billing", tenant: str = "") -> None:
+def receive(tally: CounterHook, times: int = 1, consumer: str = "billing", tenant: str = "") -> None:
     for number in range(times):
         tally(events.Received(tenant, consumer, f"key {number}", b""))
 
@@ -229,23 +229,23 @@ def test_consumers_beyond_the_bound_are_counted_together(memory: Fleet) -> None:
 
 
 def test_everything_that_ends_a_delivery_is_counted() -> None:
-    tally = Tally()
+    tally = CounterHook()
     who = ("acme", "billing", "k", b"owner")
-    tally(events.Claimed(*who))
+    tally(events.ClaimedEvent(*who))
     assert tally.in_flight()[0] == 1
     for event in (
         events.Received(*who),
-        events.Completed(*who),
+        events.CompletedEvent(*who),
         events.Duplicate(*who, reason="redelivery", lag_s=3.0),
         events.Duplicate(*who, reason="race"),
         events.Duplicate(*who, reason="reuse", suppressed=False),
-        events.Failed(*who),
+        events.FailedEvent(*who),
         events.Released(*who, error=ValueError()),
         events.Released(*who),
-        events.Late(*who),
+        events.LateArrivalEvent(*who),
         events.StoreSent("claim", 1, 0.004),
         events.StoreFailed("claim", ValueError()),
-        events.Purged(7, 0.0),
+        events.PurgedEvent(7, 0.0),
     ):
         tally(event)
     (part,) = tally.take()
@@ -253,13 +253,13 @@ def test_everything_that_ends_a_delivery_is_counted() -> None:
     assert part.in_flight == 0
     ((tenant, consumer, counts),) = part.consumers
     assert (tenant, consumer) == ("acme", "billing")
-    assert counts == Counts(1, 1, 1, 0, 1, 1, 1, 1, 1, 1, lags={LAGS_S.index(4.0): 1})
+    assert counts == ConsumerCounters(1, 1, 1, 0, 1, 1, 1, 1, 1, 1, lags={LAGS_S.index(4.0): 1})
     assert counts.duplicates == 3
     assert (part.store.errors, part.store.purged, sum(part.store.took.values())) == (1, 7, 1)
 
 
 def test_a_quantile_is_at_most_one_bucket_too_high() -> None:
-    tally = Tally()
+    tally = CounterHook()
     for number in range(100):
         tally(events.StoreSent("claim", 1, 0.001 if number < 98 else 1.0))
     took = tally.peek()[0].store.took
@@ -285,7 +285,7 @@ def test_a_worker_without_a_server_writes_its_own(tmp_path: Path) -> None:
     assert sum(sum(part.store.took.values()) for part in parts) > 0
 
 
-def _written(url: str) -> list[Part]:
+def _written(url: str) -> list[MinuteCounts]:
     from semel.stores.registry import store_for
 
     store: Any = store_for(url)

@@ -9,7 +9,7 @@ from uuid import uuid4
 import msgspec
 from msgspec.structs import replace
 
-from semel.core.relaying import Row
+from semel.core.relaying import OutboxRow
 
 WAIT_S = 20.0
 SIZE_MAX = 200_000
@@ -40,7 +40,7 @@ class Redis:
         async with redis.asyncio.Redis.from_url(self.url) as client:
             await client.set("no-stream", "something else")
 
-    def poison(self, row: Row) -> Row:
+    def poison(self, row: OutboxRow) -> OutboxRow:
         """As the row is, but of a kind that the broker refuses."""
         return replace(row, destination="no-stream")
 
@@ -74,7 +74,7 @@ class Nats:
         await client.jetstream().add_stream(name=self.where, subjects=[self.where], max_msg_size=SIZE_MAX)
         await client.close()
 
-    def poison(self, row: Row) -> Row:
+    def poison(self, row: OutboxRow) -> OutboxRow:
         return replace(row, payload=b"x" * SIZE_MAX)
 
     async def connect(self) -> Any:
@@ -108,7 +108,7 @@ class Rabbitmq:
         async with await self.connect() as connection:
             await (await connection.channel()).declare_queue(self.where, durable=True)
 
-    def poison(self, row: Row) -> Row:
+    def poison(self, row: OutboxRow) -> OutboxRow:
         return replace(row, destination="no-queue")
 
     async def connect(self) -> Any:
@@ -149,7 +149,7 @@ class Kafka:
             WAIT_S,
         )
 
-    def poison(self, row: Row) -> Row:
+    def poison(self, row: OutboxRow) -> OutboxRow:
         return replace(row, payload=b"x" * SIZE_MAX)
 
     async def read(self, count: int) -> list[Arrived]:
@@ -188,7 +188,7 @@ class Sqs:
         async with self.client() as client:
             await client.create_queue(QueueName=self.where, Attributes={"FifoQueue": "true"})
 
-    def poison(self, row: Row) -> Row:
+    def poison(self, row: OutboxRow) -> OutboxRow:
         return replace(row, payload=b"\x01")
 
     def client(self) -> Any:
@@ -239,10 +239,10 @@ BROKERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def rows(count: int, where: str, aggregates: int = 3) -> list[Row]:
+def rows(count: int, where: str, aggregates: int = 3) -> list[OutboxRow]:
     """Rows as they would be taken."""
     return [
-        Row(
+        OutboxRow(
             seq=number,
             id=str(uuid4()),
             created_at=1_800_000_000_000_000 + number,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from semel.core.relaying import Row, Sent
+from semel.core.relaying import OutboxRow, Sent
 from semel.outbox.postgres import PostgresRows
 from semel.outbox.relay import Relay
 from semel.outbox.sinks import sink_for
@@ -24,7 +24,7 @@ class Halting:
         self.open, self.close = inner.open, inner.close
         self.batches = 0
 
-    async def publish(self, rows: Sequence[Row], /) -> list[Sent]:
+    async def publish(self, rows: Sequence[OutboxRow], /) -> list[Sent]:
         self.batches += 1
         if self.batches == 2:
             sys.stdout.write("here\n")

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from semel import Message
-from semel.core.relaying import Published, Refused, Unsent, waves
+from semel.core.relaying import Published, PublishRefused, NotPublished, waves
 from semel.errors import PolicyInvalid, SinkUnavailable, SinkUnknown
 from semel.keys import cloudevent
 from semel.keys.message import Envelope
@@ -100,7 +100,7 @@ async def test_a_destination_that_is_not_there_refuses(broker: Any, sink: Sink) 
     if type(broker).__name__ == "Redis":  # a stream is made when it is written to
         assert isinstance(answer, Published)
         return
-    assert isinstance(answer, Refused), answer
+    assert isinstance(answer, PublishRefused), answer
     assert not answer.of_message
     assert isinstance((await sink.publish([replace(row, destination=broker.where)]))[0], Published)
 
@@ -115,7 +115,7 @@ async def test_a_broker_that_is_away_is_no_attempt(name: str) -> None:
         answers = []
     finally:
         await sink.close()
-    assert not any(isinstance(answer, Published | Refused) for answer in answers)
+    assert not any(isinstance(answer, Published | PublishRefused) for answer in answers)
 
 
 async def test_from_the_outbox_to_the_broker(broker: Any, postgres_place: Place) -> None:
@@ -142,8 +142,8 @@ async def test_an_aggregate_ends_at_a_row_that_is_refused_in_its_middle(broker: 
     given[odd] = broker.poison(given[odd])
     answers = await sink.publish(given)
     refused, behind = answers[odd], answers[odd + 4 :: 4]
-    assert isinstance(refused, Refused), refused
-    assert all(isinstance(each, Unsent) for each in behind)
+    assert isinstance(refused, PublishRefused), refused
+    assert all(isinstance(each, NotPublished) for each in behind)
     others = [each for at, each in enumerate(answers) if at % 4 or at < odd]
     assert others == [Published()] * 32
     healed = [replace(given[odd], payload=b"1", destination=broker.where), *given[odd + 4 :: 4]]
@@ -169,7 +169,7 @@ async def test_a_standard_queue_gets_all_that_an_aggregate_has_at_once() -> None
     given[3] = broker.poison(given[3])
     answers = await sink.publish(given)
     await sink.close()
-    assert isinstance(answers[3], Refused)
+    assert isinstance(answers[3], PublishRefused)
     assert [isinstance(each, Published) for each in answers].count(True) == 24
     arrived = await broker.read(24)
     assert {each.key for each in arrived} == {row.id for row in given} - {given[3].id}
@@ -205,7 +205,7 @@ async def test_redis_stops_an_aggregate_behind_a_refusal() -> None:
     given[0] = replace(given[0], destination="wrong")
     answers = await sink.publish(given)
     await sink.close()
-    assert isinstance(answers[0], Refused)
+    assert isinstance(answers[0], PublishRefused)
     assert "WRONGTYPE" in answers[0].reason
     assert [isinstance(each, Published) for each in answers] == [False, True] * 3
 

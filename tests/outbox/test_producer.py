@@ -8,7 +8,7 @@ import pytest
 
 import semel
 from semel import Message
-from semel.core.relaying import Published, Refused, Row, Unsent
+from semel.core.relaying import Published, PublishRefused, OutboxRow, NotPublished
 from semel.errors import SinkUnavailable, UsageError
 from semel.keys.identity import Identity
 from semel.keys.message import Envelope
@@ -33,7 +33,7 @@ class Flaky:
 
     async def close(self) -> None: ...
 
-    async def publish(self, rows: Sequence[Row], /) -> list[Any]:
+    async def publish(self, rows: Sequence[OutboxRow], /) -> list[Any]:
         self.seen.append([row.id for row in rows])
         answer = self.answers.pop(0) if self.answers else Published()
         if isinstance(answer, Exception):
@@ -67,14 +67,14 @@ def test_one_that_blocks_does_the_same_from_many_threads() -> None:
 
 @pytest.mark.anyio
 async def test_a_repeat_has_the_same_id() -> None:
-    flaky = Flaky(SinkUnavailable("no answer"), Unsent("busy"))
+    flaky = Flaky(SinkUnavailable("no answer"), NotPublished("busy"))
     ids = await semel.aproducer(flaky).send_many([Message("t", n) for n in range(3)])
     assert flaky.seen == [ids[:2], ids[:2], ids[:2], ids[2:]]
 
 
 @pytest.mark.anyio
 async def test_no_confirmation_in_time_says_which_id_to_use_again() -> None:
-    flaky = Flaky(*[Unsent("busy")] * 100)
+    flaky = Flaky(*[NotPublished("busy")] * 100)
     producer = semel.aproducer(flaky, wait_s=0.2)
     with pytest.raises(SinkUnavailable, match=r"mine-1.*same message_id"):
         await producer.send(Message("t"), message_id="mine-1")
@@ -84,7 +84,7 @@ async def test_no_confirmation_in_time_says_which_id_to_use_again() -> None:
 
 @pytest.mark.anyio
 async def test_what_the_broker_refuses_is_not_repeated() -> None:
-    flaky = Flaky(Refused("too large"))
+    flaky = Flaky(PublishRefused("too large"))
     with pytest.raises(UsageError, match="too large"):
         await semel.aproducer(flaky).send(Message("t"))
     assert len(flaky.seen) == 1

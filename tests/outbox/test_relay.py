@@ -13,12 +13,12 @@ from semel.core.commands import Flow, Purged
 from semel.core.relaying import (
     Published,
     PublishRows,
-    Refused,
+    PublishRefused,
     Retrying,
     SettleRows,
-    Step,
+    RelayResult,
     TakeRows,
-    Unsent,
+    NotPublished,
     relay_step,
 )
 from semel.outbox.relay import Relay
@@ -64,13 +64,13 @@ class Dying(Relay):
             await self._close()
 
 
-def settles_first(retrying: Retrying, *, ordered: bool) -> Flow[Step]:
+def settles_first(retrying: Retrying, *, ordered: bool) -> Flow[RelayResult]:
     """Unsound on purpose: what is taken is marked as published before it is."""
     taken = yield from TakeRows()
     if taken.rows:
         yield from SettleRows([row.id for row in taken.rows], [])
         yield from PublishRows(taken.rows)
-    return Step(len(taken.rows), len(taken.rows))
+    return RelayResult(len(taken.rows), len(taken.rows))
 
 
 async def lost_after_deaths(place: Place, step: Callable[..., Any]) -> set[str]:
@@ -111,7 +111,7 @@ async def test_order_holds_per_aggregate_under_failures(place: Place, ordered: b
     def answer(row: Any) -> Any:
         nonlocal calls
         calls += 1
-        return (Published(), Refused("no", of_message=calls % 2 == 0), Unsent("?"))[calls * 7 % 11 % 3]
+        return (Published(), PublishRefused("no", of_message=calls % 2 == 0), NotPublished("?"))[calls * 7 % 11 % 3]
 
     sink = ListSink(answer, ordered=ordered)
     relay = Relay(
@@ -131,7 +131,7 @@ async def test_order_holds_per_aggregate_under_failures(place: Place, ordered: b
 async def test_a_dead_row_stops_its_aggregate_alone(place: Place) -> None:
     ids = place.orders(2, 3)
     bad = ids[0]
-    sink = ListSink(lambda row: Refused("too odd", of_message=True) if row.id == bad else Published())
+    sink = ListSink(lambda row: PublishRefused("too odd", of_message=True) if row.id == bad else Published())
 
     async def has_died() -> bool:
         await drain(place, sink, retrying=QUICK)
@@ -147,7 +147,7 @@ async def test_a_dead_row_stops_its_aggregate_alone(place: Place) -> None:
 async def test_a_dead_row_that_is_retried_goes_first(place: Place) -> None:
     ids = place.orders(1, 3)
     healed = False
-    sink = ListSink(lambda row: Published() if healed or row.id != ids[0] else Refused("no", of_message=True))
+    sink = ListSink(lambda row: Published() if healed or row.id != ids[0] else PublishRefused("no", of_message=True))
     await drain(place, sink, retrying=Retrying(attempts_max=1))
     assert sink.ids() == []
     healed = True
@@ -162,7 +162,7 @@ async def test_a_dead_row_that_is_retried_goes_first(place: Place) -> None:
 
 async def test_behind_a_dropped_row_the_others_go_on(place: Place) -> None:
     ids = place.orders(1, 3)
-    sink = ListSink(lambda row: Refused("no", of_message=True) if row.id == ids[0] else Published())
+    sink = ListSink(lambda row: PublishRefused("no", of_message=True) if row.id == ids[0] else Published())
     await drain(place, sink, retrying=Retrying(attempts_max=1))
     rows = place.rows()
     await rows.open()
@@ -176,7 +176,7 @@ async def test_behind_a_dropped_row_the_others_go_on(place: Place) -> None:
 
 async def test_by_choice_a_dead_row_is_skipped(place: Place) -> None:
     ids = place.orders(1, 3)
-    sink = ListSink(lambda row: Refused("no", of_message=True) if row.id == ids[0] else Published())
+    sink = ListSink(lambda row: PublishRefused("no", of_message=True) if row.id == ids[0] else Published())
     await drain(place, sink, retrying=Retrying(attempts_max=1, skip=True))
     assert sink.ids() == ids[1:]
     assert [entry.state for entry in await place.entries()] == ["dead", "published", "published"]
@@ -189,7 +189,7 @@ async def test_a_destination_that_refuses_is_left_alone(place: Place) -> None:
 
     def answer(row: Any) -> Any:
         tried.append(row.destination)
-        return Refused("down") if row.destination == "broken" else Published()
+        return PublishRefused("down") if row.destination == "broken" else Published()
 
     sink = ListSink(answer)
     await drain(place, sink, retrying=Retrying(first_s=60.0), rows_max=3)
@@ -206,7 +206,7 @@ async def test_attempts_are_not_counted_while_the_broker_is_away(place: Place) -
     def answer(row: Any) -> Any:
         nonlocal away
         away -= 1
-        return Unsent("nobody there") if away > 0 else Published()
+        return NotPublished("nobody there") if away > 0 else Published()
 
     sink = ListSink(answer)
     relay = Relay(place.rows(), sink, poll_s=0.05, retrying=Retrying(attempts_max=1))

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from semel import Message
-from semel.core.relaying import Published, Row
+from semel.core.relaying import Published, OutboxRow
 from semel.outbox.postgres import SHARDS, PostgresRows
 from semel.outbox.relay import Relay
 from semel.outbox.sinks import sink_for
@@ -68,7 +68,7 @@ async def test_an_aggregate_has_one_shard_and_others_are_spread(postgres_place: 
 
 async def test_several_relays_keep_order_while_they_come_and_go(postgres_place: Place) -> None:
     ids = postgres_place.orders(20, 10)
-    arrived: list[Row] = []
+    arrived: list[OutboxRow] = []
 
     class Shared(ListSink):
         async def publish(self, rows: Any, /) -> Any:
@@ -97,7 +97,7 @@ class Cursor(PostgresRows):
 
     seen = 0
 
-    async def take(self, rows_max: int, bytes_max: int) -> list[Row]:
+    async def take(self, rows_max: int, bytes_max: int) -> list[OutboxRow]:
         rows = [row for row in await super().take(rows_max, bytes_max) if row.seq > self.seen]
         self.seen = max([self.seen, *(row.seq for row in rows)])
         return rows

@@ -11,7 +11,7 @@ import pytest
 import standardwebhooks
 from msgspec.structs import replace
 
-from semel.core.relaying import Published, Refused, Unsent
+from semel.core.relaying import Published, PublishRefused, NotPublished
 from semel.errors import PolicyInvalid
 from semel.outbox import Retrying
 from semel.outbox.sinks.addresses import Allowed, is_public
@@ -86,14 +86,14 @@ async def test_by_choice_a_call_is_signed_so_that_its_receiver_can_only_verify(t
 async def test_other_answers_are_refusals_of_the_target(there: Target, code: int) -> None:
     there.answer = status(code, b"why not", b"location: http://127.0.0.1:1/elsewhere")
     (answer,) = await published(there.url(), rows(1, "x"))
-    assert answer == Refused(f"answered {code}: why not")
+    assert answer == PublishRefused(f"answered {code}: why not")
     assert len(there.calls) == 1  # no redirect is followed
 
 
 async def test_an_answer_may_be_about_the_message(there: Target) -> None:
     there.answer = status(422, b"odd")
     (answer,) = await published(there.url(), rows(1, "x"))
-    assert answer == Refused("answered 422: odd", of_message=True)
+    assert answer == PublishRefused("answered 422: odd", of_message=True)
 
 
 async def test_a_target_that_never_answers_is_given_up(there: Target) -> None:
@@ -102,7 +102,7 @@ async def test_a_target_that_never_answers_is_given_up(there: Target) -> None:
 
     there.answer = silent
     (answer,) = await published(there.url(), rows(1, "x"), wait_s=0.1)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, PublishRefused)
     assert "no answer within" in answer.reason
     assert len(there.calls) == 1  # it may have been accepted: the next attempt has the same id
 
@@ -117,7 +117,7 @@ async def test_a_target_that_drips_is_given_up(there: Target) -> None:
 
     there.answer = drips
     (answer,) = await published(there.url(), rows(1, "x"), wait_s=1.0, call_max_s=0.3)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, PublishRefused)
     assert "no whole answer" in answer.reason
 
 
@@ -130,15 +130,15 @@ async def test_a_target_that_is_unwell_is_not_asked_again_and_again(there: Targe
     there.answer = status(500)
     answers = await published(there.url(), rows(50, "x"))
     assert len(there.calls) <= CALLS_MAX
-    assert isinstance(answers[0], Refused)
-    assert isinstance(answers[-1], Unsent)
+    assert isinstance(answers[0], PublishRefused)
+    assert isinstance(answers[-1], NotPublished)
 
 
 async def test_nobody_there_is_a_refusal() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         (answer,) = await published(f"http://127.0.0.1:{taken.getsockname()[1]}/", rows(1, "x"))
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, PublishRefused)
 
 
 async def test_tls_checks_the_name_although_it_calls_an_address(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ async def test_tls_checks_the_name_although_it_calls_an_address(tmp_path: Path) 
     other, trusting = certificate(tmp_path, "elsewhere.example")
     async with target(other) as there:
         (answer,) = await published(there.url("https"), rows(1, "x"), ssl_context=trusting)
-        assert isinstance(answer, Refused)
+        assert isinstance(answer, PublishRefused)
         assert "certificate" in answer.reason.lower()
         assert there.calls == []
 
@@ -178,7 +178,7 @@ def test_addresses_outside_are_not(address: str) -> None:
 
 async def test_a_name_that_leads_inside_is_refused(there: Target) -> None:
     (answer,) = await published(there.url("https"), rows(1, "x"), private=False)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, PublishRefused)
     assert "not a public address" in answer.reason
     assert there.calls == []
 
@@ -199,7 +199,7 @@ async def test_only_targets_that_are_allowed_are_called(tmp_path: Path, allow: l
         (answer,) = await published(
             there.url("https"), rows(1, "x"), private=False, allow=allow, ssl_context=client
         )
-        assert isinstance(answer, Published if goes else Refused)
+        assert isinstance(answer, Published if goes else PublishRefused)
         assert len(there.calls) == goes
 
 
@@ -232,7 +232,7 @@ async def test_one_private_address_among_several_is_enough(monkeypatch: pytest.M
 
     monkeypatch.setattr(loop, "getaddrinfo", resolve)
     (answer,) = await published("https://both.example/", rows(1, "x"), private=False)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, PublishRefused)
     assert "10.0.0.1" in answer.reason
 
 

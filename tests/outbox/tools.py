@@ -9,7 +9,7 @@ import psycopg
 
 import semel
 from semel import Message
-from semel.core.relaying import Published, Row, Sent, Unsent
+from semel.core.relaying import Published, OutboxRow, Sent, NotPublished
 from semel.outbox.relay import Relay
 from semel.outbox.rows import Entry, Rows, rows_for
 from tests.services import postgres
@@ -82,21 +82,21 @@ class ListSink:
     name = "list"
     batch_max = 500
 
-    def __init__(self, answer: Callable[[Row], Sent] | None = None, *, ordered: bool = False) -> None:
+    def __init__(self, answer: Callable[[OutboxRow], Sent] | None = None, *, ordered: bool = False) -> None:
         self.ordered = ordered
-        self.got: list[Row] = []
+        self.got: list[OutboxRow] = []
         self.answer = answer or (lambda row: Published())
 
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
-    async def publish(self, rows: Sequence[Row], /) -> list[Sent]:
+    async def publish(self, rows: Sequence[OutboxRow], /) -> list[Sent]:
         answers: list[Sent] = []
         stopped: set[Any] = set()
         for row in rows:
             held = self.ordered and row.aggregate is not None and row.aggregate in stopped
-            answer = Unsent("held back") if held else self.answer(row)
+            answer = NotPublished("held back") if held else self.answer(row)
             if isinstance(answer, Published):
                 self.got.append(row)
             else:
@@ -108,7 +108,7 @@ class ListSink:
         return [row.id for row in self.got]
 
 
-def first_order(rows: Sequence[Row]) -> dict[Any, list[int]]:
+def first_order(rows: Sequence[OutboxRow]) -> dict[Any, list[int]]:
     """The numbers of each aggregate's rows as a consumer sees them that drops repeats of an id."""
     seen: set[str] = set()
     order: dict[Any, list[int]] = {}

@@ -12,7 +12,7 @@ from semel.core.commands import Admit, Answer, Claim, Settle
 from semel.core.ports import Store
 from semel.forks import new_owner
 from semel.observe.rollups import Writer
-from semel.observe.tally import Counts, Part, StoreCounts, Tally
+from semel.observe.tally import ConsumerCounters, MinuteCounts, StoreCounts, CounterHook
 from semel.server import benchmarks
 from semel.types import Mode
 
@@ -44,7 +44,7 @@ def a_day(store: Store, minutes: int = 24 * 60, seed: int = 7) -> None:
     chance = random.Random(seed)
     for consumer, mode, _, _ in CONSUMERS:
         store.send((Admit("", consumer, mode),))
-    tally = Tally()
+    tally = CounterHook()
     writer = Writer(tally)
     now = int(time.time() // 60)
     for minute in range(now - minutes, now + AHEAD):
@@ -55,14 +55,14 @@ def a_day(store: Store, minutes: int = 24 * 60, seed: int = 7) -> None:
     assert ask(store, writer.close()) is None
 
 
-def _part(minute: int, ago: int, chance: random.Random) -> Part:
+def _part(minute: int, ago: int, chance: random.Random) -> MinuteCounts:
     wave = 1 + 0.45 * math.sin(2 * math.pi * (minute % 1440) / 1440 - 2) + 0.12 * math.sin(minute / 17)
     storm = 6.0 * math.exp(-(((ago - 34) / 5) ** 2))
     consumers = []
     for number, (name, mode, per_s, share) in enumerate(CONSUMERS):
         first = max(0, round(chance.gauss(per_s * 60 * wave, per_s * 2)))
         copies = round(first * share * (1 + (storm if number == 1 else 0)) * chance.uniform(0.6, 1.5))
-        counts = Counts(received=first + copies, processed=first - round(first * 0.0008))
+        counts = ConsumerCounters(received=first + copies, processed=first - round(first * 0.0008))
         counts.redelivery, counts.producer = round(copies * 0.72), round(copies * 0.17)
         counts.race = max(0, copies - counts.redelivery - counts.producer)
         counts.observed = copies if mode == "observe" else 0
@@ -75,7 +75,7 @@ def _part(minute: int, ago: int, chance: random.Random) -> Part:
     for _ in range(200):
         at = min(30, max(0, round(chance.gauss(6 + storm / 3, 2.2) + (8 if chance.random() < 0.012 else 0))))
         took[at] = took.get(at, 0) + 60
-    return Part(minute, consumers, StoreCounts(took=took), chance.randrange(4, 14), 2.0, "scene")
+    return MinuteCounts(minute, consumers, StoreCounts(took=took), chance.randrange(4, 14), 2.0, "scene")
 
 
 def some_benchmarks(store: Store, count: int = 2) -> None:

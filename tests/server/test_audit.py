@@ -27,7 +27,7 @@ class Town:
         self.all, self.all_token = token_for(store, None, "admin")
         self.seen = len(self.entries())
 
-    def entries(self) -> list[audit.Entry]:
+    def entries(self) -> list[audit.AuditEntry]:
         (page,) = self.store.send((Scan(audit.TENANT, audit.CONSUMER, limit=1000),))
         return sorted(map(audit.entry_of, page.records), key=lambda entry: entry.at_us)
 

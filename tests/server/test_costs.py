@@ -24,7 +24,7 @@ from semel.packed_limits import HASHED_MAX, check_packed
 from semel.server.callers import Caller
 from semel.server.costs import Costs
 from semel.server.limits import LiveClaims
-from semel.server.problems import Problem
+from semel.server.problems import HttpProblem
 from semel.server.settings import Limits, ServeSettings
 from semel.server.slow_lane import SlowLane
 from semel.stores.http.store import HttpStore
@@ -228,7 +228,7 @@ async def test_who_has_too_many_counts_waiting_is_told_so() -> None:
     lane = SlowLane(store, "", Hooks(()), 2**20)
     asking = [asyncio.create_task(lane.ask("loud", Count("loud"))) for _ in range(16)]
     await asyncio.to_thread(store.counting.wait, 30)
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(HttpProblem) as refused:
         await lane.ask("loud", Count("loud"))
     assert refused.value.status == 429
     store.let_go.set()
@@ -281,7 +281,7 @@ def test_what_was_spent_is_paid_back_with_time_by_the_tenant() -> None:
     for spent in ({"items": 30}, {"size_bytes": 3000}, {"store_s": 1.5}):
         costs.check(mine)
         costs.charge(mine, **spent)
-        with pytest.raises(Problem, match="too many") as refused:
+        with pytest.raises(HttpProblem, match="too many") as refused:
             costs.check(same)
         assert (refused.value.status, int(refused.value.headers["Retry-After"])) == (429, 2)
         costs.check(other)

@@ -12,7 +12,7 @@ from starlette.routing import Route, WebSocketRoute
 
 import semel
 from semel import webhooks
-from semel.sockets import Acceptor, Event, EventTable, Intake, Pace
+from semel.sockets import Acceptor, Event, EventTable, Intake, IntakeLimits
 
 SETUP = json.loads(os.environ["FLEET"])
 RUNS = Path(SETUP["runs"])
@@ -35,12 +35,12 @@ async def handle(event: Event) -> None:
 
 
 process = table.after(handle)
-intake = Intake(once, process, pace=Pace(sweep_s=0.1))
+intake = Intake(once, process, pace=IntakeLimits(sweep_s=0.1))
 receiver = webhooks.Receiver(
     hooks,
     webhooks.standard(SETUP["secret"]),
     process,
-    pace=Pace(sweep_s=0.1),
+    pace=IntakeLimits(sweep_s=0.1),
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 import semel
 from semel import Policy
 from semel.errors import AttemptsExhausted, PolicyInvalid, UsageError
-from semel.intake import Event, Intake, Pace, Receipt
+from semel.intake import Event, Intake, IntakeLimits, Receipt
 from tests.services import redis
 from tests.waiting import until
 
@@ -54,7 +54,7 @@ async def taking(
     lease: str = "30s",
     **options: Any,
 ) -> AsyncIterator[Intake]:
-    options.setdefault("pace", Pace(sweep_s=0.05))
+    options.setdefault("pace", IntakeLimits(sweep_s=0.05))
     once = semel.aopen(
         store, consumer="intake", lease=lease, mode=mode, policy=policy or Policy(retry_delay_s=0.02)
     )
@@ -167,7 +167,7 @@ async def test_given_up_after_so_many_attempts_and_asked_again_if_it_could_not_b
 async def test_what_a_stop_interrupts_is_free_at_once_and_its_attempt_given_back(tmp_path: Path) -> None:
     work, other = Work(), Work()
     work.gate.clear()
-    pace = Pace(concurrency=1, drain_s=0, sweep_s=0.05)
+    pace = IntakeLimits(concurrency=1, drain_s=0, sweep_s=0.05)
     async with taking(place(tmp_path), work, lease="30s", pace=pace) as intake:
         assert await intake.take(event("runs")) == Receipt("accepted")
         assert await intake.take(event("waits")) == Receipt("accepted")
@@ -187,7 +187,7 @@ async def test_what_a_stop_interrupts_is_free_at_once_and_its_attempt_given_back
 async def test_in_quarantine_what_has_not_begun_is_not_doubtful(tmp_path: Path) -> None:
     work = Work()
     work.gate.clear()
-    pace = Pace(concurrency=1, drain_s=0)
+    pace = IntakeLimits(concurrency=1, drain_s=0)
     async with taking(place(tmp_path), work, mode="quarantine", pace=pace) as intake:
         await intake.take(event("runs"))
         await until(lambda: work.begun == ["runs"])
@@ -200,7 +200,7 @@ async def test_in_quarantine_what_has_not_begun_is_not_doubtful(tmp_path: Path) 
 async def test_no_room_is_waited_for_as_long_as_the_caller_says(tmp_path: Path) -> None:
     work = Work()
     work.gate.clear()
-    async with taking(place(tmp_path), work, pace=Pace(concurrency=1, pending_max=2)) as intake:
+    async with taking(place(tmp_path), work, pace=IntakeLimits(concurrency=1, pending_max=2)) as intake:
         await intake.take(event("a"))
         await intake.take(event("b"))
         assert (await intake.take(event("c"), hold_s=0)).status == "busy"
@@ -264,7 +264,7 @@ async def test_many_orphans_are_run_side_by_side(tmp_path: Path) -> None:
         at_once -= 1
         done.add(given.id)
 
-    async with taking(place(tmp_path), work, pace=Pace(concurrency=5, sweep_s=0.05)):
+    async with taking(place(tmp_path), work, pace=IntakeLimits(concurrency=5, sweep_s=0.05)):
         await until(lambda: done == set(names))
     assert 1 < most <= 5
 
@@ -282,7 +282,7 @@ async def test_wrong_use_is_told(tmp_path: Path) -> None:
         {"drain_s": -1},
     ):
         with pytest.raises(PolicyInvalid):
-            Pace(**wrong)
+            IntakeLimits(**wrong)
     async with once, Intake(once, Work()) as intake:
         with pytest.raises(UsageError, match="before"):
             await intake.__aenter__()

@@ -17,7 +17,7 @@ import pytest
 
 import semel
 from semel.errors import PolicyInvalid
-from semel.sockets import Event, Fields, Intake, Invalid, Listener, Pace
+from semel.sockets import Event, Fields, Intake, Invalid, Listener, IntakeLimits
 from semel.sockets.listen import Backoff
 from tests.services import postgres, redis, server
 from tests.sockets.fleet import environment
@@ -36,7 +36,7 @@ async def listening(store: str, url: str, done: list[str], **options: Any) -> As
 
     once = semel.aopen(store, consumer="listen", lease="1s")
     try:
-        async with Intake(once, handle, pace=Pace(sweep_s=0.1)) as intake:
+        async with Intake(once, handle, pace=IntakeLimits(sweep_s=0.1)) as intake:
             listener = Listener(url, intake, backoff=SOON, **options)
             running = asyncio.create_task(listener.run())
             yield listener

@@ -13,7 +13,7 @@ import pytest
 import semel
 from semel.clock import SystemClock
 from semel.errors import KeyInvalid, StoreFull
-from semel.stores.marks import BATCH_MIN, HAS_GIL, Marker, Marks, Steady
+from semel.stores.marks import BATCH_MIN, HAS_GIL, Marker, MemoryMarks, Steady
 from semel.stores.memory import MemoryStore
 
 SECOND_US = 1_000_000
@@ -39,13 +39,13 @@ def _switch_often() -> Iterator[None]:
 
 
 @pytest.fixture(params=[True, False], ids=["lock-free", "locked"])
-def new_marks(request: pytest.FixtureRequest) -> Callable[[], Marks]:
+def new_marks(request: pytest.FixtureRequest) -> Callable[[], MemoryMarks]:
     """Makes marks as a build with the global interpreter lock does, and as a free-threaded one does."""
     lock_free: bool = request.param
-    return lambda: Marks(Steady(SystemClock()), lock_free=lock_free)
+    return lambda: MemoryMarks(Steady(SystemClock()), lock_free=lock_free)
 
 
-def marker(marks: Marks, window_us: int = LONG_US, room: int = 10**6) -> Marker:
+def marker(marks: MemoryMarks, window_us: int = LONG_US, room: int = 10**6) -> Marker:
     return marks.marker(lambda: window_us, lambda: room, lambda: StoreFull("full"))
 
 
@@ -63,7 +63,7 @@ def together(*works: Callable[[], object]) -> None:
         thread.join()
 
 
-def test_of_threads_that_mark_a_key_one_is_the_first(new_marks: Callable[[], Marks]) -> None:
+def test_of_threads_that_mark_a_key_one_is_the_first(new_marks: Callable[[], MemoryMarks]) -> None:
     mark = marker(new_marks())
     keys = [f"key {number}" for number in range(2000)]
     firsts: list[list[bool]] = [[], [], []]
@@ -71,7 +71,7 @@ def test_of_threads_that_mark_a_key_one_is_the_first(new_marks: Callable[[], Mar
     assert [sum(column) for column in zip(*firsts, strict=True)] == [1] * len(keys)
 
 
-def test_of_a_batch_and_single_marks_one_is_the_first(new_marks: Callable[[], Marks]) -> None:
+def test_of_a_batch_and_single_marks_one_is_the_first(new_marks: Callable[[], MemoryMarks]) -> None:
     """The batch looks at single marks made without a lock, and they look at it: one of them must see the other."""
     batch_of = 2 * BATCH_MIN
     for turn in range(60):
@@ -89,7 +89,7 @@ def test_of_a_batch_and_single_marks_one_is_the_first(new_marks: Callable[[], Ma
         assert len(marks) == batch_of + 1
 
 
-def test_purging_takes_no_mark_that_runs(new_marks: Callable[[], Marks]) -> None:
+def test_purging_takes_no_mark_that_runs(new_marks: Callable[[], MemoryMarks]) -> None:
     marks = new_marks()
     mark, numbers = marker(marks), count()
     done = threading.Event()
@@ -126,7 +126,7 @@ class CountingLock:
 
 @pytest.mark.parametrize(("lock_free", "taken"), [(True, 0), (False, 3)])
 def test_without_the_interpreter_lock_every_mark_takes_the_lock(lock_free: bool, taken: int) -> None:
-    marks = Marks(Steady(SystemClock()), lock_free=lock_free)
+    marks = MemoryMarks(Steady(SystemClock()), lock_free=lock_free)
     mark = marker(marks)
     mark("warm")
     lock: Any = CountingLock()
@@ -141,7 +141,7 @@ def test_a_free_threaded_build_is_known() -> None:
 
 def test_a_look_at_all_marks_starts_again_when_one_is_made_meanwhile() -> None:
     """While memory is tidied up, other threads may run, also in the midst of what looks like one step."""
-    marks = Marks(Steady(SystemClock()))
+    marks = MemoryMarks(Steady(SystemClock()))
     mark, numbers = marker(marks), count()
     for _ in range(3000):
         mark(f"key {next(numbers)}")
@@ -163,7 +163,7 @@ def test_a_look_at_all_marks_starts_again_when_one_is_made_meanwhile() -> None:
 
 
 def test_single_marks_and_batches_know_each_other() -> None:
-    marks = Marks(Hand())
+    marks = MemoryMarks(Hand())
     mark = marker(marks)
     assert mark("single") is True
     keys = ["single", *(f"key {number}" for number in range(BATCH_MIN)), "key 3"]
@@ -175,7 +175,7 @@ def test_single_marks_and_batches_know_each_other() -> None:
 
 def test_each_mark_ends_with_its_own_window() -> None:
     clock = Hand()
-    marks = Marks(clock)
+    marks = MemoryMarks(clock)
     short, long = marker(marks, SECOND_US), marker(marks, 4 * SECOND_US)
     batch = [f"key {number}" for number in range(BATCH_MIN)]
     assert [short("s"), long("l"), short("t")] == [True] * 3
@@ -192,7 +192,7 @@ def test_each_mark_ends_with_its_own_window() -> None:
 
 def test_after_its_batches_are_over_single_marks_need_no_lock() -> None:
     clock = Hand()
-    marks = Marks(clock)
+    marks = MemoryMarks(clock)
     mark = marker(marks)
     marks.add([f"key {number}" for number in range(BATCH_MIN)], SECOND_US)
     assert marks._batching is True
@@ -202,7 +202,7 @@ def test_after_its_batches_are_over_single_marks_need_no_lock() -> None:
 
 
 def test_a_key_that_is_none_leaves_no_mark() -> None:
-    marks = Marks(Hand())
+    marks = MemoryMarks(Hand())
     mark = marker(marks)
     mark("warm")
     for key in ("", "a\nb", "x" * 513, "\ud800", "\x7f"):

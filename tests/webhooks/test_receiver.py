@@ -13,7 +13,7 @@ import pytest
 import semel
 from semel import Policy, webhooks
 from semel.errors import UsageError
-from semel.webhooks import Event, Pace, Receiver
+from semel.webhooks import Event, IntakeLimits, Receiver
 from tests.services import redis, server
 from tests.sockets.fleet import uvicorn
 from tests.waiting import await_true, until
@@ -189,7 +189,7 @@ async def test_too_many_waiting_is_503(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("semel.webhooks.receiver.HOLD_S", 0.05)
     seen = Seen()
     seen.gate.clear()
-    pace = Pace(concurrency=1, pending_max=2)
+    pace = IntakeLimits(concurrency=1, pending_max=2)
     async with serving(stored(tmp_path), seen, pace=pace) as (client, _):
         for number, expected in enumerate((202, 202, 503)):
             answer = await post(client, signed.standard(message_id=f"msg_{number}"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from semel import webhooks
 from semel.errors import PolicyInvalid
-from semel.webhooks import Challenge, Refused, Scheme, Verified
+from semel.webhooks import Challenge, WebhookRefused, Scheme, Verified
 from semel.webhooks.verify import headers_of
 from tests.webhooks import signed
 from tests.webhooks.signed import BODY, NOW, OTHER, SECRET
@@ -50,7 +50,7 @@ def test_what_is_signed_is_verified(name: str) -> None:
 def test_another_body_is_refused(name: str) -> None:
     scheme, sign, body, _ = CASES[name]
     answer = scheme.verify(sign(body), body + b" ", NOW)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, WebhookRefused)
     assert answer.status == 401
 
 
@@ -59,7 +59,7 @@ def test_another_secret_is_refused(name: str) -> None:
     scheme, sign, body, _ = CASES[name]
     secret = OTHER if name == "standard" else "another"
     answer = scheme.verify(sign(body, secret=secret), body, NOW)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, WebhookRefused)
     assert answer.status == 401
 
 
@@ -67,7 +67,7 @@ def test_another_secret_is_refused(name: str) -> None:
 def test_no_headers_at_all_are_refused(name: str) -> None:
     scheme, _, body, _ = CASES[name]
     answer = scheme.verify({}, body, NOW)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, WebhookRefused)
     assert answer.status == 401
 
 
@@ -76,21 +76,21 @@ def test_no_headers_at_all_are_refused(name: str) -> None:
 def test_replays_are_tolerated_for_five_minutes_either_way(name: str, off_s: int, passes: bool) -> None:
     scheme, sign, body, expected = CASES[name]
     answer = scheme.verify(sign(body, at=NOW + off_s), body, NOW)
-    assert answer == expected if passes else isinstance(answer, Refused)
+    assert answer == expected if passes else isinstance(answer, WebhookRefused)
 
 
 @pytest.mark.parametrize("header", ["webhook-id", "webhook-timestamp"])
 def test_id_and_time_are_signed_too(header: str) -> None:
     headers = signed.standard() | {header: {"webhook-id": "msg_2"}.get(header, str(NOW + 1))}
     answer = webhooks.standard(SECRET).verify(headers, BODY, NOW)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, WebhookRefused)
     assert answer.status == 401
 
 
 def test_an_id_with_a_dot_is_refused_even_if_signed() -> None:
     # `a.1.b` + `.c` and `a` + `.1.b.c` would be signed alike: whoever may choose ids could move bytes between fields.
     answer = webhooks.standard(SECRET).verify(signed.standard(message_id="msg.1"), BODY, NOW)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, WebhookRefused)
 
 
 def test_secrets_can_be_changed() -> None:
@@ -113,18 +113,18 @@ def test_asymmetric_signatures() -> None:
     headers = signed.standard() | {"webhook-signature": f"v1a,{signature}"}
     scheme = webhooks.standard(public)
     assert scheme.verify(headers, BODY, NOW) == Verified("msg_1", "order.paid")
-    assert isinstance(scheme.verify(headers, BODY + b" ", NOW), Refused)
+    assert isinstance(scheme.verify(headers, BODY + b" ", NOW), WebhookRefused)
     # The public key is known to everybody: it must never serve as a shared secret.
     forged = signed.standard(secret="whsec_" + public.removeprefix("whpk_"))
-    assert isinstance(scheme.verify(forged, BODY, NOW), Refused)
+    assert isinstance(scheme.verify(forged, BODY, NOW), WebhookRefused)
     confused = {"webhook-signature": forged["webhook-signature"].replace("v1,", "v1a,")}
-    assert isinstance(scheme.verify(forged | confused, BODY, NOW), Refused)
-    assert isinstance(webhooks.standard(SECRET).verify(headers, BODY, NOW), Refused)
+    assert isinstance(scheme.verify(forged | confused, BODY, NOW), WebhookRefused)
+    assert isinstance(webhooks.standard(SECRET).verify(headers, BODY, NOW), WebhookRefused)
 
 
 def test_at_most_eight_signatures_are_looked_at() -> None:
     good = signed.standard()
-    for wrong, expected in ((7, Verified), (8, Refused)):
+    for wrong, expected in ((7, Verified), (8, WebhookRefused)):
         signatures = ["v1," + base64.b64encode(bytes([n]) * 32).decode() for n in range(wrong)]
         headers = good | {"webhook-signature": " ".join([*signatures, good["webhook-signature"]])}
         assert isinstance(webhooks.standard(SECRET).verify(headers, BODY, NOW), expected)
@@ -136,13 +136,13 @@ def test_a_header_that_comes_twice_verifies_nothing() -> None:
     assert once is not None
     assert twice is not None
     assert isinstance(webhooks.standard(SECRET).verify(once, BODY, NOW), Verified)
-    assert isinstance(webhooks.standard(SECRET).verify(twice, BODY, NOW), Refused)
+    assert isinstance(webhooks.standard(SECRET).verify(twice, BODY, NOW), WebhookRefused)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"id":7}', b'{"id":""}', b"\xff", b"[" * 100_000])
 def test_a_signed_body_without_an_id_is_a_bad_request(body: bytes) -> None:
     answer = webhooks.stripe("whsec_a-plain-secret").verify(signed.stripe(body), body, NOW)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, WebhookRefused)
     assert answer.status == 400
 
 
@@ -151,7 +151,7 @@ def test_slack_is_told_its_challenge() -> None:
     assert webhooks.slack("a-rather-plain-secret").verify(signed.slack(body), body, NOW) == Challenge(
         b"3eZbrw1a"
     )
-    assert isinstance(webhooks.slack("a-rather-plain-secret").verify({}, body, NOW), Refused)
+    assert isinstance(webhooks.slack("a-rather-plain-secret").verify({}, body, NOW), WebhookRefused)
 
 
 @given(
@@ -162,7 +162,7 @@ def test_slack_is_told_its_challenge() -> None:
 def test_nothing_that_is_sent_raises_or_passes(name: str, values: list[str], body: bytes) -> None:
     scheme, sign, good, _ = CASES[name]
     headers = dict(zip(sign(good), values, strict=False))
-    assert isinstance(scheme.verify(headers, body, NOW), Refused)
+    assert isinstance(scheme.verify(headers, body, NOW), WebhookRefused)
 
 
 @pytest.mark.parametrize("secret", ["whsec_short", "whsec_!", "whpk_AAAA"])

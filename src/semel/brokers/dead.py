@@ -7,30 +7,30 @@ import msgspec
 
 from semel.aclient import AsyncSemel
 from semel.brokers.letters import PREFIX, letter_of
-from semel.brokers.source import Letter
+from semel.brokers.source import DeadLetterInfo
 from semel.errors import UsageError
 from semel.types import Busy, Lost
 
-__all__ = ["RUN_LATE", "Dead", "Graveyard", "replay"]
+__all__ = ["RUN_LATE", "DeadLetter", "DeadLetterQueue", "replay"]
 
 RUN_LATE = "semel-run-late"
 """The header of a late message that somebody decided to run all the same."""
 
 
-class Dead(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """A message at the dead-letter destination."""
 
     id: str
     """By which the broker knows it."""
     headers: Mapping[str, str]
     body: bytes
-    letter: Letter
+    letter: DeadLetterInfo
 
     @classmethod
-    def found(cls, id_: str, headers: Mapping[str, str], body: bytes) -> "Dead":
+    def found(cls, id_: str, headers: Mapping[str, str], body: bytes) -> "DeadLetter":
         """What a broker returned; one that semel did not bury has an empty letter."""
         return cls(
-            id=id_, headers=headers, body=body, letter=letter_of(headers) or Letter(reason="", consumer="")
+            id=id_, headers=headers, body=body, letter=letter_of(headers) or DeadLetterInfo(reason="", consumer="")
         )
 
     def original(self) -> dict[str, str]:
@@ -38,10 +38,10 @@ class Dead(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in self.headers.items() if not name.lower().startswith(PREFIX)}
 
 
-class Graveyard(Protocol):
+class DeadLetterQueue(Protocol):
     """Where a source buries its dead."""
 
-    async def look(self, limit: int) -> Sequence[Dead]:
+    async def look(self, limit: int) -> Sequence[DeadLetter]:
         """The oldest dead letters; they stay where they are."""
         ...
 
@@ -49,7 +49,7 @@ class Graveyard(Protocol):
         """Send a message to the source's own queue, topic or stream; returns when it is confirmed."""
         ...
 
-    async def remove(self, dead: Dead) -> None:
+    async def remove(self, dead: DeadLetter) -> None:
         """Take a dead letter away."""
         ...
 
@@ -58,7 +58,7 @@ class Graveyard(Protocol):
         ...
 
 
-async def replay(graveyard: Graveyard, dead: Dead, once: AsyncSemel, *, new_key: str | None = None) -> None:
+async def replay(graveyard: DeadLetterQueue, dead: DeadLetter, once: AsyncSemel, *, new_key: str | None = None) -> None:
     """Let a dead message run again: forget its failure, publish it anew, and only then remove the letter.
 
     Killed in between it may be published twice, which the consumer's record absorbs; it is never lost. Raises
@@ -103,7 +103,7 @@ _ID_HEADERS = {
 }
 
 
-async def _forget_failure(letter: Letter, once: AsyncSemel) -> None:
+async def _forget_failure(letter: DeadLetterInfo, once: AsyncSemel) -> None:
     answer = await once.records.forget(letter.key, fence=letter.fence, state="failed")
     if isinstance(answer, Busy):
         raise UsageError(f"{letter.key!r} is running again; wait for its end")

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from semel.aclient import AsyncSemel
 from semel.brokers.failure_log import FailureLog
-from semel.brokers.pace import Counts
-from semel.brokers.source import Arrival, Letter, Source
+from semel.brokers.pace import RunnerCounters
+from semel.brokers.source import Arrival, DeadLetterInfo, Source
 from semel.errors import MessageTooLarge
 
 __all__ = ["DeadLetters", "letter_for"]
@@ -30,9 +30,9 @@ def letter_for(
     *,
     fence: int = 0,
     attempts: int = 0,
-) -> Letter:
+) -> DeadLetterInfo:
     """The letter that says why a message was given up."""
-    return Letter(
+    return DeadLetterInfo(
         reason=reason,
         consumer=consumer,
         key=key,
@@ -46,15 +46,15 @@ def letter_for(
 class DeadLetters:
     """The dead letters of one source."""
 
-    def __init__(self, source: Source, counts: Counts, failure_log: FailureLog) -> None:
+    def __init__(self, source: Source, counts: RunnerCounters, failure_log: FailureLog) -> None:
         self._source = source
         self._counts = counts
         self._failure_log = failure_log
-        self._stuck: dict[str, Letter] = {}
+        self._stuck: dict[str, DeadLetterInfo] = {}
         """Letters that could not be written so far, by key; those without one by position."""
         self._said_at = -REMIND_S
 
-    async def write(self, arrival: Arrival, letter: Letter, once: AsyncSemel | None) -> None:
+    async def write(self, arrival: Arrival, letter: DeadLetterInfo, once: AsyncSemel | None) -> None:
         """Put a copy of the message at the dead-letter destination; returns when the broker has confirmed it.
 
         A message that is too large with its letter goes with less of the error, then without its body, to which the
@@ -70,14 +70,14 @@ class DeadLetters:
             raise
         self.note_written(arrival, letter)
 
-    def note_written(self, arrival: Arrival, letter: Letter) -> None:
+    def note_written(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Count and log a dead letter that is written."""
         self._stuck.pop(letter.key or arrival.position or "", None)
         self._counts.stuck = len(self._stuck)
         self._counts.buried += 1
         self._failure_log.buried(letter)
 
-    async def _write(self, arrival: Arrival, letter: Letter) -> None:
+    async def _write(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         short = replace(letter, stack="", error=letter.error[:ERROR_CHARACTERS])
         bare = replace(letter, body_at=arrival.position or "unknown")
         if await self._fits(arrival, letter) or await self._fits(arrival, short):
@@ -88,7 +88,7 @@ class DeadLetters:
         )  # fmt: skip
         await self._source.bury(replace(arrival, body=b""), bare)
 
-    async def _fits(self, arrival: Arrival, letter: Letter) -> bool:
+    async def _fits(self, arrival: Arrival, letter: DeadLetterInfo) -> bool:
         """Write the letter; `False`: it is too large."""
         try:
             await self._source.bury(arrival, letter)
@@ -96,7 +96,7 @@ class DeadLetters:
             return False
         return True
 
-    def report(self, arrival: Arrival, letter: Letter, error: BaseException, once: AsyncSemel | None) -> None:
+    def report(self, arrival: Arrival, letter: DeadLetterInfo, error: BaseException, once: AsyncSemel | None) -> None:
         """Report that a dead letter could not be written, and why."""
         self._stuck.setdefault(letter.key or arrival.position or "", letter)
         self._counts.stuck = len(self._stuck)

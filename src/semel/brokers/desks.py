@@ -10,10 +10,10 @@ from semel.extras import install_command
 from semel.handles import handle_for
 from semel.lazily import asyncio
 
-__all__ = ["Desk", "desk_for"]
+__all__ = ["TransactionConnections", "desk_for"]
 
 
-class Desk(Protocol):
+class TransactionConnections(Protocol):
     """How to connect, and to begin and end a transaction, with one driver."""
 
     at_once: int
@@ -38,7 +38,7 @@ class Desk(Protocol):
         ...
 
 
-def desk_for(store: Any, *, awaits: bool) -> Desk:
+def desk_for(store: Any, *, awaits: bool) -> TransactionConnections:
     """The desk at a store's own database, for handlers that are awaited or for those that block."""
     if store.name.startswith("sqlite"):
         return AsyncSqliteDesk(store.path) if awaits else SqliteDesk(store.path)

@@ -2,7 +2,7 @@
 
 import logging
 
-from semel.brokers.source import Letter
+from semel.brokers.source import DeadLetterInfo
 from semel.limited_log import RateLimit
 
 __all__ = ["FailureLog"]
@@ -27,7 +27,7 @@ class FailureLog:
                 self._source, key, attempt, retry_after_s, _more(left_out), exc_info=error,
             )  # fmt: skip
 
-    def buried(self, letter: Letter) -> None:
+    def buried(self, letter: DeadLetterInfo) -> None:
         """A message was put among the dead letters."""
         left_out = self._letters.take()
         if left_out is not None:

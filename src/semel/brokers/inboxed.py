@@ -22,11 +22,11 @@ from msgspec.structs import replace
 
 from semel.batches import copies
 from semel.brokers.attempts import Attempt, Attempts, ended_each_time
-from semel.brokers.desks import Desk, desk_for
+from semel.brokers.desks import TransactionConnections, desk_for
 from semel.brokers.progress import Progress
 from semel.brokers.routes import Route, in_thread
 from semel.brokers.source import Arrival
-from semel.brokers.tally import Tally
+from semel.brokers.tally import FailureCounts
 from semel.brokers.work import Deliveries, LastWords, Told
 from semel.context import Context, _current
 from semel.core.commands import Granted
@@ -34,11 +34,11 @@ from semel.core.folding import leaders
 from semel.core.verdicts import NotStarted, exhausted, postponed
 from semel.errors import ModeMismatch, NoTransaction, StoreError, UsageError, WrongDatabase
 from semel.inbox import AsyncInbox, Inbox, ainbox_for, aretry, inbox_for, retry
-from semel.keeper import Kept
+from semel.keeper import LiveClaim
 from semel.lazily import asyncio
 from semel.types import Delivery, Done, Errored, Outcome, Unavailable
 
-__all__ = ["Inboxed"]
+__all__ = ["InboxHandling"]
 
 OFF_DELIVERIES = 2
 """Times `max_attempts`: where the window of an event type is off nothing is recorded, and a message that was delivered
@@ -47,7 +47,7 @@ _alone: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = WeakKeyDi
 """One suspected message at a time in a process: only the one that runs when the process dies is charged for it."""
 
 
-class Inboxed:
+class InboxHandling:
     """One transaction for each batch, on connections of the runner's own to the store's database."""
 
     whole = True
@@ -63,10 +63,10 @@ class Inboxed:
         self._plan = route.once._plan  # noqa: SLF001 - the runner and its client are one mechanism
         self._threads = threads
         self._is_stopping = is_stopping
-        self._tally = Tally()
+        self._tally = FailureCounts()
         self._attempts = Attempts(route.once)
         self._progress = Progress(route.once)
-        self._desk: Desk = desk_for(route.once.store, awaits=not route.blocks)
+        self._desk: TransactionConnections = desk_for(route.once.store, awaits=not route.blocks)
         self._turns = asyncio.Semaphore(self._desk.at_once)
         self._idle: list[Any] = []
 
@@ -351,7 +351,7 @@ class Inboxed:
         once = self._once
         claim = self._plan.delivered({}, delivery)  # a name for the context; it is never sent
         granted = Granted(fence=0, attempt=number, lease_until=0, first_seen=0)
-        kept = Kept.since(claim, granted, monotonic(), once.policy.run_max_s)
+        kept = LiveClaim.since(claim, granted, monotonic(), once.policy.run_max_s)
         return Context(kept, granted, None, 0, _loose=True)
 
     async def close(self) -> None:

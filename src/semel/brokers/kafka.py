@@ -14,17 +14,17 @@ from urllib.parse import urlsplit
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from semel.brokers.dead import Dead
+from semel.brokers.dead import DeadLetter
 from semel.brokers.kafka_client import CLIENT_LOG, ClientErrors, DaemonThread, error_of
 from semel.brokers.kafka_sending import CONFIRM_S, Sender, make_topics
 from semel.brokers.letters import headers_of
 from semel.brokers.offsets import Offsets
-from semel.brokers.source import Arrival, Letter
+from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.brokers.urls import options_of
 from semel.errors import SourceRefused, SourceUnavailable, UsageError
 from semel.lazily import asyncio
 
-__all__ = ["CALL_S", "KafkaSource", "Options", "Place", "from_url", "place_of", "topics_of"]
+__all__ = ["CALL_S", "KafkaSource", "KafkaOptions", "RecordPosition", "from_url", "place_of", "topics_of"]
 
 _log = logging.getLogger("semel.kafka")
 
@@ -46,7 +46,7 @@ REMOVED = "semel-dead-removed"
 """The header of a record that says which dead letter is dealt with: a log takes nothing back."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class KafkaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the URL says beside where the brokers are."""
 
     group: str
@@ -86,12 +86,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in said.items() if value}
 
 
-AnyOptions = TypeVar("AnyOptions", bound=Options)
+AnyOptions = TypeVar("AnyOptions", bound=KafkaOptions)
 
 
 def from_url(url: str) -> "KafkaSource":
     """The source that `kafka://host:9092/orders?group=billing` names; several hosts with commas."""
-    return KafkaSource(*place_of(url, Options))
+    return KafkaSource(*place_of(url, KafkaOptions))
 
 
 def place_of(url: str, kind: type[AnyOptions]) -> tuple[str, AnyOptions]:
@@ -125,7 +125,7 @@ class KafkaSource:
 
     redelivers: bool = False
 
-    def __init__(self, servers: str, options: Options) -> None:
+    def __init__(self, servers: str, options: KafkaOptions) -> None:
         self._servers = servers
         self._options = options
         self._topics = options.topic.split(",")
@@ -294,13 +294,13 @@ class KafkaSource:
             position=f"{where[0]}/{where[1]}/{offset}",
             transport="kafka",
             lane=lane,
-            handle=Place(where, offset, offsets, message.key()),
+            handle=RecordPosition(where, offset, offsets, message.key()),
         )
 
     async def ack(self, arrivals: Sequence[Arrival]) -> None:
         """Commit as far as everything before is done."""
         for arrival in arrivals:
-            place: Place = arrival.handle
+            place: RecordPosition = arrival.handle
             if self._offsets.get(place.where) is place.offsets:
                 self._done(place.where, place.offset)
         if self._ready:
@@ -358,7 +358,7 @@ class KafkaSource:
 
     # --- dead letters ---
 
-    async def bury(self, arrival: Arrival, letter: Letter) -> None:
+    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Produce a copy with its story to the topic of dead letters."""
         topic = arrival.handle.where[0]
         headers = [*arrival.headers, *((name, value.encode()) for name, value in headers_of(letter).items())]
@@ -382,17 +382,17 @@ class KafkaSource:
             self._sender = Sender(self._options.client(self._servers))
         self._sender.send(topic, key, body, headers)
 
-    async def look(self, limit: int) -> Sequence[Dead]:
+    async def look(self, limit: int) -> Sequence[DeadLetter]:
         """The oldest dead letters that are not dealt with."""
         return await self._in_thread(self._dig, limit)
 
-    def _dig(self, limit: int) -> list[Dead]:
+    def _dig(self, limit: int) -> list[DeadLetter]:
         config = self._options.client(self._servers) | {"group.id": f"{self._options.group}.dlq"}
         config |= {"enable.auto.commit": False, "enable.partition.eof": True}
         reader = Consumer(config, logger=CLIENT_LOG)
         try:
             left = self._assign_all(reader, self.graves(self._topics[0]))
-            found: dict[str, Dead] = {}
+            found: dict[str, DeadLetter] = {}
             while left:
                 for message in reader.consume(500, 1.0):
                     if message.error() is not None:
@@ -405,7 +405,7 @@ class KafkaSource:
                         found.pop(headers[REMOVED], None)
                     else:
                         id_ = f"{where}/{offset}"
-                        found[id_] = Dead.found(id_, headers, message.value() or b"")
+                        found[id_] = DeadLetter.found(id_, headers, message.value() or b"")
             return list(found.values())[:limit]
         finally:
             reader.close()
@@ -421,7 +421,7 @@ class KafkaSource:
         encoded = [(name, value.encode()) for name, value in headers.items()]
         await self._in_thread(self._produce, self._topics[0], None, body, encoded)
 
-    async def remove(self, dead: Dead) -> None:
+    async def remove(self, dead: DeadLetter) -> None:
         """Say that a dead letter is dealt with."""
         await self._in_thread(
             self._produce, self.graves(self._topics[0]), None, b"", [(REMOVED, dead.id.encode())]
@@ -450,7 +450,7 @@ class KafkaSource:
                 consumer.close()
 
 
-class Place(msgspec.Struct, frozen=True, eq=False):
+class RecordPosition(msgspec.Struct, frozen=True, eq=False):
     """Where a delivery stands, under which assignment of its partition."""
 
     where: tuple[str, int]

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from semel.brokers.kafka import Place
+from semel.brokers.kafka import RecordPosition
 from semel.brokers.kafka_marks import Where
-from semel.brokers.kafka_transactor import Part, Send
-from semel.brokers.source import Arrival, Letter
+from semel.brokers.kafka_transactor import PartitionBatch, ProducedMessage
+from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.claims import Claimed
 from semel.types import Delivery
 
@@ -29,8 +29,8 @@ class Piece(msgspec.Struct, eq=False):
     claim: Claimed | None = None
     runs: bool = False
     """Its handler is to run, or has run."""
-    sends: Sequence[Send] = ()
-    letter: Letter | None = None
+    sends: Sequence[ProducedMessage] = ()
+    letter: DeadLetterInfo | None = None
     """What it sends is its dead letter."""
     failure: BaseException | None = None
     """What its record will say once the letter is committed."""
@@ -40,9 +40,9 @@ class Piece(msgspec.Struct, eq=False):
     """Its attempt is used up."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RecordPosition:
         """Where it stands."""
-        place: Place = self.arrival.handle
+        place: RecordPosition = self.arrival.handle
         return place
 
     @property
@@ -79,16 +79,16 @@ def cut(pieces: Sequence[Piece]) -> None:
                 stopped.add(piece.where)
 
 
-def parts_of(pieces: Sequence[Piece]) -> list[Part]:
+def parts_of(pieces: Sequence[Piece]) -> list[PartitionBatch]:
     """The transaction of what goes."""
-    found: dict[Where, tuple[Any, int, list[Send]]] = {}
+    found: dict[Where, tuple[Any, int, list[ProducedMessage]]] = {}
     for piece in pieces:
         if piece.again_s is None:
             place = piece.place
             sends = found[place.where][2] if place.where in found else []
             sends += piece.sends
             found[place.where] = (place.offsets, place.offset + 1, sends)
-    return [Part(where, *each) for where, each in found.items()]
+    return [PartitionBatch(where, *each) for where, each in found.items()]
 
 
 class _Lane(msgspec.Struct):
@@ -113,7 +113,7 @@ class Backlog:
     def add(self, arrivals: Sequence[Arrival]) -> None:
         """Received just now."""
         for arrival in arrivals:
-            place: Place = arrival.handle
+            place: RecordPosition = arrival.handle
             lane = self._lanes.get(place.where)
             if lane is None or lane.offsets is not place.offsets:
                 lane = self._lanes[place.where] = _Lane(place.offsets)

@@ -11,7 +11,7 @@ from semel.claims import Claimed
 from semel.lazily import asyncio
 from semel.types import Lost, Renewed, Unavailable, Verdict
 
-__all__ = ["Holdings"]
+__all__ = ["TransactionClaims"]
 
 _log = logging.getLogger("semel.kafka")
 
@@ -21,7 +21,7 @@ RETRY_MAX_S = 1.0
 Tell = Callable[[Sequence[Claimed]], Awaitable[list[Verdict]]]
 
 
-class Holdings:
+class TransactionClaims:
     """What is claimed for the records of a transaction, through the client that claimed it."""
 
     def __init__(self, once: AsyncSemel) -> None:

@@ -16,7 +16,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 from semel.brokers.kafka_client import CLIENT_LOG
 from semel.errors import SourceUnavailable
 
-__all__ = ["Marks", "Where"]
+__all__ = ["CommittedKeys", "Where"]
 
 Where: TypeAlias = tuple[str, int]
 """A partition of the topic that is consumed."""
@@ -28,7 +28,7 @@ PRUNE_FROM = 10_000
 """Below so many marks of a partition there is nothing to be won by dropping old ones."""
 
 
-class Marks:
+class CommittedKeys:
     """The marks of the partitions that are ours: read whole when one is assigned, kept up from then on."""
 
     def __init__(self, client: Mapping[str, Any], topic: str) -> None:

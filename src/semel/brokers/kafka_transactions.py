@@ -29,15 +29,15 @@ from semel.brokers.dead_letters import DeadLetters, letter_for
 from semel.brokers.failure_log import FailureLog
 from semel.brokers.kafka import place_of
 from semel.brokers.kafka_batch import Backlog, Piece, cut, parts_of
-from semel.brokers.kafka_holdings import Holdings
+from semel.brokers.kafka_holdings import TransactionClaims
 from semel.brokers.kafka_marks import Where
 from semel.brokers.kafka_sending import is_too_large
-from semel.brokers.kafka_transactor import Ended, Part, Send, TransactionOptions, Transactor
+from semel.brokers.kafka_transactor import TransactionResult, PartitionBatch, ProducedMessage, TransactionOptions, Transactor
 from semel.brokers.letters import headers_of
-from semel.brokers.outages import OUTAGE_MAX_S, RECEIVE_WAIT_S, Link, backoff_s
-from semel.brokers.pace import Counts, Pace
+from semel.brokers.outages import OUTAGE_MAX_S, RECEIVE_WAIT_S, SourceLink, backoff_s
+from semel.brokers.pace import RunnerCounters, RunnerLimits
 from semel.brokers.routes import Middleware, Route, event_facts
-from semel.brokers.source import Letter
+from semel.brokers.source import DeadLetterInfo
 from semel.brokers.work import call_of
 from semel.claims import Claimed
 from semel.core.commands import Invoke, Raised
@@ -64,7 +64,7 @@ class Output(msgspec.Struct, frozen=True):
     headers: Sequence[tuple[str, bytes]] = ()
 
 
-class TransactionCounts(Counts):
+class TransactionCounts(RunnerCounters):
     """What has been done since it was made."""
 
     transactions: int = 0
@@ -100,23 +100,23 @@ class KafkaTransaction:
         marks: str = "",
         key: Any = None,
         middleware: Sequence[Middleware] = (),
-        pace: Pace | None = None,
+        pace: RunnerLimits | None = None,
     ) -> None:
         self.route: Transform = Transform(handler, once=once, key=key, middleware=middleware)
         self.source: Transactor = Transactor(*place_of(url, TransactionOptions), output, marks)
-        self.pace: Pace = pace or Pace()
+        self.pace: RunnerLimits = pace or RunnerLimits()
         self.counts: TransactionCounts = TransactionCounts()
         self._failure_log = FailureLog(self.source.name)
         self._dead_letters = DeadLetters(self.source, self.counts, self._failure_log)
         self._once = self.route.once
-        self._holdings = Holdings(self._once)
+        self._holdings = TransactionClaims(self._once)
         self._output = output
         self._call: Any = None
         self._backlog = Backlog()
         self._outages = 0
         self._stopping = False
         self._stopped_at = 0.0
-        self._link = Link(self.source, lambda: self._stopping)
+        self._link = SourceLink(self.source, lambda: self._stopping)
         self._until_idle = False
         self._fatal: BaseException | None = None
 
@@ -350,18 +350,18 @@ class KafkaTransaction:
         except UsageError as error:
             self._erred(piece, error)
 
-    def _sends(self, piece: Piece, claim: Claimed, returned: Any) -> list[Send]:
+    def _sends(self, piece: Piece, claim: Claimed, returned: Any) -> list[ProducedMessage]:
         """What a handler returned, and the mark of its key."""
         outputs = [returned] if isinstance(returned, Output) else list(returned or ())
         sends = []
         for each in outputs:
             if not isinstance(each, Output) or not (each.topic or self._output):
                 raise UsageError(f"{self.route.name} returned {each!r}; return Output(body) with a topic")
-            sends.append(Send(piece.number, each.topic or self._output, each.key, each.body, each.headers))
+            sends.append(ProducedMessage(piece.number, each.topic or self._output, each.key, each.body, each.headers))
         marks = self.source.marks
         if marks is not None:
             position = (piece.arrival.position or "").encode()
-            sends.append(Send(piece.number, marks.topic, claim.key.encode(), position, (), piece.where[1]))
+            sends.append(ProducedMessage(piece.number, marks.topic, claim.key.encode(), position, (), piece.where[1]))
         return sends
 
     def _erred(self, piece: Piece, error: BaseException) -> None:
@@ -396,12 +396,12 @@ class KafkaTransaction:
         )
         self._send_letter(piece, letter)
 
-    def _send_letter(self, piece: Piece, letter: Letter) -> None:
+    def _send_letter(self, piece: Piece, letter: DeadLetterInfo) -> None:
         arrival = piece.arrival
         story = [(name, value.encode()) for name, value in headers_of(letter).items()]
         topic, body = self.source.graves(piece.where[0]), None if letter.body_at else arrival.body
         piece.letter = letter
-        piece.sends = [Send(piece.number, topic, piece.place.key, body, [*arrival.headers, *story])]
+        piece.sends = [ProducedMessage(piece.number, topic, piece.place.key, body, [*arrival.headers, *story])]
 
     # --- commit, then complete ---
 
@@ -428,7 +428,7 @@ class KafkaTransaction:
             with suppress(SourceUnavailable):
                 await self.source.look_in()
 
-    async def _ended(self, parts: Sequence[Part]) -> Ended:
+    async def _ended(self, parts: Sequence[PartitionBatch]) -> TransactionResult:
         """How a transaction ended; asked again until it is known, unless a stop has waited long enough."""
         tries = 0
         while True:

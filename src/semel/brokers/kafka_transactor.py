@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from semel.brokers.kafka import CALL_S, KafkaSource, Options, Place, topics_of
+from semel.brokers.kafka import CALL_S, KafkaSource, KafkaOptions, RecordPosition, topics_of
 from semel.brokers.kafka_client import CLIENT_LOG
-from semel.brokers.kafka_marks import Marks, Where
+from semel.brokers.kafka_marks import CommittedKeys, Where
 from semel.brokers.offsets import Offsets
 from semel.errors import Fenced, SourceRefused, SourceUnavailable, UsageError
 
-__all__ = ["Ended", "Part", "Send", "TransactionOptions", "Transactor"]
+__all__ = ["TransactionResult", "PartitionBatch", "ProducedMessage", "TransactionOptions", "Transactor"]
 
 REPEAT_S = 30.0
 """How long a call is repeated before the broker counts as out of reach."""
@@ -42,7 +42,7 @@ _OWN_FAULT = {
 """What is wrong with the message itself; any other error is the transaction's."""
 
 
-class TransactionOptions(Options, frozen=True, kw_only=True):
+class TransactionOptions(KafkaOptions, frozen=True, kw_only=True):
     """What the URL says beside where the brokers are."""
 
     transactional_id: str = ""
@@ -52,7 +52,7 @@ class TransactionOptions(Options, frozen=True, kw_only=True):
     """After so long the broker aborts what a dead instance left open; until then it holds up readers."""
 
 
-class Send(msgspec.Struct, frozen=True):
+class ProducedMessage(msgspec.Struct, frozen=True):
     """A message to be produced in a transaction."""
 
     number: int
@@ -64,16 +64,16 @@ class Send(msgspec.Struct, frozen=True):
     partition: int = -1
 
 
-class Part(msgspec.Struct, frozen=True):
+class PartitionBatch(msgspec.Struct, frozen=True):
     """What a transaction holds of one partition: the position behind its records, and what they send."""
 
     where: Where
     offsets: Offsets
     position: int
-    sends: Sequence[Send]
+    sends: Sequence[ProducedMessage]
 
 
-class Ended(msgspec.Struct, frozen=True):
+class TransactionResult(msgspec.Struct, frozen=True):
     """How a transaction ended. `aborted` says why it was undone; empty: it is committed."""
 
     committed: Collection[Where] = ()
@@ -88,7 +88,7 @@ class Transactor(KafkaSource):
     def __init__(self, servers: str, options: TransactionOptions, output: str, marks: str = "") -> None:
         super().__init__(servers, options)
         self._output = output
-        self.marks: Marks | None = Marks(options.client(servers), marks) if marks else None
+        self.marks: CommittedKeys | None = CommittedKeys(options.client(servers), marks) if marks else None
         self.transactional_id: str = (
             options.transactional_id or f"semel-{options.group}-{os.urandom(16).hex()}"
         )
@@ -163,7 +163,7 @@ class Transactor(KafkaSource):
 
     # --- deliveries ---
 
-    def ours(self, place: Place) -> bool:
+    def ours(self, place: RecordPosition) -> bool:
         """Whether the partition is still assigned as it was when the record came."""
         return self._offsets.get(place.where) is place.offsets
 
@@ -200,7 +200,7 @@ class Transactor(KafkaSource):
 
     # --- transactions ---
 
-    async def transact(self, parts: Sequence[Part]) -> Ended:
+    async def transact(self, parts: Sequence[PartitionBatch]) -> TransactionResult:
         """Produce, move the offsets and commit; parts whose partition is no longer ours are left out.
 
         Raises `SourceUnavailable` where nobody knows how it ended: to be called again with the same parts.
@@ -208,7 +208,7 @@ class Transactor(KafkaSource):
         """
         return await self._in_thread(self._transact, parts)
 
-    def _transact(self, parts: Sequence[Part]) -> Ended:
+    def _transact(self, parts: Sequence[PartitionBatch]) -> TransactionResult:
         refused: dict[int, BaseException] = {}
         try:
             if self._aborting:
@@ -216,7 +216,7 @@ class Transactor(KafkaSource):
             if not self._committing:
                 ours = [part for part in parts if self._offsets.get(part.where) is part.offsets]
                 if not ours or self._group is None:
-                    return Ended()
+                    return TransactionResult()
                 self._fill(ours, refused)
                 self._committing = [part.where for part in ours]
             self._steadily(self._writer.commit_transaction)
@@ -224,9 +224,9 @@ class Transactor(KafkaSource):
             self._committing = ()
             return self._aborted(str(reason), refused)
         committed, self._committing = self._committing, ()
-        return Ended(committed)
+        return TransactionResult(committed)
 
-    def _fill(self, parts: Sequence[Part], refused: dict[int, BaseException]) -> None:
+    def _fill(self, parts: Sequence[PartitionBatch], refused: dict[int, BaseException]) -> None:
         """Begin, and put everything in that is to be committed together."""
         self._steadily(self._writer.begin_transaction, None)
         for part in parts:
@@ -243,7 +243,7 @@ class Transactor(KafkaSource):
             lambda wait_s: self._writer.send_offsets_to_transaction(positions, self._group, wait_s)
         )
 
-    def _send(self, send: Send, refused: dict[int, BaseException]) -> None:
+    def _send(self, send: ProducedMessage, refused: dict[int, BaseException]) -> None:
         def delivered(error: KafkaError | None, _message: Message) -> None:
             if error is not None and error.code() in _OWN_FAULT:
                 refused[send.number] = KafkaException(error)
@@ -263,12 +263,12 @@ class Transactor(KafkaSource):
             else:
                 return
 
-    def _aborted(self, reason: str, refused: dict[int, BaseException]) -> Ended:
+    def _aborted(self, reason: str, refused: dict[int, BaseException]) -> TransactionResult:
         refused = dict(refused)  # what is purged now was not refused
         self._aborting = True
         self._steadily(self._writer.abort_transaction)
         self._aborting = False
-        return Ended(aborted=reason, refused=refused)
+        return TransactionResult(aborted=reason, refused=refused)
 
     def _steadily(self, call: Callable[..., Any], wait_s: float | None = CALL_S) -> None:
         """Make a call until it is answered: done, to be aborted, refused for good, or out of reach."""

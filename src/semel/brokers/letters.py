@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from urllib.parse import quote, unquote
 
-from semel.brokers.source import Letter
+from semel.brokers.source import DeadLetterInfo
 
 __all__ = ["PREFIX", "headers_of", "letter_of"]
 
@@ -12,7 +12,7 @@ STACK_CHARACTERS_MAX = 6000
 _PRINTABLE = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
-def headers_of(letter: Letter) -> dict[str, str]:
+def headers_of(letter: DeadLetterInfo) -> dict[str, str]:
     """The letter as headers: printable ASCII on one line each, everything else percent-encoded."""
     fields = {
         "reason": letter.reason,
@@ -27,7 +27,7 @@ def headers_of(letter: Letter) -> dict[str, str]:
     return {PREFIX + name: quote(text, safe=_PRINTABLE) for name, text in fields.items() if text}
 
 
-def letter_of(headers: Mapping[str, str]) -> Letter | None:
+def letter_of(headers: Mapping[str, str]) -> DeadLetterInfo | None:
     """The letter that a dead message carries; `None` for a message that semel did not bury."""
     lower = {name.lower(): value for name, value in headers.items()}
     fields = {
@@ -36,7 +36,7 @@ def letter_of(headers: Mapping[str, str]) -> Letter | None:
     }
     if not fields["reason"]:
         return None
-    return Letter(
+    return DeadLetterInfo(
         **fields,
         body_at=unquote(lower.get(PREFIX + "body-at", "")),
         fence=int(lower.get(PREFIX + "fence", "0")),

@@ -14,13 +14,13 @@ from nats.errors import NoServersError
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
-from semel.brokers.dead import Dead
+from semel.brokers.dead import DeadLetter
 from semel.brokers.letters import headers_of
-from semel.brokers.source import Arrival, Letter
+from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.brokers.urls import options_of
 from semel.errors import MessageTooLarge, SourceRefused, SourceUnavailable, UsageError
 
-__all__ = ["JetStream", "Options", "connect", "from_url"]
+__all__ = ["JetStream", "NatsOptions", "connect", "from_url"]
 
 CONNECT_S = 10.0
 ASK_S = 5.0
@@ -31,7 +31,7 @@ PING_S = 10.0
 UNREACHABLE = (NatsError, ConnectionError, TimeoutError, OSError)
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class NatsOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the URL says beside where the server is."""
 
     stream: str
@@ -54,7 +54,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def from_url(url: str) -> "JetStream":
     """The source that `nats://host:4222?stream=ORDERS&durable=billing` names; several hosts with commas."""
     parts = urlsplit(url)
-    return JetStream(urlunsplit((parts.scheme, parts.netloc, "", "", "")), options_of(url, Options))
+    return JetStream(urlunsplit((parts.scheme, parts.netloc, "", "", "")), options_of(url, NatsOptions))
 
 
 class JetStream:
@@ -62,9 +62,9 @@ class JetStream:
 
     redelivers: bool = True
 
-    def __init__(self, server: str, options: Options) -> None:
+    def __init__(self, server: str, options: NatsOptions) -> None:
         self.server: str = server
-        self.options: Options = options
+        self.options: NatsOptions = options
         self.deadline_s: float | None = options.deadline_s
         self._nats: Any = None
         self._jetstream: Any = None
@@ -167,7 +167,7 @@ class JetStream:
         await self._reply(arrivals, Msg.Ack.Progress)
         return []
 
-    async def bury(self, arrival: Arrival, letter: Letter) -> None:
+    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Publish a copy with its story to the stream of dead letters; made here where there is none."""
         headers = {**dict(arrival.handle.headers or {}), **headers_of(letter)}
         id_ = headers.pop("Nats-Msg-Id", None)  # by it the server would drop a second letter of one message
@@ -208,9 +208,9 @@ class JetStream:
         except UNREACHABLE as error:
             raise SourceUnavailable(f"{subject} did not confirm: {error}") from error
 
-    async def look(self, limit: int) -> Sequence[Dead]:
+    async def look(self, limit: int) -> Sequence[DeadLetter]:
         """The oldest dead letters."""
-        found: list[Dead] = []
+        found: list[DeadLetter] = []
         try:
             state = (await self._jetstream.stream_info(self._graves_stream)).state
         except NotFoundError:
@@ -222,7 +222,7 @@ class JetStream:
                 message = await self._jetstream.get_msg(self._graves_stream, sequence)
             except NotFoundError:  # removed
                 continue
-            found.append(Dead.found(str(sequence), message.headers or {}, message.data or b""))
+            found.append(DeadLetter.found(str(sequence), message.headers or {}, message.data or b""))
         return found
 
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
@@ -233,7 +233,7 @@ class JetStream:
             raise UsageError(f"{subject!r} is a pattern; name the subject to publish to with subject=")
         await self._publish(subject, body, headers)
 
-    async def remove(self, dead: Dead) -> None:
+    async def remove(self, dead: DeadLetter) -> None:
         """Delete a dead letter."""
         await self._jetstream.delete_msg(self._graves_stream, int(dead.id))
 

@@ -11,7 +11,7 @@ from semel.errors import SourceUnavailable
 from semel.lazily import asyncio
 from semel.outage_log import OutageLog
 
-__all__ = ["OUTAGE_MAX_S", "RECEIVE_WAIT_S", "Link", "backoff_s"]
+__all__ = ["OUTAGE_MAX_S", "RECEIVE_WAIT_S", "SourceLink", "backoff_s"]
 
 _log = logging.getLogger("semel.runner")
 
@@ -41,7 +41,7 @@ def backoff_s(tries: int, first_s: float = OUTAGE_FIRST_S, max_s: float = OUTAGE
     return min(max_s, first_s * 2.0 ** min(tries, _DOUBLINGS))
 
 
-class Link:
+class SourceLink:
     """Calls a source until it answers. Reports its outages; a stop breaks off whatever waits."""
 
     def __init__(self, source: Source, is_stopping: Callable[[], bool]) -> None:

@@ -4,10 +4,10 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Counts", "Pace"]
+__all__ = ["RunnerCounters", "RunnerLimits"]
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+class RunnerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much a runner takes on at once."""
 
     batch: int = 200
@@ -26,7 +26,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of a message without a key: to the dead letters, or the runner stops with `KeyMissing`."""
 
 
-class Counts(msgspec.Struct):
+class RunnerCounters(msgspec.Struct):
     """What a runner has done since it was made."""
 
     received: int = 0

@@ -25,7 +25,7 @@ KEPT_US = 90 * 86400 * 1_000_000
 """Longer than a partition stands still between two batches."""
 
 
-class Mark(msgspec.Struct):
+class ProgressMark(msgspec.Struct):
     """The highest offset of a partition that was started."""
 
     offset: int
@@ -75,7 +75,7 @@ class Progress:
             return
         await self._admit()
         claims = [
-            Claim(self._id(place), NOBODY, 0, KEPT_US, meta=msgspec.json.encode(Mark(offset)))
+            Claim(self._id(place), NOBODY, 0, KEPT_US, meta=msgspec.json.encode(ProgressMark(offset)))
             for place, offset in highest.items()
         ]
         for answer in await self._send(claims):
@@ -110,7 +110,7 @@ def _offset_in(answer: object) -> int:
         raise _no_answer(answer)
     if not isinstance(answer, Record) or answer.meta is None:
         return -1
-    return msgspec.json.decode(answer.meta, type=Mark).offset
+    return msgspec.json.decode(answer.meta, type=ProgressMark).offset
 
 
 def _no_answer(answer: object) -> StoreUnavailable:

@@ -23,13 +23,13 @@ from aio_pika.exceptions import (
 )
 from aiormq.exceptions import ChannelAccessRefused, ConnectionNotAllowed
 
-from semel.brokers.dead import Dead
+from semel.brokers.dead import DeadLetter
 from semel.brokers.letters import headers_of
-from semel.brokers.source import Arrival, Letter
+from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.brokers.urls import options_of
 from semel.errors import SemelError, SourceRefused, SourceUnavailable, UsageError
 
-__all__ = ["Options", "RabbitQueue", "from_url"]
+__all__ = ["RabbitmqOptions", "RabbitQueue", "from_url"]
 
 CONNECT_S = 10.0
 STEPS_S = (1, 5, 30, 120, 600, 3600)
@@ -50,7 +50,7 @@ REFUSALS = (
 """What no repetition cures: credentials, a virtual host, a right, a queue that is missing or was declared otherwise."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class RabbitmqOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the URL says beside where the server is."""
 
     queue: str
@@ -76,7 +76,7 @@ def from_url(url: str) -> "RabbitQueue":
     """The source that `amqp://user:password@host/vhost?queue=orders` names."""
     parts = urlsplit(url)
     return RabbitQueue(
-        urlunsplit((parts.scheme, parts.netloc, parts.path or "/", "", "")), options_of(url, Options)
+        urlunsplit((parts.scheme, parts.netloc, parts.path or "/", "", "")), options_of(url, RabbitmqOptions)
     )
 
 
@@ -86,9 +86,9 @@ class RabbitQueue:
     redelivers: bool = True
     deadline_s: float | None = None
 
-    def __init__(self, server: str, options: Options) -> None:
+    def __init__(self, server: str, options: RabbitmqOptions) -> None:
         self.server: str = server
-        self.options: Options = options
+        self.options: RabbitmqOptions = options
         self._connection: Any = None
         self._channel: Any = None
         self._tag: Any = None
@@ -222,7 +222,7 @@ class RabbitQueue:
         """Which are no longer ours: those of an earlier connection."""
         return [arrival for arrival in arrivals if arrival.handle[0] is not self._channel]
 
-    async def bury(self, arrival: Arrival, letter: Letter) -> None:
+    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Publish a copy with its story to the queue of dead letters."""
         copy = _copy(arrival.handle[1])
         copy.body = bytes(arrival.body)
@@ -251,10 +251,10 @@ class RabbitQueue:
 
     # --- dead letters: a queue shows its messages only to a consumer, so they are taken and given back ---
 
-    async def look(self, limit: int) -> Sequence[Dead]:
+    async def look(self, limit: int) -> Sequence[DeadLetter]:
         """The oldest dead letters; they return to their places when the connection closes."""
         queue = await self._channel.get_queue(self._graves)
-        found: list[Dead] = []
+        found: list[DeadLetter] = []
         self._dug: dict[str, Any] = {}
         while len(found) < limit:
             message = await queue.get(fail=False)
@@ -267,7 +267,7 @@ class RabbitQueue:
             headers = {name: _text(value) for name, value in message.headers.items()}
             if _id_of(message) is not None:
                 headers.setdefault("message_id", str(message.message_id))
-            found.append(Dead.found(id_, headers, message.body))
+            found.append(DeadLetter.found(id_, headers, message.body))
         return found
 
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
@@ -280,7 +280,7 @@ class RabbitQueue:
         message.message_id = headers.get("message_id")
         await self._publish(self.options.queue, message)
 
-    async def remove(self, dead: Dead) -> None:
+    async def remove(self, dead: DeadLetter) -> None:
         """Take a dead letter away: only one that was looked at on this connection."""
         message = self._dug.get(dead.id)
         if message is None:

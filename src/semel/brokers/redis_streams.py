@@ -22,13 +22,13 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from semel.brokers.dead import Dead
+from semel.brokers.dead import DeadLetter
 from semel.brokers.letters import headers_of
-from semel.brokers.source import Arrival, Letter
+from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.brokers.urls import options_of
 from semel.errors import SemelError, SourceRefused, SourceUnavailable
 
-__all__ = ["Options", "RedisStream", "from_url"]
+__all__ = ["RedisStreamsOptions", "RedisStream", "from_url"]
 
 CONNECT_S = 10.0
 BODY = "data"
@@ -79,7 +79,7 @@ TRIM_MAX = 10_000
 """Entries that are removed in one go: the server does nothing else meanwhile."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class RedisStreamsOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the URL says beside where the server is."""
 
     stream: str
@@ -112,11 +112,11 @@ def from_url(url: str) -> "RedisStream":
     return RedisStream(*place_of(url))
 
 
-def place_of(url: str) -> tuple[str, Options]:
+def place_of(url: str) -> tuple[str, RedisStreamsOptions]:
     """Where the server is, as its driver spells it, and what else a URL says. Raises `UsageError`."""
     parts = urlsplit(url)
     scheme = parts.scheme.replace("valkeys", "rediss").replace("valkey", "redis")
-    return urlunsplit((scheme, parts.netloc, parts.path, "", "")), options_of(url, Options)
+    return urlunsplit((scheme, parts.netloc, parts.path, "", "")), options_of(url, RedisStreamsOptions)
 
 
 class RedisStream:
@@ -124,7 +124,7 @@ class RedisStream:
 
     redelivers: bool = True
 
-    def __init__(self, server: str, options: Options) -> None:
+    def __init__(self, server: str, options: RedisStreamsOptions) -> None:
         self._server = server
         self._options = options
         self._me = options.consumer or f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
@@ -270,26 +270,26 @@ class RedisStream:
         )
         return [arrival for arrival in arrivals if arrival.handle in gone] if gone else []
 
-    async def bury(self, arrival: Arrival, letter: Letter) -> None:
+    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Add a copy, with its story, to the stream of dead letters."""
         headers = {**arrival.headers, **headers_of(letter)}  # type: ignore[dict-item]  # ours, so a mapping
         await self._add(self._graves, headers.items(), arrival.body)
 
-    async def look(self, limit: int) -> Sequence[Dead]:
+    async def look(self, limit: int) -> Sequence[DeadLetter]:
         """The oldest dead letters."""
         found = []
         for id_, fields in await self._ask("XRANGE", self._graves, "-", "+", "COUNT", limit):
             headers = {name.decode(): value for name, value in _pairs(fields)}
             body = headers.pop(BODY, b"")
             texts = {name: value.decode("utf-8", "replace") for name, value in headers.items()}
-            found.append(Dead.found(id_.decode(), texts, body))
+            found.append(DeadLetter.found(id_.decode(), texts, body))
         return found
 
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
         """Add a message to the stream itself."""
         await self._add(self._options.stream, headers.items(), body)
 
-    async def remove(self, dead: Dead) -> None:
+    async def remove(self, dead: DeadLetter) -> None:
         """Delete a dead letter."""
         await self._ask("XDEL", self._graves, dead.id)
 

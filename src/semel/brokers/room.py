@@ -4,12 +4,12 @@ import heapq
 from itertools import count
 from typing import Generic, TypeVar
 
-__all__ = ["Room"]
+__all__ = ["RetryQueue"]
 
 T = TypeVar("T")
 
 
-class Room(Generic[T]):
+class RetryQueue(Generic[T]):
     """What waits, by when it is due. O(log n) to enter and to leave."""
 
     def __init__(self, size: int) -> None:

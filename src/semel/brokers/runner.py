@@ -27,13 +27,13 @@ from msgspec.structs import replace
 from semel.aclient import AsyncSemel
 from semel.brokers.dead_letters import DeadLetters, letter_for
 from semel.brokers.failure_log import FailureLog
-from semel.brokers.outages import RECEIVE_WAIT_S, Link, backoff_s
-from semel.brokers.pace import Counts, Pace
-from semel.brokers.room import Room
+from semel.brokers.outages import RECEIVE_WAIT_S, SourceLink, backoff_s
+from semel.brokers.pace import RunnerCounters, RunnerLimits
+from semel.brokers.room import RetryQueue
 from semel.brokers.routes import Route, event_facts, route_for
-from semel.brokers.source import Arrival, Letter, Source
-from semel.brokers.tally import Tally
-from semel.brokers.work import Work, work_for
+from semel.brokers.source import Arrival, DeadLetterInfo, Source
+from semel.brokers.tally import FailureCounts
+from semel.brokers.work import Handling, work_for
 from semel.core.commands import Granted
 from semel.core.verdicts import NotStarted, postponed
 from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
@@ -62,7 +62,7 @@ ACK_GATHER_S = 0.02
 """How long an ack waits for others to go with it, while handlers run: alone, it costs as much as a handler."""
 
 
-class Held(msgspec.Struct, eq=False):
+class HeldDelivery(msgspec.Struct, eq=False):
     """A delivery in hand."""
 
     arrival: Arrival
@@ -84,11 +84,11 @@ class Runner:
         handler: Callable[..., Any] | Sequence[Route],
         *,
         once: AsyncSemel | None = None,
-        pace: Pace | None = None,
+        pace: RunnerLimits | None = None,
     ) -> None:
         self.source: Source = source
-        self.pace: Pace = pace or Pace()
-        self.counts: Counts = Counts()
+        self.pace: RunnerLimits = pace or RunnerLimits()
+        self.counts: RunnerCounters = RunnerCounters()
         if callable(handler):
             if once is None:
                 raise UsageError("a bare handler needs a client: Runner(source, handler, once=aopen(...))")
@@ -99,11 +99,11 @@ class Runner:
             raise UsageError("a runner needs at least one handler")
         self._failure_log = FailureLog(source.name)
         self._dead_letters = DeadLetters(source, self.counts, self._failure_log)
-        self._tally: Tally = Tally()
-        self._room: Room[Held] = Room(self.pace.room)
-        self._lanes: dict[str, deque[Held]] = {}
-        self._waiting: deque[list[Held]] = deque()
-        self._hand: set[Held] = set()
+        self._tally: FailureCounts = FailureCounts()
+        self._room: RetryQueue[HeldDelivery] = RetryQueue(self.pace.room)
+        self._lanes: dict[str, deque[HeldDelivery]] = {}
+        self._waiting: deque[list[HeldDelivery]] = deque()
+        self._hand: set[HeldDelivery] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._free = self.pace.concurrency
         self._acks: list[Arrival] = []
@@ -111,7 +111,7 @@ class Runner:
         self._outages = 0
         self._outage_until = 0.0
         self._stopping = False
-        self._link = Link(source, lambda: self._stopping)
+        self._link = SourceLink(source, lambda: self._stopping)
         self._left: set[str] = set()
         self._until_idle = False
         self._fatal: BaseException | None = None
@@ -132,7 +132,7 @@ class Runner:
     async def run(self) -> None:
         """Work until `stop`, or until something that no repetition cures: then it is raised, after draining."""
         with ThreadPoolExecutor(self.pace.concurrency, thread_name_prefix="semel-handler") as threads:
-            self._works: dict[Route, Work] = {
+            self._works: dict[Route, Handling] = {
                 route: work_for(route, threads, lambda: self._stopping) for route in self.routes
             }
             beating: asyncio.Task[None] | None = None
@@ -169,7 +169,7 @@ class Runner:
         arrivals = await self._reached(lambda: self.source.receive(limit, wait_s))
         if arrivals:
             self.counts.received += len(arrivals)
-            held = [Held(arrival) for arrival in arrivals]
+            held = [HeldDelivery(arrival) for arrival in arrivals]
             self._hand.update(held)
             self._dispatch(held)
         elif self._until_idle and nothing_in_hand and getattr(self.source, "caught_up", True):
@@ -192,7 +192,7 @@ class Runner:
 
     # --- dispatch ---
 
-    def _dispatch(self, held: Sequence[Held]) -> None:
+    def _dispatch(self, held: Sequence[HeldDelivery]) -> None:
         """Find keys, and hand batches to handlers as far as there are free ones."""
         ready = []
         for each in held:
@@ -208,14 +208,14 @@ class Runner:
                 if lane[0] is each:  # those behind it wait, also while it is parked
                     self._waiting.append([each])
         else:
-            by_route: dict[Route, list[Held]] = {}
+            by_route: dict[Route, list[HeldDelivery]] = {}
             for each in ready:
                 assert each.route is not None
                 by_route.setdefault(each.route, []).append(each)
             self._waiting.extend(by_route.values())
         self._launch()
 
-    def _identified(self, held: Held) -> bool:
+    def _identified(self, held: HeldDelivery) -> bool:
         """Whether the message has a route and a key; one that has not is put aside."""
         try:
             event_type, event_time_us = event_facts(held.arrival)
@@ -258,7 +258,7 @@ class Runner:
             self._fatal = self._fatal or error
             self.stop()
 
-    async def _deliver(self, batch: list[Held], share: int) -> None:
+    async def _deliver(self, batch: list[HeldDelivery], share: int) -> None:
         """Claim, run and complete a batch; each message is answered for as soon as its outcome is known."""
         route = batch[0].route
         assert route is not None
@@ -293,7 +293,7 @@ class Runner:
 
     # --- answer ---
 
-    def _settle(self, held: Held, outcome: Outcome[Any]) -> None:
+    def _settle(self, held: HeldDelivery, outcome: Outcome[Any]) -> None:
         """What the broker is told of an outcome."""
         held.running = False
         if isinstance(outcome, Done | Failed | Busy) and getattr(outcome, "recorded", True):
@@ -323,7 +323,7 @@ class Runner:
             case Lost():
                 self._again(held, 0.0)
 
-    def _failed(self, held: Held, error: BaseException, attempt: int, retry_after_s: float) -> None:
+    def _failed(self, held: HeldDelivery, error: BaseException, attempt: int, retry_after_s: float) -> None:
         """Try it again later. Where no record counts the attempts, as in observe mode, they are counted here."""
         if isinstance(error, NotStarted):
             self._return(held, 0.0)
@@ -352,7 +352,7 @@ class Runner:
             self._outage_until = now + delay_s
         return self._outage_until - now
 
-    def _ack(self, held: Held) -> None:
+    def _ack(self, held: HeldDelivery) -> None:
         if self._left and held.delivery is not None:
             self._left.discard(held.delivery.key)
         self._release(held)
@@ -375,26 +375,26 @@ class Runner:
         finally:
             self._acking = None
 
-    def _park(self, held: Held, delay_s: float) -> None:
+    def _park(self, held: HeldDelivery, delay_s: float) -> None:
         """Busy elsewhere: look again when the owner's lease ends. In a full room it goes back to the broker."""
         if self._room.full and self.source.redelivers and not self.pace.order:
             self._return(held, delay_s)
         else:
             self._keep(held, delay_s)
 
-    def _again(self, held: Held, delay_s: float) -> None:
+    def _again(self, held: HeldDelivery, delay_s: float) -> None:
         """Not done: to be delivered again, by the broker where it can, and not ahead of its lane."""
         if self.source.redelivers and not self.pace.order:
             self._return(held, delay_s)
         else:
             self._keep(held, delay_s)
 
-    def _keep(self, held: Held, delay_s: float) -> None:
+    def _keep(self, held: HeldDelivery, delay_s: float) -> None:
         self.counts.parked += 1
         held.tries += 1
         self._room.enter(held, monotonic() + delay_s)
 
-    def _return(self, held: Held, delay_s: float) -> None:
+    def _return(self, held: HeldDelivery, delay_s: float) -> None:
         self._release(held)
         if not held.gone and self.source.redelivers and not self._link.away:
             self.counts.returned += 1
@@ -408,7 +408,7 @@ class Runner:
         except SourceUnavailable as error:  # the broker brings it back by itself
             _log.warning("%s did not take %d messages back: %s", self.source.name, len(arrivals), error)
 
-    def _release(self, held: Held) -> None:
+    def _release(self, held: HeldDelivery) -> None:
         """No longer in hand; the next of its lane is on."""
         self._hand.discard(held)
         lane = self._lanes.get(held.arrival.lane)
@@ -435,14 +435,14 @@ class Runner:
         )
         await self._dead_letters.write(delivery.body, letter, once)
 
-    def _put_aside(self, held: Held, reason: str, error: BaseException | None = None) -> None:
+    def _put_aside(self, held: HeldDelivery, reason: str, error: BaseException | None = None) -> None:
         """A copy to the dead letters, then the ack."""
         consumer = "" if held.route is None else held.route.once.consumer
         key = "" if held.delivery is None else held.delivery.key
         held.running = True
         self._spawn(self._bury(held, letter_for(reason, consumer, key, error)))
 
-    async def _bury(self, held: Held, letter: Letter) -> None:
+    async def _bury(self, held: HeldDelivery, letter: DeadLetterInfo) -> None:
         try:
             await self._dead_letters.write(
                 held.arrival, letter, None if held.route is None else held.route.once

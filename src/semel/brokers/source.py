@@ -9,7 +9,7 @@ import msgspec
 
 from semel.keys.message import Envelope
 
-__all__ = ["Arrival", "Letter", "Source", "unfolded", "untexted"]
+__all__ = ["Arrival", "DeadLetterInfo", "Source", "unfolded", "untexted"]
 
 
 class Arrival(Envelope, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ def unfolded(headers: dict[str, str]) -> dict[str, str]:
     return headers
 
 
-class Letter(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetterInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Why a message was given up, for whoever reads it at the dead-letter destination."""
 
     reason: str
@@ -101,7 +101,7 @@ class Source(Protocol):
         """They are still being worked on; returns those that are no longer ours."""
         ...
 
-    async def bury(self, arrival: Arrival, letter: Letter) -> None:
+    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Put a copy at the dead-letter destination; returns when the broker has confirmed it.
 
         Raises `MessageTooLarge` where the letter makes it too large; it is called again with an empty body.

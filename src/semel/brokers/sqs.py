@@ -18,13 +18,13 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
-from semel.brokers.dead import Dead
+from semel.brokers.dead import DeadLetter
 from semel.brokers.letters import headers_of
-from semel.brokers.source import Arrival, Letter, unfolded, untexted
+from semel.brokers.source import Arrival, DeadLetterInfo, unfolded, untexted
 from semel.brokers.urls import options_of
 from semel.errors import MessageTooLarge, SemelError, SourceRefused, SourceUnavailable, UsageError
 
-__all__ = ["Options", "SqsQueue", "from_url"]
+__all__ = ["SqsOptions", "SqsQueue", "from_url"]
 
 BATCH_MAX = 10
 """What one call of the service takes."""
@@ -51,7 +51,7 @@ PASSING_CODES = (
 """How codes of errors begin that come with such a status and may heal: new credentials are fetched by the client."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class SqsOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the URL says beside which queue it is."""
 
     queue: str = ""
@@ -75,7 +75,7 @@ def from_url(url: str) -> "SqsQueue":
     said = {"queue": parts.path.strip("/")} if parts.path.strip("/") else {}
     if parts.netloc:
         said["region"] = parts.netloc
-    options: Options = options_of(url, Options, said)
+    options: SqsOptions = options_of(url, SqsOptions, said)
     if not options.queue:
         raise UsageError("a queue is needed: sqs://eu-west-1/orders")
     return SqsQueue(options)
@@ -86,7 +86,7 @@ class SqsQueue:
 
     redelivers: bool = True
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SqsOptions) -> None:
         self._options = options
         self._entered: Any = None
         self._client: Any = None
@@ -200,7 +200,7 @@ class SqsQueue:
             transport="sqs",
             lane=system.get("MessageGroupId", "") if self._is_fifo else "",
             deliveries=int(system.get("ApproximateReceiveCount", 0)),
-            handle=_Receipt(message["ReceiptHandle"], message, asked_at),
+            handle=_SqsReceipt(message["ReceiptHandle"], message, asked_at),
         )
 
     async def ack(self, arrivals: Sequence[Arrival]) -> None:
@@ -241,7 +241,7 @@ class SqsQueue:
 
     # --- dead letters ---
 
-    async def bury(self, arrival: Arrival, letter: Letter) -> None:
+    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Send a copy with its story: in one attribute, since a message has room for ten."""
         message = arrival.handle.message
         attributes = dict(list(message.get("MessageAttributes", {}).items())[: ATTRIBUTES_MAX - 1])
@@ -277,9 +277,9 @@ class SqsQueue:
             return self._options.dead
         return f"{queue.removesuffix('.fifo')}-dead.fifo" if queue.endswith(".fifo") else f"{queue}-dead"
 
-    async def look(self, limit: int) -> Sequence[Dead]:
+    async def look(self, limit: int) -> Sequence[DeadLetter]:
         """Dead letters, in no order; they are visible to others again when this source is closed."""
-        found: dict[str, Dead] = {}
+        found: dict[str, DeadLetter] = {}
         while len(found) < limit:
             answer = await self._ask(
                 "receive_message",
@@ -298,7 +298,7 @@ class SqsQueue:
                 headers.update(msgspec.json.decode(headers.pop(LETTER, "{}")))
                 if ID in headers:  # by which its key was found, unless another field came before it
                     headers.setdefault(IDEMPOTENCY_KEY, headers.pop(ID))
-                found[each["MessageId"]] = Dead.found(each["MessageId"], headers, each["Body"].encode())
+                found[each["MessageId"]] = DeadLetter.found(each["MessageId"], headers, each["Body"].encode())
                 self._dug[each["MessageId"]] = each["ReceiptHandle"]
         return list(found.values())[:limit]
 
@@ -312,7 +312,7 @@ class SqsQueue:
         attributes = {name: _attribute(value) for name, value in list(said.items())[:ATTRIBUTES_MAX]}
         await self._send(self._options.queue, body.decode(), attributes, group)
 
-    async def remove(self, dead: Dead) -> None:
+    async def remove(self, dead: DeadLetter) -> None:
         """Delete a dead letter that was looked at just now."""
         await self._ask(
             "delete_message", QueueUrl=await self._url(self.graves), ReceiptHandle=self._dug.pop(dead.id)
@@ -346,7 +346,7 @@ KEPT = {"MessageDeduplicationId": ID, "MessageGroupId": GROUP}
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
 
-class _Receipt(msgspec.Struct, frozen=True, eq=False):
+class _SqsReceipt(msgspec.Struct, frozen=True, eq=False):
     receipt: str
     message: Mapping[str, Any]
     asked_at: float

@@ -2,13 +2,13 @@
 
 from collections import OrderedDict
 
-__all__ = ["Tally"]
+__all__ = ["FailureCounts"]
 
 KEYS_MAX = 10_000
 """How many failing messages are remembered; the longest forgotten one begins anew."""
 
 
-class Tally:
+class FailureCounts:
     """Failures by key: the broker's count where it gives one, or what was seen in this process, whichever is more."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from semel.core.verdicts import NotStarted
 from semel.lazily import asyncio
 from semel.types import Delivery, Inquiry, Outcome
 
-__all__ = ["Deliveries", "LastWords", "Told", "Work", "call_of", "work_for"]
+__all__ = ["Deliveries", "LastWords", "Told", "Handling", "call_of", "work_for"]
 
 Deliveries: TypeAlias = Sequence[Delivery[Arrival]]
 LastWords: TypeAlias = Callable[[Delivery[Arrival], BaseException, Granted], Awaitable[None]]
@@ -26,7 +26,7 @@ Told: TypeAlias = Callable[[int, Outcome[Any]], object]
 """Hears of an outcome as soon as it is known, by the delivery's position; later copies of a key are left out."""
 
 
-class Work(Protocol):
+class Handling(Protocol):
     """What a route does with a batch of deliveries."""
 
     @property
@@ -45,16 +45,16 @@ class Work(Protocol):
         ...
 
 
-def work_for(route: Route, threads: Executor, is_stopping: Callable[[], bool]) -> Work:
+def work_for(route: Route, threads: Executor, is_stopping: Callable[[], bool]) -> Handling:
     """The way of working that a route's client and handler ask for.
 
     `is_stopping`: once it is true no further handler starts; the outcome of the rest is `Errored(NotStarted)`.
     """
     if route.once.mode == "inbox":
-        from semel.brokers.inboxed import Inboxed
+        from semel.brokers.inboxed import InboxHandling
 
-        return Inboxed(route, threads, is_stopping)
-    work = Together if route.batch else EachAlone
+        return InboxHandling(route, threads, is_stopping)
+    work = BatchHandling if route.batch else SingleHandling
     return work(route, threads, is_stopping)
 
 
@@ -84,7 +84,7 @@ def probing(route: Route) -> AsyncSemel:
     return route.once.using(replace(route.once.policy, probe=ask))
 
 
-class EachAlone:
+class SingleHandling:
     """Each message under a claim of its own, and by a call of its own."""
 
     whole = False
@@ -106,7 +106,7 @@ class EachAlone:
         """Nothing was opened."""
 
 
-class Together:
+class BatchHandling:
     """Each message under a claim of its own, and one call for all that are claimed together."""
 
     whole = True

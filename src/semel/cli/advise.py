@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from semel.cli.exits import NOT_FOUND, USAGE, Stop
+from semel.cli.exits import NOT_FOUND, USAGE, CommandExit
 from semel.cli.lagplot import svg
 from semel.cli.options import ConsumerOption, JsonOption, WindowOption, settings_for
 from semel.cli.output import console, print_json, print_rows, say, table
@@ -63,7 +63,7 @@ def advise(
     come as late as the window lasts, the suggestion says so.
     """
     if bool(histories) == bool(metrics):
-        raise Stop(
+        raise CommandExit(
             "name the history to look at (a folder that a HistoryHook writes), or a /metrics page with --metrics",
             USAGE,
         )
@@ -89,7 +89,7 @@ def advise(
 def _from_histories(places: list[Path], consumer: str | None) -> Lags:
     for place in places:
         if not place.exists():
-            raise Stop(f"{place} does not exist", NOT_FOUND)
+            raise CommandExit(f"{place} does not exist", NOT_FOUND)
     return from_history(line for place in places for line in read(place, consumer=consumer))
 
 
@@ -97,7 +97,7 @@ def _from_page(place: str, consumer: str | None) -> Lags:
     if not place.startswith(("http://", "https://")):
         path = Path(place)
         if not path.exists():
-            raise Stop(f"{place} is neither a file nor an http address", NOT_FOUND)
+            raise CommandExit(f"{place} is neither a file nor an http address", NOT_FOUND)
         return from_metrics(path.read_text(encoding="utf-8"), consumer)
     from urllib.error import URLError
     from urllib.request import urlopen
@@ -106,7 +106,7 @@ def _from_page(place: str, consumer: str | None) -> Lags:
         with urlopen(place, timeout=FETCH_S) as page:  # noqa: S310 - only http, as asked for above
             return from_metrics(page.read(FETCH_BYTES_MAX).decode(), consumer)
     except (URLError, OSError) as error:
-        raise Stop(f"{place} gives no metrics: {error}") from error
+        raise CommandExit(f"{place} gives no metrics: {error}") from error
 
 
 def _print(advice: Advice, observed: int) -> None:

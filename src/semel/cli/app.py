@@ -14,7 +14,7 @@ from semel.cli.consumers import consumer
 from semel.cli.dlq import dlq
 from semel.cli.doctor import doctor
 from semel.cli.explain import explain
-from semel.cli.help import App, Group
+from semel.cli.help import App, HelpGroup
 from semel.cli.history import history
 from semel.cli.listen import listen
 from semel.cli.options import Globals
@@ -29,7 +29,7 @@ from semel.cli.windows import window
 __all__ = ["app"]
 
 
-class Root(Group):
+class Root(HelpGroup):
     """Lets a broken pipe end the program quietly, which the framework would call a failure.
 
     A command for which it *is* one (its output is the point) catches it before.

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.exits import USAGE, Stop
+from semel.cli.exits import USAGE, CommandExit
 from semel.cli.options import JsonOption, StoreOption, settings_for
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from semel.cli.gauge.measure import Row
-    from semel.cli.settings import Settings
+    from semel.cli.gauge.measure import Measurement
+    from semel.cli.settings import CliSettings
 
 __all__ = ["bench"]
 
@@ -53,10 +53,10 @@ def bench(
     measured = store_for(settings.store)
     name = measured.name
     if keep and not measured.capabilities.shared:
-        raise Stop(f"{name} ends with this process: there is nowhere to --keep the result", USAGE)
+        raise CommandExit(f"{name} ends with this process: there is nowhere to --keep the result", USAGE)
     target = None if plot is None else Path(plot)
     if target is not None and not target.parent.is_dir():
-        raise Stop(f"{target.parent} is no folder; --plot cannot write there", USAGE)
+        raise CommandExit(f"{target.parent} is no folder; --plot cannot write there", USAGE)
     with ending_on_signals(), scratch_for(settings.store) as scratch:
         rows = _measured(scratch, seconds)
     document = _document(rows, name, seconds)
@@ -65,7 +65,7 @@ def bench(
         _keep(settings, document)
 
 
-def _measured(scratch: Any, seconds: float) -> "list[Row]":
+def _measured(scratch: Any, seconds: float) -> "list[Measurement]":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from semel.cli.gauge.plan import measures
@@ -78,7 +78,7 @@ def _measured(scratch: Any, seconds: float) -> "list[Row]":
         Progress(*columns, console=drawn, transient=True, disable=not drawn.is_terminal) as progress,
     ):
         bar = progress.add_task("measuring", total=len(planned))
-        rows: list[Row] = []
+        rows: list[Measurement] = []
         for what, measure in planned:
             progress.update(bar, description=what)
             rows.append(measure(seconds / len(planned)))
@@ -86,7 +86,7 @@ def _measured(scratch: Any, seconds: float) -> "list[Row]":
     return rows
 
 
-def _show(rows: "list[Row]", document: dict[str, Any], plot: "Path | None", *, as_json: bool) -> None:
+def _show(rows: "list[Measurement]", document: dict[str, Any], plot: "Path | None", *, as_json: bool) -> None:
     from semel.cli.gauge.plot import bars, svg
     from semel.cli.output import console, print_json, print_rows
 
@@ -111,7 +111,7 @@ def _show(rows: "list[Row]", document: dict[str, Any], plot: "Path | None", *, a
             print(line)
 
 
-def _keep(settings: "Settings", document: dict[str, Any]) -> None:
+def _keep(settings: "CliSettings", document: dict[str, Any]) -> None:
     from semel.cli.output import say
     from semel.cli.reach import opened
     from semel.server import benchmarks
@@ -121,7 +121,7 @@ def _keep(settings: "Settings", document: dict[str, Any]) -> None:
     say("The result is kept: the dashboard of `semel serve` shows it under Benchmarks.")
 
 
-def _document(rows: "list[Row]", name: str, seconds: float) -> dict[str, Any]:
+def _document(rows: "list[Measurement]", name: str, seconds: float) -> dict[str, Any]:
     import platform
 
     import semel

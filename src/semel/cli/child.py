@@ -17,7 +17,7 @@ from typing import IO
 
 from msgspec import Struct
 
-__all__ = ["Child", "Ended", "Kept"]
+__all__ = ["Child", "ProcessResult", "CapturedOutput"]
 
 LOOK_S = 0.2
 """How often the claim is looked at while the command runs."""
@@ -52,20 +52,20 @@ except OSError as error:
 """Becomes the command, once it is told that the guard stands."""
 
 
-class Kept(Struct):
+class CapturedOutput(Struct):
     """The beginning of an output. `cut`: there was more."""
 
     data: bytes = b""
     cut: bool = False
 
 
-class Ended(Struct, frozen=True):
+class ProcessResult(Struct, frozen=True):
     """How the command ended."""
 
     code: int
     """As a shell counts: 128 + n for a command that signal n ended."""
-    stdout: Kept
-    stderr: Kept
+    stdout: CapturedOutput
+    stderr: CapturedOutput
     signalled: int = 0
     """The signal that we were told to end with, and forwarded."""
     lost: bool = False
@@ -82,9 +82,9 @@ class Child:
         self._signalled = 0
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self) -> Ended:
+    def run(self) -> ProcessResult:
         """Start it, wait for its end. Raises `OSError` when not even its launcher can be started."""
-        stdout, stderr = Kept(), Kept()
+        stdout, stderr = CapturedOutput(), CapturedOutput()
         with self._forwarding(), self._started() as process:
             copies = [
                 self._copy(process.stdout, sys.stdout.fileno(), stdout),
@@ -93,7 +93,7 @@ class Child:
             code, lost = self._wait(process)
             for copy in copies:
                 copy.join(DRAIN_S)
-        return Ended(code, stdout, stderr, self._signalled, lost)
+        return ProcessResult(code, stdout, stderr, self._signalled, lost)
 
     # --- start and end ---
 
@@ -175,13 +175,13 @@ class Child:
 
     # --- output ---
 
-    def _copy(self, source: IO[bytes] | None, target: int, kept: Kept) -> threading.Thread:
+    def _copy(self, source: IO[bytes] | None, target: int, kept: CapturedOutput) -> threading.Thread:
         assert source is not None
         thread = threading.Thread(target=self._copy_all, args=(source, target, kept), daemon=True)
         thread.start()
         return thread
 
-    def _copy_all(self, source: IO[bytes], target: int, kept: Kept) -> None:
+    def _copy_all(self, source: IO[bytes], target: int, kept: CapturedOutput) -> None:
         fd = source.fileno()
         while data := os.read(fd, COPY_BYTES):
             room = self._output_bytes_max - len(kept.data)

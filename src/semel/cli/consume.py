@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.exits import OK, TRY_LATER, USAGE, Stop
+from semel.cli.exits import OK, TRY_LATER, USAGE, CommandExit
 from semel.cli.handlers import loaded
 from semel.cli.options import (
     ConsumerOption,
@@ -23,9 +23,9 @@ from semel.cli.options import (
 
 if TYPE_CHECKING:
     from semel.aclient import AsyncSemel
-    from semel.brokers import Pace, Runner
+    from semel.brokers import RunnerLimits, Runner
     from semel.brokers.kafka_transactions import KafkaTransaction
-    from semel.cli.settings import Settings
+    from semel.cli.settings import CliSettings
     from semel.policy import Policy
 
 __all__ = ["consume"]
@@ -120,7 +120,7 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     the rest goes back to the broker.
     """
     import semel
-    from semel.brokers import Pace
+    from semel.brokers import RunnerLimits
     from semel.lazily import asyncio
 
     target = loaded(handler)
@@ -129,11 +129,11 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     )
     sources = sources_of(source, settings)
     if not sources:
-        raise Stop(
+        raise CommandExit(
             "name the source with --from, such as redis://localhost/0?stream=orders&group=billing", USAGE
         )
     policy = semel.Policy(max_attempts=max_attempts, retry_delay_s=parse_duration_us(retry_delay) / 1e6)
-    pace = Pace(
+    pace = RunnerLimits(
         batch=batch,
         concurrency=concurrency,
         order=order,
@@ -146,12 +146,12 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
         transactions = _transactions(target, sources, once, pace, where, output or "", marks or "")
         return asyncio.run(_consume(once, transactions, sources, until_idle=until_idle))
     if output or marks:
-        raise Stop("--output and --marks are for --mode transaction", USAGE)
+        raise CommandExit("--output and --marks are for --mode transaction", USAGE)
     runners = _runners(target, sources, once, pace, where)
     return asyncio.run(_consume(once, runners, sources, until_idle=until_idle))
 
 
-def _client(settings: "Settings", policy: "Policy") -> "AsyncSemel":
+def _client(settings: "CliSettings", policy: "Policy") -> "AsyncSemel":
     import semel
 
     return semel.aopen(
@@ -165,7 +165,7 @@ def _client(settings: "Settings", policy: "Policy") -> "AsyncSemel":
     )
 
 
-def _runners(target: Any, urls: Sequence[str], once: Any, pace: "Pace", key: Any) -> "list[Runner]":
+def _runners(target: Any, urls: Sequence[str], once: Any, pace: "RunnerLimits", key: Any) -> "list[Runner]":
     from semel.brokers import Route, Runner, source_for
 
     routes = [Route(target, once=once, key=key)] if callable(target) else list(target)
@@ -173,13 +173,13 @@ def _runners(target: Any, urls: Sequence[str], once: Any, pace: "Pace", key: Any
 
 
 def _transactions(
-    handler: Any, urls: Sequence[str], once: Any, pace: "Pace", key: Any, output: str, marks: str
+    handler: Any, urls: Sequence[str], once: Any, pace: "RunnerLimits", key: Any, output: str, marks: str
 ) -> "list[KafkaTransaction]":
     """Consumers that write what comes of their messages in the transaction that moves their offsets."""
     from semel.brokers.kafka_transactions import KafkaTransaction
 
     if not callable(handler) or not all(url.startswith("kafka:") for url in urls):
-        raise Stop("--mode transaction takes one handler and --from kafka://...", USAGE)
+        raise CommandExit("--mode transaction takes one handler and --from kafka://...", USAGE)
     return [
         KafkaTransaction(url, handler, once=once, output=output, marks=marks, key=key, pace=pace)
         for url in urls

@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 import typer
 
-from semel.cli.exits import TRY_LATER, USAGE, Stop
+from semel.cli.exits import TRY_LATER, USAGE, CommandExit
 from semel.cli.help import App
 from semel.cli.options import JsonOption, StoreOption, TenantOption, settings_for, text
 from semel.cli.output import print_json, print_rows, say
-from semel.cli.reach import OWN, Reach, opened
+from semel.cli.reach import OWN, StoreAccess, opened
 from semel.cli.shown import exact_text
 from semel.core.commands import Count, Page, Scan, SwitchMode
 from semel.core.looks import RELEASED, UNFINISHED, counted_state
@@ -87,7 +87,7 @@ def _number(field: str, value: object) -> str:
     return f"{value} or more" if field in COUNTED and value == UNFINISHED_MAX else str(value)
 
 
-def _count_unfinished(reach: Reach, scope: tuple[str, str]) -> dict[str, int]:
+def _count_unfinished(reach: StoreAccess, scope: tuple[str, str]) -> dict[str, int]:
     """How many records are claimed, released and unknown, each counted up to a bound."""
     counts = dict.fromkeys(COUNTED, 0)
     for state in UNFINISHED:
@@ -120,10 +120,10 @@ def set_mode(
             say(f"Consumer {name!r} works in mode {mode} already.")
             return
         if mode == "inbox" and not reach.store.capabilities.transactional:
-            raise Stop(f"{reach.store.name} cannot hold an inbox: no transaction of yours reaches it", USAGE)
+            raise CommandExit(f"{reach.store.name} cannot hold an inbox: no transaction of yours reaches it", USAGE)
         unfinished: int = reach.act(SwitchMode(*scope, mode))
     if unfinished:
-        raise Stop(
+        raise CommandExit(
             f"consumer {name!r} stays in mode {before}: {unfinished} of its records are claimed or unknown. Let its"
             f" workers finish, then `semel resolve` or `semel forget` what is left: semel list --consumer {name}",
             TRY_LATER,

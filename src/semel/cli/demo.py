@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from semel.cli.exits import FAILED, OK, Stop
+from semel.cli.exits import FAILED, OK, CommandExit
 from semel.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from semel.cli.storm.audit import Result
+    from semel.cli.storm.audit import DemoResult
     from semel.cli.storm.messages import Mode
 
 __all__ = ["demo"]
@@ -72,7 +72,7 @@ def demo(
 
 def _storms(
     modes: "tuple[Mode, ...]", seed: int, folder: "Path", sizes: tuple[int, int, int], *, shown: bool
-) -> "list[Result]":
+) -> "list[DemoResult]":
     from time import monotonic
 
     from semel.cli.storm.audit import audit
@@ -83,7 +83,7 @@ def _storms(
 
     events, workers, kills = sizes
     log = folder / "workers.log"
-    results: list[Result] = []
+    results: list[DemoResult] = []
     nursery = Nursery(log)
     try:
         with display(kills, shown=shown) as step:
@@ -95,7 +95,7 @@ def _storms(
                 results.append(audit(storm.place, progress, plan.events, monotonic() - started_at))
     except (StormError, OSError) as error:
         said = log.read_text(errors="replace")[-LOG_BYTES_MAX:]
-        raise Stop(f"the demo could not be carried out: {error}\n{said}".rstrip(), FAILED) from error
+        raise CommandExit(f"the demo could not be carried out: {error}\n{said}".rstrip(), FAILED) from error
     finally:
         nursery.close()
     return results

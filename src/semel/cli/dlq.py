@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.exits import NOT_FOUND, USAGE, Stop
+from semel.cli.exits import NOT_FOUND, USAGE, CommandExit
 from semel.cli.help import App
 from semel.cli.options import (
     ConsumerOption,
@@ -19,8 +19,8 @@ from semel.cli.options import (
 from semel.cli.output import confirm, print_json, print_rows, say
 
 if TYPE_CHECKING:
-    from semel.brokers.dead import Dead, Graveyard
-    from semel.cli.settings import Settings
+    from semel.brokers.dead import DeadLetter, DeadLetterQueue
+    from semel.cli.settings import CliSettings
     from semel.types import Mode
 
 __all__ = ["dlq"]
@@ -47,7 +47,7 @@ def list_dead(
 ) -> None:
     """List the oldest dead letters: why each was given up, and its key."""
 
-    async def look(graveyard: "Graveyard") -> None:
+    async def look(graveyard: "DeadLetterQueue") -> None:
         found = await graveyard.look(limit)
         if as_json:
             print_json({"dead": [_document(dead) for dead in found]})
@@ -72,7 +72,7 @@ def show_dead(
 ) -> None:
     """Show one dead letter: headers, body, and the stack of the error."""
 
-    async def look(graveyard: "Graveyard") -> None:
+    async def look(graveyard: "DeadLetterQueue") -> None:
         dead = await _the(graveyard, id_)
         if as_json:
             print_json(
@@ -108,13 +108,13 @@ def replay_dead(
     from semel.errors import UsageError
 
     if bool(ids) == every or (new_key is not None and len(ids or ()) != 1):
-        raise Stop("give ids or --all; --new-key goes with one id", USAGE)
+        raise CommandExit("give ids or --all; --new-key goes with one id", USAGE)
     if every:
         confirm("Replay every dead letter?", yes=yes)
     settings = settings_for(store=store, consumer=consumer, tenant=tenant)
     refused = 0
 
-    async def put_back(graveyard: "Graveyard") -> None:
+    async def put_back(graveyard: "DeadLetterQueue") -> None:
         nonlocal refused
         chosen = (
             await graveyard.look(LOOK_MAX) if every else [await _the(graveyard, each) for each in ids or ()]
@@ -135,7 +135,7 @@ def replay_dead(
     return 1 if refused else 0
 
 
-def _mode_of(settings: "Settings", consumer: str) -> "Mode":
+def _mode_of(settings: "CliSettings", consumer: str) -> "Mode":
     """The mode that the store has recorded for a consumer."""
     from semel.cli.reach import opened
 
@@ -143,7 +143,7 @@ def _mode_of(settings: "Settings", consumer: str) -> "Mode":
         return reach.stored_settings().modes.get((settings.tenant or "", consumer), "lease")
 
 
-def _at(url: str, work: Callable[["Graveyard"], Awaitable[None]]) -> None:
+def _at(url: str, work: Callable[["DeadLetterQueue"], Awaitable[None]]) -> None:
     from semel.brokers import source_for
     from semel.lazily import asyncio
 
@@ -160,14 +160,14 @@ def _at(url: str, work: Callable[["Graveyard"], Awaitable[None]]) -> None:
     asyncio.run(open_and_work())
 
 
-async def _the(graveyard: "Graveyard", id_: str) -> "Dead":
+async def _the(graveyard: "DeadLetterQueue", id_: str) -> "DeadLetter":
     for dead in await graveyard.look(LOOK_MAX):
         if dead.id == id_:
             return dead
-    raise Stop(f"no dead letter {id_!r}; semel dlq list shows them", NOT_FOUND)
+    raise CommandExit(f"no dead letter {id_!r}; semel dlq list shows them", NOT_FOUND)
 
 
-def _document(dead: "Dead") -> dict[str, Any]:
+def _document(dead: "DeadLetter") -> dict[str, Any]:
     letter = dead.letter
     return {
         "id": dead.id,
@@ -180,5 +180,5 @@ def _document(dead: "Dead") -> dict[str, Any]:
     }
 
 
-def _text(dead: "Dead") -> str:
+def _text(dead: "DeadLetter") -> str:
     return dead.body.decode("utf-8", "backslashreplace")

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
-from semel.cli.exits import FAILED, UNAVAILABLE, Stop
+from semel.cli.exits import FAILED, UNAVAILABLE, CommandExit
 from semel.cli.options import JsonOption, SourcesOption, StoreOption, settings_for, sources_of
 from semel.cli.output import console, print_json, print_rows, redacted, table
 from semel.cli.reach import existing
@@ -50,9 +50,9 @@ def doctor(store: StoreOption = None, source: SourcesOption = None, *, as_json: 
     else:
         _print(findings)
     if silent:
-        raise Stop(f"{silent[0]} cannot be used", UNAVAILABLE)
+        raise CommandExit(f"{silent[0]} cannot be used", UNAVAILABLE)
     if errors:
-        raise Stop(f"{len(errors)} of {len(findings)} findings are errors", FAILED)
+        raise CommandExit(f"{len(errors)} of {len(findings)} findings are errors", FAILED)
 
 
 def _outbox(url: str) -> list[Finding]:

@@ -27,7 +27,7 @@ __all__ = [
     "TRY_LATER",
     "UNAVAILABLE",
     "USAGE",
-    "Stop",
+    "CommandExit",
     "code_of",
 ]
 
@@ -42,7 +42,7 @@ BAD_CONFIGURATION = 78
 INTERRUPTED = 130
 
 
-class Stop(Exception):
+class CommandExit(Exception):
     """End the command with a message on stderr and an exit code."""
 
     def __init__(self, message: str, code: int = FAILED) -> None:

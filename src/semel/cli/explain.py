@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from semel.cli.exits import BAD_CONFIGURATION, FAILED, UNAVAILABLE, Stop
+from semel.cli.exits import BAD_CONFIGURATION, FAILED, UNAVAILABLE, CommandExit
 from semel.cli.options import (
     ConsumerOption,
     JsonOption,
@@ -24,22 +24,22 @@ from semel.cli.options import (
     sources_of,
 )
 from semel.cli.output import console, print_json, print_rows, redacted, say, table
-from semel.cli.reach import Reach, exists, found, opened
+from semel.cli.reach import StoreAccess, exists, found, opened
 from semel.cli.shown import exact_text
 from semel.core.commands import Scan
 from semel.errors import SemelError, SourceUnavailable, StoreUnavailable
 from semel.observe.explain import Explanation
 from semel.observe.explain import explain as explained
-from semel.observe.guarantees import WINDOWS, Cell, Sink, Weakness
+from semel.observe.guarantees import WINDOWS, GuaranteeCell, Sink, Weakness
 from semel.observe.probing import keys_of, weaknesses
-from semel.observe.sources import Circumstances, Keys, SourceFacts
+from semel.observe.sources import SourceProbe, Keys, SourceFacts
 from semel.observe.window_in_force import SAMPLE, WindowInForce, window_in_force
 from semel.policy import OnUnavailable
 from semel.types import Mode
 from semel.windows import duration_us, window_us
 
 if TYPE_CHECKING:
-    from semel.cli.settings import Settings
+    from semel.cli.settings import CliSettings
 
 __all__ = ["explain", "looked_at", "source_text"]
 
@@ -126,7 +126,7 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
         "redrive_s": _seconds(redrive_after, "--redrive-after"),
     }
     try:
-        around = Circumstances(
+        around = SourceProbe(
             sources=_told(looked_at(sources_of(source, settings)), told),
             keys=keys or "given",
             tenants=tenants,
@@ -137,9 +137,9 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
             settings, sink, around, look_at_keys=keys is None, probe=probe, on_unavailable=on_unavailable
         )
     except (SourceUnavailable, StoreUnavailable) as error:
-        raise Stop(str(error), UNAVAILABLE) from error
+        raise CommandExit(str(error), UNAVAILABLE) from error
     except SemelError as error:
-        raise Stop(str(error), BAD_CONFIGURATION) from error
+        raise CommandExit(str(error), BAD_CONFIGURATION) from error
     holds = require is None or result.satisfies(require)
     if as_json:
         print_json(_document(result, in_force, settings, around.sources, require, holds=holds))
@@ -151,7 +151,7 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
             if not result.holds
             else f"{result.mode} promises less than that"
         )
-        raise Stop(f"weaker than --require {require}: {why}", FAILED)
+        raise CommandExit(f"weaker than --require {require}: {why}", FAILED)
 
 
 def _seconds(given: str | None, option: str) -> float | None:
@@ -180,9 +180,9 @@ def _told(sources: list[SourceFacts], told: dict[str, float | None]) -> tuple[So
 
 
 def _explained(
-    settings: "Settings",
+    settings: "CliSettings",
     sink: Sink,
-    around: Circumstances,
+    around: SourceProbe,
     *,
     look_at_keys: bool,
     probe: bool,
@@ -218,13 +218,13 @@ def _explained(
     return told, window
 
 
-def _recorded(reach: Reach, consumer: str, mode: Mode, said: WindowInForce) -> tuple[Mode, WindowInForce]:
+def _recorded(reach: StoreAccess, consumer: str, mode: Mode, said: WindowInForce) -> tuple[Mode, WindowInForce]:
     """The mode that the store has for the consumer, and the window that is in force for it."""
     settings, stored = reach.settings, reach.stored_settings()
     scope = (settings.tenant or "", consumer)
     recorded = stored.modes.get(scope, mode)
     if recorded != mode and settings.given("mode"):
-        raise Stop(
+        raise CommandExit(
             f"consumer {consumer!r} works in mode {recorded}, but {settings.origin('mode')} says {mode}; change one of"
             " them",
             BAD_CONFIGURATION,
@@ -235,7 +235,7 @@ def _recorded(reach: Reach, consumer: str, mode: Mode, said: WindowInForce) -> t
     return recorded, said if is_said else window
 
 
-def _seen(reach: Reach, consumer: str, around: Circumstances, *, look_at_keys: bool) -> Circumstances:
+def _seen(reach: StoreAccess, consumer: str, around: SourceProbe, *, look_at_keys: bool) -> SourceProbe:
     """What the store shows of the keys and tenants of a consumer."""
     others = [tenant for tenant, name in reach.stored_settings().modes if name == consumer and tenant]
     around = replace(around, tenants=around.tenants or bool(others))
@@ -243,7 +243,7 @@ def _seen(reach: Reach, consumer: str, around: Circumstances, *, look_at_keys: b
 
 
 def _print(
-    result: Explanation, window: WindowInForce, settings: "Settings", sources: Sequence[SourceFacts]
+    result: Explanation, window: WindowInForce, settings: "CliSettings", sources: Sequence[SourceFacts]
 ) -> None:
     broken = sum(weakness.breaks for weakness in result.weaknesses)
     facts = [
@@ -309,7 +309,7 @@ def _lasting(seconds: float) -> str:
     return "ever" if seconds == inf else exact_text(round(seconds * 1e6))
 
 
-def _effects(cell: Cell | None) -> str:
+def _effects(cell: GuaranteeCell | None) -> str:
     if cell is None:
         return "cannot happen"
     if cell.flagged:
@@ -320,7 +320,7 @@ def _effects(cell: Cell | None) -> str:
 def _document(
     result: Explanation,
     window: WindowInForce,
-    settings: "Settings",
+    settings: "CliSettings",
     sources: Sequence[SourceFacts],
     require: Mode | None,
     *,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from semel.cli.exits import BAD_CONFIGURATION, FAILED, USAGE, Stop
-from semel.cli.lines import Block, Lines, Output
+from semel.cli.exits import BAD_CONFIGURATION, FAILED, USAGE, CommandExit
+from semel.cli.lines import Block, LineReader, LineWriter
 from semel.cli.options import ConsumerOption, StoreOption, TenantOption, WindowOption, settings_for
 from semel.cli.sizes import parse_bytes, plural, size_text
 from semel.keys.limits import KEY_BYTES_MAX
@@ -51,7 +51,7 @@ class Malformed(StrEnum):
     FAIL = "fail"
 
 
-class Counts(msgspec.Struct):
+class FilterCounters(msgspec.Struct):
     """What became of the lines."""
 
     lines: int = 0
@@ -106,7 +106,7 @@ def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
     from semel.cli.output import say
 
     if (key is None) is not content:
-        raise Stop("give one of --key PATH and --content", USAGE)
+        raise CommandExit("give one of --key PATH and --content", USAGE)
     line_bytes_max = parse_bytes(line_max, "--line-max")
     settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window)
     names = files or ["-"]
@@ -114,8 +114,8 @@ def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
         marking = _marking(client, settings.tenant or "")
         keys = Keys(key, line_bytes_max)
         sieve = Sieve(client, marking, keys, malformed, say)
-        sink = Output(output, names, say)
-        lines = Lines(names, line_bytes_max=line_bytes_max)
+        sink = LineWriter(output, names, say)
+        lines = LineReader(names, line_bytes_max=line_bytes_max)
         try:
             with _progress(lines, shown=not quiet and not _shares_terminal(output)) as advance:
                 unchecked = no_key_check or malformed is Malformed.FAIL
@@ -231,10 +231,10 @@ def _decoder(path: str) -> Callable[[list[bytes]], list[str]] | None:
     return keys
 
 
-def _once_keyed(lines: Lines, keys: Keys, say: Callable[[str], None]) -> Iterator[Block]:
+def _once_keyed(lines: LineReader, keys: Keys, say: Callable[[str], None]) -> Iterator[Block]:
     """The blocks, held back until a line has a key.
 
-    Raises `Stop` when `KEYLESS_MAX` lines came first: so far nothing is written or marked. An input that ends earlier
+    Raises `CommandExit` when `KEYLESS_MAX` lines came first: so far nothing is written or marked. An input that ends earlier
     is passed on, with a warning.
     """
     blocks = iter(lines)
@@ -248,7 +248,7 @@ def _once_keyed(lines: Lines, keys: Keys, say: Callable[[str], None]) -> Iterato
             break
         keyless += looked
         if keyless >= KEYLESS_MAX:
-            raise Stop(
+            raise CommandExit(
                 f"none of the first {KEYLESS_MAX:,} lines has a key{keys.told}{_members(held[0].body)}. Nothing was"
                 " written or remembered: correct --key, or pass such lines on with --no-key-check",
                 FAILED,
@@ -277,7 +277,7 @@ class Sieve:
     def __init__(
         self, client: "Semel", marking: Marking, keys: Keys, malformed: Malformed, say: Callable[[str], None]
     ) -> None:
-        self.counts: Counts = Counts()
+        self.counts: FilterCounters = FilterCounters()
         self._client = client
         self._keys = keys
         self._malformed = malformed
@@ -287,8 +287,8 @@ class Sieve:
         self._window_due = 0.0
         self._torn = ("", 0)
 
-    def take(self, block: Block, sink: Output) -> None:
-        """Sift one block. Raises `Stop` at a malformed line if that is the choice; what stood before it is passed."""
+    def take(self, block: Block, sink: LineWriter) -> None:
+        """Sift one block. Raises `CommandExit` at a malformed line if that is the choice; what stood before it is passed."""
         if block.torn:
             self._take_torn(block, sink)
             return
@@ -306,7 +306,7 @@ class Sieve:
             raise stop
 
     def _sift(
-        self, lines: list[bytes], keys: list[Any], kept: set[int], whole: bytes | None, sink: Output
+        self, lines: list[bytes], keys: list[Any], kept: set[int], whole: bytes | None, sink: LineWriter
     ) -> None:
         unique = dict.fromkeys(keys)
         unique.pop(None, None)
@@ -339,7 +339,7 @@ class Sieve:
                 passed.append(lines[position])
         return passed
 
-    def _look(self, block: Block, lines: list[bytes]) -> tuple[list[str | None], set[int], Stop | None]:
+    def _look(self, block: Block, lines: list[bytes]) -> tuple[list[str | None], set[int], CommandExit | None]:
         """The keys one by one; `None` for a line without. Ends before a line that is to stop it all."""
         keys: list[str | None] = []
         kept: set[int] = set()
@@ -357,7 +357,7 @@ class Sieve:
             keys.append(found)
         return keys, kept, None
 
-    def _take_torn(self, block: Block, sink: Output) -> None:
+    def _take_torn(self, block: Block, sink: LineWriter) -> None:
         """A line too long to be held: it goes through, or not, a part at a time."""
         if self._torn != (block.source, block.number):
             self._torn = (block.source, block.number)
@@ -370,11 +370,11 @@ class Sieve:
         if self._malformed is Malformed.KEEP:
             sink.write(block.body)
 
-    def _report(self, source: str, number: int, error: Exception) -> Stop | None:
+    def _report(self, source: str, number: int, error: Exception) -> CommandExit | None:
         self.counts.malformed += 1
         where = f"{source}:{number}: {error}"
         if self._malformed is Malformed.FAIL:
-            return Stop(where, FAILED)
+            return CommandExit(where, FAILED)
         if self.counts.malformed <= REPORTED_MAX:
             self._say(f"{where} ({'kept' if self._malformed is Malformed.KEEP else 'dropped'})")
         elif self.counts.malformed == REPORTED_MAX + 1:
@@ -417,7 +417,7 @@ def _marking(client: "Semel", tenant: str) -> Marking:
 
     if isinstance(store, SqliteStore):
         return partial(marking, store, tenant, client.consumer)
-    raise Stop(
+    raise CommandExit(
         f"{store.name} cannot hold its marks back until the lines are written, so a kill would lose lines;"
         " use sqlite:///seen.db",
         BAD_CONFIGURATION,
@@ -431,7 +431,7 @@ def _shares_terminal(output: Path | None) -> bool:
 
 
 @contextmanager
-def _progress(lines: Lines, *, shown: bool) -> Iterator[Callable[[int], None]]:
+def _progress(lines: LineReader, *, shown: bool) -> Iterator[Callable[[int], None]]:
     """A bar on stderr for sources whose size is known."""
     total = lines.total_bytes if shown else None
     if not total:
@@ -448,7 +448,7 @@ def _progress(lines: Lines, *, shown: bool) -> Iterator[Callable[[int], None]]:
 
 
 def _sum_up(
-    counts: Counts, malformed: Malformed, stats_json: Path | None, say: Callable[[str], None] | None
+    counts: FilterCounters, malformed: Malformed, stats_json: Path | None, say: Callable[[str], None] | None
 ) -> None:
     if stats_json is not None:
         stats_json.write_bytes(msgspec.json.encode(counts) + b"\n")

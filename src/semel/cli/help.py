@@ -9,13 +9,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from semel.cli.examples import EXAMPLES
 
-__all__ = ["App", "Group"]
+__all__ = ["App", "HelpGroup"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NUMBER = re.compile(r"<(?:int|float)(?: range)?>")
 
 
-class Command(TyperCommand):
+class HelpCommand(TyperCommand):
     """A command whose help ends with examples."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -43,7 +43,7 @@ class Command(TyperCommand):
                 formatter.write("".join(f"{'':{formatter.current_indent}}{line}\n" for line in lines))
 
 
-class Group(TyperGroup):
+class HelpGroup(TyperGroup):
     """A group that lists its commands with their whole summaries."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -58,12 +58,12 @@ class Group(TyperGroup):
 class App(typer.Typer):
     """A group of commands whose help looks as described here."""
 
-    def __init__(self, *, cls: type[TyperGroup] = Group, **more: Any) -> None:
+    def __init__(self, *, cls: type[TyperGroup] = HelpGroup, **more: Any) -> None:
         super().__init__(cls=cls, no_args_is_help=True, rich_markup_mode=None, **more)
 
     def command(self, name: str | None = None, **more: Any) -> Callable[[F], F]:
         """Add a command, as `typer.Typer.command` does."""
-        return super().command(name, **({"cls": Command} | more))
+        return super().command(name, **({"cls": HelpCommand} | more))
 
 
 def _summary(text: str) -> str:

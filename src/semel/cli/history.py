@@ -7,10 +7,10 @@ import msgspec
 import typer
 
 from semel.cli import shown
-from semel.cli.exits import NOT_FOUND, Stop
+from semel.cli.exits import NOT_FOUND, CommandExit
 from semel.cli.options import ConsumerOption, JsonOption, parse_duration_us, text
 from semel.cli.output import duration_text, local_time, print_json, print_rows
-from semel.observe.history import Line, read
+from semel.observe.history import HistoryLine, read
 
 __all__ = ["history"]
 
@@ -34,7 +34,7 @@ def history(
     Keys that were written as digests are found by their plain text too. Exit code 5: nothing was found.
     """
     if not place.exists():
-        raise Stop(f"{place} does not exist", NOT_FOUND)
+        raise CommandExit(f"{place} does not exist", NOT_FOUND)
     since_us = 0 if since is None else shown.now_us() - parse_duration_us(since, "--since")
     lines = list(read(place, consumer=consumer, key=key, since_us=since_us))
     if as_json:
@@ -42,9 +42,9 @@ def history(
     else:
         print_rows(("AT", "EVENT", "CONSUMER", "KEY", "REASON", "LAG", "ERROR"), map(_row, lines))
     if not lines:
-        raise Stop("nothing was found", NOT_FOUND)
+        raise CommandExit("nothing was found", NOT_FOUND)
 
 
-def _row(line: Line) -> tuple[str, ...]:
+def _row(line: HistoryLine) -> tuple[str, ...]:
     lag = "" if line.lag_s is None else duration_text(round(line.lag_s * 1e6))
     return (local_time(line.at_us), line.event, line.consumer, line.key, line.reason, lag, line.error)

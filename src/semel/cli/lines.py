@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from semel.cli.exits import FAILED, USAGE, Stop
+from semel.cli.exits import FAILED, USAGE, CommandExit
 
-__all__ = ["Block", "Lines", "Output"]
+__all__ = ["Block", "LineReader", "LineWriter"]
 
 BLOCK_BYTES = 4 * 1024 * 1024
 """What is taken at once: some ten thousand lines, enough to share one transaction and few enough to repeat."""
@@ -36,7 +36,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     torn: bool = False
 
 
-class Lines:
+class LineReader:
     """The blocks of several sources, one after the other. `-` is stdin.
 
     Memory: one block and one line of at most `line_bytes_max`, whatever the size of the sources.
@@ -73,7 +73,7 @@ class Lines:
                 yield from self._blocks(shown, source.gathered)
                 self._before_bytes += source.taken_bytes
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise Stop(f"{shown}: the gzip data is damaged or cut off: {error}", FAILED) from error
+                raise CommandExit(f"{shown}: the gzip data is damaged or cut off: {error}", FAILED) from error
             finally:
                 self._source = None
                 raw.close()
@@ -143,7 +143,7 @@ class _Source:
         return left_s > 0 and bool(select.select((self._raw,), (), (), left_s)[0])
 
 
-class Output:
+class LineWriter:
     """Where lines go: stdout, or a file that is added to. What `write` has written survives the process."""
 
     def __init__(self, path: Path | None, sources: Iterable[str], say: Callable[[str], None]) -> None:
@@ -176,7 +176,7 @@ class Output:
 def _append_to(path: Path, sources: Iterable[str], say: Callable[[str], None]) -> int:
     created = not path.exists()
     if not created and any(name != "-" and _is_same(path, name) for name in sources):
-        raise Stop(f"{path} is read and written at once; choose another file for --output", USAGE)
+        raise CommandExit(f"{path} is read and written at once; choose another file for --output", USAGE)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     if created:
         folder = os.open(path.parent, os.O_RDONLY)

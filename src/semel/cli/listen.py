@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.exits import BAD_CONFIGURATION, USAGE, Stop
+from semel.cli.exits import BAD_CONFIGURATION, USAGE, CommandExit
 from semel.cli.handlers import loaded
 from semel.cli.options import (
     ConsumerOption,
@@ -20,7 +20,7 @@ from semel.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from semel.cli.settings import Settings
+    from semel.cli.settings import CliSettings
     from semel.intake import Event, Undertaker
     from semel.sockets import EventTable
 
@@ -110,7 +110,7 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
     finished, the rest is left to the others.
     """
     from semel import Policy
-    from semel.intake import Pace
+    from semel.intake import IntakeLimits
     from semel.lazily import asyncio
     from semel.sockets import EventTable, Fields
     from semel.sockets.columns import columns_of
@@ -119,7 +119,7 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
     process = _process(handler, table)
     settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window, lease=lease)
     policy = Policy(max_attempts=max_attempts, retry_delay_s=parse_duration_us(retry_delay) / 1e6)
-    pace = Pace(
+    pace = IntakeLimits(
         concurrency=concurrency,
         pending_max=max(1000, concurrency),
         drain_s=parse_duration_us(drain) / 1e6,
@@ -143,7 +143,7 @@ def _process(spec: str | None, table: "EventTable | None") -> Any:
 
     if spec is None:
         if table is None:
-            raise Stop("name a handler such as app:handle, or a table with --persist", USAGE)
+            raise CommandExit("name a handler such as app:handle, or a table with --persist", USAGE)
         return table.persist
     handler = loaded(spec)
     return in_loop(handler) if table is None else table.after(handler)
@@ -153,7 +153,7 @@ async def _listen(
     url: str,
     process: Any,
     table: "EventTable | None",
-    settings: "Settings",
+    settings: "CliSettings",
     policy: Any,
     pace: Any,
     fields: Any,
@@ -223,8 +223,8 @@ def _headers(file: Path | None) -> dict[str, str]:
         with file.open(encoding="utf-8") as opened:
             lines = [line.strip() for line in opened.read(HEADERS_CHARS_MAX).splitlines() if line.strip()]
     except (OSError, UnicodeError) as error:
-        raise Stop(f"{file} cannot be read: {error}", BAD_CONFIGURATION) from None
+        raise CommandExit(f"{file} cannot be read: {error}", BAD_CONFIGURATION) from None
     pairs = [line.partition(":") for line in lines]
     if any(not colon or not name.strip() for name, colon, _ in pairs):
-        raise Stop(f"{file}: each line is a header, such as Authorization: Bearer ...", BAD_CONFIGURATION)
+        raise CommandExit(f"{file}: each line is a header, such as Authorization: Bearer ...", BAD_CONFIGURATION)
     return {name.strip(): value.strip() for name, _, value in pairs}

@@ -47,7 +47,7 @@ def _run() -> int:
 
     try:
         answer = app(standalone_mode=False, prog_name="semel")
-    except exits.Stop as stop:
+    except exits.CommandExit as stop:
         return _ended(str(stop), stop.code)
     except SemelError as error:
         return _ended(str(error), exits.code_of(error))

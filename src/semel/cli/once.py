@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.exits import DUPLICATE, FAILED, TRY_LATER, UNAVAILABLE, USAGE, Stop
+from semel.cli.exits import DUPLICATE, FAILED, TRY_LATER, UNAVAILABLE, USAGE, CommandExit
 from semel.cli.options import (
     ConsumerOption,
     LeaseOption,
@@ -18,7 +18,7 @@ from semel.cli.options import (
 from semel.cli.sizes import parse_bytes, size_text
 
 if TYPE_CHECKING:
-    from semel.cli.child import Ended
+    from semel.cli.child import ProcessResult
     from semel.types import Outcome
 
 __all__ = ["once"]
@@ -89,7 +89,7 @@ def once(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     output_bytes_max = parse_bytes(output_max, "--output-max")
     if output_bytes_max > OUTPUT_BYTES_MAX:
-        raise Stop(f"--output-max is at most {size_text(OUTPUT_BYTES_MAX)}", USAGE)
+        raise CommandExit(f"--output-max is at most {size_text(OUTPUT_BYTES_MAX)}", USAGE)
     settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window, lease=lease)
     policy = semel.Policy(
         wait_s=parse_duration_us(wait, "--wait") / 1e6,
@@ -105,23 +105,23 @@ def once(  # noqa: PLR0913, PLR0917 - one parameter for each option
         lease=settings.lease,
         policy=policy,
     )
-    run = Run(command, output_bytes_max, keep_failures=keep_failures)
+    run = CommandRun(command, output_bytes_max, keep_failures=keep_failures)
     try:
         with _stopping(), client:
             outcome = client.run(key, run)
     except Stopped as stopped:
         return stopped.code
-    return Answer(key, no_replay=no_replay, say=None if quiet else say).code(outcome, run.ended)
+    return OnceResult(key, no_replay=no_replay, say=None if quiet else say).code(outcome, run.ended)
 
 
-class Run:
+class CommandRun:
     """The handler: runs the command, and returns what is kept of it."""
 
     def __init__(self, command: list[str], output_bytes_max: int, *, keep_failures: bool) -> None:
         self._command = command
         self._output_bytes_max = output_bytes_max
         self._keep_failures = keep_failures
-        self.ended: Ended | None = None
+        self.ended: ProcessResult | None = None
 
     def __call__(self) -> dict[str, Any]:
         """Raises `CommandFailed` for what is to run again."""
@@ -143,7 +143,7 @@ class Run:
         }
 
 
-class Answer:
+class OnceResult:
     """What an outcome means for the one who asked: an exit code, and perhaps the first run's output."""
 
     def __init__(self, key: str, *, no_replay: bool, say: Callable[[str], None] | None) -> None:
@@ -151,8 +151,8 @@ class Answer:
         self._no_replay = no_replay
         self._say = say or (lambda _: None)
 
-    def code(self, outcome: "Outcome[Any]", ended: "Ended | None") -> int:
-        """The exit code. Raises `Stop` where there is something to explain."""
+    def code(self, outcome: "Outcome[Any]", ended: "ProcessResult | None") -> int:
+        """The exit code. Raises `CommandExit` where there is something to explain."""
         from semel.types import Busy, Done, Errored, Failed, Lost, Unavailable
 
         match outcome:
@@ -160,7 +160,7 @@ class Answer:
                 return self._replay(value if kept else None)
             case Done(value, recorded=recorded):
                 if not recorded:
-                    raise Stop(
+                    raise CommandExit(
                         f"{self._key}: the command ran (exit code {value['code']}), but the store could not be told;"
                         " it may run again",
                         UNAVAILABLE,
@@ -168,19 +168,19 @@ class Answer:
                 code: int = value["code"]
                 return code
             case Busy(retry_after_s):
-                raise Stop(f"{self._key} is in flight; its lease ends in {retry_after_s:.1f} s", TRY_LATER)
+                raise CommandExit(f"{self._key} is in flight; its lease ends in {retry_after_s:.1f} s", TRY_LATER)
             case _ if ended is not None and ended.lost:
-                raise Stop(f"{self._key}: the claim was lost, so the command was terminated", TRY_LATER)
+                raise CommandExit(f"{self._key}: the claim was lost, so the command was terminated", TRY_LATER)
             case Lost():
-                raise Stop(f"{self._key}: the command ran, but another run took the key over", TRY_LATER)
+                raise CommandExit(f"{self._key}: the command ran, but another run took the key over", TRY_LATER)
             case Errored(CommandFailed() as failed):
                 return failed.code
             case Errored(error) | Failed(error):
-                raise Stop(f"{self._key}: {error}", FAILED)
+                raise CommandExit(f"{self._key}: {error}", FAILED)
             case Unavailable(error):
-                raise Stop(str(error), UNAVAILABLE)
+                raise CommandExit(str(error), UNAVAILABLE)
             case _:
-                raise Stop(f"{self._key}: {outcome}", FAILED)
+                raise CommandExit(f"{self._key}: {outcome}", FAILED)
 
     def _replay(self, value: dict[str, Any] | None) -> int:
         import sys

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.exits import USAGE, Stop
+from semel.cli.exits import USAGE, CommandExit
 from semel.errors import PolicyInvalid
 from semel.windows import duration_us
 
 if TYPE_CHECKING:
-    from semel.cli.settings import ServeOptions, Settings
+    from semel.cli.settings import ServeOptions, CliSettings
 
 __all__ = [
     "ConsumerOption",
@@ -120,16 +120,16 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
 
 
-def settings_for(**flags: Any) -> "Settings":
+def settings_for(**flags: Any) -> "CliSettings":
     """The settings: these flags (`None`: not given), then environment, secrets, `semel.toml`, defaults."""
-    from semel.cli.settings import Settings, load  # a quarter of a second: not for --help
+    from semel.cli.settings import CliSettings, load  # a quarter of a second: not for --help
 
-    settings = load(Settings, {"log_level": Globals.log_level, **flags}, Globals.config)
+    settings = load(CliSettings, {"log_level": Globals.log_level, **flags}, Globals.config)
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     return settings
 
 
-def sources_of(given: list[str] | None, settings: "Settings") -> list[str]:
+def sources_of(given: list[str] | None, settings: "CliSettings") -> list[str]:
     """The sources of the flags, else the one of the settings, else none."""
     return given or ([settings.source] if settings.source else [])
 
@@ -145,5 +145,5 @@ def one_of(given: dict[str, bool]) -> str:
     """The one switch that is on. Raises a usage error for none or several."""
     chosen = [name for name, on in given.items() if on]
     if len(chosen) != 1:
-        raise Stop(f"give one of {', '.join(given)}", USAGE)
+        raise CommandExit(f"give one of {', '.join(given)}", USAGE)
     return chosen[0]

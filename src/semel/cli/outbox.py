@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from semel.cli import shown
-from semel.cli.exits import NOT_FOUND, USAGE, Stop
+from semel.cli.exits import NOT_FOUND, USAGE, CommandExit
 from semel.cli.help import App
 from semel.cli.options import JsonOption, StoreOption, YesOption, settings_for, text
 from semel.cli.output import confirm, console, duration_text, local_time, print_json, print_rows, say, table
@@ -44,7 +44,7 @@ def list_messages(
     Piped, each message is a line: id, type, state, attempts, age, aggregate, destination, error.
     """
     if dead + published + everything > 1:
-        raise Stop("give one of --dead, --published and --all", USAGE)
+        raise CommandExit("give one of --dead, --published and --all", USAGE)
 
     async def gather(rows: "Rows") -> "list[Entry]":
         wanted: list[State | None] = ["pending", "dead"]
@@ -84,7 +84,7 @@ def show_message(
     (checked,) = _checked([message_id])
     entry = _with_rows(store, lambda rows: rows.entry(checked))
     if entry is None:
-        raise Stop(
+        raise CommandExit(
             f"no message {message_id} in this outbox: never written, or removed after its time", NOT_FOUND
         )
     document = _document(entry, shown.now_us(), payload=True)
@@ -110,11 +110,11 @@ def retry_messages(
     Exit code 5: none of them was dead.
     """
     if everything == bool(ids):
-        raise Stop("give ids, or --all", USAGE)
+        raise CommandExit("give ids, or --all", USAGE)
     checked = None if everything else _checked(ids or [])
     count = _with_rows(store, lambda rows: rows.retry(checked))
     if not count:
-        raise Stop("no such message is dead; see: semel outbox list --dead", NOT_FOUND)
+        raise CommandExit("no such message is dead; see: semel outbox list --dead", NOT_FOUND)
     say(f"{_messages(count)} will be tried again.")
 
 
@@ -125,12 +125,12 @@ def drop_messages(ids: Ids = None, store: StoreOption = None, *, yes: YesOption 
     Their rows stay, so that a repeated handler does not write them again. Exit code 5: none was there to drop.
     """
     if not ids:
-        raise Stop("give the ids of the messages", USAGE)
+        raise CommandExit("give the ids of the messages", USAGE)
     checked = _checked(ids)
     confirm(f"Drop {_messages(len(checked))}? They will never be published.", yes=yes)
     count = _with_rows(store, lambda rows: rows.drop(checked))
     if not count:
-        raise Stop("no such message waits to be published; see: semel outbox list", NOT_FOUND)
+        raise CommandExit("no such message waits to be published; see: semel outbox list", NOT_FOUND)
     say(f"{_messages(count)} dropped.")
 
 
@@ -142,7 +142,7 @@ def _checked(ids: list[str]) -> list[str]:
     try:
         return [str(uuid.UUID(each)) for each in ids]
     except ValueError:
-        raise Stop(f"{' '.join(ids)!a} is no id of a message; ids are UUIDs", USAGE) from None
+        raise CommandExit(f"{' '.join(ids)!a} is no id of a message; ids are UUIDs", USAGE) from None
 
 
 def _with_rows(store: str | None, work: "Callable[[Rows], Awaitable[T]]") -> T:

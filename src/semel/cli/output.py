@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from semel.cli.exits import USAGE, Stop
+from semel.cli.exits import USAGE, CommandExit
 
 __all__ = [
     "clean",
@@ -105,10 +105,10 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Stop(f"{question} Nobody is there to say so: add --yes. Nothing was changed.", USAGE)
+        raise CommandExit(f"{question} Nobody is there to say so: add --yes. Nothing was changed.", USAGE)
     print(f"{clean(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise Stop("Nothing was changed.")
+        raise CommandExit("Nothing was changed.")
 
 
 def local_time(at_us: int, timespec: str = "milliseconds") -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from semel import audit
-from semel.cli.exits import BAD_CONFIGURATION, NOT_FOUND, USAGE, Stop
+from semel.cli.exits import BAD_CONFIGURATION, NOT_FOUND, USAGE, CommandExit
 from semel.core.commands import Command, Item, Lookup, ReadSettings
-from semel.core.commands import Settings as StoreSettings
+from semel.core.commands import StoreSettings as StoreSettings
 from semel.core.ports import AsyncStore, Store
 from semel.errors import StoreError
 from semel.keys.limits import check as check_key
@@ -19,19 +19,19 @@ from semel.stores.registry import store_for
 from semel.types import Absent, Record, Unavailable
 
 if TYPE_CHECKING:
-    from semel.cli.settings import Settings  # slow to import, and --help does not need it
+    from semel.cli.settings import CliSettings  # slow to import, and --help does not need it
 
-__all__ = ["OWN", "Reach", "existing", "exists", "found", "opened"]
+__all__ = ["OWN", "StoreAccess", "existing", "exists", "found", "opened"]
 
 R = TypeVar("R")
 OWN = "semel."
 """How the tenants and consumers begin under which semel keeps records of its own."""
 
 
-class Reach:
+class StoreAccess:
     """An open store and the settings by which its records are chosen."""
 
-    def __init__(self, store: Store, settings: "Settings") -> None:
+    def __init__(self, store: Store, settings: "CliSettings") -> None:
         self.store = store
         self.settings = settings
 
@@ -43,12 +43,12 @@ class Reach:
     def act(self, item: Item, **more: Any) -> Any:
         """The answer to what an operator does, which is written into the audit first; `more`: what to add there.
 
-        Raises `Stop` for a record of semel itself.
+        Raises `CommandExit` for a record of semel itself.
         """
         act = audit.act_of(item)
         assert act is not None
         if act.tenant.startswith(OWN) or str(act.details.get("consumer", "")).startswith(OWN):
-            raise Stop(
+            raise CommandExit(
                 "records of semel itself are not changed by hand; tokens are revoked with `semel token revoke`",
                 USAGE,
             )
@@ -88,7 +88,7 @@ class Reach:
         return sorted(found)
 
     def scope(self, consumer: str) -> tuple[str, str]:
-        """The one known consumer of this name. Raises `Stop` where there is none, or one for each tenant."""
+        """The one known consumer of this name. Raises `CommandExit` where there is none, or one for each tenant."""
         known = self.stored_settings().modes
         found = [
             scope for scope in known if scope[1] == consumer and self.settings.tenant in (None, scope[0])
@@ -97,10 +97,10 @@ class Reach:
             return found[0]
         if found:
             tenants = ", ".join(sorted(repr(tenant) for tenant, _ in found))
-            raise Stop(
+            raise CommandExit(
                 f"consumer {consumer!r} exists for several tenants ({tenants}); choose with --tenant", USAGE
             )
-        raise Stop(f"no consumer {consumer!r} in {self.store.name}{self.did_you_mean(consumer)}", NOT_FOUND)
+        raise CommandExit(f"no consumer {consumer!r} in {self.store.name}{self.did_you_mean(consumer)}", NOT_FOUND)
 
     def did_you_mean(self, consumer: str) -> str:
         """A hint at the consumer that was meant, if one is near."""
@@ -116,16 +116,16 @@ class Reach:
         return [record for record in found if not isinstance(record, Absent)]
 
     def record_of(self, key: str) -> Record:
-        """The one record of this key. Raises `Stop` where there is none, or one for each of several consumers."""
+        """The one record of this key. Raises `CommandExit` where there is none, or one for each of several consumers."""
         found = self.records_of(key)
         if len(found) == 1:
             return found[0]
         if found:
             names = ", ".join(f"{record.consumer!r}" for record in found)
-            raise Stop(f"{key!r} has a record for several consumers ({names}); choose with --consumer", USAGE)
+            raise CommandExit(f"{key!r} has a record for several consumers ({names}); choose with --consumer", USAGE)
         raise self.no_record(key)
 
-    def no_record(self, key: str) -> Stop:
+    def no_record(self, key: str) -> CommandExit:
         """What to say of a key that nobody knows."""
         consumer = self.settings.consumer
         whose = (
@@ -133,7 +133,7 @@ class Reach:
             if consumer is None
             else f"consumer {consumer!r}{self.did_you_mean_unknown(consumer)}"
         )
-        return Stop(
+        return CommandExit(
             f"no record of {key!r} for {whose} in {self.store.name}: new, expired or forgotten", NOT_FOUND
         )
 
@@ -144,21 +144,21 @@ class Reach:
 
 
 @contextmanager
-def opened(settings: "Settings", *, create: bool = False) -> Iterator[Reach]:
+def opened(settings: "CliSettings", *, create: bool = False) -> Iterator[StoreAccess]:
     """The store that the settings name, connected. A file that is not there is not made unless `create`."""
     store = found(settings) if create else existing(settings)
     store.open()
     try:
-        yield Reach(store, settings)
+        yield StoreAccess(store, settings)
     finally:
         store.close()
 
 
-def existing(settings: "Settings", flag: str = "--store") -> Store:
-    """The store that the settings name, not yet connected. Raises `Stop` where it was never made."""
+def existing(settings: "CliSettings", flag: str = "--store") -> Store:
+    """The store that the settings name, not yet connected. Raises `CommandExit` where it was never made."""
     store = found(settings)
     if not exists(store):
-        raise Stop(
+        raise CommandExit(
             f"{store.name} does not exist; name another with {flag}, or create it with: semel migrate --store"
             f" {shlex.quote(store.name)}",
             NOT_FOUND,
@@ -166,11 +166,11 @@ def existing(settings: "Settings", flag: str = "--store") -> Store:
     return store
 
 
-def found(settings: "Settings") -> Store:
+def found(settings: "CliSettings") -> Store:
     """The store that the settings name, not yet connected."""
     store: Store | AsyncStore = store_for(settings.store)
     if not isinstance(store, Store):
-        raise Stop(f"{store.name} serves event loops only; the command line cannot use it", BAD_CONFIGURATION)
+        raise CommandExit(f"{store.name} serves event loops only; the command line cannot use it", BAD_CONFIGURATION)
     return store
 
 

@@ -9,7 +9,7 @@ import typer
 
 from semel import audit
 from semel.cli import shown
-from semel.cli.exits import FAILED, TRY_LATER, USAGE, Stop
+from semel.cli.exits import FAILED, TRY_LATER, USAGE, CommandExit
 from semel.cli.options import (
     ConsumerOption,
     DryRunOption,
@@ -24,7 +24,7 @@ from semel.cli.options import (
     text,
 )
 from semel.cli.output import confirm, console, print_json, print_rows, say, table
-from semel.cli.reach import OWN, Reach, opened
+from semel.cli.reach import OWN, StoreAccess, opened
 from semel.cli.sizes import plural
 from semel.codec import encode
 from semel.core.commands import Count, Forget, Page, Resolve, Scan
@@ -138,7 +138,7 @@ def _is_internal(record: Record) -> bool:
     return record.tenant.startswith(OWN) or record.consumer.startswith(OWN)
 
 
-def _pages(reach: Reach, scan: Scan, limit: int, *, internal: bool) -> Iterator[Page]:
+def _pages(reach: StoreAccess, scan: Scan, limit: int, *, internal: bool) -> Iterator[Page]:
     """Pages of records; only the last one, cut short by the limit, still has a cursor.
 
     Semel's own records are left out, unless they are asked for by `internal`, their tenant or their consumer.
@@ -172,7 +172,7 @@ def _print_documents(pages: Iterator[Page]) -> None:
     sys.stdout.write(f'\n], "more": {"true" if more else "false"}}}\n')
 
 
-def _tell_of_nothing(reach: Reach, *, filtered: bool) -> None:
+def _tell_of_nothing(reach: StoreAccess, *, filtered: bool) -> None:
     """Say that nothing was listed, and that there are marks, which cannot be."""
     marks = 0 if filtered else reach.ask(Count(reach.settings.tenant)).marks
     if marks:
@@ -184,7 +184,7 @@ def _tell_of_nothing(reach: Reach, *, filtered: bool) -> None:
         say("No such records." if filtered else "No records.")
 
 
-def _tell_of_marks(reach: Reach, consumer: str) -> None:
+def _tell_of_marks(reach: StoreAccess, consumer: str) -> None:
     modes = reach.stored_settings().modes
     if any(scope[1] == consumer and mode == "mark" for scope, mode in modes.items()):
         say(
@@ -232,11 +232,11 @@ def forget(
         case Busy():
             raise _running(what)
         case Lost():
-            raise Stop(f"{what} changed meanwhile; look again with: semel show {key}", TRY_LATER)
+            raise CommandExit(f"{what} changed meanwhile; look again with: semel show {key}", TRY_LATER)
 
 
-def _running(what: str) -> Stop:
-    return Stop(
+def _running(what: str) -> CommandExit:
+    return CommandExit(
         f"{what} is running; wait for it, or --force (its completion will then be refused)", TRY_LATER
     )
 
@@ -264,11 +264,11 @@ def resolve(
     """
     choice = one_of({"--done": done, "--absent": absent})
     if value is not None and choice == "--absent":
-        raise Stop("--value goes with --done: what has not happened has no value", USAGE)
+        raise CommandExit("--value goes with --done: what has not happened has no value", USAGE)
     try:
         decided = None if value is None else msgspec.json.decode(value)
     except msgspec.DecodeError as error:
-        raise Stop(
+        raise CommandExit(
             f"--value is not JSON: {error}; quote it for the shell: --value '\"text\"'", USAGE
         ) from None
     settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window)
@@ -290,9 +290,9 @@ def resolve(
             raise _undecided(key, record, fence)
 
 
-def _undecided(key: str, record: Record, fence: int) -> Stop:
+def _undecided(key: str, record: Record, fence: int) -> CommandExit:
     if record.state != "unknown":
-        return Stop(f"{key!r} is {record.state}, not unknown: there is nothing to decide", FAILED)
-    return Stop(
+        return CommandExit(f"{key!r} is {record.state}, not unknown: there is nothing to decide", FAILED)
+    return CommandExit(
         f"{key!r} has the fence {record.fence}, not {fence}: look at it again before you decide", FAILED
     )

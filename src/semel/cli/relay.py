@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from semel.cli.exits import BAD_CONFIGURATION, INTERRUPTED, OK, USAGE, Stop
+from semel.cli.exits import BAD_CONFIGURATION, INTERRUPTED, OK, USAGE, CommandExit
 from semel.cli.options import parse_duration_us, settings_for, text
 from semel.cli.output import redacted, say
 from semel.cli.reach import existing
@@ -137,11 +137,11 @@ def _measured(metrics: str | None) -> dict[str, Any]:
         return {}
     host, _, port = metrics.rpartition(":")
     if not port.isdecimal() or int(port) >= 2**16:
-        raise Stop(f"{metrics!r} is no address; write --metrics 9000, or --metrics 0.0.0.0:9000", USAGE)
+        raise CommandExit(f"{metrics!r} is no address; write --metrics 9000, or --metrics 0.0.0.0:9000", USAGE)
     try:
         from semel.observe.prometheus import PrometheusHook
     except ImportError as error:
-        raise Stop(str(error), BAD_CONFIGURATION) from None
+        raise CommandExit(str(error), BAD_CONFIGURATION) from None
     from prometheus_client import CollectorRegistry, start_http_server
 
     registry = CollectorRegistry()
@@ -149,7 +149,7 @@ def _measured(metrics: str | None) -> dict[str, Any]:
     try:
         served, _thread = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
     except OSError as error:
-        raise Stop(f"--metrics {metrics}: {error}", BAD_CONFIGURATION) from None
+        raise CommandExit(f"--metrics {metrics}: {error}", BAD_CONFIGURATION) from None
     say(f"Metrics at port {served.server_port}.")
     return {
         "on_step": hook.note_published,
@@ -163,10 +163,10 @@ def _retrying(attempts_max: int, backoff_max: str, *, skip: bool) -> Retrying:
 
 def _secrets(file: Path | None) -> list[str]:
     if file is None:
-        raise Stop("a webhook is signed: name its secret with --secret-file", BAD_CONFIGURATION)
+        raise CommandExit("a webhook is signed: name its secret with --secret-file", BAD_CONFIGURATION)
     try:
         with file.open(encoding="utf-8") as opened:
             lines = opened.read(SECRETS_CHARS_MAX).splitlines()
     except (OSError, UnicodeError) as error:
-        raise Stop(f"{file} cannot be read: {error}", BAD_CONFIGURATION) from None
+        raise CommandExit(f"{file} cannot be read: {error}", BAD_CONFIGURATION) from None
     return [line.strip() for line in lines if line.strip()]

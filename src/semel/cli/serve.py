@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.exits import BAD_CONFIGURATION, OK, Stop
+from semel.cli.exits import BAD_CONFIGURATION, OK, CommandExit
 from semel.cli.options import StoreOption, serve_options, settings_for, text
 from semel.cli.output import redacted, say
 from semel.extras import install_command
@@ -184,7 +184,7 @@ def _run(settings: "ServeSettings") -> int:
     try:
         listen_and_serve(app, settings, listening)
     except SystemExit:
-        raise service.failure or Stop("the service could not be started") from None
+        raise service.failure or CommandExit("the service could not be started") from None
     return OK
 
 
@@ -207,7 +207,7 @@ def _seconds(duration: str) -> float:
 def _be_installed() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise Stop(
+        raise CommandExit(
             f"the service needs {', '.join(missing)}; install the extra: {install_command('server')}",
             BAD_CONFIGURATION,
         )

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from pydantic import PrivateAttr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from semel.cli.exits import BAD_CONFIGURATION, USAGE, Stop
+from semel.cli.exits import BAD_CONFIGURATION, USAGE, CommandExit
 from semel.errors import PolicyInvalid
 from semel.keys.limits import check_consumer
 from semel.policy import LEASE_MAX_S, LEASE_MIN_S
@@ -21,7 +21,7 @@ from semel.stores.tiered import url_of
 from semel.types import Mode
 from semel.windows import duration_us, window_us
 
-__all__ = ["CONFIG_FILE", "DEFAULT", "ServeOptions", "Settings", "load"]
+__all__ = ["CONFIG_FILE", "DEFAULT", "ServeOptions", "CliSettings", "load"]
 
 PREFIX = "SEMEL_"
 CONFIG_FILE = "semel.toml"
@@ -82,7 +82,7 @@ class Sourced(BaseSettings):
         return (init_settings,)
 
 
-class Settings(Sourced):
+class CliSettings(Sourced):
     """What every command may need."""
 
     store: str = "sqlite:///semel.db"
@@ -176,14 +176,14 @@ class ServeOptions(Sourced):
         return duration
 
 
-NAMES: tuple[str, ...] = tuple(Settings.model_fields)
+NAMES: tuple[str, ...] = tuple(CliSettings.model_fields)
 TABLES: tuple[type[Sourced], ...] = (ServeOptions,)
 """Of `semel.toml`, beside what stands at its top."""
 AnySettings = TypeVar("AnySettings", bound=Sourced)
 
 
 def load(model: type[AnySettings], flags: Mapping[str, Any], config: Path | None = None) -> AnySettings:
-    """The settings, each from the first source that has it. Raises `Stop` with the origin of what is wrong."""
+    """The settings, each from the first source that has it. Raises `CommandExit` with the origin of what is wrong."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     sources = (_from_flags(flags), _from_environment(model), _from_secrets(model), _from_file(config, model))
@@ -220,7 +220,7 @@ def _from_environment(model: type[Sourced]) -> Found:
         name = variable.removeprefix(prefix).lower()
         if name.removesuffix("_file") not in names and name not in names:
             hint = _hint(name.removesuffix("_file"), names, lambda near: f"{prefix}{near.upper()}")
-            raise Stop(
+            raise CommandExit(
                 f"the environment variable {variable} is no setting of semel; {hint}", BAD_CONFIGURATION
             )
         if value and name in names:
@@ -238,11 +238,11 @@ def _from_secrets(model: type[Sourced]) -> Found:
                 with Path(path).open(encoding="utf-8") as file:
                     secret = file.read(SECRET_CHARS_MAX + 1).rstrip("\r\n")
             except (OSError, UnicodeError) as error:
-                raise Stop(
+                raise CommandExit(
                     f"{variable} names {path}, which cannot be read: {error}", BAD_CONFIGURATION
                 ) from None
             if len(secret) > SECRET_CHARS_MAX:
-                raise Stop(f"{variable} names {path}, which is too long for a setting", BAD_CONFIGURATION)
+                raise CommandExit(f"{variable} names {path}, which is too long for a setting", BAD_CONFIGURATION)
             found[name] = (secret, f"{variable} ({path})")
     return found
 
@@ -254,19 +254,19 @@ def _from_file(config: Path | None, model: type[Sourced]) -> Found:
     except FileNotFoundError:
         if config is None:
             return {}
-        raise Stop(f"the configuration {path} does not exist", BAD_CONFIGURATION) from None
+        raise CommandExit(f"the configuration {path} does not exist", BAD_CONFIGURATION) from None
     except (OSError, UnicodeError, tomllib.TOMLDecodeError) as error:
-        raise Stop(f"the configuration {path} cannot be read: {error}", BAD_CONFIGURATION) from None
+        raise CommandExit(f"the configuration {path} cannot be read: {error}", BAD_CONFIGURATION) from None
     tables = {each.table: content.pop(each.table, {}) for each in TABLES}
     if model.table:
         content = tables[model.table]
         if not isinstance(content, dict):
-            raise Stop(f"{path}: {model.table} is a table; write [{model.table}] above it", BAD_CONFIGURATION)
+            raise CommandExit(f"{path}: {model.table} is a table; write [{model.table}] above it", BAD_CONFIGURATION)
     known, begin = tuple(model.model_fields), f"{model.table}." if model.table else ""
     for name in content:
         if name not in known:
             hint = _hint(name, known, lambda near: begin + near)
-            raise Stop(f"{path}: {begin + name!r} is no setting of semel; {hint}", BAD_CONFIGURATION)
+            raise CommandExit(f"{path}: {begin + name!r} is no setting of semel; {hint}", BAD_CONFIGURATION)
     return {name: (value, f"{path}: {begin}{name}") for name, value in content.items()}
 
 
@@ -277,7 +277,7 @@ def _hint(name: str, known: Sequence[str], spelled: Callable[[str], str]) -> str
     return f"there are {', '.join(spelled(each) for each in known)}"
 
 
-def _explained(error: ValidationError, origins: Mapping[str, str]) -> Stop:
+def _explained(error: ValidationError, origins: Mapping[str, str]) -> CommandExit:
     """The first thing that is wrong, with the place to mend it. A flag is a usage error."""
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0])
@@ -286,4 +286,4 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> Stop:
     message = (
         str(cause) if isinstance(cause, Exception) else first["msg"].replace("Input should", "it should")
     )
-    return Stop(f"{origin}: {message}", USAGE if origin.startswith("--") else BAD_CONFIGURATION)
+    return CommandExit(f"{origin}: {message}", USAGE if origin.startswith("--") else BAD_CONFIGURATION)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from semel.aclient import AsyncSemel
 from semel.cli.output import redacted, say
 from semel.errors import SemelError, StoreError
-from semel.observe.sources import Circumstances, SourceFacts, of_windows
+from semel.observe.sources import SourceProbe, SourceFacts, of_windows
 from semel.windows import exact_text
 
 __all__ = ["warn_of_short_windows"]
@@ -36,5 +36,5 @@ def warnings(facts: SourceFacts, window_us: int, consumer: str) -> list[str]:
     if facts.horizon_s is None:
         after = f"what comes after the window of {exact_text(window_us)} runs again"
         return [f"how long {facts.name} may deliver a message again is unknown: {after}"]
-    around = Circumstances(sources=(facts,), consumer=consumer)
+    around = SourceProbe(sources=(facts,), consumer=consumer)
     return [f"{each.what} Change: {each.fix}." for each in of_windows(around, window_us)]

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from semel.cli.exits import NOT_FOUND, USAGE, Stop
+from semel.cli.exits import NOT_FOUND, USAGE, CommandExit
 from semel.cli.help import App
 from semel.cli.options import (
     JsonOption,
@@ -16,7 +16,7 @@ from semel.cli.options import (
     text,
 )
 from semel.cli.output import confirm, duration_text, local_time, print_json, print_rows, say
-from semel.cli.reach import Reach, opened
+from semel.cli.reach import StoreAccess, opened
 from semel.cli.shown import now_us
 from semel.server import tokens
 from semel.server.tokens import Role, Token
@@ -57,7 +57,7 @@ def create_token(
     """
     settings = settings_for(store=store, tenant=tenant)
     if all_tenants and settings.tenant is not None:
-        raise Stop("give --tenant or --all-tenants, not both", USAGE)
+        raise CommandExit("give --tenant or --all-tenants, not both", USAGE)
     with opened(settings, create=True) as reach:
         whose = None if all_tenants else settings.tenant or ""
         made, secret = reach.carry_out(tokens.create(name, whose, role, expires))
@@ -146,10 +146,10 @@ def revoke_token(
     say(f"Revoked the token {token_id} of {found.name!r}; servers refuse it within seconds.")
 
 
-def _found(reach: Reach, token_id: str) -> Token:
+def _found(reach: StoreAccess, token_id: str) -> Token:
     found: Token | None = reach.carry_out(tokens.lookup(token_id))
     if found is None:
-        raise Stop(f"there is no token {token_id!r}: semel token list", NOT_FOUND)
+        raise CommandExit(f"there is no token {token_id!r}: semel token list", NOT_FOUND)
     return found
 
 

@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from semel.cleaner import PURGE_BATCH, Cleaner, Round
+from semel.cleaner import PURGE_BATCH, Cleaner, PurgeResult
 from semel.cli import shown
-from semel.cli.exits import USAGE, Stop
+from semel.cli.exits import USAGE, CommandExit
 from semel.cli.options import (
     DryRunOption,
     JsonOption,
@@ -33,7 +33,7 @@ from semel.cli.output import (
     say,
     table,
 )
-from semel.cli.reach import Reach, exists, found, opened
+from semel.cli.reach import StoreAccess, exists, found, opened
 from semel.cli.sizes import plural, size_text
 from semel.core.commands import Count, Purge, Purged
 from semel.errors import StoreUnavailable
@@ -78,14 +78,14 @@ def purge(
     """
     every_us = _every(every)
     if watch and (dry_run or as_json):
-        raise Stop("--watch goes on for ever; leave out --dry-run and --json", USAGE)
+        raise CommandExit("--watch goes on for ever; leave out --dry-run and --json", USAGE)
     with opened(settings_for(store=store)) as reach:
         if not dry_run:
             reach.note("", "purge", watch=watch)
         if watch:
             _watch_purge(reach, every_us)
         waiting: Purged = reach.ask(Purge(dry_run=True))
-        made = Round() if dry_run else _purge_all(reach, waiting.count)
+        made = PurgeResult() if dry_run else _purge_all(reach, waiting.count)
     if as_json:
         print_json(_purge_document(waiting, made, dry_run=dry_run))
     elif dry_run:
@@ -96,7 +96,7 @@ def purge(
         say(f"Removed {_summary(made)}.")
 
 
-def _purge_document(waiting: Purged, made: Round, *, dry_run: bool) -> dict[str, Any]:
+def _purge_document(waiting: Purged, made: PurgeResult, *, dry_run: bool) -> dict[str, Any]:
     return {
         "expired": waiting.count,
         "removed": made.count,
@@ -107,7 +107,7 @@ def _purge_document(waiting: Purged, made: Round, *, dry_run: bool) -> dict[str,
     }
 
 
-def _summary(made: Round) -> str:
+def _summary(made: PurgeResult) -> str:
     words = _records(made.count)
     if made.partitions:
         words += f" and {_partitions(made.partitions)}"
@@ -131,7 +131,7 @@ def _lag(purged: Purged) -> str:
 class _Reached:
     """A store below any client, for a cleaner."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: StoreAccess) -> None:
         self._reach = reach
 
     @property
@@ -142,20 +142,20 @@ class _Reached:
         return self._reach.ask(Purge(limit, dry_run))
 
 
-def _purge_all(reach: Reach, total: int) -> Round:
+def _purge_all(reach: StoreAccess, total: int) -> PurgeResult:
     """Purge in batches till nothing is left, with a bar on stderr if somebody looks."""
     columns = (TextColumn("purging"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     drawn = console(stderr=True)
     with Progress(*columns, console=drawn, transient=True, disable=not drawn.is_terminal) as progress:
         bar = progress.add_task("purge", total=total)
 
-        def show(made: Round) -> None:
+        def show(made: PurgeResult) -> None:
             progress.update(bar, completed=made.count, total=max(total, made.count))
 
         return Cleaner(_Reached(reach)).clean(show)
 
 
-def _watch_purge(reach: Reach, every_us: int) -> None:
+def _watch_purge(reach: StoreAccess, every_us: int) -> None:
     """Purge again and again until interrupted; a store that gives no answer is asked again next time."""
     total, rounds = 0, 0
     while True:
@@ -187,7 +187,7 @@ def stats(
     """
     every_us = _every(every)
     if watch and as_json:
-        raise Stop("--json prints one document; leave out --watch", USAGE)
+        raise CommandExit("--json prints one document; leave out --watch", USAGE)
     settings = settings_for(store=store, tenant=tenant)
     with opened(settings) as reach:
         if watch:
@@ -299,7 +299,7 @@ def migrate(
     if sql:
         scheme = getattr(target, "truth", target).name.partition(":")[0]
         if scheme not in SCHEMAS:
-            raise Stop(f"{target.name} has no schema", USAGE)
+            raise CommandExit(f"{target.name} has no schema", USAGE)
         module, _, function = SCHEMAS[scheme].partition(":")
         sys.stdout.write(getattr(import_module(module), function)())
         return

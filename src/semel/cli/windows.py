@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from semel.cli.exits import NOT_FOUND, USAGE, Stop
+from semel.cli.exits import NOT_FOUND, USAGE, CommandExit
 from semel.cli.help import App
 from semel.cli.options import (
     ConsumerOption,
@@ -18,7 +18,7 @@ from semel.cli.options import (
     text,
 )
 from semel.cli.output import confirm, print_json, print_rows, say
-from semel.cli.reach import Reach, opened
+from semel.cli.reach import StoreAccess, opened
 from semel.cli.shown import exact_text
 from semel.core.commands import SetWindow
 from semel.errors import PolicyInvalid
@@ -60,7 +60,7 @@ def set_window(
     try:
         us = window_us(duration)
     except PolicyInvalid as error:
-        raise Stop(str(error), USAGE) from None
+        raise CommandExit(str(error), USAGE) from None
     what = _named(consumer, event_type)
     with opened(settings_for(store=store, tenant=tenant)) as reach:
         if dry_run:
@@ -142,12 +142,12 @@ def unset_window(
     with opened(settings_for(store=store, tenant=tenant)) as reach:
         name = (_tenant(reach), consumer, event_type)
         if name not in reach.stored_settings().windows:
-            raise Stop(f"no window is stored for {_named(consumer, event_type)}", NOT_FOUND)
+            raise CommandExit(f"no window is stored for {_named(consumer, event_type)}", NOT_FOUND)
         reach.act(SetWindow(*name, None))
     say(f"The window of {_named(consumer, event_type)} was removed.")
 
 
-def _tenant(reach: Reach) -> str:
+def _tenant(reach: StoreAccess) -> str:
     return reach.settings.tenant or ""
 
 

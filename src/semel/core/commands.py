@@ -94,7 +94,7 @@ class Purged(Struct, frozen=True, gc=False):
     """Who cleans this store at the moment, so that nothing was done here; empty: we did."""
 
 
-class Settings(Struct, frozen=True, gc=False):
+class StoreSettings(Struct, frozen=True, gc=False):
     """The store's own settings: windows and modes by (tenant, consumer)."""
 
     windows: dict[tuple[str, str, str], int]
@@ -231,7 +231,7 @@ class Count(Command[Stats | Unavailable], frozen=True, gc=False, tag="count"):
     tenant: str | None = None
 
 
-class ReadSettings(Command[Settings | Unavailable], frozen=True, gc=False, tag="read_settings"):
+class ReadSettings(Command[StoreSettings | Unavailable], frozen=True, gc=False, tag="read_settings"):
     """All windows and modes."""
 
 

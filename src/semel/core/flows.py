@@ -41,7 +41,7 @@ from semel.core.commands import (
 from semel.core.machine import is_apart
 from semel.core.verdicts import (
     Task,
-    Verdict,
+    Settlement,
     answer_of,
     conclude,
     exhausted,
@@ -118,7 +118,7 @@ def found(task: Task, granted: Granted) -> Flow[Ran | None]:
     return Returned(answer.value) if isinstance(answer, Happened) else None
 
 
-def cleared(task: Task, granted: Granted, ran: Ran, verdict: Verdict) -> Flow[tuple[Ran, Verdict]]:
+def cleared(task: Task, granted: Granted, ran: Ran, verdict: Settlement) -> Flow[tuple[Ran, Settlement]]:
     """A handler raised in quarantine: ask the probe, under the claim, before a person is asked."""
     probe = task.policy.probe
     if probe is None or not isinstance(ran, Raised) or ran.lost or not isinstance(ran.error, Exception):
@@ -215,7 +215,7 @@ def reached(claim: Claim, wait_s: float, answer: ClaimAnswer) -> Flow[ClaimAnswe
     return answer
 
 
-def settle(claim: Claim, granted: Granted, verdict: Verdict) -> Flow[SettleAnswer]:
+def settle(claim: Claim, granted: Granted, verdict: Settlement) -> Flow[SettleAnswer]:
     """Say how it ended, again and again until the claim's deadline: an effect must not go unrecorded."""
     item = Settle(
         claim.id,

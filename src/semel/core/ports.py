@@ -71,7 +71,7 @@ class Store(Protocol):
 
 
 @runtime_checkable
-class Twofold(Protocol):
+class HasAsyncTwin(Protocol):
     """A store that blocks and has a native async twin: one that lives behind a network."""
 
     def twin(self) -> "AsyncStore":

@@ -12,18 +12,18 @@ from msgspec import Struct, field
 from semel.core.commands import Command, Flow
 
 __all__ = [
-    "Failure",
+    "RowFailure",
     "PublishRows",
     "Published",
-    "Refused",
+    "PublishRefused",
     "Retrying",
-    "Row",
+    "OutboxRow",
     "Sent",
     "SettleRows",
-    "Step",
+    "RelayResult",
     "TakeRows",
     "Taken",
-    "Unsent",
+    "NotPublished",
     "relay_step",
     "waves",
 ]
@@ -33,7 +33,7 @@ WAVES_MAX = 32
 """Of a sink that cannot keep an order within a batch; what is left waits for the next step."""
 
 
-class Row(Struct, frozen=True, gc=False):
+class OutboxRow(Struct, frozen=True, gc=False):
     """A message as it lies in the outbox."""
 
     seq: int
@@ -59,7 +59,7 @@ class Published(Struct, frozen=True, gc=False):
     """The broker has confirmed it."""
 
 
-class Refused(Struct, frozen=True, gc=False):
+class PublishRefused(Struct, frozen=True, gc=False):
     """The broker, or the destination, has said no. It counts as an attempt."""
 
     reason: str
@@ -67,19 +67,19 @@ class Refused(Struct, frozen=True, gc=False):
     """The message is what is wrong; others to the same destination may go on."""
 
 
-class Unsent(Struct, frozen=True, gc=False):
+class NotPublished(Struct, frozen=True, gc=False):
     """Not tried, or nothing is known about it: it stays as it is and is tried again."""
 
     reason: str = ""
 
 
-Sent: TypeAlias = Published | Refused | Unsent
+Sent: TypeAlias = Published | PublishRefused | NotPublished
 
 
 # --- commands -----------------------------------------------------------------------------------
 
 
-class Failure(Struct, frozen=True, gc=False):
+class RowFailure(Struct, frozen=True, gc=False):
     """A row that did not go out, and what becomes of it."""
 
     id: str
@@ -96,7 +96,7 @@ class Failure(Struct, frozen=True, gc=False):
 class Taken(Struct, frozen=True, gc=False):
     """Rows whose turn it is, oldest first, and the destinations that are left alone, with the time that is left."""
 
-    rows: Sequence[Row]
+    rows: Sequence[OutboxRow]
     paused: dict[str, int] = field(default_factory=dict[str, int])
 
 
@@ -107,14 +107,14 @@ class TakeRows(Command[Taken], frozen=True, gc=False):
 class PublishRows(Command[list[Sent]], frozen=True, gc=False):
     """Hand the rows to the broker and wait for what it says of each."""
 
-    rows: Sequence[Row]
+    rows: Sequence[OutboxRow]
 
 
 class SettleRows(Command[None], frozen=True, gc=False):
     """Remember what was confirmed, and when to try the others again."""
 
     published: Sequence[str]
-    failures: Sequence[Failure]
+    failures: Sequence[RowFailure]
 
 
 # --- the step -----------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Retrying(Struct, frozen=True, kw_only=True):
         return round(min(self.max_s, self.first_s * 2.0 ** min(attempts - 1, 40)) * US)
 
 
-class Step(Struct, frozen=True, gc=False):
+class RelayResult(Struct, frozen=True, gc=False):
     """What a step came to."""
 
     taken: int = 0
@@ -145,14 +145,14 @@ class Step(Struct, frozen=True, gc=False):
     """Why the broker could not be asked, if it could not."""
 
 
-def relay_step(retrying: Retrying, *, ordered: bool) -> Flow[Step]:
+def relay_step(retrying: Retrying, *, ordered: bool) -> Flow[RelayResult]:
     """Take, publish, settle. Behind a row that did not go out, no other of its aggregate goes.
 
     `ordered`: the sink keeps to that rule within one batch by itself.
     """
     taken = yield from TakeRows()
     if not taken.rows:
-        return Step()
+        return RelayResult()
     tally = _Tally(retrying, dict(taken.paused))
     for wave in [taken.rows] if ordered else waves(taken.rows)[:WAVES_MAX]:
         due = tally.due(wave)
@@ -163,7 +163,7 @@ def relay_step(retrying: Retrying, *, ordered: bool) -> Flow[Step]:
         yield from SettleRows(tally.published, tally.failures)
     refused = [each for each in tally.failures if each.reason is not None]
     died = sum(each.dead for each in refused)
-    return Step(len(taken.rows), len(tally.published), len(refused), died, tally.unsent)
+    return RelayResult(len(taken.rows), len(tally.published), len(refused), died, tally.unsent)
 
 
 class _Tally(Struct):
@@ -174,29 +174,29 @@ class _Tally(Struct):
     stopped: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     """Aggregates of which a row did not go out."""
     published: list[str] = field(default_factory=list[str])
-    failures: list[Failure] = field(default_factory=list[Failure])
+    failures: list[RowFailure] = field(default_factory=list[RowFailure])
     unsent: str | None = None
 
-    def due(self, wave: Sequence[Row]) -> list[Row]:
+    def due(self, wave: Sequence[OutboxRow]) -> list[OutboxRow]:
         """The rows of a wave that may go; the first of an aggregate whose destination is left alone waits as long."""
-        rows: list[Row] = []
+        rows: list[OutboxRow] = []
         for row in wave:
             if row.aggregate in self.stopped:
                 continue
             if row.destination in self.paused:
-                self.failures.append(Failure(row.id, self.paused[row.destination]))
+                self.failures.append(RowFailure(row.id, self.paused[row.destination]))
                 self.stop(row)
             else:
                 rows.append(row)
         return rows
 
-    def note(self, row: Row, sent: Sent) -> None:
+    def note(self, row: OutboxRow, sent: Sent) -> None:
         """The broker's word on a row."""
         if isinstance(sent, Published):
             self.published.append(row.id)
             return
         self.stop(row)
-        if isinstance(sent, Unsent):
+        if isinstance(sent, NotPublished):
             self.unsent = self.unsent or sent.reason
             return
         failure = judged(row, sent, self.retrying)
@@ -204,17 +204,17 @@ class _Tally(Struct):
         if failure.pauses is not None:
             self.paused[row.destination] = max(failure.delay_us, self.paused.get(row.destination, 0))
 
-    def stop(self, row: Row) -> None:
+    def stop(self, row: OutboxRow) -> None:
         """Let nothing go that is behind this row."""
         if row.aggregate is not None:
             self.stopped.add(row.aggregate)
 
 
-def judged(row: Row, refused: Refused, retrying: Retrying) -> Failure:
+def judged(row: OutboxRow, refused: PublishRefused, retrying: Retrying) -> RowFailure:
     """What becomes of a row that was refused once more."""
     attempts = row.attempts + 1
     dead = attempts >= retrying.attempts_max
-    return Failure(
+    return RowFailure(
         row.id,
         retrying.delay_us(attempts),
         refused.reason,
@@ -224,9 +224,9 @@ def judged(row: Row, refused: Refused, retrying: Retrying) -> Failure:
     )
 
 
-def waves(rows: Sequence[Row]) -> list[list[Row]]:
+def waves(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
     """The rows in rounds: in each at most one of every aggregate, in their order."""
-    made: list[list[Row]] = []
+    made: list[list[OutboxRow]] = []
     depth: dict[tuple[str, str], int] = {}
     for row in rows:
         at = 0

@@ -49,7 +49,7 @@ class Task(Struct, frozen=True):
     """Called before the record is closed as `failed`; where it raises, the claim is released instead."""
 
 
-class Verdict(Struct, frozen=True, gc=False):
+class Settlement(Struct, frozen=True, gc=False):
     """What a handler's end means for its record."""
 
     to: Any
@@ -76,7 +76,7 @@ def replay(answer: Any, returns: Any) -> Outcome[Any]:
     return Done(decode(answer.value, returns), replayed=True)
 
 
-def judge(ran: Ran, task: Task, attempt: int) -> Verdict:
+def judge(ran: Ran, task: Task, attempt: int) -> Settlement:
     """What the record shall say. A finished handler is always `done`, with or without its value."""
     policy = task.policy
     if isinstance(ran, Returned):
@@ -84,17 +84,17 @@ def judge(ran: Ran, task: Task, attempt: int) -> Verdict:
             kept = encode(ran.value, task.returns, policy.value_bytes_max) if policy.keep_value else None
         except ValueInvalid as error:  # the effect has happened, so it is completed all the same
             if getattr(ran.value, "never_kept", False):  # as it is meant
-                return Verdict("done")
-            return Verdict("done", encode_reason(error), reason=str(error))
-        return Verdict("done", kept)
+                return Settlement("done")
+            return Settlement("done", encode_reason(error), reason=str(error))
+        return Settlement("done", kept)
     if isinstance(ran.error, (AttemptsExhausted, *policy.permanent)) and not ran.lost:
-        return Verdict("failed", encode_error(ran.error))
+        return Settlement("failed", encode_error(ran.error))
     if task.claim.quarantine and not isinstance(ran.error, NotApplied):
-        return Verdict("unknown")
+        return Settlement("unknown")
     if ran.interrupted or isinstance(ran.error, NotStarted):
         # What a started handler did is not known: the attempt counts where a probe is to be asked about it.
         started = not isinstance(ran.error, NotApplied)
-        return Verdict("released", count_attempt=started and policy.probe is not None)
+        return Settlement("released", count_attempt=started and policy.probe is not None)
     return postponed(policy, attempt)
 
 
@@ -109,7 +109,7 @@ def exhausted(error: BaseException | None, attempt: int, limit: int) -> Attempts
     return found
 
 
-def is_last(ran: Ran, verdict: Verdict, attempt: int, policy: Policy) -> bool:
+def is_last(ran: Ran, verdict: Settlement, attempt: int, policy: Policy) -> bool:
     """Whether an attempt failed after which no other is allowed; a probe is asked about it first, at the next one."""
     return (
         isinstance(ran, Raised)
@@ -122,7 +122,7 @@ def is_last(ran: Ran, verdict: Verdict, attempt: int, policy: Policy) -> bool:
     )
 
 
-def failed_for_good(ran: Ran, verdict: Verdict, task: Task, attempt: int) -> tuple[Ran, Verdict]:
+def failed_for_good(ran: Ran, verdict: Settlement, task: Task, attempt: int) -> tuple[Ran, Settlement]:
     """The same, or for the last attempt that is allowed a failure with the handler's error as its cause."""
     if not is_last(ran, verdict, attempt, task.policy):
         return ran, verdict
@@ -131,9 +131,9 @@ def failed_for_good(ran: Ran, verdict: Verdict, task: Task, attempt: int) -> tup
     return ran, judge(ran, task, attempt)
 
 
-def postponed(policy: Policy, attempt: int) -> Verdict:
+def postponed(policy: Policy, attempt: int) -> Settlement:
     """Try again, later with each attempt."""
-    return Verdict(
+    return Settlement(
         "released", delay_s=min(RETRY_DELAY_MAX_S, policy.retry_delay_s * 2 ** min(attempt - 1, 30))
     )
 
@@ -177,7 +177,7 @@ def answer_of(ran: Ran) -> ProbeAnswer[Any]:
     )
 
 
-def conclude(ran: Ran, verdict: Verdict, settled: SettleAnswer, attempt: int) -> Outcome[Any]:
+def conclude(ran: Ran, verdict: Settlement, settled: SettleAnswer, attempt: int) -> Outcome[Any]:
     """What the caller gets, from how the handler ended and what the store said to it."""
     if isinstance(ran, Returned):
         if isinstance(settled, Lost):

@@ -3,9 +3,9 @@
 from importlib import import_module
 from typing import Any
 
-from semel.handles.base import AsyncHandle, Handle, Pause, Row, Statement, Talk, code_of
+from semel.handles.base import AsyncCallerConnection, CallerConnection, PauseStep, Row, Statement, Talk, code_of
 
-__all__ = ["AsyncHandle", "Handle", "Pause", "Row", "Statement", "Talk", "code_of", "handle_for"]
+__all__ = ["AsyncCallerConnection", "CallerConnection", "PauseStep", "Row", "Statement", "Talk", "code_of", "handle_for"]
 
 KINDS: dict[tuple[str, str], tuple[str, str]] = {
     ("sqlite3", "Connection"): ("sqlite", "SqliteHandle"),
@@ -31,13 +31,13 @@ NAMES = (
 )
 
 
-def handle_for(given: Any) -> Handle | AsyncHandle:
+def handle_for(given: Any) -> CallerConnection | AsyncCallerConnection:
     """What semel needs of the caller's connection. Raises `TypeError` for something else."""
     for kind in type(given).__mro__:
         found = KINDS.get((kind.__module__.partition(".")[0], kind.__qualname__))
         if found is not None:
             module, name = found
-            made: Handle | AsyncHandle = getattr(import_module(f"semel.handles.{module}"), name)(given)
+            made: CallerConnection | AsyncCallerConnection = getattr(import_module(f"semel.handles.{module}"), name)(given)
             return made
     kind = type(given)
     raise TypeError(

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from semel.handles.base import AsyncHandle, Dialect, Row, Statement, no_transaction
+from semel.handles.base import AsyncCallerConnection, Dialect, Row, Statement, no_transaction
 
 __all__ = ["AsyncpgHandle"]
 
 
-class AsyncpgHandle(AsyncHandle):
+class AsyncpgHandle(AsyncCallerConnection):
     """An `asyncpg.Connection`. Without `transaction()` it commits every statement by itself."""
 
     dialect: Dialect = "postgresql"

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 from semel.errors import NoTransaction
 
 __all__ = [
-    "AsyncHandle",
+    "AsyncCallerConnection",
     "Dialect",
-    "Handle",
-    "Pause",
+    "CallerConnection",
+    "PauseStep",
     "Row",
     "Statement",
     "Talk",
@@ -39,17 +39,17 @@ class Statement(NamedTuple):
     parameters: tuple[str | int | bytes | None, ...] = ()
 
 
-class Pause(NamedTuple):
+class PauseStep(NamedTuple):
     """Time to let pass before the talk goes on."""
 
     wait_s: float
 
 
-Talk: TypeAlias = Generator[Statement | Pause, list[Row], T]
+Talk: TypeAlias = Generator[Statement | PauseStep, list[Row], T]
 """What is said on a handle. An error of the driver is thrown into it, so that it may tell what it means."""
 
 
-class Handle(ABC):
+class CallerConnection(ABC):
     """A connection of the caller's that blocks. It joins the caller's transaction and never ends it."""
 
     awaits: ClassVar[bool] = False
@@ -78,7 +78,7 @@ class Handle(ABC):
             while True:
                 rows: list[Row] = []
                 try:
-                    if isinstance(step, Pause):
+                    if isinstance(step, PauseStep):
                         self.pause(step.wait_s)
                     else:
                         rows = self.execute(step)
@@ -90,7 +90,7 @@ class Handle(ABC):
             return end.value  # type: ignore[no-any-return]
 
 
-class AsyncHandle(ABC):
+class AsyncCallerConnection(ABC):
     """A connection of the caller's whose calls are awaited."""
 
     awaits: ClassVar[bool] = True
@@ -115,7 +115,7 @@ class AsyncHandle(ABC):
             while True:
                 rows: list[Row] = []
                 try:
-                    if isinstance(step, Pause):
+                    if isinstance(step, PauseStep):
                         await asyncio.sleep(step.wait_s)
                     else:
                         rows = await self.execute(step)

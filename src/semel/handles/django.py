@@ -7,7 +7,7 @@ import re
 from contextlib import AbstractContextManager
 from typing import Any
 
-from semel.handles.base import Dialect, Handle, Row, Statement, no_transaction
+from semel.handles.base import Dialect, CallerConnection, Row, Statement, no_transaction
 
 __all__ = ["DjangoHandle"]
 
@@ -15,7 +15,7 @@ _PLACE = re.compile(r"\$\d+|\?")
 VENDORS: dict[str, Dialect] = {"postgresql": "postgresql", "sqlite": "sqlite"}
 
 
-class DjangoHandle(Handle):
+class DjangoHandle(CallerConnection):
     """A connection inside `transaction.atomic()`. It is `Any` to the types, because Django has none."""
 
     def __init__(self, connection: Any) -> None:

@@ -9,7 +9,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from semel.errors import UsageError
-from semel.handles.base import AsyncHandle, Dialect, Handle, Row, Statement, no_transaction
+from semel.handles.base import AsyncCallerConnection, Dialect, CallerConnection, Row, Statement, no_transaction
 
 __all__ = ["AsyncPsycopgHandle", "PsycopgHandle"]
 
@@ -27,7 +27,7 @@ def _is_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any])
     return connection.pgconn.transaction_status == TransactionStatus.IDLE
 
 
-class PsycopgHandle(Handle):
+class PsycopgHandle(CallerConnection):
     """A `psycopg.Connection`."""
 
     dialect: Dialect = "postgresql"
@@ -55,7 +55,7 @@ class PsycopgHandle(Handle):
             yield
 
 
-class AsyncPsycopgHandle(AsyncHandle):
+class AsyncPsycopgHandle(AsyncCallerConnection):
     """A `psycopg.AsyncConnection`."""
 
     dialect: Dialect = "postgresql"

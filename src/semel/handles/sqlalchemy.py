@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.util import await_only
 
-from semel.handles.base import AsyncHandle, Dialect, Handle, Row, Statement, Talk, no_transaction
+from semel.handles.base import AsyncCallerConnection, Dialect, CallerConnection, Row, Statement, Talk, no_transaction
 
 __all__ = ["AsyncConnectionHandle", "AsyncSessionHandle", "ConnectionHandle", "SessionHandle"]
 
@@ -23,7 +23,7 @@ _PLACE = re.compile(r"\$\d+")
 DIALECTS: dict[str, Dialect] = {"postgresql": "postgresql", "sqlite": "sqlite"}
 
 
-class ConnectionHandle(Handle):
+class ConnectionHandle(CallerConnection):
     """A `Connection`."""
 
     def __init__(self, connection: Connection) -> None:
@@ -70,7 +70,7 @@ class ConnectionHandle(Handle):
         return bool(driver.in_transaction)
 
 
-class SessionHandle(Handle):
+class SessionHandle(CallerConnection):
     """A `Session`, or the one that a `scoped_session` gives: the connection of its transaction."""
 
     def __init__(self, session: Session | scoped_session[Session]) -> None:
@@ -105,7 +105,7 @@ class _AwaitedConnection(ConnectionHandle):
         await_only(asyncio.sleep(wait_s))
 
 
-class AsyncConnectionHandle(AsyncHandle):
+class AsyncConnectionHandle(AsyncCallerConnection):
     """An `AsyncConnection`: a talk runs on the connection inside it."""
 
     def __init__(self, connection: AsyncConnection) -> None:

@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
-from semel.handles.base import AsyncHandle, Dialect, Handle, Row, Statement, Talk, no_transaction
+from semel.handles.base import AsyncCallerConnection, Dialect, CallerConnection, Row, Statement, Talk, no_transaction
 
 __all__ = ["AiosqliteHandle", "SqliteHandle"]
 
 T = TypeVar("T")
 
 
-class SqliteHandle(Handle):
+class SqliteHandle(CallerConnection):
     """A `sqlite3.Connection`."""
 
     dialect: Dialect = "sqlite"
@@ -66,7 +66,7 @@ class SqliteHandle(Handle):
             self._connection.execute("RELEASE semel")
 
 
-class AiosqliteHandle(AsyncHandle):
+class AiosqliteHandle(AsyncCallerConnection):
     """An `aiosqlite.Connection`. A talk runs in the connection's own thread, as one piece."""
 
     dialect: Dialect = "sqlite"

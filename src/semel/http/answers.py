@@ -6,7 +6,7 @@ from semel.errors import LateEvent
 from semel.http import problems
 from semel.http.problems import RETRY_SOON_S, problem
 from semel.http.replies import Reply, unpack
-from semel.http.rules import Failure
+from semel.http.rules import ResponseFailed
 from semel.types import Busy, Done, Errored, Failed, Late, Lost, Mismatch, Outcome, Unavailable, Unknown
 
 __all__ = ["answer"]
@@ -20,11 +20,11 @@ def answer(docs: str, outcome: Outcome[Any], own: Reply | None) -> Reply:
         case Done():
             return _done(docs, outcome, own)
         case Errored(error):
-            if own is None or not isinstance(error, Failure):
+            if own is None or not isinstance(error, ResponseFailed):
                 raise error
             return own
         case Unknown(_, error) if error is not None:
-            if own is None or not isinstance(error, Failure):
+            if own is None or not isinstance(error, ResponseFailed):
                 raise error
             return own
         case _:
@@ -37,7 +37,7 @@ def _done(docs: str, done: Done[Any], own: Reply | None) -> Reply:
         return Reply(stored.status, [*stored.headers, REPLAYED], stored.body)
     if done.replayed:
         detail = "The request was executed. Its response was long, or a stream, and was not kept."
-        return problem(problems.NOT_KEPT, detail, docs)
+        return problem(problems.RESPONSE_NOT_KEPT, detail, docs)
     if done.recorded and own is not None:
         return own
     detail = "Send it again with the same key: it may run again."

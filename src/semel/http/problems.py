@@ -6,13 +6,13 @@ import msgspec
 
 from semel.http.replies import Headers, Reply
 
-__all__ = ["RETRY_SOON_S", "Problem", "problem"]
+__all__ = ["RETRY_SOON_S", "ProblemType", "problem"]
 
 RETRY_SOON_S = 1.0
 """What a client is told where nobody can know: soon, and not at once."""
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ProblemType(msgspec.Struct, frozen=True):
     """One kind of refusal."""
 
     slug: str
@@ -20,22 +20,22 @@ class Problem(msgspec.Struct, frozen=True):
     title: str
 
 
-MISSING = Problem("key-missing", 400, "An Idempotency-Key is required")
-MALFORMED = Problem("key-malformed", 400, "The Idempotency-Key cannot be read")
-CALLER_UNKNOWN = Problem("caller-unknown", 401, "An Idempotency-Key needs a caller who is known")
-RUNNING = Problem("still-running", 409, "The first request with this Idempotency-Key is still running")
-UNKNOWN = Problem("outcome-unknown", 409, "What came of the first request is not known")
-NOT_KEPT = Problem("response-not-kept", 409, "Executed, response not kept")
-GIVEN_UP = Problem("given-up", 409, "The request failed for good")
-TOO_LARGE = Problem("body-too-large", 413, "The body is too large for an Idempotency-Key")
-MISMATCH = Problem("key-reused", 422, "The Idempotency-Key was used for another request")
-FAILED = Problem("handler-failed", 500, "The request failed")
-UNAVAILABLE = Problem("store-unavailable", 503, "Idempotency-Keys cannot be checked now")
-NOT_RECORDED = Problem("not-recorded", 503, "The request ran, and that could not be recorded")
-LOST = Problem("claim-lost", 503, "Another attempt took over")
+MISSING = ProblemType("key-missing", 400, "An Idempotency-Key is required")
+MALFORMED = ProblemType("key-malformed", 400, "The Idempotency-Key cannot be read")
+CALLER_UNKNOWN = ProblemType("caller-unknown", 401, "An Idempotency-Key needs a caller who is known")
+RUNNING = ProblemType("still-running", 409, "The first request with this Idempotency-Key is still running")
+UNKNOWN = ProblemType("outcome-unknown", 409, "What came of the first request is not known")
+RESPONSE_NOT_KEPT = ProblemType("response-not-kept", 409, "Executed, response not kept")
+GIVEN_UP = ProblemType("given-up", 409, "The request failed for good")
+TOO_LARGE = ProblemType("body-too-large", 413, "The body is too large for an Idempotency-Key")
+MISMATCH = ProblemType("key-reused", 422, "The Idempotency-Key was used for another request")
+FAILED = ProblemType("handler-failed", 500, "The request failed")
+UNAVAILABLE = ProblemType("store-unavailable", 503, "Idempotency-Keys cannot be checked now")
+NOT_RECORDED = ProblemType("not-recorded", 503, "The request ran, and that could not be recorded")
+LOST = ProblemType("claim-lost", 503, "Another attempt took over")
 
 
-def problem(kind: Problem, detail: str, docs: str, retry_after_s: float | None = None) -> Reply:
+def problem(kind: ProblemType, detail: str, docs: str, retry_after_s: float | None = None) -> Reply:
     """The document, with a link to the docs and the time to come back after, where there are any."""
     document = {
         "type": f"{docs}#{kind.slug}" if docs else f"urn:semel:{kind.slug}",

@@ -10,7 +10,7 @@ __all__ = ["Headers", "Reply", "pack", "unpack"]
 
 Headers = list[tuple[bytes, bytes]]
 
-NOT_KEPT = frozenset(
+HEADERS_NOT_KEPT = frozenset(
     {
         b"set-cookie",  # belongs to the one who got it; a replay may go to another browser, or revive a session
         b"date",  # of that moment, not of this one
@@ -45,7 +45,7 @@ _decode = msgspec.msgpack.Decoder(Reply).decode
 def pack(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:
     """The bytes that a record keeps of a response."""
     lower = [(name.lower(), value) for name, value in headers]
-    gone = NOT_KEPT
+    gone = HEADERS_NOT_KEPT
     for name, value in lower:
         if name == b"connection":
             gone = gone.union(part.strip().lower() for part in value.split(b","))

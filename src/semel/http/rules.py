@@ -18,7 +18,7 @@ from semel.http.replies import Reply, pack
 from semel.policy import ATTEMPTS_LIMIT, VALUE_BYTES_LIMIT
 from semel.types import Errored, Outcome
 
-__all__ = ["STREAMED", "Failure", "Refusal", "Rules", "Unkept", "is_stranger", "prepared", "verdict"]
+__all__ = ["STREAMED", "ResponseFailed", "RequestRefused", "Rules", "Unkept", "is_stranger", "prepared", "verdict"]
 
 C = TypeVar("C", Semel, AsyncSemel)
 
@@ -71,7 +71,7 @@ class Rules(Struct, frozen=True, kw_only=True):
         return PRESETS[self.preset] if isinstance(self.preset, str) else self.preset
 
 
-class Refusal(Exception):
+class RequestRefused(Exception):
     """The request is answered with this, and goes no further."""
 
     def __init__(self, reply: Reply) -> None:
@@ -79,7 +79,7 @@ class Refusal(Exception):
         self.reply = reply
 
 
-class Failure(Exception):
+class ResponseFailed(Exception):
     """The handler ran, and the preset does not keep its response: the claim is released, a retry runs."""
 
     def __init__(self, status: int, reply: Reply | None) -> None:
@@ -89,7 +89,7 @@ class Failure(Exception):
         """What it answered; `None`: it was streamed, and is on its way."""
 
 
-class Unkept(Failure, NotApplied):
+class Unkept(ResponseFailed, NotApplied):
     """The same where nothing has happened, so that even a quarantined claim is released."""
 
 
@@ -145,27 +145,27 @@ def keeps_errors(client: Semel | AsyncSemel, rules: Rules) -> bool:
 
 
 def key_in(rules: Rules, fields: list[bytes]) -> str | None:
-    """The key of a request; `None` where there is none and none is needed. Raises `Refusal`."""
+    """The key of a request; `None` where there is none and none is needed. Raises `RequestRefused`."""
     if not fields:
         if not rules.required:
             return None
         detail = "Send a header Idempotency-Key with a value of your own, the same on every retry."
-        raise Refusal(problem(problems.MISSING, detail, rules.docs))
+        raise RequestRefused(problem(problems.MISSING, detail, rules.docs))
     try:
         return read(fields, strict=rules.strict)
     except KeyMalformed as error:
-        raise Refusal(problem(problems.MALFORMED, f"{error}.", rules.docs)) from error
+        raise RequestRefused(problem(problems.MALFORMED, f"{error}.", rules.docs)) from error
 
 
-def caller_unknown(rules: Rules) -> Refusal:
+def caller_unknown(rules: Rules) -> RequestRefused:
     """Without a caller two of them might share a key, and one get the other's response."""
-    return Refusal(problem(problems.CALLER_UNKNOWN, "Authenticate, and send the request again.", rules.docs))
+    return RequestRefused(problem(problems.CALLER_UNKNOWN, "Authenticate, and send the request again.", rules.docs))
 
 
-def too_large(rules: Rules) -> Refusal:
+def too_large(rules: Rules) -> RequestRefused:
     """The body cannot be compared with that of a retry."""
     detail = f"With an Idempotency-Key a body has at most {rules.request_bytes_max} bytes."
-    return Refusal(problem(problems.TOO_LARGE, detail, rules.docs))
+    return RequestRefused(problem(problems.TOO_LARGE, detail, rules.docs))
 
 
 def failed(rules: Rules) -> Reply:
@@ -189,13 +189,13 @@ def streams(headers: list[tuple[bytes, bytes]], bytes_max: int) -> tuple[bool, i
 
 
 def verdict(rules: Rules, status: int, reply: Reply | None) -> Any:
-    """What the handler's run comes to for its record: bytes that it keeps, or `Failure` raised.
+    """What the handler's run comes to for its record: bytes that it keeps, or `ResponseFailed` raised.
 
     `reply`: `None` where it was streamed.
     """
     if rules.keeping.keeps(status):
         return STREAMED if reply is None else pack(reply.status, reply.headers, reply.body)
-    raise Failure(status, reply) if status >= SERVER_ERRORS else Unkept(status, reply)
+    raise ResponseFailed(status, reply) if status >= SERVER_ERRORS else Unkept(status, reply)
 
 
 def is_stranger(outcome: Outcome[Any]) -> bool:

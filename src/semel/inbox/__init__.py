@@ -4,26 +4,26 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from semel.core.ports import AsyncStore, Store
-from semel.handles import AsyncHandle, Handle
+from semel.handles import AsyncCallerConnection, CallerConnection
 from semel.inbox.boxes import AsyncInbox, Inbox, Tell, Windows
 from semel.inbox.trouble import aretry, is_undone, retry
-from semel.inbox.words import Words
-from semel.plans import Plan
+from semel.inbox.words import InboxStatements
+from semel.plans import ItemBuilder
 
 __all__ = ["AsyncInbox", "Inbox", "ainbox_for", "aretry", "inbox_for", "is_undone", "retry"]
 
 
 def inbox_for(
-    handle: Handle, store: Any, plan: Plan, connect: Callable[[], Windows], tell: Tell | None = None
+    handle: CallerConnection, store: Any, plan: ItemBuilder, connect: Callable[[], Windows], tell: Tell | None = None
 ) -> Inbox:
     """The inbox on a handle that blocks. Raises `TypeError` where handle and store are of different kinds."""
     return Inbox(handle, _words(handle, store, plan), plan, connect, tell)
 
 
 def ainbox_for(
-    handle: AsyncHandle,
+    handle: AsyncCallerConnection,
     store: Any,
-    plan: Plan,
+    plan: ItemBuilder,
     connect: Callable[[], Awaitable[Windows]],
     tell: Tell | None = None,
 ) -> AsyncInbox:
@@ -31,17 +31,17 @@ def ainbox_for(
     return AsyncInbox(handle, _words(handle, store, plan), plan, connect, tell)
 
 
-def _words(handle: Handle | AsyncHandle, store: Store | AsyncStore, plan: Plan) -> Words:
+def _words(handle: CallerConnection | AsyncCallerConnection, store: Store | AsyncStore, plan: ItemBuilder) -> InboxStatements:
     if handle.dialect == "sqlite":
-        from semel.inbox.sqlite import SqliteWords
+        from semel.inbox.sqlite import SqliteInboxStatements
         from semel.stores.sqlite import SqliteStore
 
         if isinstance(store, SqliteStore):
-            return SqliteWords(store, plan)
+            return SqliteInboxStatements(store, plan)
         raise TypeError(f"a connection to SQLite needs a sqlite: store, and this one is {store.name}")
-    from semel.inbox.postgres import PostgresWords
+    from semel.inbox.postgres import PostgresInboxStatements
     from semel.stores.postgres.store import AsyncPostgresStore, PostgresStore
 
     if isinstance(store, PostgresStore | AsyncPostgresStore):
-        return PostgresWords(store, plan)
+        return PostgresInboxStatements(store, plan)
     raise TypeError(f"a connection to PostgreSQL needs a postgresql: store, and this one is {store.name}")

@@ -13,11 +13,11 @@ from semel.errors import (
     StillRunning,
     WrongDatabase,
 )
-from semel.handles import AsyncHandle, Handle, Statement
+from semel.handles import AsyncCallerConnection, CallerConnection, Statement
 from semel.inbox.trouble import is_undone
-from semel.inbox.words import Value, Words
+from semel.inbox.words import Value, InboxStatements
 from semel.keys.limits import check_all
-from semel.plans import Plan
+from semel.plans import ItemBuilder
 from semel.types import Busy, Delivery, Done, Errored, Mismatch, Outcome, Unknown
 
 __all__ = ["AsyncInbox", "Inbox"]
@@ -31,7 +31,7 @@ Tell: TypeAlias = Callable[[Sequence[str], Sequence[bool]], None]
 class _Box:
     """What both colours share. Nothing that happens is kept here: a rollback brings `True` back."""
 
-    def __init__(self, words: Words, plan: Plan, tell: Tell | None) -> None:
+    def __init__(self, words: InboxStatements, plan: ItemBuilder, tell: Tell | None) -> None:
         self._words = words
         self._plan = plan
         self._tell = tell
@@ -68,9 +68,9 @@ class Inbox(_Box):
 
     def __init__(
         self,
-        handle: Handle,
-        words: Words,
-        plan: Plan,
+        handle: CallerConnection,
+        words: InboxStatements,
+        plan: ItemBuilder,
         connect: Callable[[], Windows],
         tell: Tell | None = None,
     ) -> None:
@@ -190,9 +190,9 @@ class AsyncInbox(_Box):
 
     def __init__(
         self,
-        handle: AsyncHandle,
-        words: Words,
-        plan: Plan,
+        handle: AsyncCallerConnection,
+        words: InboxStatements,
+        plan: ItemBuilder,
         connect: Callable[[], Awaitable[Windows]],
         tell: Tell | None = None,
     ) -> None:

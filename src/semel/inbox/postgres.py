@@ -6,14 +6,14 @@ from typing import Any
 from semel.digests import digest, digests_of
 from semel.errors import ModeMismatch, OutcomeUnknown, StillRunning, StoreUnavailable, WrongDatabase
 from semel.handles import Statement, Talk, code_of
-from semel.inbox.words import Value, Words
-from semel.plans import Plan
+from semel.inbox.words import Value, InboxStatements
+from semel.plans import ItemBuilder
 from semel.stores.postgres import wire
-from semel.stores.postgres.batch import Ask
+from semel.stores.postgres.batch import SendCalls
 from semel.stores.postgres.batch import Talk as StoreTalk
 from semel.stores.postgres.store import AsyncPostgresStore, PostgresStore
 
-__all__ = ["PostgresWords"]
+__all__ = ["PostgresInboxStatements"]
 
 MISSING = frozenset(("42883", "42P01", "3F000"))
 """No such function, table or schema: this is not the database that holds the store."""
@@ -35,10 +35,10 @@ REPLAY = (
 )
 
 
-class PostgresWords(Words):
+class PostgresInboxStatements(InboxStatements):
     """The mark is written by a function in the database: one statement and one round trip, on every driver."""
 
-    def __init__(self, store: PostgresStore | AsyncPostgresStore, plan: Plan) -> None:
+    def __init__(self, store: PostgresStore | AsyncPostgresStore, plan: ItemBuilder) -> None:
         super().__init__(plan)
         self._store = store
         self._schema = f'"{store.place.schema}"'
@@ -111,10 +111,10 @@ class PostgresWords(Words):
     def _look(self, key: str) -> StoreTalk[bool]:
         """To write the key ourselves waits until whoever has marked it is through; it is rolled back at once."""
         parameters = {"digest": self._hex(key)}
-        yield Ask("begin")
-        yield Ask("patience", {"wait_ms": str(self.wait_ms)})
-        yield Ask("await_key", parameters)
-        rows = yield Ask("marked_by", parameters)
+        yield SendCalls("begin")
+        yield SendCalls("patience", {"wait_ms": str(self.wait_ms)})
+        yield SendCalls("await_key", parameters)
+        rows = yield SendCalls("marked_by", parameters)
         return bool(rows) and bytes(rows[0][0]) == self.attempt
 
     def _still_open(self, key: str, error: StoreUnavailable) -> Exception:

@@ -14,16 +14,16 @@ from semel.core.commands import Lookup, Renew
 from semel.core.machine import check, differs, standing
 from semel.digests import digest
 from semel.errors import ModeMismatch, OutcomeUnknown, StillRunning, StoreUnavailable, WrongDatabase
-from semel.handles import Pause, Row, Statement, Talk
-from semel.inbox.words import Value, Words
-from semel.plans import Plan
+from semel.handles import PauseStep, Row, Statement, Talk
+from semel.inbox.words import Value, InboxStatements
+from semel.plans import ItemBuilder
 from semel.stores.rows import QUARANTINE, SLIDING, STATE_MASK
 from semel.stores.sqlite import SqliteStore, locks, wire
 from semel.stores.sqlite.store import RETRY_MAX_S, RETRY_MIN_S
 from semel.stores.sqlite.trouble import is_busy, translated
 from semel.types import Id, Record
 
-__all__ = ["BUSY_SNAPSHOT", "SqliteWords"]
+__all__ = ["BUSY_SNAPSHOT", "SqliteInboxStatements"]
 
 BUSY_SNAPSHOT = 517
 """The transaction has read an older state, from which SQLite lets nobody begin to write."""
@@ -35,10 +35,10 @@ COLUMNS = ", ".join(
 needs neither the steps nor the journal of a claim, so the state does not say that there are some."""
 
 
-class SqliteWords(Words):
+class SqliteInboxStatements(InboxStatements):
     """The mark is decided here, under the database's write lock, which the transaction then holds."""
 
-    def __init__(self, store: SqliteStore, plan: Plan) -> None:
+    def __init__(self, store: SqliteStore, plan: ItemBuilder) -> None:
         super().__init__(plan)
         self._store = store
 
@@ -229,7 +229,7 @@ class SqliteWords(Words):
                 return
             except Exception as error:  # noqa: BLE001 - drivers wrap it in errors of their own
                 self._wait_or_give_up(error, deadline)
-            yield Pause(random.uniform(RETRY_MIN_S, RETRY_MAX_S))  # noqa: S311 - no secret hangs on it
+            yield PauseStep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))  # noqa: S311 - no secret hangs on it
 
     def _wait_or_give_up(self, error: Exception, deadline: float) -> None:
         raw = driver_error(error)

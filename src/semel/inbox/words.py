@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from semel.errors import PayloadMismatch, UsageError
 from semel.handles import Talk
-from semel.plans import Plan
+from semel.plans import ItemBuilder
 
-__all__ = ["Value", "Words"]
+__all__ = ["Value", "InboxStatements"]
 
 ATTEMPT_BYTES = 16
 
@@ -20,10 +20,10 @@ class Value(NamedTuple):
     encoded: bytes | None
 
 
-class Words(ABC):
+class InboxStatements(ABC):
     """The talks of one inbox. It knows its consumer and its attempt, and nothing of what was marked."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ItemBuilder) -> None:
         self.tenant: str = plan.tenant
         self.consumer: str = plan.consumer
         self.lock_wait_s: float = plan.policy.lock_wait_s

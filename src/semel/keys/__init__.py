@@ -23,7 +23,7 @@ from semel.keys.extract import (
     header,
     path,
 )
-from semel.keys.identity import Found, Identity, Origin, find
+from semel.keys.identity import FoundKey, Identity, Origin, find
 from semel.keys.limits import (
     CONSUMER_BYTES_MAX,
     KEY_BYTES_MAX,
@@ -46,7 +46,7 @@ __all__ = [
     "Envelope",
     "EventTime",
     "Extractor",
-    "Found",
+    "FoundKey",
     "Header",
     "Headers",
     "Identity",

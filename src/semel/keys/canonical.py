@@ -52,7 +52,7 @@ def dumps(value: object, *, allow_floats: bool = False, nfc: bool = True) -> byt
         if _is_plain(value, DEPTH_MAX, nfc=nfc):
             return _encode(value)
         out: list[bytes] = []
-        _Writer(out, allow_floats=allow_floats, nfc=nfc).write(value, DEPTH_MAX)
+        _CanonicalWriter(out, allow_floats=allow_floats, nfc=nfc).write(value, DEPTH_MAX)
         return b"".join(out)
     except UnicodeEncodeError as error:
         raise KeyInvalid(
@@ -92,7 +92,7 @@ def _sorts_alike(name: str) -> bool:
     return max(name) <= _SORTS_ALIKE_MAX
 
 
-class _Writer:
+class _CanonicalWriter:
     """The slow and complete way, in the order of the RFC's section 3.2."""
 
     __slots__ = ("_allow_floats", "_nfc", "_out")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from semel.errors import KeyInvalid, KeyMissing
-from semel.keys.extract import Reader
+from semel.keys.extract import KeyExtractor
 from semel.keys.limits import KEY_BYTES_MAX, check
 from semel.keys.message import HeaderIndex, headers_of, payload_of
 from semel.keys.schemes import derive
@@ -43,7 +43,7 @@ class _Structured(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Structured).decode
 
 
-class CloudEvent(Reader):
+class CloudEvent(KeyExtractor):
     """The key of a CloudEvent in binary mode (headers) or structured mode (a JSON body)."""
 
     __slots__ = ()

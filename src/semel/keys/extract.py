@@ -18,13 +18,13 @@ from semel.keys.schemes import check_version, derive, part_name
 
 __all__ = [
     "Body",
-    "Call",
+    "CallableKey",
     "Content",
     "Extractor",
     "Header",
     "KeySpec",
     "Path",
-    "Reader",
+    "KeyExtractor",
     "body",
     "content",
     "extractor",
@@ -45,7 +45,7 @@ KeySpec: TypeAlias = str | Callable[[Any], object]
 """How a key is named in an option: an attribute path, or a callable (every `semel.keys` extractor is one)."""
 
 
-class Reader(ABC):
+class KeyExtractor(ABC):
     """What semel's own extractors have in common: their result is checked already."""
 
     __slots__ = ()
@@ -55,7 +55,7 @@ class Reader(ABC):
         """Return the key of the event."""
 
 
-class Path(Reader):
+class Path(KeyExtractor):
     """The key is what a path leads to, through attributes, mapping keys and list indexes."""
 
     __slots__ = ("_segments", "path")
@@ -72,7 +72,7 @@ class Path(Reader):
         return f"Path({self.path!r})"
 
 
-class Call(Reader):
+class CallableKey(KeyExtractor):
     """The key is what the user's own function returns, checked."""
 
     __slots__ = ("function",)
@@ -88,7 +88,7 @@ class Call(Reader):
         return f"Call({self.function!r})"
 
 
-class Header(Reader):
+class Header(KeyExtractor):
     """The key is a header, whatever the case of its name."""
 
     __slots__ = ("name",)
@@ -109,7 +109,7 @@ class Header(Reader):
         return f"Header({self.name!r})"
 
 
-class Body(Reader):
+class Body(KeyExtractor):
     """The key is a field of the message's body, JSON bytes or decoded already."""
 
     __slots__ = ("_decoder", "_segments", "path")
@@ -136,7 +136,7 @@ class Body(Reader):
         return f"Body({self.path!r})"
 
 
-class Content(Reader):
+class Content(KeyExtractor):
     """The key is a fingerprint of the content: two events with equal content are one, even if they were two.
 
     Two customers who buy the same thing, or one who buys it twice, become one purchase. So it is never used unless
@@ -207,10 +207,10 @@ def extractor(spec: KeySpec) -> Extractor:
     """
     if isinstance(spec, str):
         return Path(spec)
-    if isinstance(spec, Reader):
+    if isinstance(spec, KeyExtractor):
         return spec
     if callable(spec):
-        return Call(spec)
+        return CallableKey(spec)
     raise TypeError(
         f"a key is a path like 'order.id', a callable, or one of semel.keys.*, not {type(spec).__name__}"
     )

@@ -8,11 +8,11 @@ import msgspec
 
 from semel.errors import KeyMissing
 from semel.keys.cloudevents import find_cloudevent
-from semel.keys.extract import Body, Content, KeySpec, Reader, extractor
+from semel.keys.extract import Body, Content, KeySpec, KeyExtractor, extractor
 from semel.keys.limits import check
 from semel.keys.message import HeaderIndex, Incoming, as_key, headers_of, payload_of
 
-__all__ = ["Found", "Identity", "Origin", "find"]
+__all__ = ["FoundKey", "Identity", "Origin", "find"]
 
 Origin: TypeAlias = Literal[
     "explicit", "cloudevents", "idempotency-key", "broker", "header", "body", "content"
@@ -26,7 +26,7 @@ _SF_STRING = re.compile(r'"((?:[ !#-\[\]-~]|\\["\\])*)"[ ]*(?:;.*)?')
 _SF_ESCAPE = re.compile(r"\\(.)")
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundKey(msgspec.Struct, frozen=True):
     """A key and where it was found."""
 
     key: str
@@ -35,7 +35,7 @@ class Found(msgspec.Struct, frozen=True):
     """For people: the header, field or path."""
 
 
-class Identity(Reader):
+class Identity(KeyExtractor):
     """How one source's messages are identified; made once, called for every message.
 
     The first hit wins: `key` where it is given; CloudEvents source and id; `Idempotency-Key`; the broker's own field;
@@ -56,35 +56,35 @@ class Identity(Reader):
         """Return the key alone."""
         return self.find(event).key
 
-    def find(self, message: Incoming | Mapping[str, Any]) -> Found:
+    def find(self, message: Incoming | Mapping[str, Any]) -> FoundKey:
         """Return the key and where it came from; a bare mapping is a body without headers.
 
         Raises `KeyMissing` where there is none: refuse the message or put it aside. Raises `KeyInvalid` for one
         that breaks the limits or contradicts itself; the search does not go on, since it *is* the producer's key.
         """
         if self._key is not None:
-            return Found(self._key(message), "explicit", repr(self._key))
+            return FoundKey(self._key(message), "explicit", repr(self._key))
         headers, payload = headers_of(message), payload_of(message)
         event = find_cloudevent(headers, payload)
         if event is not None:
-            return Found(event[0], "cloudevents", event[1])
+            return FoundKey(event[0], "cloudevents", event[1])
         found = _sent(headers, message)
         if found is not None:
             return found
         if self._body is not None and (found := self._in_body(payload)) is not None:
             return found
         if self._content is not None:
-            return Found(self._content(message), "content", repr(self._content))
+            return FoundKey(self._content(message), "content", repr(self._content))
         raise KeyMissing(
             f"no key in the message{_from(message)}: no CloudEvents source and id, no Idempotency-Key, no id in the "
             "broker's own field, no header message_id or event_id; have the producer send one, or say where it is "
             "with key= or body=. semel invents no key: every delivery would be new"
         )
 
-    def _in_body(self, payload: Any) -> Found | None:
+    def _in_body(self, payload: Any) -> FoundKey | None:
         assert self._body is not None
         try:
-            return Found(self._body(payload), "body", self._body.path)
+            return FoundKey(self._body(payload), "body", self._body.path)
         except KeyMissing:
             if self._content is None:
                 raise
@@ -100,28 +100,28 @@ def find(
     key: KeySpec | None = None,
     body: str | None = None,
     content: bool | Content = False,
-) -> Found:
+) -> FoundKey:
     """Find the key of one message; `Identity` says how, and is made once where there are many messages."""
     return Identity(key=key, body=body, content=content).find(message)
 
 
-def _sent(headers: HeaderIndex, message: Any) -> Found | None:
+def _sent(headers: HeaderIndex, message: Any) -> FoundKey | None:
     """Look where producers and brokers put an id, besides CloudEvents."""
     sent = headers.get("idempotency-key")
     if sent is not None:
-        return Found(
+        return FoundKey(
             as_key(_unquoted(sent), "the header Idempotency-Key"), "idempotency-key", "header Idempotency-Key"
         )
     own = None if isinstance(message, Mapping) else getattr(message, "broker_id", None)
     if own:
-        return Found(as_key(own, "the broker's own field"), "broker", "the broker's own field")
+        return FoundKey(as_key(own, "the broker's own field"), "broker", "the broker's own field")
     sent = headers.get("nats-msg-id")
     if sent is not None:
-        return Found(check(sent), "broker", "header Nats-Msg-Id")
+        return FoundKey(check(sent), "broker", "header Nats-Msg-Id")
     for name in _ID_HEADERS:
         sent = headers.get(name)
         if sent is not None:
-            return Found(check(sent), "header", f"header {name}")
+            return FoundKey(check(sent), "header", f"header {name}")
     return None
 
 

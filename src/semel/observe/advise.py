@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from semel.digests import digest
 from semel.errors import UsageError
-from semel.observe.history import Line
+from semel.observe.history import HistoryLine
 
 __all__ = ["CANDIDATES_S", "SAFETY", "Advice", "Lags", "Share", "advise", "from_history", "from_metrics"]
 
@@ -81,7 +81,7 @@ class Advice(Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def from_history(lines: Iterable[Line]) -> Lags:
+def from_history(lines: Iterable[HistoryLine]) -> Lags:
     """The lags in a history. An event that was completed twice is a duplicate that came after the window."""
     seconds: list[float] = []
     first: dict[bytes, int] = {}

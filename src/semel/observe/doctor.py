@@ -14,7 +14,7 @@ from semel.core.ports import Store
 from semel.errors import SemelError, StoreError
 from semel.forks import new_owner
 from semel.observe.explain import of_store
-from semel.observe.probing import LAG_WARN_S, Facts, probe
+from semel.observe.probing import LAG_WARN_S, StoreFacts, probe
 from semel.observe.rollups import TENANT as ROLLUPS
 from semel.observe.sources import SourceFacts, of_patience
 from semel.types import Lost, Record, State, Stats, Unavailable
@@ -135,7 +135,7 @@ def _servers(store: Store) -> Iterator[Finding]:
         )
 
 
-def _clock(facts: Facts) -> Iterator[Finding]:
+def _clock(facts: StoreFacts) -> Iterator[Finding]:
     if facts.ahead_us is None:
         return
     skew_s = abs(facts.ahead_us) / 1e6

@@ -23,25 +23,25 @@ from semel.types import Stats
 
 __all__ = [
     "Began",
-    "Busy",
-    "Claimed",
-    "Completed",
+    "BusyEvent",
+    "ClaimedEvent",
+    "CompletedEvent",
     "Counted",
     "DeadLetterStuck",
     "Dropped",
     "Duplicate",
-    "Ended",
-    "Event",
+    "EndedEvent",
+    "DeliveryEvent",
     "Expired",
-    "Failed",
-    "Happening",
+    "FailedEvent",
+    "HookEvent",
     "Hook",
     "Hooks",
-    "Late",
-    "Lost",
-    "Marked",
+    "LateArrivalEvent",
+    "LostEvent",
+    "MarkedEvent",
     "Probed",
-    "Purged",
+    "PurgedEvent",
     "Quarantined",
     "Reason",
     "Received",
@@ -59,11 +59,11 @@ Reason: TypeAlias = Literal["redelivery", "producer", "race", "reuse"]
 was under way; its key was used with another payload."""
 
 
-class Happening(Struct, frozen=True):
+class HookEvent(Struct, frozen=True):
     """Anything that happens."""
 
 
-class Event(Happening, frozen=True):
+class DeliveryEvent(HookEvent, frozen=True):
     """Something that happened to one delivery."""
 
     tenant: str
@@ -77,7 +77,7 @@ class Event(Happening, frozen=True):
     """Where the delivery came from, if its `Delivery` says so."""
 
 
-class Received(Event, frozen=True):
+class Received(DeliveryEvent, frozen=True):
     """A delivery came in."""
 
     event_type: str = ""
@@ -87,7 +87,7 @@ class Received(Event, frozen=True):
     """It came in before and was kept in hand, as when it was busy elsewhere: count it once."""
 
 
-class Claimed(Event, frozen=True):
+class ClaimedEvent(DeliveryEvent, frozen=True):
     """The right to run is ours."""
 
     attempt: int = 1
@@ -97,26 +97,26 @@ class Claimed(Event, frozen=True):
     """How long it will be remembered."""
 
 
-class Began(Event, frozen=True):
+class Began(DeliveryEvent, frozen=True):
     """The handler is about to be called; told in its own thread and context."""
 
     attempt: int = 1
 
 
-class Ended(Event, frozen=True):
+class EndedEvent(DeliveryEvent, frozen=True):
     """The handler returned, or raised; told in its own thread and context."""
 
     duration_s: float = 0.0
     error: BaseException | None = None
 
 
-class Busy(Event, frozen=True):
+class BusyEvent(DeliveryEvent, frozen=True):
     """Another attempt holds the claim; this delivery waits for it, or is turned away."""
 
     retry_after_s: float = 0.0
 
 
-class Duplicate(Event, frozen=True):
+class Duplicate(DeliveryEvent, frozen=True):
     """The event was known."""
 
     reason: Reason = "redelivery"
@@ -132,65 +132,65 @@ class Duplicate(Event, frozen=True):
     """It is busy elsewhere and kept in hand: what it comes to follows, so do not count it yet."""
 
 
-class Completed(Event, frozen=True):
+class CompletedEvent(DeliveryEvent, frozen=True):
     """The effect has happened, and the record says so."""
 
 
-class Marked(Event, frozen=True):
+class MarkedEvent(DeliveryEvent, frozen=True):
     """The key was marked for the first time: mode mark, or an inbox. Whether its transaction commits is not known."""
 
 
-class Failed(Event, frozen=True):
+class FailedEvent(DeliveryEvent, frozen=True):
     """The handler failed for good."""
 
     error: BaseException | str = ""
 
 
-class Released(Event, frozen=True):
+class Released(DeliveryEvent, frozen=True):
     """The handler failed this time, or was stopped: the event may run again."""
 
     error: BaseException | None = None
     retry_after_s: float = 0.0
 
 
-class Quarantined(Event, frozen=True):
+class Quarantined(DeliveryEvent, frozen=True):
     """An attempt ended without saying what happened: somebody has to decide."""
 
     error: BaseException | None = None
 
 
-class Lost(Event, frozen=True):
+class LostEvent(DeliveryEvent, frozen=True):
     """Another attempt took over while this one ran; nothing was overwritten."""
 
 
-class Expired(Event, frozen=True):
+class Expired(DeliveryEvent, frozen=True):
     """This process could not keep a lease: renewals had no answer, or the handler took longer than `run_max_s`."""
 
 
-class Late(Event, frozen=True):
+class LateArrivalEvent(DeliveryEvent, frozen=True):
     """The event is older than what is remembered."""
 
     age_s: float = 0.0
 
 
-class Unrecorded(Event, frozen=True):
+class Unrecorded(DeliveryEvent, frozen=True):
     """The handler ran, but the store could not be told: a repeat may run again."""
 
 
-class Unreachable(Event, frozen=True):
+class Unreachable(DeliveryEvent, frozen=True):
     """The store gave no answer, so nothing ran."""
 
     error: BaseException | None = None
 
 
-class Unguarded(Event, frozen=True):
+class Unguarded(DeliveryEvent, frozen=True):
     """The store gave no answer, and by `Policy(on_unavailable="run")` the handler ran without a claim.
 
     Nothing is recorded: a duplicate runs too.
     """
 
 
-class Probed(Event, frozen=True):
+class Probed(DeliveryEvent, frozen=True):
     """The policy's probe was asked whether an earlier attempt had its effect."""
 
     answer: str = ""
@@ -200,17 +200,17 @@ class Probed(Event, frozen=True):
     duration_s: float = 0.0
 
 
-class Dropped(Event, frozen=True):
+class Dropped(DeliveryEvent, frozen=True):
     """The call was broken off by an interrupt before it came to an outcome."""
 
 
-class DeadLetterStuck(Event, frozen=True):
+class DeadLetterStuck(DeliveryEvent, frozen=True):
     """A dead letter could not be written; its message stays at the broker, and it is tried again."""
 
     error: BaseException | None = None
 
 
-class Purged(Happening, frozen=True):
+class PurgedEvent(HookEvent, frozen=True):
     """Expired records were removed."""
 
     count: int
@@ -218,13 +218,13 @@ class Purged(Happening, frozen=True):
     partitions: int = 0
 
 
-class Counted(Happening, frozen=True):
+class Counted(HookEvent, frozen=True):
     """Somebody asked the store how much it holds."""
 
     stats: Stats
 
 
-class StoreSent(Happening, frozen=True):
+class StoreSent(HookEvent, frozen=True):
     """One round trip of the store: `op` is the kind of its items, `mixed` if there are several."""
 
     op: str
@@ -232,18 +232,18 @@ class StoreSent(Happening, frozen=True):
     duration_s: float
 
 
-class StoreFailed(Happening, frozen=True):
+class StoreFailed(HookEvent, frozen=True):
     """A round trip without an answer, or with errors for some of its items."""
 
     op: str
     error: BaseException
 
 
-class StoreLost(Happening, frozen=True):
+class StoreLost(HookEvent, frozen=True):
     """The store has lost records that it had: a completion found nothing, or the store says so itself."""
 
 
-Hook: TypeAlias = Callable[[Happening], object]
+Hook: TypeAlias = Callable[[HookEvent], object]
 """Told of everything; must be quick. With a method `carry(received)` it may leave words with the record."""
 
 
@@ -258,7 +258,7 @@ class Hooks:
         self._broken: set[int] = set()
         self._ahead_us = 0
 
-    def __call__(self, happening: Happening) -> None:
+    def __call__(self, happening: HookEvent) -> None:
         """Tell everybody. A hook that raises is reported once, and told the next thing all the same."""
         for hook in self._hooks:
             try:

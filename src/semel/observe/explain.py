@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from semel.core.ports import AsyncStore, Store
 from semel.errors import PolicyInvalid
-from semel.observe.guarantees import Cell, Sink, Weakness, cells, holds_at_least
-from semel.observe.sources import Circumstances, of_circumstances
+from semel.observe.guarantees import GuaranteeCell, Sink, Weakness, cells, holds_at_least
+from semel.observe.sources import SourceProbe, of_circumstances
 from semel.policy import OnUnavailable, check_fits
 from semel.stores.tiered import AsyncTieredStore, TieredStore
 from semel.types import Mode
@@ -49,7 +49,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     store: str
     sink: Sink
     how: str
-    windows: dict[str, Cell | None]
+    windows: dict[str, GuaranteeCell | None]
     weaknesses: tuple[Weakness, ...]
     probe: bool = False
     """Whether the policy's probe is asked about unknown outcomes."""
@@ -76,7 +76,7 @@ def explain(
     window_us: int,
     lease_us: int,
     sink: Sink = "plain",
-    around: Circumstances | None = None,
+    around: SourceProbe | None = None,
     live: Sequence[Weakness] = (),
     probe: bool = False,
     on_unavailable: OnUnavailable = "refuse",
@@ -86,7 +86,7 @@ def explain(
     `around`: where deliveries come from. `live`: what `probing.weaknesses` found on the servers. `probe` and
     `on_unavailable`: what the policy says.
     """
-    around = around or Circumstances()
+    around = around or SourceProbe()
     if mode not in _HOW:
         raise PolicyInvalid(f"mode {mode!r} has no tested guarantees here; choose one of {', '.join(_HOW)}")
     if mode == "inbox" and not store.capabilities.transactional:
@@ -196,7 +196,7 @@ _FORGETTING = (
 
 
 def _weaknesses(
-    store: Store | AsyncStore, mode: Mode, window_us: int, lease_us: int, around: Circumstances
+    store: Store | AsyncStore, mode: Mode, window_us: int, lease_us: int, around: SourceProbe
 ) -> list[Weakness]:
     powers = store.capabilities
     found: list[Weakness] = []

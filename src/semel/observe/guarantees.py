@@ -9,13 +9,13 @@ from msgspec import Struct
 
 from semel.types import Mode
 
-__all__ = ["GUARANTEES", "WINDOWS", "Cell", "Sink", "Weakness", "cells", "holds_at_least"]
+__all__ = ["GUARANTEES", "WINDOWS", "GuaranteeCell", "Sink", "Weakness", "cells", "holds_at_least"]
 
 Sink: TypeAlias = Literal["plain", "fenced", "keyed"]
 """What the called system honours: nothing, the fence, or the idempotency key."""
 
 
-class Cell(Struct, frozen=True):
+class GuaranteeCell(Struct, frozen=True):
     """How often the effect happened; `flagged`: the record is `unknown`, and somebody decides."""
 
     effects: int
@@ -49,10 +49,10 @@ WINDOWS: dict[str, str] = {
 """When it can happen. For mark, the mark stands for the claim; for inbox, the commit for all three;
 for transaction, the commit is the effect and the ack, and the event is also sent again by its producer."""
 
-_ONCE, _TWICE, _NEVER = Cell(1), Cell(2), Cell(0)
-_DECIDE_DONE, _DECIDE_NOT = Cell(1, flagged=True), Cell(0, flagged=True)
+_ONCE, _TWICE, _NEVER = GuaranteeCell(1), GuaranteeCell(2), GuaranteeCell(0)
+_DECIDE_DONE, _DECIDE_NOT = GuaranteeCell(1, flagged=True), GuaranteeCell(0, flagged=True)
 
-_ROWS: dict[str, tuple[Cell | None, ...]] = {
+_ROWS: dict[str, tuple[GuaranteeCell | None, ...]] = {
     # In the order of WINDOWS; None: the window does not exist in that mode.
     "inbox": (
         _ONCE, _ONCE, None, _ONCE,
@@ -111,13 +111,13 @@ _ROWS: dict[str, tuple[Cell | None, ...]] = {
     ),
 }  # fmt: skip
 
-GUARANTEES: dict[str, dict[str, Cell | None]] = {
+GUARANTEES: dict[str, dict[str, GuaranteeCell | None]] = {
     name: dict(zip(WINDOWS, row, strict=True)) for name, row in _ROWS.items()
 }
 """Effects by mode (lease: and by what the called system honours) and by window."""
 
 
-def cells(mode: Mode, sink: Sink, *, probe: bool = False) -> dict[str, Cell | None]:
+def cells(mode: Mode, sink: Sink, *, probe: bool = False) -> dict[str, GuaranteeCell | None]:
     """What a mode guarantees in each window. Raises `KeyError` for a mode that has no tested table.
 
     `probe`: the policy has one, whose answers are true and final. A keyed sink needs none.
@@ -127,7 +127,7 @@ def cells(mode: Mode, sink: Sink, *, probe: bool = False) -> dict[str, Cell | No
     return GUARANTEES[f"lease, {sink} sink" if mode == "lease" else mode]
 
 
-def holds_at_least(offered: dict[str, Cell | None], required: dict[str, Cell | None]) -> bool:
+def holds_at_least(offered: dict[str, GuaranteeCell | None], required: dict[str, GuaranteeCell | None]) -> bool:
     """Whether what is offered is in every window as good as what is required: the same, or the effect once."""
     return all(
         mine is None or theirs is None or mine in (_ONCE, theirs)

@@ -18,17 +18,17 @@ from semel.forks import restart_after_fork
 from semel.observe import events
 from semel.windows import Duration, duration_us
 
-__all__ = ["HistoryHook", "Line", "read"]
+__all__ = ["HistoryHook", "HistoryLine", "read"]
 
 PREFIX, SUFFIX = "semel-", ".jsonl"
-_KEPT: tuple[type[events.Event], ...] = (
-    events.Completed, events.Duplicate, events.Expired, events.Failed, events.Late, events.Lost, events.Marked,
+_KEPT: tuple[type[events.DeliveryEvent], ...] = (
+    events.CompletedEvent, events.Duplicate, events.Expired, events.FailedEvent, events.LateArrivalEvent, events.LostEvent, events.MarkedEvent,
     events.Quarantined, events.Released, events.Unguarded, events.Unrecorded,
 )  # fmt: skip
 """How deliveries ended; what led there would multiply the size and say little more."""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of the history."""
 
     at_us: int
@@ -70,7 +70,7 @@ class HistoryHook:
         """The file is shared with the parent, which is harmless: both append."""
         self._lock = Lock()
 
-    def __call__(self, happening: events.Happening) -> None:
+    def __call__(self, happening: events.HookEvent) -> None:
         """Write it down if it is the end of a delivery."""
         if not isinstance(happening, _KEPT):
             return
@@ -104,9 +104,9 @@ class HistoryHook:
                     old.unlink()
 
 
-def _line(event: Any, now: datetime, *, hashed: bool) -> Line:
+def _line(event: Any, now: datetime, *, hashed: bool) -> HistoryLine:
     error = getattr(event, "error", None)
-    return Line(
+    return HistoryLine(
         at_us=round(now.timestamp() * 1e6),
         event=type(event).__name__.lower(),
         consumer=event.consumer,
@@ -142,7 +142,7 @@ def read(
     consumer: str | None = None,
     key: str | None = None,
     since_us: int = 0,
-) -> Iterator[Line]:
+) -> Iterator[HistoryLine]:
     """The lines of a history folder, or of one file, oldest first. A last line that a crash cut short is skipped.
 
     `key` finds plain and hashed lines alike. Every file that may matter is read from its beginning.
@@ -150,7 +150,7 @@ def read(
     path = Path(place)
     since = datetime.fromtimestamp(since_us / 1e6, UTC).date()
     paths = [each for each, day in _files(path) if day >= since] if path.is_dir() else [path]
-    decode = msgspec.json.Decoder(Line).decode
+    decode = msgspec.json.Decoder(HistoryLine).decode
     for each in paths:
         with each.open("rb") as file:
             for text in file:

@@ -12,28 +12,28 @@ KeysShown: TypeAlias = Literal["plain", "hashed", "hidden"]
 """How a key stands in the log: as it is, as the first digits of its digest (the same for the same key), or not."""
 HASH_DIGITS = 12
 
-_LEVELS: dict[type[events.Happening], int] = {
+_LEVELS: dict[type[events.HookEvent], int] = {
     events.Received: logging.DEBUG,
-    events.Claimed: logging.DEBUG,
+    events.ClaimedEvent: logging.DEBUG,
     events.Began: logging.DEBUG,
-    events.Ended: logging.DEBUG,
-    events.Completed: logging.DEBUG,
-    events.Marked: logging.DEBUG,
+    events.EndedEvent: logging.DEBUG,
+    events.CompletedEvent: logging.DEBUG,
+    events.MarkedEvent: logging.DEBUG,
     events.StoreSent: logging.DEBUG,
     events.Counted: logging.DEBUG,
     events.Duplicate: logging.INFO,
-    events.Busy: logging.INFO,
+    events.BusyEvent: logging.INFO,
     events.Released: logging.INFO,
-    events.Purged: logging.INFO,
-    events.Late: logging.WARNING,
+    events.PurgedEvent: logging.INFO,
+    events.LateArrivalEvent: logging.WARNING,
     events.Dropped: logging.WARNING,
     events.Expired: logging.WARNING,
     events.Probed: logging.WARNING,
     events.Unguarded: logging.ERROR,
-    events.Lost: logging.WARNING,
+    events.LostEvent: logging.WARNING,
     events.Unreachable: logging.WARNING,
     events.StoreFailed: logging.WARNING,
-    events.Failed: logging.ERROR,
+    events.FailedEvent: logging.ERROR,
     events.DeadLetterStuck: logging.ERROR,
     events.Quarantined: logging.ERROR,
     events.Unrecorded: logging.ERROR,
@@ -52,7 +52,7 @@ class LogHook:
         self._logger = logger or logging.getLogger("semel")
         self._keys = keys
 
-    def __call__(self, happening: events.Happening) -> None:
+    def __call__(self, happening: events.HookEvent) -> None:
         """Log it, if its level is on."""
         level = _LEVELS.get(type(happening), logging.DEBUG)
         if not self._logger.isEnabledFor(level):
@@ -62,7 +62,7 @@ class LogHook:
         text = "".join(f" {field}={value}" for field, value in fields.items())
         self._logger.log(level, "%s%s", name, text, extra={"event": name, "semel": fields})
 
-    def _fields(self, happening: events.Happening) -> dict[str, str]:
+    def _fields(self, happening: events.HookEvent) -> dict[str, str]:
         fields: dict[str, str] = {}
         for field in happening.__struct_fields__:
             value = getattr(happening, field)
@@ -75,11 +75,11 @@ class LogHook:
             elif isinstance(value, str) and not value.isprintable():
                 value = ascii(value)
             fields[field] = str(value)
-        if isinstance(happening, events.Event) and self._keys != "hidden":
+        if isinstance(happening, events.DeliveryEvent) and self._keys != "hidden":
             fields["key"] = self._shown(happening)
         return fields
 
-    def _shown(self, event: events.Event) -> str:
+    def _shown(self, event: events.DeliveryEvent) -> str:
         if self._keys == "hashed":
             return digest((event.tenant, event.consumer, event.key)).hex()[:HASH_DIGITS]
         return event.key if event.key.isprintable() else ascii(event.key)

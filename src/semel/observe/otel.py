@@ -25,14 +25,14 @@ __all__ = ["TraceHook"]
 OPEN_MAX = 100_000
 """Spans that are open at once; a delivery beyond that has none."""
 _FORMAT = TraceContextTextMapPropagator()
-_OUTCOMES: dict[type[events.Happening], str] = {
-    events.Completed: "done",
+_OUTCOMES: dict[type[events.HookEvent], str] = {
+    events.CompletedEvent: "done",
     events.Duplicate: "duplicate",
-    events.Failed: "failed",
+    events.FailedEvent: "failed",
     events.Released: "released",
     events.Quarantined: "unknown",
-    events.Lost: "lost",
-    events.Late: "late",
+    events.LostEvent: "lost",
+    events.LateArrivalEvent: "late",
     events.Unguarded: "unguarded",
     events.Unrecorded: "unrecorded",
     events.Unreachable: "unavailable",
@@ -61,9 +61,9 @@ class TraceHook:
             self.carry: Callable[[events.Received], dict[str, str]] = self._carry
             """Told to `Hooks` by being there: what is kept with the record of a delivery."""
 
-    def __call__(self, happening: events.Happening) -> None:
+    def __call__(self, happening: events.HookEvent) -> None:
         """Begin, note or end the span of a delivery."""
-        if not isinstance(happening, events.Event) or not happening.owner:
+        if not isinstance(happening, events.DeliveryEvent) or not happening.owner:
             return
         if isinstance(happening, events.Received):
             self._begin(happening)
@@ -74,13 +74,13 @@ class TraceHook:
         if isinstance(happening, events.Began):
             span.set_attribute("semel.attempt", happening.attempt)
             self._tokens[happening.owner] = otel_context.attach(trace.set_span_in_context(span))
-        elif isinstance(happening, events.Ended):
+        elif isinstance(happening, events.EndedEvent):
             token = self._tokens.pop(happening.owner, None)
             if token is not None:
                 otel_context.detach(token)
             if happening.error is not None:
                 span.record_exception(happening.error)
-        elif isinstance(happening, events.Claimed) and not happening.handler:
+        elif isinstance(happening, events.ClaimedEvent) and not happening.handler:
             self._end(happening, span, "claimed")  # a plain verb: what follows is the caller's own
         elif type(happening) in _OUTCOMES:
             self._note(happening, span)
@@ -109,7 +109,7 @@ class TraceHook:
             _FORMAT.inject(carrier, trace.set_span_in_context(span))
         return {name: carrier[name] for name in ("traceparent",) if name in carrier}
 
-    def _note(self, event: events.Event, span: Span) -> None:
+    def _note(self, event: events.DeliveryEvent, span: Span) -> None:
         outcome = _OUTCOMES[type(event)]
         if isinstance(event, events.Duplicate):
             span.set_attribute("semel.duplicate.reason", event.reason)
@@ -122,7 +122,7 @@ class TraceHook:
                 return  # observe mode: it ran, and its own end follows
         self._end(event, span, outcome)
 
-    def _end(self, event: events.Event, span: Span, outcome: str) -> None:
+    def _end(self, event: events.DeliveryEvent, span: Span, outcome: str) -> None:
         del self._spans[event.owner]
         span.set_attribute("semel.outcome", outcome)
         if outcome in _BAD:
@@ -131,5 +131,5 @@ class TraceHook:
         span.end()
 
 
-def _hashed(event: events.Event) -> str:
+def _hashed(event: events.DeliveryEvent) -> str:
     return digest((event.tenant, event.consumer, event.key)).hex()[:32]

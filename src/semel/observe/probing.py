@@ -14,7 +14,7 @@ from semel.observe.sources import Keys
 from semel.stores.tiered import TieredStore
 from semel.types import Unavailable
 
-__all__ = ["Facts", "keys_of", "probe", "weaknesses"]
+__all__ = ["StoreFacts", "keys_of", "probe", "weaknesses"]
 
 LAG_WARN_S = 1.0
 """A replica further behind than this loses more than the writes of a moment."""
@@ -52,7 +52,7 @@ class Replica(Struct, frozen=True):
     behind_bytes: int
 
 
-class Facts(Struct, frozen=True, kw_only=True):
+class StoreFacts(Struct, frozen=True, kw_only=True):
     """What the servers of a store say; what a store has none of stays empty."""
 
     version: str = ""
@@ -71,12 +71,12 @@ class Facts(Struct, frozen=True, kw_only=True):
     """How much of its memory limit a server uses; `None`: it has no limit."""
 
 
-def probe(store: Store) -> Facts:
+def probe(store: Store) -> StoreFacts:
     """Look at the servers of an open store. Raises what the store raises when they do not answer."""
     if isinstance(store, TieredStore):
         return probe(store.truth)
     kind = store.name.partition(":")[0]
-    looks: dict[str, Callable[[Any], Facts]] = {
+    looks: dict[str, Callable[[Any], StoreFacts]] = {
         "postgresql": _postgres,
         "sqlite": _sqlite,
         "redis": _redis,
@@ -85,10 +85,10 @@ def probe(store: Store) -> Facts:
         "valkeys": _redis,
     }
     look = looks.get(kind.partition("+")[0])
-    return Facts() if look is None else look(store)
+    return StoreFacts() if look is None else look(store)
 
 
-def _postgres(store: Any) -> Facts:
+def _postgres(store: Any) -> StoreFacts:
     import psycopg
 
     from semel.stores.postgres.trouble import translated
@@ -100,7 +100,7 @@ def _postgres(store: Any) -> Facts:
         raise translated(error, store.name) from error
 
 
-def _look_at(line: Any, schema: str) -> Facts:
+def _look_at(line: Any, schema: str) -> StoreFacts:
     def ask(name: str, *parameters: Any) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = line.execute(_PG[name], parameters or None).fetchall()
         return rows
@@ -109,7 +109,7 @@ def _look_at(line: Any, schema: str) -> Facts:
     ((clock_us,),) = ask("clock")
     ahead_us = clock_us - (before + time.time_ns()) // 2000
     made = {name for (name,) in ask("indexes", schema)}
-    return Facts(
+    return StoreFacts(
         version=f"PostgreSQL {ask('version')[0][0]}",
         ahead_us=ahead_us,
         replicas=tuple(
@@ -123,20 +123,20 @@ def _look_at(line: Any, schema: str) -> Facts:
     )
 
 
-def _sqlite(store: Any) -> Facts:
+def _sqlite(store: Any) -> StoreFacts:
     import sqlite3
     from contextlib import closing
     from pathlib import Path
 
     with closing(sqlite3.connect(f"{Path(store.path).absolute().as_uri()}?mode=ro", uri=True)) as line:
         made = {name for (name,) in line.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
-    return Facts(
+    return StoreFacts(
         version=f"SQLite {sqlite3.sqlite_version}",
         missing_indexes=tuple(name for name in INDEXES["sqlite"] if name not in made),
     )
 
 
-def _redis(store: Any) -> Facts:
+def _redis(store: Any) -> StoreFacts:
     from semel.stores.redis.checks import version_text
 
     before = time.time_ns()
@@ -145,7 +145,7 @@ def _redis(store: Any) -> Facts:
     ratios = [
         int(each["used_memory"]) / int(each["maxmemory"]) for each in told if int(each.get("maxmemory", "0"))
     ]
-    return Facts(
+    return StoreFacts(
         version=version_text(told[0]),
         ahead_us=max((int(each["time_us"]) - middle_us for each in told), key=abs),
         replicas=tuple(replica for each in told for replica in _redis_replicas(each)),

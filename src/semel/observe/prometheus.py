@@ -122,32 +122,32 @@ class PrometheusHook:
         """When each claim in flight was granted, by consumer and owner."""
         self._windows: dict[str, float] = {}
         self._series: dict[tuple[str, ...], Any] = {}
-        self._handlers: dict[type[events.Happening], Callable[[Any], None]] = {
+        self._handlers: dict[type[events.HookEvent], Callable[[Any], None]] = {
             events.Received: self._received,
-            events.Completed: self._processed,
-            events.Marked: self._processed,
-            events.Failed: self._ended,
+            events.CompletedEvent: self._processed,
+            events.MarkedEvent: self._processed,
+            events.FailedEvent: self._ended,
             events.Released: self._ended,
-            events.Lost: self._lost,
+            events.LostEvent: self._lost,
             events.Quarantined: self._quarantined,
             events.Unrecorded: self._unrecorded,
             events.Unguarded: self._count("events_unguarded_total"),
             events.Probed: lambda event: self._who("probes_total", event, event.answer).inc(),
             events.Dropped: self._let_go,
-            events.Late: self._count("events_late_total"),
+            events.LateArrivalEvent: self._count("events_late_total"),
             events.DeadLetterStuck: lambda event: self._at("dead_letters_stuck_total", event.consumer).inc(),
             events.Expired: lambda event: self._at("claims_expired_total", event.consumer).inc(),
-            events.Claimed: self._claimed,
-            events.Ended: self._handled,
+            events.ClaimedEvent: self._claimed,
+            events.EndedEvent: self._handled,
             events.Duplicate: self._duplicate,
             events.StoreSent: self._sent,
             events.StoreFailed: lambda failed: self._at("store_errors_total", failed.op).inc(),
             events.StoreLost: lambda _: self._at("store_lost_total").inc(),
-            events.Purged: self._purged,
+            events.PurgedEvent: self._purged,
             events.Counted: lambda counted: self.note_stats(counted.stats),
         }
 
-    def __call__(self, happening: events.Happening) -> None:
+    def __call__(self, happening: events.HookEvent) -> None:
         """Count it."""
         handler = self._handlers.get(type(happening))
         if handler is not None:
@@ -209,8 +209,8 @@ class PrometheusHook:
                 known.add(value)
             return value if value in known else OTHER
 
-    def _count(self, name: str) -> Callable[[events.Event], None]:
-        def count(event: events.Event) -> None:
+    def _count(self, name: str) -> Callable[[events.DeliveryEvent], None]:
+        def count(event: events.DeliveryEvent) -> None:
             self._at(name, event.consumer, event.handler, event.source).inc()
 
         return count
@@ -219,10 +219,10 @@ class PrometheusHook:
         if not event.again:
             self._who("events_received_total", event).inc()
 
-    def _who(self, name: str, event: events.Event, *more: str) -> Any:
+    def _who(self, name: str, event: events.DeliveryEvent, *more: str) -> Any:
         return self._at(name, event.consumer, event.handler, event.source, *more)
 
-    def _claimed(self, event: events.Claimed) -> None:
+    def _claimed(self, event: events.ClaimedEvent) -> None:
         consumer = self._capped("consumer", event.consumer)
         if self._windows.get(consumer) != event.window_s:
             self._windows[consumer] = event.window_s
@@ -231,7 +231,7 @@ class PrometheusHook:
             self._at("claims_oldest_age_seconds", consumer).set_function(lambda: self._oldest_s(consumer))
         self._held[consumer, event.owner] = time.monotonic()
 
-    def _let_go(self, event: events.Event) -> None:
+    def _let_go(self, event: events.DeliveryEvent) -> None:
         self._held.pop((self._capped("consumer", event.consumer), event.owner), None)
 
     def _in_flight(self, consumer: str) -> int:
@@ -251,20 +251,20 @@ class PrometheusHook:
                 ages.append(now - at)
         return ages
 
-    def _handled(self, event: events.Ended) -> None:
+    def _handled(self, event: events.EndedEvent) -> None:
         self._at("handler_duration_seconds", event.consumer, event.handler).observe(event.duration_s)
 
-    def _processed(self, event: events.Event) -> None:
+    def _processed(self, event: events.DeliveryEvent) -> None:
         self._let_go(event)
         self._who("events_processed_total", event).inc()
 
-    def _ended(self, event: events.Failed | events.Released) -> None:
+    def _ended(self, event: events.FailedEvent | events.Released) -> None:
         self._let_go(event)
         if event.error:
             error = event.error if isinstance(event.error, str) else type(event.error).__name__
             self._who("events_failed_total", event, error).inc()
 
-    def _lost(self, event: events.Lost) -> None:
+    def _lost(self, event: events.LostEvent) -> None:
         self._let_go(event)
         self._who("claims_lost_total", event).inc()
 
@@ -291,6 +291,6 @@ class PrometheusHook:
         self._at("store_operation_duration_seconds", sent.op).observe(sent.duration_s)
         self._at("batch_size", sent.op).observe(sent.items)
 
-    def _purged(self, purged: events.Purged) -> None:
+    def _purged(self, purged: events.PurgedEvent) -> None:
         self._at("purge_deleted_total").inc(purged.count)
         self._at("purge_lag_seconds").set(purged.lag_s)

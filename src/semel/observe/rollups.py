@@ -17,8 +17,8 @@ from semel.core.ports import AsyncStore, Store
 from semel.errors import SemelError, StoreUnavailable, UsageError
 from semel.forks import new_owner, restart_after_fork
 from semel.lazily import logging
-from semel.observe.events import Happening
-from semel.observe.tally import Part, Tally
+from semel.observe.events import HookEvent
+from semel.observe.tally import MinuteCounts, CounterHook
 from semel.stores.registry import store_for
 from semel.types import Lost, Record, Renewed, Unavailable
 
@@ -44,15 +44,15 @@ Asking: TypeAlias = Generator[Sequence[Item], Sequence[Answer], Any]
 """Yields items for the store, is sent their answers."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Part).decode
+_decode = msgspec.msgpack.Decoder(MinuteCounts).decode
 
 
 class Writer:
     """Writes what a tally has counted. One for each process and store; not for two threads at once."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: CounterHook) -> None:
         self._tally = tally
-        self._pending: list[tuple[str, Part]] = []
+        self._pending: list[tuple[str, MinuteCounts]] = []
         """What the store has not confirmed, under the names of its steps."""
         self._hour = -1
         self._place = ("", "", "")
@@ -64,7 +64,7 @@ class Writer:
         """What its parts are signed with."""
         self._admitted = False
 
-    def unwritten(self) -> list[Part]:
+    def unwritten(self) -> list[MinuteCounts]:
         """What was counted, and is not in the store as far as it is known."""
         return [part for _, part in self._pending] + [self._signed(part) for part in self._tally.peek()]
 
@@ -102,7 +102,7 @@ class Writer:
             yield (Settle(self._place, self._owner, self._fence, "released", count_attempt=False),)
             self._hour = -1
 
-    def _signed(self, part: Part) -> Part:
+    def _signed(self, part: MinuteCounts) -> MinuteCounts:
         part.writer = self.mark
         return part
 
@@ -153,7 +153,7 @@ class Writer:
 
 def hours(wanted: Iterable[int]) -> Asking:
     """The parts that all processes have written for these hours; raises `StoreUnavailable`."""
-    found: dict[int, list[Part]] = {hour: [] for hour in wanted}
+    found: dict[int, list[MinuteCounts]] = {hour: [] for hour in wanted}
     missing = dict.fromkeys(found, 0)
     at, size = 0, FIRST_LOOK
     while missing and at < NUMBERS_MAX:
@@ -171,8 +171,8 @@ def hours(wanted: Iterable[int]) -> Asking:
     return found
 
 
-def _parts(record: Record) -> list[Part]:
-    parts: list[Part] = []
+def _parts(record: Record) -> list[MinuteCounts]:
+    parts: list[MinuteCounts] = []
     for _, value in record.steps:
         try:
             parts.append(_decode(value or b""))
@@ -208,7 +208,7 @@ class RollupHook:
         self._store = found
         self._owned = isinstance(store, str)
         self._interval_s = interval_s
-        self.tally: Tally = Tally()
+        self.tally: CounterHook = CounterHook()
         self.after_fork()
         restart_after_fork(self)
 
@@ -219,7 +219,7 @@ class RollupHook:
         self._lock = Lock()
         self._thread: Thread | None = None
 
-    def __call__(self, happening: Happening) -> None:
+    def __call__(self, happening: HookEvent) -> None:
         """Count it."""
         self.tally(happening)
         if self._thread is None:

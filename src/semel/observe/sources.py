@@ -10,7 +10,7 @@ from semel.observe.guarantees import Weakness
 from semel.types import Mode
 from semel.windows import exact_text
 
-__all__ = ["Circumstances", "Keys", "SourceFacts", "of_circumstances", "of_patience", "of_windows"]
+__all__ = ["SourceProbe", "Keys", "SourceFacts", "of_circumstances", "of_patience", "of_windows"]
 
 Keys: TypeAlias = Literal["given", "content", "position"]
 """What makes the key: the producer's own id, a hash of the content, or the place in the source."""
@@ -53,7 +53,7 @@ class SourceFacts(Struct, frozen=True, kw_only=True):
     in_hand: int | None = None
 
 
-class Circumstances(Struct, frozen=True, kw_only=True):
+class SourceProbe(Struct, frozen=True, kw_only=True):
     """What is around the store: where deliveries come from, and what their keys are."""
 
     sources: tuple[SourceFacts, ...] = ()
@@ -69,7 +69,7 @@ class Circumstances(Struct, frozen=True, kw_only=True):
         return any(source.horizon_s is not None for source in self.sources)
 
 
-def of_circumstances(around: Circumstances, mode: Mode, window_us: int, lease_us: int) -> Iterator[Weakness]:
+def of_circumstances(around: SourceProbe, mode: Mode, window_us: int, lease_us: int) -> Iterator[Weakness]:
     """What the sources, the keys and the tenants do to the promise."""
     yield from of_windows(around, window_us)
     for source in around.sources:
@@ -96,7 +96,7 @@ def of_circumstances(around: Circumstances, mode: Mode, window_us: int, lease_us
         )
 
 
-def of_windows(around: Circumstances, window_us: int) -> Iterator[Weakness]:
+def of_windows(around: SourceProbe, window_us: int) -> Iterator[Weakness]:
     """Sources that may send again after the window; a window that is off ends before everything, and is named once."""
     if window_us:
         for source in around.sources:

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from semel.forks import restart_after_fork
 from semel.observe import events
 
-__all__ = ["LAGS_S", "OTHER", "TOOK_S", "Counts", "Part", "StoreCounts", "Tally", "quantile"]
+__all__ = ["LAGS_S", "OTHER", "TOOK_S", "ConsumerCounters", "MinuteCounts", "StoreCounts", "CounterHook", "quantile"]
 
 CONSUMERS_MAX = 200
 """Consumers that are told apart; what comes later is counted under `OTHER`."""
@@ -25,7 +25,7 @@ TOOK_S: tuple[float, ...] = tuple(1e-4 * 1.5**power for power in range(31))
 """The same for the store's round trips: a tenth of a millisecond to 19 seconds."""
 
 
-class Counts(Struct, array_like=True):
+class ConsumerCounters(Struct, array_like=True):
     """What happened to one consumer's deliveries. New fields go to the end: older rollups lack them."""
 
     received: int = 0
@@ -54,7 +54,7 @@ class Counts(Struct, array_like=True):
         """Deliveries of events that were known."""
         return self.redelivery + self.producer + self.race + self.reuse
 
-    def add(self, other: "Counts") -> None:
+    def add(self, other: "ConsumerCounters") -> None:
         """Add what another process, or another minute, has counted."""
         self.received += other.received  # one by one: a loop over their names takes four times as long
         self.processed += other.processed
@@ -91,12 +91,12 @@ class StoreCounts(Struct, array_like=True):
         _add(self.took, other.took)
 
 
-class Part(Struct, array_like=True):
+class MinuteCounts(Struct, array_like=True):
     """What one process counted in one minute, or in a piece of it."""
 
     minute: int
     """Since 1970, by the store's clock."""
-    consumers: list[tuple[str, str, Counts]] = field(default_factory=list[tuple[str, str, Counts]])
+    consumers: list[tuple[str, str, ConsumerCounters]] = field(default_factory=list[tuple[str, str, ConsumerCounters]])
     """Tenant, consumer, counts."""
     store: StoreCounts = field(default_factory=StoreCounts)
     in_flight: int = 0
@@ -108,11 +108,11 @@ class Part(Struct, array_like=True):
 
 class _Minute:
     def __init__(self) -> None:
-        self.consumers: dict[tuple[str, str], Counts] = {}
+        self.consumers: dict[tuple[str, str], ConsumerCounters] = {}
         self.store = StoreCounts()
 
 
-class Tally:
+class CounterHook:
     """A hook that counts. What it holds is taken out part by part; it writes nothing itself."""
 
     def __init__(
@@ -126,24 +126,24 @@ class Tally:
         self._known: set[tuple[str, str]] = set()
         self._held: dict[bytes, float] = {}
         """When each claim in flight was granted, by its owner."""
-        self._handlers: dict[type[events.Happening], Callable[[Any], None]] = {
+        self._handlers: dict[type[events.HookEvent], Callable[[Any], None]] = {
             events.Received: self._received,
-            events.Claimed: self._claimed,
-            events.Completed: self._end("processed"),
-            events.Marked: self._count("processed"),
-            events.Failed: self._end("failed"),
+            events.ClaimedEvent: self._claimed,
+            events.CompletedEvent: self._end("processed"),
+            events.MarkedEvent: self._count("processed"),
+            events.FailedEvent: self._end("failed"),
             events.Released: self._released,
             events.Quarantined: self._end("unknown"),
-            events.Lost: self._end("lost"),
+            events.LostEvent: self._end("lost"),
             events.Unrecorded: self._end("unrecorded"),
             events.Dropped: self._dropped,
-            events.Late: self._count("late"),
+            events.LateArrivalEvent: self._count("late"),
             events.Expired: self._count("expired"),
             events.Duplicate: self._duplicate,
             events.StoreSent: self._sent,
             events.StoreFailed: lambda _: self._store("errors", 1),
             events.StoreLost: lambda _: self._store("lost", 1),
-            events.Purged: lambda purged: self._store("purged", purged.count),
+            events.PurgedEvent: lambda purged: self._store("purged", purged.count),
         }
         self.after_fork()
         restart_after_fork(self)
@@ -154,7 +154,7 @@ class Tally:
         self._minutes.clear()
         self._held.clear()
 
-    def __call__(self, happening: events.Happening) -> None:
+    def __call__(self, happening: events.HookEvent) -> None:
         """Count it."""
         handler = self._handlers.get(type(happening))
         if handler is not None:
@@ -170,12 +170,12 @@ class Tally:
         """The store's clock says this now."""
         self.ahead_s = store_us / 1e6 - self._wall()
 
-    def peek(self) -> list[Part]:
+    def peek(self) -> list[MinuteCounts]:
         """What was counted and not taken yet, oldest first."""
         with self._lock:
             return self._parts()
 
-    def take(self) -> list[Part]:
+    def take(self) -> list[MinuteCounts]:
         """The same, and it is counted no more."""
         with self._lock:
             parts = self._parts()
@@ -191,12 +191,12 @@ class Tally:
         oldest = next(iter(self._held.values()), None)
         return len(self._held), 0.0 if oldest is None else self._clock() - oldest
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[MinuteCounts]:
         held, oldest_s = self._in_flight()
         if held:  # a claim that takes long is worth telling, though nothing else happens
             self._minute()
         return [
-            Part(
+            MinuteCounts(
                 number,
                 [(*name, _copied(counts)) for name, counts in minute.consumers.items()],
                 StoreCounts(
@@ -219,7 +219,7 @@ class Tally:
                 del self._minutes[min(self._minutes)]
         return minute
 
-    def _counts(self, event: events.Event) -> Counts:
+    def _counts(self, event: events.DeliveryEvent) -> ConsumerCounters:
         name = (event.tenant, event.consumer)
         if name not in self._known:
             if len(self._known) < CONSUMERS_MAX:
@@ -229,26 +229,26 @@ class Tally:
         consumers = self._minute().consumers
         counts = consumers.get(name)
         if counts is None:
-            counts = consumers[name] = Counts()
+            counts = consumers[name] = ConsumerCounters()
         return counts
 
-    def _count(self, what: str) -> Callable[[events.Event], None]:
-        def count(event: events.Event) -> None:
+    def _count(self, what: str) -> Callable[[events.DeliveryEvent], None]:
+        def count(event: events.DeliveryEvent) -> None:
             counts = self._counts(event)
             setattr(counts, what, getattr(counts, what) + 1)
 
         return count
 
-    def _end(self, what: str) -> Callable[[events.Event], None]:
+    def _end(self, what: str) -> Callable[[events.DeliveryEvent], None]:
         count = self._count(what)
 
-        def end(event: events.Event) -> None:
+        def end(event: events.DeliveryEvent) -> None:
             self._held.pop(event.owner, None)
             count(event)
 
         return end
 
-    def _claimed(self, event: events.Claimed) -> None:
+    def _claimed(self, event: events.ClaimedEvent) -> None:
         self._held[event.owner] = self._clock()
         if len(self._held) > HELD_MAX:  # claims by hand that nobody settled
             del self._held[next(iter(self._held))]
@@ -302,8 +302,8 @@ def _bucket(ends: tuple[float, ...], value: float) -> int:
     return min(bisect_left(ends, value), len(ends) - 1)
 
 
-def _copied(counts: Counts) -> Counts:
-    made = Counts()
+def _copied(counts: ConsumerCounters) -> ConsumerCounters:
+    made = ConsumerCounters()
     made.add(counts)
     return made
 

@@ -54,7 +54,7 @@ from semel.types import (
     Unknown,
 )
 
-__all__ = ["Tap", "TimedAsyncStore", "TimedStore", "claimed", "copied", "marked", "name_of", "settled"]
+__all__ = ["FlowObserver", "TimedAsyncStore", "TimedStore", "claimed", "copied", "marked", "name_of", "settled"]
 
 
 def name_of(handler: Any) -> str:
@@ -64,7 +64,7 @@ def name_of(handler: Any) -> str:
     return getattr(handler, "__qualname__", "") or type(handler).__name__
 
 
-class Tap:
+class FlowObserver:
     """What is seen of one delivery."""
 
     def __init__(
@@ -137,11 +137,11 @@ class Tap:
         if kind is Granted:
             self._hooks.note_time(answer.lease_until - self._claim.lease_us)
             self._hooks(
-                events.Claimed(*self._who, answer.attempt, answer.first_seen, self._claim.window_us / 1e6)
+                events.ClaimedEvent(*self._who, answer.attempt, answer.first_seen, self._claim.window_us / 1e6)
             )
         elif kind is Busy and not self._waited:
             self._waited = True
-            self._hooks(events.Busy(*self._who, answer.retry_after_s))
+            self._hooks(events.BusyEvent(*self._who, answer.retry_after_s))
         return kind is Known
 
     def _around(self, command: Command[Any], *, awaits: bool) -> Command[Any]:
@@ -183,7 +183,7 @@ class Tap:
         return time.perf_counter()
 
     def _ended(self, began: float, error: BaseException | None) -> None:
-        self._hooks(events.Ended(*self._who, time.perf_counter() - began, error))
+        self._hooks(events.EndedEvent(*self._who, time.perf_counter() - began, error))
 
     def _came_to(self, outcome: Outcome[Any], *, observes: bool) -> None:
         answer, hooks, who = self._answer, self._hooks, self._who
@@ -195,16 +195,16 @@ class Tap:
             case Done(recorded=False, guarded=guarded):
                 hooks(events.Unrecorded(*who) if guarded else events.Unguarded(*who))
             case Done():
-                hooks(events.Completed(*who))
+                hooks(events.CompletedEvent(*who))
             case Failed(error):
-                hooks(events.Failed(*who, error))
+                hooks(events.FailedEvent(*who, error))
             case Errored(error, _, retry_after_s):
                 started = not isinstance(error, NotStarted)
                 hooks(events.Released(*who, error, retry_after_s) if started else events.Dropped(*who))
             case Lost():
-                hooks(events.Lost(*who))
+                hooks(events.LostEvent(*who))
             case Late(age_s):
-                hooks(events.Late(*who, age_s))
+                hooks(events.LateArrivalEvent(*who, age_s))
             case Unknown(_, error) if isinstance(answer, Granted):
                 hooks(events.Quarantined(*who, error))
             case Unknown():
@@ -276,7 +276,7 @@ def _read_meta(meta: bytes | None) -> dict[str, str] | None:
 def claimed(hooks: Hooks, claims: Sequence[Claim], answers: Sequence[Answer]) -> None:
     """Claims by hand were answered."""
     for claim, answer in zip(claims, answers, strict=True):
-        tap = Tap(hooks, claim)
+        tap = FlowObserver(hooks, claim)
         who = (*claim.id, claim.owner)
         hooks(events.Received(*who, "", "", claim.event_type, _read_meta(claim.meta)))
         tap._answered(answer)  # noqa: SLF001 - one mechanism
@@ -284,15 +284,15 @@ def claimed(hooks: Hooks, claims: Sequence[Claim], answers: Sequence[Answer]) ->
             case Granted():
                 pass
             case Late(age_s):
-                hooks(events.Late(*who, age_s=age_s))
+                hooks(events.LateArrivalEvent(*who, age_s=age_s))
             case Unavailable(error):
                 hooks(events.Unreachable(*who, error=error))
             case _:
                 tap.duplicate(answer)
 
 
-_SETTLED: dict[str, type[events.Event]] = {
-    "done": events.Completed,
+_SETTLED: dict[str, type[events.DeliveryEvent]] = {
+    "done": events.CompletedEvent,
     "released": events.Released,
     "unknown": events.Quarantined,
 }
@@ -305,11 +305,11 @@ def settled(hooks: Hooks, items: Iterable[Item], verdicts: Iterable[Answer]) -> 
             continue
         who = (*item.id, item.owner)
         if isinstance(verdict, Completed) and item.to == "failed":
-            hooks(events.Failed(*who, error=_kind(item.value)))
+            hooks(events.FailedEvent(*who, error=_kind(item.value)))
         elif isinstance(verdict, Completed):
             hooks(_SETTLED[item.to](*who))
         elif isinstance(verdict, Lost):
-            hooks(events.Lost(*who))
+            hooks(events.LostEvent(*who))
         else:
             hooks(events.Unrecorded(*who))
 
@@ -337,7 +337,7 @@ def marked(
     for key, first in zip(keys, firsts, strict=True):
         who = (tenant, consumer, key, b"", handler)
         hooks(events.Received(*who, event_type=event_type, meta=meta))
-        hooks(events.Marked(*who) if first else events.Duplicate(*who, state="marked"))
+        hooks(events.MarkedEvent(*who) if first else events.Duplicate(*who, state="marked"))
 
 
 def copied(
@@ -397,7 +397,7 @@ class _Timed:
             elif kind is Unavailable:
                 failed = failed or answer.error
             elif kind is Purged and not (isinstance(item, Purge) and item.dry_run):
-                hooks(events.Purged(answer.count, answer.lag_s, answer.partitions))
+                hooks(events.PurgedEvent(answer.count, answer.lag_s, answer.partitions))
             elif kind is Stats and isinstance(item, Count) and item.tenant is None:
                 hooks(events.Counted(answer))
         if failed is not None:

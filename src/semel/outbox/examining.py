@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from semel.errors import SemelError
 from semel.observe.doctor import Finding
-from semel.outbox.rows import Counts, Entry, rows_for
+from semel.outbox.rows import OutboxCounts, Entry, rows_for
 from semel.windows import exact_text
 
 __all__ = ["examine"]
@@ -35,7 +35,7 @@ async def examine(url: str) -> list[Finding]:
     return list(_judged(counts, waiting, dead))
 
 
-def _judged(counts: Counts, waiting: list[Entry], dead: list[Entry]) -> Iterator[Finding]:
+def _judged(counts: OutboxCounts, waiting: list[Entry], dead: list[Entry]) -> Iterator[Finding]:
     now = time.time_ns() // 1000
     due = [now - max(each.row.created_at, each.not_before or 0) for each in waiting]
     age_us = max((each for each in due if each >= 0), default=0)  # what is to wait until later does not count

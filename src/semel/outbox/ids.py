@@ -7,9 +7,9 @@ from hashlib import sha256
 from semel.digests import scope
 from semel.types import Id
 
-__all__ = ["NAME_BYTES_MAX", "derived", "minted"]
+__all__ = ["ID_NAME_BYTES_MAX", "derived", "minted"]
 
-NAME_BYTES_MAX = 128
+ID_NAME_BYTES_MAX = 128
 """As of a step."""
 _MS_MASK = (1 << 48) - 1
 _VERSION_AND_VARIANT = 7 << 76 | 0b10 << 62

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from semel.core.relaying import Row
+from semel.core.relaying import OutboxRow
 from semel.errors import UsageError, ValueNotEncodable, ValueTooLarge
 
 __all__ = ["Draft", "Message", "attributes", "chosen_id", "drafted", "iso_time"]
@@ -165,7 +165,7 @@ def _time_us(at: datetime) -> int:
     return round(at.timestamp() * 1_000_000)
 
 
-def attributes(row: Row) -> dict[str, str]:
+def attributes(row: OutboxRow) -> dict[str, str]:
     """The row as attributes of a CloudEvent; `datacontenttype` and `traceparent` are for each binding to place."""
     found = {
         "specversion": "1.0",

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from semel.core.relaying import Failure, Row
+from semel.core.relaying import RowFailure, OutboxRow
 from semel.errors import StoreRefused
 from semel.outbox.rows import (
     COLUMNS,
@@ -17,7 +17,7 @@ from semel.outbox.rows import (
     FOREVER,
     KEEP_US,
     STATES,
-    Counts,
+    OutboxCounts,
     Entry,
     State,
     entry_of,
@@ -208,7 +208,7 @@ class PostgresRows:
             with suppress(psycopg.Error):  # whoever uses the session next finds out
                 await line.execute("SELECT 1")
 
-    async def take(self, rows_max: int, bytes_max: int) -> list[Row]:
+    async def take(self, rows_max: int, bytes_max: int) -> list[OutboxRow]:
         """One statement. A full batch: others need not tell us of more, for we come back by ourselves."""
         found = await self._ask(
             _TAKE, columns=_SELECTED, shards=sorted(self._shards), rows=rows_max, bytes=bytes_max
@@ -218,7 +218,7 @@ class PostgresRows:
             self._resting = False
         return [row_of(values) for values in found]
 
-    async def settle(self, published: Sequence[str], failures: Sequence[Failure], keep_us: int) -> None:
+    async def settle(self, published: Sequence[str], failures: Sequence[RowFailure], keep_us: int) -> None:
         """One statement for what was published, one for what was not."""
         if published:
             await self._ask(
@@ -254,10 +254,10 @@ class PostgresRows:
 
     # --- for operators ---
 
-    async def counts(self) -> Counts:
+    async def counts(self) -> OutboxCounts:
         """By the index of what is not settled."""
         ((pending, dead, age_us),) = await self._ask(_COUNTS)
-        return Counts(pending, dead, age_us / 1e6)
+        return OutboxCounts(pending, dead, age_us / 1e6)
 
     async def entries(self, state: State | None, after: int, rows_max: int) -> list[Entry]:
         """Without a state, or with that of settled rows, all rows are sorted."""

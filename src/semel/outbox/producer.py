@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import msgspec
 
-from semel.core.relaying import Published, Refused, Row, waves
+from semel.core.relaying import Published, PublishRefused, OutboxRow, waves
 from semel.errors import SinkUnavailable, UsageError
 from semel.outbox import ids
 from semel.outbox.message import Message, drafted
@@ -72,7 +72,7 @@ class AsyncProducer:
             await asyncio.sleep(pause_s)
             pause_s = min(PAUSE_MAX_S, 2 * pause_s)
 
-    async def _try(self, rows: list[Row]) -> tuple[list[Row], str]:
+    async def _try(self, rows: list[OutboxRow]) -> tuple[list[OutboxRow], str]:
         """What is left to be published, and why."""
         done: set[str] = set()
         reason = ""
@@ -80,7 +80,7 @@ class AsyncProducer:
             await self._open()
             for some in self._batches(rows):
                 for row, sent in zip(some, await self._sink.publish(some), strict=True):
-                    if isinstance(sent, Refused):
+                    if isinstance(sent, PublishRefused):
                         raise UsageError(f"{self._sink.name} refused the message {row.id}: {sent.reason}")
                     if isinstance(sent, Published):
                         done.add(row.id)
@@ -92,7 +92,7 @@ class AsyncProducer:
             reason = str(error)
         return [row for row in rows if row.id not in done], reason
 
-    def _batches(self, rows: list[Row]) -> Iterator[list[Row]]:
+    def _batches(self, rows: list[OutboxRow]) -> Iterator[list[OutboxRow]]:
         for wave in [rows] if self._sink.ordered else waves(rows):
             for at in range(0, len(wave), self._sink.batch_max):
                 yield list(wave[at : at + self._sink.batch_max])
@@ -103,11 +103,11 @@ class AsyncProducer:
                 await self._sink.open()
                 self._opened = True
 
-    def _row(self, message: Message, name: str) -> Row:
+    def _row(self, message: Message, name: str) -> OutboxRow:
         if message.not_before is not None:
             raise UsageError("not_before needs somewhere to wait: publish it through an outbox")
         draft = drafted(message, self._source, BYTES_MAX)
-        return Row(
+        return OutboxRow(
             seq=0,
             id=name,
             created_at=time.time_ns() // 1000,

@@ -9,10 +9,10 @@ from uuid import UUID
 from semel.context import Context, _current
 from semel.core.ports import AsyncStore, Store
 from semel.errors import StoreRefused, UsageError
-from semel.handles import AsyncHandle, Handle, Statement, Talk, code_of, handle_for
+from semel.handles import AsyncCallerConnection, CallerConnection, Statement, Talk, code_of, handle_for
 from semel.outbox import ids
 from semel.outbox.message import Draft, Message, chosen_id, drafted
-from semel.plans import Plan
+from semel.plans import ItemBuilder
 
 __all__ = ["AsyncOutbox", "Outbox", "outbox_for"]
 
@@ -40,7 +40,7 @@ class Terms(NamedTuple):
 columns_of: Any = attrgetter(*Draft.__struct_fields__)
 
 
-class _Writer:
+class _OutboxWriter:
     """What both colours write."""
 
     def __init__(self, dialect: str, terms: "Terms") -> None:
@@ -114,8 +114,8 @@ class _Writer:
 
     @staticmethod
     def _name(name: str, used: set[str]) -> None:
-        if not 0 < len(name.encode()) <= ids.NAME_BYTES_MAX:
-            raise UsageError(f"a message's name takes 1 to {ids.NAME_BYTES_MAX} bytes, not {name!r:.100}")
+        if not 0 < len(name.encode()) <= ids.ID_NAME_BYTES_MAX:
+            raise UsageError(f"a message's name takes 1 to {ids.ID_NAME_BYTES_MAX} bytes, not {name!r:.100}")
         if name in used:
             raise UsageError(
                 f"a message {name!r} was already published in this attempt; give each message its own name, such as"
@@ -124,10 +124,10 @@ class _Writer:
         used.add(name)
 
 
-class Outbox(_Writer):
+class Outbox(_OutboxWriter):
     """An outbox on a connection that blocks. It joins the caller's transaction and never ends it."""
 
-    def __init__(self, handle: Handle, terms: Terms) -> None:
+    def __init__(self, handle: CallerConnection, terms: Terms) -> None:
         super().__init__(handle.dialect, terms)
         self._handle = handle
 
@@ -151,10 +151,10 @@ class Outbox(_Writer):
         return self._handle.run(self._write(messages, names or [None] * len(messages)))
 
 
-class AsyncOutbox(_Writer):
+class AsyncOutbox(_OutboxWriter):
     """An outbox on a connection whose calls are awaited."""
 
-    def __init__(self, handle: AsyncHandle, terms: Terms, ready: Ready | None) -> None:
+    def __init__(self, handle: AsyncCallerConnection, terms: Terms, ready: Ready | None) -> None:
         super().__init__(handle.dialect, terms)
         self._handle = handle
         self._ready = ready
@@ -185,13 +185,13 @@ class AsyncOutbox(_Writer):
         return await self._handle.run(self._write(messages, names or [None] * len(messages)))
 
 
-def outbox_for(given: Any, store: Store | AsyncStore, plan: Plan, ready: Ready | None = None) -> Any:
+def outbox_for(given: Any, store: Store | AsyncStore, plan: ItemBuilder, ready: Ready | None = None) -> Any:
     """The outbox for this kind of handle; `ready` is awaited before the first message, where it can be."""
     handle = handle_for(given)
     place = getattr(store, "place", None)
     schema = place.schema if handle.dialect == "postgresql" and place is not None else SCHEMA
     source = quote(plan.consumer, safe="/:@!$&'()*+,;=~")
     terms = Terms(schema, source, plan.policy.value_bytes_max, plan.window_us({}, ""))
-    if isinstance(handle, AsyncHandle):
+    if isinstance(handle, AsyncCallerConnection):
         return AsyncOutbox(handle, terms, ready)
     return Outbox(handle, terms)

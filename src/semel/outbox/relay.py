@@ -15,16 +15,16 @@ from semel.core.relaying import (
     Retrying,
     Sent,
     SettleRows,
-    Step,
+    RelayResult,
     Taken,
     TakeRows,
-    Unsent,
+    NotPublished,
     relay_step,
 )
 from semel.drive import adrive
 from semel.errors import PolicyInvalid, SinkUnavailable, StoreUnavailable, UsageError
 from semel.outage_log import OutageLog
-from semel.outbox.rows import Counts, Rows, rows_for
+from semel.outbox.rows import OutboxCounts, Rows, rows_for
 from semel.outbox.sinks import Sink, sink_for
 from semel.windows import Duration, duration_us
 
@@ -75,8 +75,8 @@ class Relay:
         bytes_max: int = BYTES_MAX,
         keep: Duration = "7d",
         poll_s: float = POLL_S,
-        on_step: Callable[[Step], None] | None = None,
-        on_counts: Callable[[Counts], None] | None = None,
+        on_step: Callable[[RelayResult], None] | None = None,
+        on_counts: Callable[[OutboxCounts], None] | None = None,
     ) -> None:
         if not 1 <= rows_max <= ROWS_MAX:
             raise PolicyInvalid(f"rows_max is {rows_max}; it must lie between 1 and {ROWS_MAX:,}")
@@ -192,17 +192,17 @@ class Relay:
     async def _publish(self, command: PublishRows) -> list[Sent]:
         rows = command.rows
         if self._stopping.is_set():
-            return [Unsent("the relay is stopping")] * len(rows)
+            return [NotPublished("the relay is stopping")] * len(rows)
         task = asyncio.ensure_future(self.sink.publish(rows))
         try:
             await self._until_drained(task)
             return await task
         except SinkUnavailable as error:
-            return [Unsent(str(error))] * len(rows)
+            return [NotPublished(str(error))] * len(rows)
         except asyncio.CancelledError:
             if not task.cancelled() or not self._stopping.is_set():
                 raise
-            return [Unsent("the relay is stopping")] * len(rows)
+            return [NotPublished("the relay is stopping")] * len(rows)
         finally:
             task.cancel()
 
@@ -217,7 +217,7 @@ class Relay:
         finally:
             stopping.cancel()
 
-    def _note(self, step: Step) -> None:
+    def _note(self, step: RelayResult) -> None:
         totals = self.totals
         totals.published += step.published
         totals.refused += step.refused

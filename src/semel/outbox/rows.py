@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import msgspec
 
-from semel.core.relaying import Failure, Row
+from semel.core.relaying import RowFailure, OutboxRow
 from semel.errors import StoreUnknown, UsageError
 
 __all__ = [
@@ -13,7 +13,7 @@ __all__ = [
     "FOREVER",
     "KEEP_US",
     "STATES",
-    "Counts",
+    "OutboxCounts",
     "Entry",
     "Rows",
     "State",
@@ -38,7 +38,7 @@ ENTRY_COLUMNS = f"{COLUMNS}, state, not_before, next_at, settled_at, name, error
 class Entry(msgspec.Struct, frozen=True):
     """A row as operators see it."""
 
-    row: Row
+    row: OutboxRow
     state: State
     not_before: int | None
     next_at: int
@@ -47,7 +47,7 @@ class Entry(msgspec.Struct, frozen=True):
     error: str | None
 
 
-class Counts(msgspec.Struct, frozen=True):
+class OutboxCounts(msgspec.Struct, frozen=True):
     """How much lies in an outbox."""
 
     pending: int
@@ -73,11 +73,11 @@ class Rows(Protocol):
         """Take or give up shards, so that each relay has as many; `True`: there is something to do."""
         ...
 
-    async def take(self, rows_max: int, bytes_max: int) -> list[Row]:
+    async def take(self, rows_max: int, bytes_max: int) -> list[OutboxRow]:
         """Rows of ours whose turn it is, oldest first. Every row is seen, however late it was committed."""
         ...
 
-    async def settle(self, published: Sequence[str], failures: Sequence[Failure], keep_us: int) -> None:
+    async def settle(self, published: Sequence[str], failures: Sequence[RowFailure], keep_us: int) -> None:
         """Remember what became of rows. Those settled meanwhile are left as they are.
 
         What was published stays for `keep_us`, and for as long as the window of whoever wrote it.
@@ -92,7 +92,7 @@ class Rows(Protocol):
         """Remove settled rows whose time is over, none sooner than the longest window; how many it were."""
         ...
 
-    async def counts(self) -> Counts:
+    async def counts(self) -> OutboxCounts:
         """How much is left to do."""
         ...
 
@@ -113,11 +113,11 @@ class Rows(Protocol):
         ...
 
 
-def row_of(values: Sequence[Any]) -> Row:
+def row_of(values: Sequence[Any]) -> OutboxRow:
     """A row from the values of `COLUMNS`."""
     seq, message_id, created_at, attempts, kind, identity = values[:6]
     event_type, source, subject, destination, content_type, traceparent, headers, payload = values[6:]
-    return Row(
+    return OutboxRow(
         seq,
         message_id,
         created_at,

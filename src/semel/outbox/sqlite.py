@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from semel.core.relaying import Failure, Row
+from semel.core.relaying import RowFailure, OutboxRow
 from semel.errors import StoreRefused
 from semel.outbox.rows import (
     COLUMNS,
@@ -17,7 +17,7 @@ from semel.outbox.rows import (
     FOREVER,
     KEEP_US,
     STATES,
-    Counts,
+    OutboxCounts,
     Entry,
     State,
     entry_of,
@@ -120,13 +120,13 @@ class SqliteRows:
         self._lock = descriptor
         return True
 
-    async def take(self, rows_max: int, bytes_max: int) -> list[Row]:
+    async def take(self, rows_max: int, bytes_max: int) -> list[OutboxRow]:
         """One statement, read as far as there is room."""
 
-        def read(connection: sqlite3.Connection) -> list[Row]:
+        def read(connection: sqlite3.Connection) -> list[OutboxRow]:
             # What is written after this is seen as a new version, whatever the statement below still finds.
             self._version = connection.execute("PRAGMA data_version").fetchone()[0]
-            rows: list[Row] = []
+            rows: list[OutboxRow] = []
             size = 0
             for values in connection.execute(_TAKE, {"now": now_us(), "rows": rows_max}):
                 row = row_of(values)
@@ -138,7 +138,7 @@ class SqliteRows:
 
         return await self._with(read)
 
-    async def settle(self, published: Sequence[str], failures: Sequence[Failure], keep_us: int) -> None:
+    async def settle(self, published: Sequence[str], failures: Sequence[RowFailure], keep_us: int) -> None:
         """One transaction."""
         now = now_us()
 
@@ -180,12 +180,12 @@ class SqliteRows:
 
     # --- for operators ---
 
-    async def counts(self) -> Counts:
+    async def counts(self) -> OutboxCounts:
         """By the index of what is not settled."""
         pending, dead, age_us = await self._with(
             lambda connection: connection.execute(_COUNTS, {"now": now_us()}).fetchone()
         )
-        return Counts(pending, dead, age_us / 1e6)
+        return OutboxCounts(pending, dead, age_us / 1e6)
 
     async def entries(self, state: State | None, after: int, rows_max: int) -> list[Entry]:
         """By number."""
@@ -254,7 +254,7 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-def _next_at(failure: Failure, now: int) -> int:
+def _next_at(failure: RowFailure, now: int) -> int:
     if failure.passed:
         return 0
     return FOREVER if failure.dead else now + failure.delay_us

@@ -14,15 +14,15 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from semel.core.ports import AsyncStore, Store
 from semel.errors import SemelError
-from semel.observe.tally import Tally
+from semel.observe.tally import CounterHook
 from semel.server.dashboard.app import create_pages
-from semel.server.dashboard.desk import Desk
+from semel.server.dashboard.desk import Dashboard
 from semel.server.dashboard.tail import Tail
 from semel.server.events import Events
 from semel.server.gauges import Gauges
-from semel.server.guard import Guard
+from semel.server.guard import AuthMiddleware
 from semel.server.openapi import Document
-from semel.server.problems import Problem, failed, problem_of
+from semel.server.problems import HttpProblem, failed, problem_of
 from semel.server.routes import claims, docs, events, health, items, records
 from semel.server.service import Service
 from semel.server.settings import ServeSettings
@@ -45,10 +45,10 @@ def create_app(
     whom they like, as the dashboard at `/ui` does: the door asks for tokens on `/v1` and `/metrics` only.
     """
     settings = settings or ServeSettings()
-    tally, tail = Tally(), Tail()
+    tally, tail = CounterHook(), Tail()
     service = Service(settings, store, hooks=(tally, tail) if settings.dashboard else ())
     taker, gauges = Events(service), Gauges(service)
-    desk = Desk(service, taker, tally, tail)
+    desk = Dashboard(service, taker, tally, tail)
     document = Document()
 
     @asynccontextmanager
@@ -82,10 +82,10 @@ def create_app(
     for each in ROUTES:
         each.add(app, document)
     app.openapi = lambda: document.made(app)  # type: ignore[method-assign]
-    app.add_middleware(Guard, service=service)
+    app.add_middleware(AuthMiddleware, service=service)
     if settings.proxies:  # outside of the guard, which counts requests by their peers
         app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.proxies))
-    app.add_exception_handler(Problem, _problem)
+    app.add_exception_handler(HttpProblem, _problem)
     app.add_exception_handler(SemelError, _semel_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _failed)
@@ -119,9 +119,9 @@ async def _failed(_request: Request, _error: Any) -> Response:
 
 
 async def _http_error(_request: Request, error: Any) -> Response:
-    return Problem(error.status_code, "http", str(error.detail), error.headers).response()
+    return HttpProblem(error.status_code, "http", str(error.detail), error.headers).response()
 
 
 async def _parameter_error(_request: Request, error: Any) -> Response:
     first = error.errors()[0]
-    return Problem(422, "invalid", f"{first['loc'][-1]}: {first['msg']}").response()
+    return HttpProblem(422, "invalid", f"{first['loc'][-1]}: {first['msg']}").response()

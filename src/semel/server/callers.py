@@ -24,13 +24,13 @@ from semel.core.commands import (
     Renew,
     Resolve,
     Scan,
-    Settings,
+    StoreSettings,
     Settle,
     SetWindow,
     SwitchMode,
 )
 from semel.observe import rollups
-from semel.server.problems import Problem
+from semel.server.problems import HttpProblem
 from semel.server.tokens import OWN, ROLES, Role, Token
 from semel.types import Record, Stats
 
@@ -69,17 +69,17 @@ class Caller(Struct, frozen=True):
     """How the audit calls it."""
 
     def require(self, role: Role) -> None:
-        """Raises `Problem` unless it may do what that role may."""
+        """Raises `HttpProblem` unless it may do what that role may."""
         if ROLES.index(self.role) < ROLES.index(role):
-            raise Problem(403, "forbidden", f"this needs a token with the role {role}; yours has {self.role}")
+            raise HttpProblem(403, "forbidden", f"this needs a token with the role {role}; yours has {self.role}")
 
     def require_all_tenants(self, why: str) -> None:
-        """Raises `Problem` for a token of one tenant."""
+        """Raises `HttpProblem` for a token of one tenant."""
         if self.tenant is not None:
-            raise Problem(403, "forbidden", f"{why}; use a token of all tenants")
+            raise HttpProblem(403, "forbidden", f"{why}; use a token of all tenants")
 
     def acting_for(self, named: str | None) -> str:
-        """The tenant of a request that may name one in its header `Semel-Tenant`. Raises `Problem`."""
+        """The tenant of a request that may name one in its header `Semel-Tenant`. Raises `HttpProblem`."""
         if self.tenant is None:
             return _not_own(named or "")
         if named:
@@ -97,7 +97,7 @@ def caller_for(token: Token) -> Caller:
 
 
 def permit(caller: Caller, item: Item) -> None:
-    """Raises `Problem` unless this caller may send this item, whose tenant is spelled out.
+    """Raises `HttpProblem` unless this caller may send this item, whose tenant is spelled out.
 
     The one check of endpoints and pages alike: the service asks it of every item that it carries out for a caller.
     """
@@ -124,7 +124,7 @@ def permit(caller: Caller, item: Item) -> None:
 
 
 def scoped(caller: Caller, item: Item) -> Item:
-    """The item with the tenant that this caller acts for. Raises `Problem` where it names another."""
+    """The item with the tenant that this caller acts for. Raises `HttpProblem` where it names another."""
     match item:
         case ReadSettings() | Purge():
             return item
@@ -140,7 +140,7 @@ def scoped(caller: Caller, item: Item) -> Item:
 
 def unscoped(caller: Caller, answer: Answer) -> Answer:
     """The answer as this caller may see it."""
-    if isinstance(answer, Settings):
+    if isinstance(answer, StoreSettings):
         return _own_settings(caller, answer)
     if isinstance(answer, Page):
         if caller.tenant is None:
@@ -167,16 +167,16 @@ def _own(caller: Caller, said: str) -> str:
     return caller.tenant
 
 
-def _own_settings(caller: Caller, settings: Settings) -> Settings:
+def _own_settings(caller: Caller, settings: StoreSettings) -> StoreSettings:
     if caller.tenant is None:
-        return Settings(
+        return StoreSettings(
             settings.windows,
             {place: mode for place, mode in settings.modes.items() if not place[0].startswith(OWN)},
             settings.ids,
             settings.live_us,
         )
     mine = caller.tenant
-    return Settings(
+    return StoreSettings(
         {("", *place[1:]): us for place, us in settings.windows.items() if place[0] == mine},
         {("", place[1]): mode for place, mode in settings.modes.items() if place[0] == mine},
         {("", place[1]): kind for place, kind in settings.ids.items() if place[0] == mine},
@@ -188,8 +188,8 @@ def _nameless(record: Record) -> Record:
     return replace(record, id=("", *record.id[1:]))
 
 
-def _named_a_tenant() -> Problem:
-    return Problem(
+def _named_a_tenant() -> HttpProblem:
+    return HttpProblem(
         403, "forbidden", "this token is for one tenant: name none, every item is for that tenant already"
     )
 
@@ -212,9 +212,9 @@ def _permit_tenant(caller: Caller, tenant: str | None) -> None:
 
 
 def _not_own(tenant: str) -> str:
-    """Raises `Problem` for a tenant that holds what semel itself keeps: tokens, sessions, audit, figures."""
+    """Raises `HttpProblem` for a tenant that holds what semel itself keeps: tokens, sessions, audit, figures."""
     if tenant.startswith(OWN):
-        raise Problem(
+        raise HttpProblem(
             403,
             "forbidden",
             f"tenants that begin with {OWN!r} hold records of semel itself and are not reached over HTTP;"
@@ -225,6 +225,6 @@ def _not_own(tenant: str) -> str:
 
 def _not_own_consumer(consumer: str) -> None:
     if consumer.startswith(OWN):
-        raise Problem(
+        raise HttpProblem(
             403, "forbidden", f"consumers that begin with {OWN!r} are semel's own; nobody writes to them here"
         )

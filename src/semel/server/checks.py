@@ -28,7 +28,7 @@ from semel.intake import journaled_body
 from semel.keys.limits import KEY_BYTES_MAX, check_all, check_consumer
 from semel.keys.limits import check as check_key
 from semel.policy import LEASE_MAX_S
-from semel.server.problems import Problem, problem_of
+from semel.server.problems import HttpProblem, problem_of
 from semel.server.settings import Limits
 
 __all__ = ["check", "check_event_journal"]
@@ -46,7 +46,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def check(item: Item, limits: Limits) -> None:
-    """Raises `Problem` for an item that is out of bounds."""
+    """Raises `HttpProblem` for an item that is out of bounds."""
     try:
         _CHECKS[type(item)](item, limits)
     except SemelError as error:
@@ -54,12 +54,12 @@ def check(item: Item, limits: Limits) -> None:
 
 
 def check_event_journal(item: Item, events_consumer: str) -> None:
-    """Raises `Problem` for a journal that the service could not run as an event when its owner dies."""
+    """Raises `HttpProblem` for a journal that the service could not run as an event when its owner dies."""
     if isinstance(item, Claim) and item.id[1] == events_consumer:
         try:
             journaled_body(item.journal)
         except RecordCorrupt:
-            raise Problem(
+            raise HttpProblem(
                 422,
                 "unreadable-journal",
                 f"a journal of consumer {events_consumer!r} is run as an event and holds its bytes; send events to"
@@ -105,7 +105,7 @@ def _settle(item: Settle, limits: Limits) -> None:
 def _mark(item: Mark, limits: Limits) -> None:
     _names(item.tenant, item.consumer)
     if len(item.keys) > limits.batch_items_max:
-        raise Problem(
+        raise HttpProblem(
             413, "too-many", f"a mark takes {limits.batch_items_max} keys at once, not {len(item.keys)}"
         )
     check_all(item.keys)
@@ -236,8 +236,8 @@ def _short(text: str, what: str, bytes_max: int = TEXT_BYTES_MAX, *, least: int 
 
 def _size(data: bytes | None, bytes_max: int, what: str) -> None:
     if data is not None and len(data) > bytes_max:
-        raise Problem(413, "value-too-large", f"{what} has {len(data)} bytes; {bytes_max} are allowed")
+        raise HttpProblem(413, "value-too-large", f"{what} has {len(data)} bytes; {bytes_max} are allowed")
 
 
-def _out(detail: str) -> Problem:
-    return Problem(422, "out-of-bounds", detail)
+def _out(detail: str) -> HttpProblem:
+    return HttpProblem(422, "out-of-bounds", detail)

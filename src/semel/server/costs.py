@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from semel.server.callers import Caller
 from semel.server.limits import Buckets
-from semel.server.problems import Problem
+from semel.server.problems import HttpProblem
 from semel.server.settings import Limits
 
 __all__ = ["Costs"]
@@ -22,7 +22,7 @@ class Costs:
         self._store_s = Buckets(limits.store_share, clock)
 
     def check(self, caller: Caller) -> None:
-        """Raises `Problem` while the caller's tenant owes something."""
+        """Raises `HttpProblem` while the caller's tenant owes something."""
         account = account_of(caller)
         for bucket, what in (
             (self._items, "items"),
@@ -32,7 +32,7 @@ class Costs:
             wait_s = bucket.wait_s(account)
             if wait_s:
                 after = {"Retry-After": str(max(1, round(wait_s + 0.5)))}
-                raise Problem(429, "too-costly", f"too many {what} for now; wait, and ask for less", after)
+                raise HttpProblem(429, "too-costly", f"too many {what} for now; wait, and ask for less", after)
 
     def charge(self, caller: Caller, *, items: int = 0, size_bytes: int = 0, store_s: float = 0.0) -> None:
         """Note what the caller's tenant has spent."""

@@ -19,17 +19,17 @@ from semel.aclient import AsyncSemel
 from semel.brokers.routes import in_loop
 from semel.codec import encode
 from semel.core.commands import Claim, Forget, Granted, Scan, Settle
-from semel.core.relaying import Published, Row
+from semel.core.relaying import Published, OutboxRow
 from semel.errors import PolicyInvalid, SemelError, SinkUnavailable, StoreError
 from semel.forks import new_owner
-from semel.intake import SWEEP_MAX_S, SWEEP_MIN_S, Event, Intake, Pace, Receipt, receipt_for
+from semel.intake import SWEEP_MAX_S, SWEEP_MIN_S, Event, Intake, IntakeLimits, Receipt, receipt_for
 from semel.keys.identity import Identity
 from semel.keys.message import Envelope
 from semel.limited_log import LimitedLog
 from semel.named import named
 from semel.observe.explain import of_store
 from semel.outbox.sinks import Sink, sink_for
-from semel.plans import Plan
+from semel.plans import ItemBuilder
 from semel.policy import Policy
 from semel.server.problems import unavailable
 from semel.server.service import Service
@@ -38,7 +38,7 @@ from semel.sockets.table import ROWS_MAX, EventTable
 from semel.types import Delivery, Done, Forgotten, Outcome, Record, Unavailable
 from semel.windows import duration_us
 
-__all__ = ["Events", "Incoming", "incoming"]
+__all__ = ["Events", "IncomingEvent", "incoming"]
 
 _log = LimitedLog(logging.getLogger("semel"))
 
@@ -60,7 +60,7 @@ UNSURE = "the store gave no answer: look again. An event that is no longer there
 TYPE_CHARS_MAX = 128
 
 
-class Incoming(msgspec.Struct, frozen=True):
+class IncomingEvent(msgspec.Struct, frozen=True):
     """One event as it came: what identifies it, and the JSON that it holds."""
 
     envelope: Envelope
@@ -130,7 +130,7 @@ class Events:
             await self._sink.close()
         self._threads.shutdown(wait=False)
 
-    async def take(self, tenant: str, events: Sequence[Incoming]) -> list[EventOutcome]:
+    async def take(self, tenant: str, events: Sequence[IncomingEvent]) -> list[EventOutcome]:
         """What became of each, in order. One event's failure never touches another's."""
         outcomes: list[EventOutcome | None] = [None] * len(events)
         found: list[Event] = []
@@ -145,7 +145,7 @@ class Events:
             outcomes[at] = _outcome(event.id, receipt)
         return [outcome for outcome in outcomes if outcome is not None]
 
-    def _event(self, tenant: str, event: Incoming) -> Event:
+    def _event(self, tenant: str, event: IncomingEvent) -> Event:
         most = self._service.settings.limits.value_bytes_max - 1  # one byte says how it is written
         if len(event.body) > most:
             raise PolicyInvalid(f"the event has {len(event.body)} bytes; {most} are allowed")
@@ -201,7 +201,7 @@ class Events:
 
     def _client(self, tenant: str) -> AsyncSemel:
         settings = self._service.settings
-        plan = Plan(
+        plan = ItemBuilder(
             consumer=settings.events_consumer,
             tenant=tenant,
             window=WINDOW,
@@ -220,7 +220,7 @@ class Events:
                 await self._make_room()
                 assert self._handler is not None
                 settings = self._service.settings
-                pace = Pace(
+                pace = IntakeLimits(
                     concurrency=self._concurrency,
                     pending_max=max(1000, settings.limits.batch_items_max),
                     sweep_s=inf,
@@ -284,7 +284,7 @@ class Events:
         """Hand an event to the sink. Raises unless the broker confirmed it, so that it is tried again."""
         assert self._sink is not None
         source = event.payload.get("source")
-        row = Row(
+        row = OutboxRow(
             seq=0,
             id=event.id,
             created_at=0,
@@ -332,7 +332,7 @@ def _outcome(key: str, receipt: Receipt) -> EventOutcome:
             return EventOutcome("invalid", key, receipt.reason)
 
 
-def incoming(body: Any, sent: bytes, headers: Iterable[tuple[str, str]] = ()) -> Incoming:
+def incoming(body: Any, sent: bytes, headers: Iterable[tuple[str, str]] = ()) -> IncomingEvent:
     """One event of a JSON body; a CloudEvent in binary mode has its attributes in the headers."""
     attributes = {name[3:]: value for name, value in headers if name.startswith("ce-")}
     kind = (attributes or body).get("type")
@@ -340,4 +340,4 @@ def incoming(body: Any, sent: bytes, headers: Iterable[tuple[str, str]] = ()) ->
         kind = ""
     whole = msgspec.json.encode({**attributes, "data": body}) if attributes else sent
     envelope = Envelope(headers=tuple(headers), body=body, transport="HTTP")
-    return Incoming(envelope, kind, whole)
+    return IncomingEvent(envelope, kind, whole)

@@ -11,11 +11,11 @@ from semel.core.commands import (
     Lookup,
     ReadSettings,
     Renew,
-    Settings,
+    StoreSettings,
     SetWindow,
     SwitchMode,
 )
-from semel.server.problems import Problem
+from semel.server.problems import HttpProblem
 from semel.server.settings import Limits
 from semel.types import Id, Record
 
@@ -41,7 +41,7 @@ class Growth:
         self._steps: dict[tuple[Id, bytes], tuple[int, int]] = {}
 
     async def check(self, item: Item) -> None:
-        """Raises `Problem` for an item that makes something grow past its limit."""
+        """Raises `HttpProblem` for an item that makes something grow past its limit."""
         match item:
             case Admit() | SwitchMode():
                 await self._check_name((item.tenant, item.consumer), "consumers")
@@ -57,12 +57,12 @@ class Growth:
             return
         if time.monotonic() >= self._fresh_until:
             (found,) = await self._send((ReadSettings(),))
-            if isinstance(found, Settings):
+            if isinstance(found, StoreSettings):
                 self._modes, self._windows = set(found.modes), set(found.windows)
                 self._fresh_until = time.monotonic() + SETTINGS_LIVE_S
         known, most = self._known(what), self._limits.consumers_max
         if name not in known and sum(each[0] == name[0] for each in known) >= most:
-            raise Problem(
+            raise HttpProblem(
                 409,
                 f"too-many-{what}",
                 f"there are {most} {what} already; use one of them, or raise consumers_max",
@@ -79,7 +79,7 @@ class Growth:
         if self._exceeds(count, used + size):
             count, used = await self._stored(item.id)  # a step that is written again replaces the one before
             if self._exceeds(count, used + size):
-                raise Problem(
+                raise HttpProblem(
                     413,
                     "too-many-steps",
                     f"a record takes {self._limits.steps_max} steps with {self._bytes_max} bytes together; complete it,"

@@ -10,18 +10,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semel.errors import StoreError
 from semel.server.callers import ANYBODY, Caller, caller_for
-from semel.server.problems import Problem, unavailable
+from semel.server.problems import HttpProblem, unavailable
 from semel.server.service import Service
 from semel.server.settings import is_loopback
 
-__all__ = ["Guard", "read_body", "too_long"]
+__all__ = ["AuthMiddleware", "read_body", "too_long"]
 
 GUARDED = ("/v1/", "/metrics")
 FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="semel"'}
 
 
-class Guard:
+class AuthMiddleware:
     """ASGI middleware: authenticates, counts, and turns what is raised into an answer."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -34,7 +34,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         service, began = self.service, time.perf_counter()
-        answered, came = Answered(send), Counted(receive)
+        answered, came = Answered(send), CountedBody(receive)
         caller: Caller | None = None
         service.metrics.in_flight.inc()
         try:
@@ -46,7 +46,7 @@ class Guard:
             if caller is not None:
                 service.costs.check(caller)
             await self.app(scope, came, answered)
-        except Problem as problem:
+        except HttpProblem as problem:
             await _refuse(scope, receive, answered, problem)
         except StoreError:
             await _refuse(scope, receive, answered, unavailable())
@@ -72,7 +72,7 @@ class Guard:
         token = await service.token(text.strip()) if scheme.lower() == "bearer" else None
         if token is None:
             service.pace(f"peer {(scope.get('client') or ('',))[0]}")
-            raise Problem(
+            raise HttpProblem(
                 401, "unauthorized", "a valid token is needed: Authorization: Bearer semel_...", CHALLENGE
             )
         service.pace(f"token {token.id}")
@@ -85,7 +85,7 @@ class Guard:
         text = Headers(scope=scope).get("authorization", "").partition(" ")[2]
         try:
             return await self.service.token(text.strip()) is not None
-        except Problem:
+        except HttpProblem:
             return True
 
 
@@ -106,7 +106,7 @@ class Answered:
         await self._send(message)
 
 
-class Counted:
+class CountedBody:
     """The way in, which counts the bytes of a body."""
 
     def __init__(self, receive: Receive) -> None:
@@ -124,7 +124,7 @@ def _refuse_two_lengths(scope: Scope) -> None:
     """A proxy that believes the other length would see another request in the body: request smuggling."""
     names = {name for name, _ in scope["headers"]}
     if b"content-length" in names and b"transfer-encoding" in names:
-        raise Problem(
+        raise HttpProblem(
             400,
             "two-lengths",
             "a request has Content-Length or Transfer-Encoding, not both",
@@ -139,24 +139,24 @@ def _keep_browsers_out(headers: Headers) -> None:
     nothing, since a proxy on this computer sends one too: what says that it was forwarded is refused.
     """
     if any(name in headers for name in FORWARDED):
-        raise Problem(
+        raise HttpProblem(
             403,
             "forbidden",
             "this server asks for no token, so it takes nothing through a proxy; leave --auth none out",
         )
     host = headers.get("host", "").rpartition("@")[2]
     if not is_loopback(_name_of(host)):
-        raise Problem(403, "forbidden", f"this server answers to loopback names only, not to {host[:100]!r}")
+        raise HttpProblem(403, "forbidden", f"this server answers to loopback names only, not to {host[:100]!r}")
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != host:
-        raise Problem(403, "forbidden", "requests from other sites are refused")
+        raise HttpProblem(403, "forbidden", "requests from other sites are refused")
 
 
 def _name_of(host: str) -> str:
     return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Answered, problem: Problem) -> None:
+async def _refuse(scope: Scope, receive: Receive, send: Answered, problem: HttpProblem) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": problem.detail[:100]})
     elif not send.status:
@@ -164,9 +164,9 @@ async def _refuse(scope: Scope, receive: Receive, send: Answered, problem: Probl
 
 
 async def read_body(request: Request, bytes_max: int, wait_s: float) -> bytes:
-    """The whole body of a request. Raises `Problem` where it is too long, too slow or packed."""
+    """The whole body of a request. Raises `HttpProblem` where it is too long, too slow or packed."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Problem(415, "packed", "send the body as it is: no Content-Encoding is taken here")
+        raise HttpProblem(415, "packed", "send the body as it is: no Content-Encoding is taken here")
     said = request.headers.get("content-length", "0")
     if said.isdecimal() and int(said) > bytes_max:
         raise too_long(bytes_max)
@@ -179,12 +179,12 @@ async def read_body(request: Request, bytes_max: int, wait_s: float) -> bytes:
                     raise too_long(bytes_max)
                 pieces.append(piece)
     except TimeoutError:
-        raise Problem(408, "too-slow", f"the body did not arrive in {wait_s:g} s") from None
+        raise HttpProblem(408, "too-slow", f"the body did not arrive in {wait_s:g} s") from None
     except ClientDisconnect:
-        raise Problem(400, "malformed", "the body ended too early") from None
+        raise HttpProblem(400, "malformed", "the body ended too early") from None
     return b"".join(pieces)
 
 
-def too_long(bytes_max: int) -> Problem:
+def too_long(bytes_max: int) -> HttpProblem:
     """The problem of a body past its bound."""
-    return Problem(413, "too-long", f"the body may have {bytes_max} bytes; send fewer items at once")
+    return HttpProblem(413, "too-long", f"the body may have {bytes_max} bytes; send fewer items at once")

@@ -9,7 +9,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from semel.observe.events import Claimed, Happening
+from semel.observe.events import ClaimedEvent, HookEvent
 from semel.observe.prometheus import PrometheusHook
 
 __all__ = ["Metrics"]
@@ -33,9 +33,9 @@ class Metrics:
             "semel_http_requests_in_flight", "Requests that wait for their answers.", registry=self.registry
         )
 
-    def __call__(self, happening: Happening) -> None:
+    def __call__(self, happening: HookEvent) -> None:
         """Count it."""
-        if type(happening) is Claimed and not happening.handler:
+        if type(happening) is ClaimedEvent and not happening.handler:
             # A caller's own: it may be completed through another instance, so nobody here knows how long it is held.
             self.hook.note_window(happening.consumer, happening.window_s)
         else:

@@ -19,7 +19,7 @@ from semel.errors import (
     ValueInvalid,
 )
 
-__all__ = ["PROBLEM_JSON", "Problem", "ProblemDocument", "problem_of"]
+__all__ = ["PROBLEM_JSON", "HttpProblem", "ProblemDocument", "problem_of"]
 
 PROBLEM_JSON = "application/problem+json"
 RETRY_AFTER_S = 1
@@ -35,7 +35,7 @@ class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True, rename={"
     detail: str
 
 
-class Problem(Exception):
+class HttpProblem(Exception):
     """Ends a request with a status and a sentence."""
 
     def __init__(self, status: int, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
@@ -70,29 +70,29 @@ _KINDS: tuple[tuple[type[SemelError], int, str], ...] = (
 )
 
 
-def problem_of(error: SemelError) -> Problem:
+def problem_of(error: SemelError) -> HttpProblem:
     """The problem that an error of semel is to a caller. What the store says of itself stays inside."""
     for kind, status, name in _KINDS:
         if isinstance(error, kind):
             if status == HTTPStatus.SERVICE_UNAVAILABLE:
                 return unavailable()
-            return Problem(status, name, str(error))
+            return HttpProblem(status, name, str(error))
     return failed()
 
 
-def failed() -> Problem:
+def failed() -> HttpProblem:
     """A fault of the server itself, of which its log says more."""
-    return Problem(500, "failed", "the server failed; its log says why")
+    return HttpProblem(500, "failed", "the server failed; its log says why")
 
 
-def unavailable(detail: str = "the store gave no answer; send the same request again") -> Problem:
+def unavailable(detail: str = "the store gave no answer; send the same request again") -> HttpProblem:
     """The store is down: nothing is known, and the same request may be repeated."""
-    return Problem(503, "store-unavailable", detail, {"Retry-After": str(RETRY_AFTER_S)})
+    return HttpProblem(503, "store-unavailable", detail, {"Retry-After": str(RETRY_AFTER_S)})
 
 
-def malformed(error: Exception) -> Problem:
+def malformed(error: Exception) -> HttpProblem:
     """The body is no document of the kind that is asked for."""
     if isinstance(error, msgspec.ValidationError):
-        return Problem(422, "invalid", str(error))
+        return HttpProblem(422, "invalid", str(error))
     what: Any = "nested too deeply" if isinstance(error, RecursionError) else error
-    return Problem(400, "malformed", f"the body does not read: {what}")
+    return HttpProblem(400, "malformed", f"the body does not read: {what}")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from semel import audit
 from semel.core.commands import Admit, Answer, Claim, Count, Granted, Item, Renew, Scan, Settle
-from semel.core.ports import AsyncStore, Store, Twofold
+from semel.core.ports import AsyncStore, Store, HasAsyncTwin
 from semel.errors import PolicyInvalid, RecordCorrupt, SemelError, StoreError, StoreUnavailable, UsageError
 from semel.observe.events import Hook, Hooks
 from semel.runtime import Runtime
@@ -20,12 +20,12 @@ from semel.server.costs import Costs, account_of
 from semel.server.growth import Growth
 from semel.server.limits import Buckets, LiveClaims
 from semel.server.metrics import Metrics
-from semel.server.problems import Problem, problem_of, unavailable
+from semel.server.problems import HttpProblem, problem_of, unavailable
 from semel.server.settings import ServeSettings, is_loopback
 from semel.server.slow_lane import SlowLane, answer_bytes, send_to
 from semel.server.telling import Telling
 from semel.server.tokens import Token
-from semel.stores.http.wire import ANSWER_FULL, Refusal
+from semel.stores.http.wire import ANSWER_FULL, ItemRefusal
 from semel.stores.registry import store_for
 from semel.types import Lost, Mode, Renewed, Unavailable
 
@@ -37,10 +37,10 @@ TOKENS_MAX = 10_000
 CONSUMERS_MAX = 10_000
 FIRST_ITEMS, MORE_ITEMS = 64, 256
 """Items that are carried out at once: few first, because their values may be large."""
-FULL = Refusal(
+FULL = ItemRefusal(
     413, ANSWER_FULL, "the answers before it fill this response; send this item again, in another request"
 )
-CROWDED = Refusal(429, "too-many-claims", "too many claims at a time; complete some first")
+CROWDED = ItemRefusal(429, "too-many-claims", "too many claims at a time; complete some first")
 LEASED: tuple[Mode, ...] = ("lease", "quarantine")
 V = TypeVar("V")
 
@@ -59,7 +59,7 @@ class Service:
         self.is_of_settings: bool = store is None
         """Whether the store is the one that the settings name."""
         found = store_for(settings.store) if store is None else store
-        native = found.twin() if isinstance(found, Twofold) else found
+        native = found.twin() if isinstance(found, HasAsyncTwin) else found
         self.metrics: Metrics = Metrics()
         told = Hooks((self.metrics, *hooks))
         self.runtime: Runtime = Runtime(native, owned=True, hooks=told)
@@ -110,7 +110,7 @@ class Service:
     # --- who is asking ---
 
     async def token(self, text: str) -> Token | None:
-        """The token as it was sent, if it is valid. Raises `Problem` when the store cannot be asked."""
+        """The token as it was sent, if it is valid. Raises `HttpProblem` when the store cannot be asked."""
         halves = tokens.split(text)
         if halves is None:
             return None
@@ -118,7 +118,7 @@ class Service:
         return self._in_use(token) if token is not None and token.matches(halves[1]) else None
 
     async def session(self, text: str) -> Token | None:
-        """The token that a session of the dashboard stands for, if both are valid. Raises `Problem`."""
+        """The token that a session of the dashboard stands for, if both are valid. Raises `HttpProblem`."""
         if not sessions.SHAPE.fullmatch(text):
             return None
         token_id = await self._asked_for(self._sessions, text, sessions.find(text))
@@ -167,11 +167,11 @@ class Service:
             await self.ask(tokens.note_use(token_id, time.time_ns() // 1000))
 
     def pace(self, name: str) -> None:
-        """Count a request. Raises `Problem` for one too many."""
+        """Count a request. Raises `HttpProblem` for one too many."""
         wait_s = self._buckets.take(name)
         if wait_s:
             seconds = {"Retry-After": str(max(1, round(wait_s + 0.5)))}
-            raise Problem(
+            raise HttpProblem(
                 429, "too-fast", "too many requests; slow down, or send more items in each", seconds
             )
 
@@ -188,7 +188,7 @@ class Service:
             return end.value
 
     async def carry_out(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
-        """Answers by position. What is not permitted or out of bounds is a `Refusal` in its place; the others go on.
+        """Answers by position. What is not permitted or out of bounds is a `ItemRefusal` in its place; the others go on.
 
         What operators do is written into the audit first. Raises `StoreError` where it cannot be.
         """
@@ -201,7 +201,7 @@ class Service:
                 check(item, self.settings.limits)
                 check_event_journal(item, self.settings.events_consumer)
                 await self._growth.check(item)
-            except Problem as problem:
+            except HttpProblem as problem:
                 answers[at] = refusal(problem)
                 continue
             if isinstance(item, Claim):
@@ -243,7 +243,7 @@ class Service:
             if isinstance(item, Count) or (isinstance(item, Scan) and not item.orphaned):
                 try:
                     answer, took_s = await self.slow.ask(account_of(caller), item)
-                except Problem as problem:
+                except HttpProblem as problem:
                     answer, took_s = refusal(problem), 0.0
                 self.costs.charge(caller, store_s=took_s)
                 group = [answer]
@@ -254,22 +254,22 @@ class Service:
         return answers
 
     async def one(self, caller: Caller, item: Item) -> Any:
-        """The answer to one item. Raises `Problem` where there is none."""
+        """The answer to one item. Raises `HttpProblem` where there is none."""
         answer = (await self.carry_out(caller, (item,)))[0]
-        if isinstance(answer, Refusal):
-            raise Problem(answer.status, answer.title, answer.detail)
+        if isinstance(answer, ItemRefusal):
+            raise HttpProblem(answer.status, answer.title, answer.detail)
         if isinstance(answer, Unavailable):
             raise unavailable()
         return answer
 
     async def mode(self, caller: Caller, tenant: str, consumer: str) -> Mode:
-        """The mode of a consumer that claims; one that nobody has met works by leases. Raises `Problem`."""
+        """The mode of a consumer that claims; one that nobody has met works by leases. Raises `HttpProblem`."""
         place = (tenant, consumer)
         mode = self._modes.get(place)
         if mode is None:
             mode = await self.one(caller, Admit(tenant, consumer, "lease"))
             if mode not in LEASED:
-                raise Problem(
+                raise HttpProblem(
                     409, "mode-mismatch", f"consumer {consumer!r} works in mode {mode}: it has no claims"
                 )
             if len(self._modes) >= CONSUMERS_MAX:
@@ -294,7 +294,7 @@ class Service:
             raise
         except Exception as error:
             if any(isinstance(item, Scan) and item.cursor for item in items):  # each store reads its own kind
-                raise Problem(422, "out-of-bounds", "that is no cursor that was given out here") from error
+                raise HttpProblem(422, "out-of-bounds", "that is no cursor that was given out here") from error
             raise
 
     def _note(self, caller: Caller, item: Item, answer: Answer) -> None:
@@ -328,6 +328,6 @@ def is_independent(items: Sequence[Item]) -> bool:
     return len(ids) == len(items)
 
 
-def refusal(problem: Problem) -> Refusal:
+def refusal(problem: HttpProblem) -> ItemRefusal:
     """The problem of one item among many."""
-    return Refusal(problem.status, problem.kind, problem.detail)
+    return ItemRefusal(problem.status, problem.kind, problem.detail)

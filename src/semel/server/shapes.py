@@ -17,12 +17,12 @@ __all__ = [
     "EventOutcome",
     "EventOutcomes",
     "Failing",
-    "Handle",
+    "ClaimHandle",
     "Purging",
     "Releasing",
     "Renewing",
-    "Verdict",
-    "Verdicts",
+    "SettleReply",
+    "SettleReplies",
     "WindowAsked",
 ]
 
@@ -58,7 +58,7 @@ class ClaimsAsked(Struct, frozen=True, forbid_unknown_fields=True):
     window: Duration = "24h"
 
 
-class Handle(Struct, frozen=True, array_like=True):
+class ClaimHandle(Struct, frozen=True, array_like=True):
     """What a claim's holder shows again: all that its next items need. No secret but its owner."""
 
     consumer: str
@@ -133,7 +133,7 @@ class Renewing(Struct, frozen=True, forbid_unknown_fields=True):
 Ending: TypeAlias = Completing | Failing | Releasing | Renewing
 
 
-class Verdict(Struct, frozen=True, omit_defaults=True):
+class SettleReply(Struct, frozen=True, omit_defaults=True):
     """What became of one of them. `lost`: another attempt took over; nothing was overwritten."""
 
     outcome: Literal["completed", "renewed", "lost", "unavailable", "refused"]
@@ -145,10 +145,10 @@ class Verdict(Struct, frozen=True, omit_defaults=True):
     detail: str = ""
 
 
-class Verdicts(Struct, frozen=True):
+class SettleReplies(Struct, frozen=True):
     """In the order of the claims."""
 
-    outcomes: list[Verdict]
+    outcomes: list[SettleReply]
 
 
 class WindowAsked(Struct, frozen=True, forbid_unknown_fields=True):

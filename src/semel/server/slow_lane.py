@@ -11,7 +11,7 @@ from semel.core.ports import AsyncStore, Store
 from semel.errors import StoreError, StoreUnavailable
 from semel.observe.events import Hooks
 from semel.observe.taps import timed
-from semel.server.problems import Problem
+from semel.server.problems import HttpProblem
 from semel.stores.memory import MemoryStore
 from semel.stores.registry import store_for
 from semel.types import Record, Stats, Unavailable
@@ -52,7 +52,7 @@ class SlowLane:
             await own.aclose()
 
     async def ask(self, who: str, item: Count | Scan) -> tuple[Answer, float]:
-        """The answer, and how many seconds of the store's time it took. Raises `Problem` where too many wait.
+        """The answer, and how many seconds of the store's time it took. Raises `HttpProblem` where too many wait.
 
         Each tenant waits for its own turn first, so that the many questions of one are not before those of another.
         """
@@ -61,7 +61,7 @@ class SlowLane:
             return known, 0.0
         turn, waiting = self._turns.setdefault(who, (asyncio.Lock(), []))
         if len(waiting) >= WAITING_MAX:
-            raise Problem(
+            raise HttpProblem(
                 429,
                 "too-many",
                 f"{WAITING_MAX} counts and scans wait already; wait for them",
@@ -121,7 +121,7 @@ class SlowLane:
             raise
         except Exception as error:
             if isinstance(item, Scan) and item.cursor:  # each store reads its own kind
-                raise Problem(422, "out-of-bounds", "that is no cursor that was given out here") from error
+                raise HttpProblem(422, "out-of-bounds", "that is no cursor that was given out here") from error
             raise
         return answer
 

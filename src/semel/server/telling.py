@@ -1,7 +1,7 @@
 """Say what happens to the items of callers, to whoever listens: they do their work elsewhere, so no tap sees it."""
 
 from semel.core.commands import Answer, Claim, Granted, Item, Mark, Marked, Settle
-from semel.observe.events import Claimed, Hooks
+from semel.observe.events import ClaimedEvent, Hooks
 from semel.observe.taps import claimed, marked, settled
 from semel.types import Busy
 
@@ -42,4 +42,4 @@ class Telling:
             del self._waiting[claim.owner]
             if isinstance(answer, Granted):  # it has taken over; that it was received is told already
                 who = (*claim.id, claim.owner)
-                self._hooks(Claimed(*who, attempt=answer.attempt, first_seen=answer.first_seen))
+                self._hooks(ClaimedEvent(*who, attempt=answer.attempt, first_seen=answer.first_seen))

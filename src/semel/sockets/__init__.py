@@ -5,7 +5,7 @@ async with Intake(once, table.after(handler)) as intake:
 app = FastAPI(routes=[WebSocketRoute("/events", Acceptor(intake))])    # instances that accept
 """
 
-from semel.intake import Event, Intake, Pace, Receipt
+from semel.intake import Event, Intake, IntakeLimits, Receipt
 from semel.sockets.accept import Acceptor
 from semel.sockets.columns import Columns
 from semel.sockets.listen import Listener
@@ -21,6 +21,6 @@ __all__ = [
     "Intake",
     "Invalid",
     "Listener",
-    "Pace",
+    "IntakeLimits",
     "Receipt",
 ]

@@ -19,7 +19,7 @@ from semel.sockets.message import Fields, Invalid
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-__all__ = ["Backoff", "Counts", "Listener"]
+__all__ = ["Backoff", "ListenerCounters", "Listener"]
 
 _log = logging.getLogger("semel")
 
@@ -32,7 +32,7 @@ REFUSED_STATUS = (401, 403, 404)
 """What no time heals, unless the source has let us in before."""
 QUEUE_MAX = 16
 """Messages that are read ahead; then the source is left waiting."""
-IN_FLIGHT_MAX = 100
+LISTENER_IN_FLIGHT_MAX = 100
 """Events that wait for the store."""
 STOP_S = 10.0
 """How long a stop waits for events that were received to be journaled."""
@@ -51,7 +51,7 @@ class Backoff(Struct, frozen=True, kw_only=True):
         return min(self.max_s, self.first_s * float(1 << min(tries, 30))) * (0.5 + chance / 2)
 
 
-class Counts(Struct):
+class ListenerCounters(Struct):
     """What a listener has seen."""
 
     connected: int = 0
@@ -92,7 +92,7 @@ class Listener:
         self._chance = chance
         self._stopping = asyncio.Event()
         self._taking: set[asyncio.Task[None]] = set()
-        self.counts: Counts = Counts()
+        self.counts: ListenerCounters = ListenerCounters()
 
     def stop(self) -> None:
         """Have `run` close the connection and end, once what was received is journaled."""
@@ -163,7 +163,7 @@ class Listener:
             tries += 1
 
     async def _read(self, connection: "ClientConnection") -> None:
-        room = asyncio.Semaphore(IN_FLIGHT_MAX)
+        room = asyncio.Semaphore(LISTENER_IN_FLIGHT_MAX)
         async for message in connection:
             self.counts.received += 1
             event = self._fields.read(message, self._intake.body_bytes_max)

@@ -67,7 +67,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 """
 
 
-class Place(Protocol):
+class TableBackend(Protocol):
     """A database that takes rows."""
 
     async def layout(self) -> Layout | None:
@@ -98,7 +98,7 @@ class EventTable:
             raise StoreUnknown(f"{table!r} is no name for a table; use a-z, 0-9 and _")
         self._name = table
         self._columns = columns or Columns()
-        self._place: Place
+        self._place: TableBackend
         if url.startswith(("postgresql://", "postgres://")):
             self._place = Postgres(url, table, self._columns)
         elif url.startswith("sqlite:///"):

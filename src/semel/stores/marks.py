@@ -21,7 +21,7 @@ from semel.errors import StoreFull
 from semel.keys.limits import SHORT_CHARS, check
 from semel.types import Absent, Forgotten, Record
 
-__all__ = ["Marker", "Marks", "Steady"]
+__all__ = ["Marker", "MemoryMarks", "Steady"]
 
 REFRESH_NS = 5_000_000_000
 """How long a window is used before it is asked for again."""
@@ -60,7 +60,7 @@ class Steady:
         return self._last
 
 
-class Marks:
+class MemoryMarks:
     """The marks of one consumer. Times in here are nanoseconds of a clock that never goes back."""
 
     def __init__(self, steady: Steady, *, lock_free: bool = HAS_GIL) -> None:

@@ -27,7 +27,7 @@ from semel.core.commands import (
     ReadSettings,
     Renew,
     Scan,
-    Settings,
+    StoreSettings,
     SetWindow,
     SwitchMode,
 )
@@ -37,7 +37,7 @@ from semel.core.ports import Capabilities, Listener
 from semel.errors import StoreFull
 from semel.forks import restart_after_fork
 from semel.stores.compact import CompactMarks
-from semel.stores.marks import Marker, Marks, Steady
+from semel.stores.marks import Marker, MemoryMarks, Steady
 from semel.stores.wheel import GRANULE_US, Wheel
 from semel.types import FOREVER, Id, Mode, Record, Stats, Unavailable
 
@@ -66,7 +66,7 @@ class MemoryStore:
         self._lock = Lock()
         restart_after_fork(self)
         self._records: dict[Id, Record] = {}
-        self._marks: dict[tuple[str, str], Marks | CompactMarks] = {}
+        self._marks: dict[tuple[str, str], MemoryMarks | CompactMarks] = {}
         self._steady = Steady(self._clock, lambda: self._last_us)
         self._journaled: dict[Id, None] = {}
         self._wheel = Wheel()
@@ -209,10 +209,10 @@ class MemoryStore:
 
         return marks.marker(window_us, room, self._full, of_type)
 
-    def _marks_of(self, tenant: str, consumer: str) -> Marks | CompactMarks:
+    def _marks_of(self, tenant: str, consumer: str) -> MemoryMarks | CompactMarks:
         marks = self._marks.get((tenant, consumer))
         if marks is None:
-            marks = CompactMarks(self._steady, tenant, consumer) if self._compact else Marks(self._steady)
+            marks = CompactMarks(self._steady, tenant, consumer) if self._compact else MemoryMarks(self._steady)
             self._marks[tenant, consumer] = marks
         return marks
 
@@ -275,8 +275,8 @@ class MemoryStore:
             purge_lag_s=(now - oldest) / 1e6,
         )
 
-    def _read_settings(self, _item: ReadSettings, _now: int) -> Settings:
-        return Settings(dict(self._windows), dict(self._modes), dict(self._ids))
+    def _read_settings(self, _item: ReadSettings, _now: int) -> StoreSettings:
+        return StoreSettings(dict(self._windows), dict(self._modes), dict(self._ids))
 
     def _set_window(self, item: SetWindow, now: int) -> None:
         name = (item.tenant, item.consumer, item.event_type)

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from semel.brokers.letters import letter_of
-from semel.brokers.source import Arrival, Letter
+from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.claims import Claimed
 from semel.policy import Policy
 from semel.testing import broker_operations
@@ -24,7 +24,7 @@ from semel.testing.broker_outages import Outages
 from semel.testing.broker_scene import SCENARIOS, WITHIN_S, Broker, Scene, Sent, needs_order, scenario, sent
 from semel.testing.contract.bench import check, equal
 
-__all__ = ["SCENARIOS", "Broker", "Scene", "Sent", "Suite", "arun", "broker_operations"]
+__all__ = ["SCENARIOS", "Broker", "Scene", "Sent", "BrokerSuite", "arun", "broker_operations"]
 
 NOTICED_S = 1.0
 """Longer than a runner takes to notice that it is to stop, which it tells nobody."""
@@ -162,7 +162,7 @@ async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene)
     source = scene.broker.source()
     bury = source.bury
 
-    async def watched(arrival: Arrival, letter: Letter) -> None:
+    async def watched(arrival: Arrival, letter: DeadLetterInfo) -> None:
         record = await once.records.lookup(letter.key)
         states.append("absent" if record is None else record.state)
         await bury(arrival, letter)
@@ -320,7 +320,7 @@ async def arun(name: str, broker: Broker) -> None:
         await broker.close()
 
 
-class Suite(Outages, ABC):
+class BrokerSuite(Outages, ABC):
     """The contract as a class for pytest to collect: derive from it, name it `Test...`, say how to connect."""
 
     ordered: bool = False

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from semel.brokers.letters import letter_of
-from semel.brokers.source import Arrival, Letter
+from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.claims import Claimed
 from semel.errors import MessageTooLarge, SourceUnavailable
-from semel.observe.tally import Tally
+from semel.observe.tally import CounterHook
 from semel.policy import Policy
 from semel.testing.broker_scene import WITHIN_S, Scene, scenario, sent
 from semel.testing.contract.bench import check, equal
@@ -156,7 +156,7 @@ async def a_dead_letter_that_is_refused_is_said_once_and_tried_again(scene: Scen
     bury, refusals = source.bury, 0
     stuck: list[int] = []
 
-    async def refuse(arrival: Arrival, letter: Letter) -> None:
+    async def refuse(arrival: Arrival, letter: DeadLetterInfo) -> None:
         nonlocal refusals
         if refusals < 3:  # noqa: PLR2004 - a few
             refusals += 1
@@ -193,7 +193,7 @@ async def a_dead_letter_that_is_too_large_goes_without_its_body(scene: Scene) ->
     bury = source.bury
     positions: list[str | None] = []
 
-    async def small(arrival: Arrival, letter: Letter) -> None:
+    async def small(arrival: Arrival, letter: DeadLetterInfo) -> None:
         positions.append(arrival.position)
         if arrival.body:
             raise MessageTooLarge("more than the broker takes")
@@ -217,7 +217,7 @@ async def a_dead_letter_that_is_too_large_goes_without_its_body(scene: Scene) ->
 @scenario
 async def a_message_that_waits_in_hand_is_counted_once(scene: Scene) -> None:
     """However often its key is claimed while another worker has it."""
-    tally = Tally()
+    tally = CounterHook()
     once = scene.client(lease="400ms", hooks=[tally])
     claims = [await scene.client(lease="400ms").claim(key) for key in ("a", "b")]
     check(all(isinstance(claim, Claimed) for claim in claims), "the other worker has the claims")

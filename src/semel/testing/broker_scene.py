@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from semel.aclient import AsyncSemel
-from semel.brokers.pace import Pace
+from semel.brokers.pace import RunnerLimits
 from semel.brokers.routes import Route
 from semel.brokers.runner import Runner
 from semel.brokers.source import Arrival, Source
@@ -101,7 +101,7 @@ class Scene:
         once = options.pop("once", None) or self.client()
         source = options.pop("source", None) or self.broker.source()
         routes = [Route(handler or self.note, once=once, batch=options.pop("many", False))]
-        runner = Runner(source, routes, pace=Pace(**options))
+        runner = Runner(source, routes, pace=RunnerLimits(**options))
         task = asyncio.create_task(runner.run())
         try:
             yield runner

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from semel.brokers.source import Arrival, Letter
+from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.errors import SourceUnavailable
 
 __all__ = ["Queue", "QueueSource"]
@@ -33,7 +33,7 @@ class Queue:
     def __init__(self, *, deadline_s: float = 30.0, redelivers: bool = True) -> None:
         self.deadline_s: float = deadline_s
         self.redelivers: bool = redelivers
-        self.dead: list[tuple[Queued, Letter]] = []
+        self.dead: list[tuple[Queued, DeadLetterInfo]] = []
         self.acked: list[str] = []
         self.away: bool = False
         """Set it to make the queue unreachable."""
@@ -83,7 +83,7 @@ class QueueSource:
     def _given(self, message: Queued) -> Arrival:
         message.visible_at = monotonic() + self._queue.deadline_s
         message.deliveries += 1
-        message.holder = handle = _Receipt(message)
+        message.holder = handle = _QueueReceipt(message)
         return Arrival(
             headers=message.headers,
             body=message.body,
@@ -124,7 +124,7 @@ class QueueSource:
                 message.visible_at = monotonic() + self._queue.deadline_s
         return lost
 
-    async def bury(self, arrival: Arrival, letter: Letter) -> None:
+    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Keep a copy among the dead letters."""
         self._reach()
         self._queue.dead.append((replace(arrival.handle.message, body=arrival.body), letter))
@@ -138,5 +138,5 @@ class QueueSource:
         return message if held is arrival.handle and message in self._queue._waiting else None  # noqa: SLF001
 
 
-class _Receipt(msgspec.Struct, eq=False):
+class _QueueReceipt(msgspec.Struct, eq=False):
     message: Queued

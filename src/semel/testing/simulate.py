@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from semel.testing._sim.modes import MODES, Mode
 from semel.testing._sim.mutants import MUTANTS
-from semel.testing._sim.scenario import Result, Scenario
+from semel.testing._sim.scenario import SimResult, Simulation
 from semel.testing._sim.store import Flaws
 from semel.testing._sim.world import Violation
 
-__all__ = ["MODES", "MUTANTS", "Result", "Summary", "Violation", "simulate", "storm"]
+__all__ = ["MODES", "MUTANTS", "SimResult", "Summary", "Violation", "simulate", "storm"]
 
 
 class Summary(Struct, kw_only=True):
@@ -37,7 +37,7 @@ class Summary(Struct, kw_only=True):
     violations: dict[int, Violation] = {}
     """By seed."""
 
-    def add(self, result: Result) -> None:
+    def add(self, result: SimResult) -> None:
         """Count one seed in."""
         self.seeds += 1
         for name in ("steps", "events", "deliveries", "repeated", "lost", "given_up"):
@@ -55,7 +55,7 @@ class Summary(Struct, kw_only=True):
 
 def simulate(
     mode: str, seed: int, *, mutant: str = "", harm_only: bool = False, trace: list[str] | None = None
-) -> Result:
+) -> SimResult:
     """Play one seed of a mode, or of the mode that a mutant breaks. The same seed always plays the same.
 
     `harm_only`: look away from broken rules, and count only what is lost, repeated or stuck in the end.
@@ -66,7 +66,7 @@ def simulate(
         flaws = broken.flaws
         changes: dict[str, Any] = {"flow": broken.flow, "acks": broken.acks}
         rules = replace(rules, **{name: change for name, change in changes.items() if change is not None})
-    return Scenario(rules, seed, flaws=flaws, harm_only=harm_only, trace=trace).play()
+    return Simulation(rules, seed, flaws=flaws, harm_only=harm_only, trace=trace).play()
 
 
 def storm(mode: str, seeds: Iterable[int], *, mutant: str = "") -> Summary:

@@ -46,7 +46,7 @@ __all__ = [
     "Harness",
     "Scenario",
     "ServerSuite",
-    "Suite",
+    "StoreSuite",
     "arun",
     "check",
     "run",
@@ -129,7 +129,7 @@ class _Cases(ABC):
         require(isinstance(store, colour), f"{store.name} is no store of the colours {self.colours}")
 
 
-class Suite(_Cases):
+class StoreSuite(_Cases):
     """The contract as a class for pytest to collect: derive from it, name it `Test...`, say how to connect."""
 
     manual = True

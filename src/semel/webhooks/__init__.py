@@ -5,17 +5,17 @@ app = FastAPI(lifespan=stripe.lifespan)
 app.add_route("/webhooks/stripe", stripe, methods=["POST"])
 """
 
-from semel.intake import Event, Pace
+from semel.intake import Event, IntakeLimits
 from semel.webhooks.presets import github, shopify, slack, standard, stripe
 from semel.webhooks.receiver import Receiver
-from semel.webhooks.verify import Challenge, Refused, Scheme, Verified
+from semel.webhooks.verify import Challenge, WebhookRefused, Scheme, Verified
 
 __all__ = [
     "Challenge",
     "Event",
-    "Pace",
+    "IntakeLimits",
     "Receiver",
-    "Refused",
+    "WebhookRefused",
     "Scheme",
     "Verified",
     "github",

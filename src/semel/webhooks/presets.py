@@ -14,7 +14,7 @@ from semel.webhooks.verify import (
     TOLERANCE_S,
     Challenge,
     Headers,
-    Refused,
+    WebhookRefused,
     Verified,
     Verify,
     fields_of,
@@ -27,8 +27,8 @@ from semel.webhooks.verify import (
 
 __all__ = ["Named", "github", "shopify", "slack", "standard", "stripe"]
 
-_NOT_SIGNED = Refused(401, "no signature that is known here")
-_TOO_MANY = Refused(401, f"more than {SIGNATURES_MAX} signatures")
+_NOT_SIGNED = WebhookRefused(401, "no signature that is known here")
+_TOO_MANY = WebhookRefused(401, f"more than {SIGNATURES_MAX} signatures")
 
 
 class Named(Struct, frozen=True):
@@ -52,15 +52,15 @@ def standard(
     shared = [key_of(each) for each in given if not each.startswith("whpk_")]
     public = [_public_key(each) for each in given if each.startswith("whpk_")]
 
-    def verify(headers: Headers, body: bytes, now_s: float) -> Verified | Refused | Challenge:
+    def verify(headers: Headers, body: bytes, now_s: float) -> Verified | WebhookRefused | Challenge:
         event_id, text = headers.get("webhook-id", ""), headers.get("webhook-signature", "")
         if not event_id or "." in event_id or not event_id.isascii() or len(event_id) > ID_BYTES_MAX:
-            return Refused(401, "webhook-id is missing, too long, or holds a dot")
+            return WebhookRefused(401, "webhook-id is missing, too long, or holds a dot")
         timestamp = fresh(headers.get("webhook-timestamp", ""), now_s, tolerance_s)
-        if isinstance(timestamp, Refused):
+        if isinstance(timestamp, WebhookRefused):
             return timestamp
         found = _versions(text)
-        if isinstance(found, Refused):
+        if isinstance(found, WebhookRefused):
             return found
         signed = signed_text(event_id, timestamp, body)
         good = matches(shared, signed, found.get("v1", []))
@@ -75,7 +75,7 @@ def standard(
     return Named("standard", verify)
 
 
-def _versions(text: str) -> dict[str, list[bytes]] | Refused:
+def _versions(text: str) -> dict[str, list[bytes]] | WebhookRefused:
     """The signatures in `v1,AAAA v1a,BBBB`, by version; those that nobody here can check are left out."""
     parts = text.split(" ") if len(text) <= HEADER_CHARS_MAX else []
     if len(parts) > SIGNATURES_MAX:
@@ -120,7 +120,7 @@ def stripe(secrets: str | Sequence[str], *, tolerance_s: float = TOLERANCE_S) ->
     """Stripe: `Stripe-Signature: t=...,v1=...`. The key is the event's `id`, in the signed body."""
     keys = _plain_keys(secrets)
 
-    def verify(headers: Headers, body: bytes, now_s: float) -> Verified | Refused | Challenge:
+    def verify(headers: Headers, body: bytes, now_s: float) -> Verified | WebhookRefused | Challenge:
         text = headers.get("stripe-signature", "")
         parts = text.split(",") if len(text) <= HEADER_CHARS_MAX else []
         if len(parts) > 2 * SIGNATURES_MAX:
@@ -131,7 +131,7 @@ def stripe(secrets: str | Sequence[str], *, tolerance_s: float = TOLERANCE_S) ->
         if len(times) != 1 or not given:
             return _NOT_SIGNED
         timestamp = fresh(times[0], now_s, tolerance_s)
-        if isinstance(timestamp, Refused):
+        if isinstance(timestamp, WebhookRefused):
             return timestamp
         if not matches(keys, f"{timestamp}.".encode() + body, given):
             return _NOT_SIGNED
@@ -148,7 +148,7 @@ def github(secrets: str | Sequence[str]) -> Named:
     """
     keys = _plain_keys(secrets)
 
-    def verify(headers: Headers, body: bytes, now_s: float) -> Verified | Refused | Challenge:
+    def verify(headers: Headers, body: bytes, now_s: float) -> Verified | WebhookRefused | Challenge:
         del now_s
         prefix, _, signature = headers.get("x-hub-signature-256", "").partition("=")
         if prefix != "sha256" or not matches(keys, body, _hex_all([signature])):
@@ -165,7 +165,7 @@ def shopify(secrets: str | Sequence[str]) -> Named:
     """
     keys = _plain_keys(secrets)
 
-    def verify(headers: Headers, body: bytes, now_s: float) -> Verified | Refused | Challenge:
+    def verify(headers: Headers, body: bytes, now_s: float) -> Verified | WebhookRefused | Challenge:
         del now_s
         signature = unbase64(headers.get("x-shopify-hmac-sha256", ""))
         if not signature or not matches(keys, body, [signature]):
@@ -182,23 +182,23 @@ def slack(secrets: str | Sequence[str], *, tolerance_s: float = TOLERANCE_S) -> 
     """
     keys = _plain_keys(secrets)
 
-    def verify(headers: Headers, body: bytes, now_s: float) -> Verified | Refused | Challenge:
+    def verify(headers: Headers, body: bytes, now_s: float) -> Verified | WebhookRefused | Challenge:
         timestamp = fresh(headers.get("x-slack-request-timestamp", ""), now_s, tolerance_s)
-        if isinstance(timestamp, Refused):
+        if isinstance(timestamp, WebhookRefused):
             return timestamp
         version, _, signature = headers.get("x-slack-signature", "").partition("=")
         signed = f"v0:{timestamp}:".encode() + body
         if version != "v0" or not matches(keys, signed, _hex_all([signature])):
             return _NOT_SIGNED
         fields = fields_of(body)
-        if isinstance(fields, Refused):
+        if isinstance(fields, WebhookRefused):
             return fields
         if fields.get("type") == "url_verification":
             challenge = fields.get("challenge")
             return (
                 Challenge(challenge.encode(errors="replace"))
                 if isinstance(challenge, str)
-                else Refused(400, "a challenge without its text")
+                else WebhookRefused(400, "a challenge without its text")
             )
         event = fields.get("event")
         return verified(fields.get("event_id"), event.get("type", "") if isinstance(event, dict) else "")
@@ -206,9 +206,9 @@ def slack(secrets: str | Sequence[str], *, tolerance_s: float = TOLERANCE_S) -> 
     return Named("slack", verify)
 
 
-def _in_body(body: bytes, id_field: str, type_field: str) -> Verified | Refused:
+def _in_body(body: bytes, id_field: str, type_field: str) -> Verified | WebhookRefused:
     fields = fields_of(body)
-    if isinstance(fields, Refused):
+    if isinstance(fields, WebhookRefused):
         return fields
     return verified(fields.get(id_field), fields.get(type_field, ""))
 

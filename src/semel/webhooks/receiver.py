@@ -26,9 +26,9 @@ from msgspec.structs import replace
 
 from semel.aclient import AsyncSemel
 from semel.errors import StoreError
-from semel.intake import Event, Handler, Intake, Pace, Receipt, Undertaker
+from semel.intake import Event, Handler, Intake, IntakeLimits, Receipt, Undertaker
 from semel.types import Busy, Done, Errored, Failed, Late, Lost, Mismatch, Outcome, Unavailable, Unknown
-from semel.webhooks.verify import Challenge, Refused, Scheme, headers_of
+from semel.webhooks.verify import Challenge, WebhookRefused, Scheme, headers_of
 from semel.windows import Duration, window_us
 
 __all__ = ["Receiver"]
@@ -46,7 +46,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-class Answer(Struct, frozen=True):
+class WebhookResponse(Struct, frozen=True):
     """What the sender gets."""
 
     status: int
@@ -70,7 +70,7 @@ class Receiver:
         *,
         answer: Literal["journaled", "synchronous"] = "journaled",
         window: Duration = WINDOW,
-        pace: Pace | None = None,
+        pace: IntakeLimits | None = None,
         dead: Undertaker | None = None,
         fingerprint: bool = False,
         now_s: Callable[[], float] = time.time,
@@ -126,84 +126,84 @@ class Receiver:
             await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer | None:
+    async def _answer(self, scope: Scope, receive: Receive) -> WebhookResponse | None:
         """Everything about one request; `None`: the sender has gone."""
         if scope["method"] != "POST":
-            return Answer(405, "webhooks are posted")
+            return WebhookResponse(405, "webhooks are posted")
         headers = headers_of(scope["headers"])
         if headers is None:
-            return Answer(431, "too many headers")
+            return WebhookResponse(431, "too many headers")
         if headers.get("content-encoding", "identity") != "identity":
-            return Answer(415, "a signed body comes as it is, not compressed")
+            return WebhookResponse(415, "a signed body comes as it is, not compressed")
         try:
             async with asyncio.timeout(BODY_WAIT_S):
                 body = await _read(headers.get("content-length", ""), receive, self._intake.body_bytes_max)
         except TimeoutError:
-            return Answer(408, f"no whole body within {BODY_WAIT_S:g} s")
-        if body is None or isinstance(body, Answer):
+            return WebhookResponse(408, f"no whole body within {BODY_WAIT_S:g} s")
+        if body is None or isinstance(body, WebhookResponse):
             return body
         found = self._scheme.verify(headers, body, self._now_s())
-        if isinstance(found, Refused):
+        if isinstance(found, WebhookRefused):
             _log.info("a webhook from %s was refused: %s", self._scheme.name, found.reason)
-            return Answer(found.status, found.reason)
+            return WebhookResponse(found.status, found.reason)
         if isinstance(found, Challenge):
-            return Answer(200, body=found.body)
+            return WebhookResponse(200, body=found.body)
         event = Event(id=found.id, type=found.type, body=body)
         return await (self._run(event) if self._synchronous else self._take(event))
 
-    async def _take(self, event: Event) -> Answer:
+    async def _take(self, event: Event) -> WebhookResponse:
         receipt = await self._intake.take(
             event, hold_s=HOLD_S, fingerprint=event.body if self._fingerprint else None
         )
         return journaled(receipt)
 
-    async def _run(self, event: Event) -> Answer:
+    async def _run(self, event: Event) -> WebhookResponse:
         try:
             return ran(await self._once.run(event.id, self._handler, event))
         except StoreError as error:
             return ran(Unavailable(error))
 
 
-def journaled(receipt: Receipt) -> Answer:
+def journaled(receipt: Receipt) -> WebhookResponse:
     """The answer where the event runs later, whoever it came from first."""
     match receipt.status:
         case "accepted" | "duplicate":
-            return Answer(202)
+            return WebhookResponse(202)
         case "refused":
-            return Answer(422, receipt.reason)
+            return WebhookResponse(422, receipt.reason)
         case "busy":
-            return Answer(503, receipt.reason, receipt.retry_after_s)
+            return WebhookResponse(503, receipt.reason, receipt.retry_after_s)
 
 
-def ran(outcome: Outcome[Any]) -> Answer:
+def ran(outcome: Outcome[Any]) -> WebhookResponse:
     """The answer where the handler ran within the request, this one or an earlier one.
 
     A failure for good is 200 too: no repetition cures it, and the sender would repeat it for days.
     """
     match outcome:
         case Done(recorded=True) | Failed():
-            return Answer(200)
+            return WebhookResponse(200)
         case Done():
-            return Answer(503, "it ran, but could not be recorded", 1.0)
+            return WebhookResponse(503, "it ran, but could not be recorded", 1.0)
         case Busy(retry_after_s):
-            return Answer(409, "the first delivery is still running", retry_after_s)
+            return WebhookResponse(409, "the first delivery is still running", retry_after_s)
         case Lost():
-            return Answer(409, "another delivery took over", 1.0)
+            return WebhookResponse(409, "another delivery took over", 1.0)
         case Unknown():
-            return Answer(409, "what came of it has to be decided by somebody")
+            return WebhookResponse(409, "what came of it has to be decided by somebody")
         case Errored(_, _, retry_after_s):
-            return Answer(503, "it failed this time", max(1.0, retry_after_s))
+            return WebhookResponse(503, "it failed this time", max(1.0, retry_after_s))
         case Unavailable():
-            return Answer(503, "it could not be recorded", 1.0)
+            return WebhookResponse(503, "it could not be recorded", 1.0)
         case Mismatch():
-            return Answer(422, "this id was used before with another body")
+            return WebhookResponse(422, "this id was used before with another body")
         case Late():
-            return Answer(422, "too old to tell whether it ran")
+            return WebhookResponse(422, "too old to tell whether it ran")
 
 
-async def _read(length: str, receive: Receive, bytes_max: int) -> bytes | Answer | None:
+async def _read(length: str, receive: Receive, bytes_max: int) -> bytes | WebhookResponse | None:
     """The whole body; `None`: the sender has gone."""
-    too_large = Answer(413, f"the body is larger than {bytes_max} bytes")
+    too_large = WebhookResponse(413, f"the body is larger than {bytes_max} bytes")
     if length.isdecimal() and int(length[:20]) > bytes_max:
         return too_large
     parts, size = [], 0
@@ -220,7 +220,7 @@ async def _read(length: str, receive: Receive, bytes_max: int) -> bytes | Answer
             return b"".join(parts)
 
 
-async def _send(answer: Answer, send: Send) -> None:
+async def _send(answer: WebhookResponse, send: Send) -> None:
     headers = []
     body = answer.body
     if answer.reason:

@@ -24,7 +24,7 @@ __all__ = [
     "TOLERANCE_S",
     "Challenge",
     "Headers",
-    "Refused",
+    "WebhookRefused",
     "Scheme",
     "Verified",
     "Verify",
@@ -56,7 +56,7 @@ class Verified(Struct, frozen=True):
     type: str = ""
 
 
-class Refused(Struct, frozen=True):
+class WebhookRefused(Struct, frozen=True):
     """401: not signed as it must be. 400: signed, and not a webhook that has an id."""
 
     status: int
@@ -69,7 +69,7 @@ class Challenge(Struct, frozen=True):
     body: bytes
 
 
-Verify: TypeAlias = Callable[[Headers, bytes, float], Verified | Refused | Challenge]
+Verify: TypeAlias = Callable[[Headers, bytes, float], Verified | WebhookRefused | Challenge]
 """Takes headers, body and the time in seconds."""
 
 
@@ -80,7 +80,7 @@ class Scheme(Protocol):
     def name(self) -> str:
         """For the logs."""
 
-    def verify(self, headers: Headers, body: bytes, now_s: float) -> Verified | Refused | Challenge:
+    def verify(self, headers: Headers, body: bytes, now_s: float) -> Verified | WebhookRefused | Challenge:
         """Look at a request. Never raises for what is in it; takes the same time for any wrong signature."""
 
 
@@ -130,32 +130,32 @@ def matches(keys: Sequence[bytes], signed: bytes, given: Sequence[bytes]) -> boo
     return good
 
 
-def fresh(text: str, now_s: float, tolerance_s: float) -> str | Refused:
+def fresh(text: str, now_s: float, tolerance_s: float) -> str | WebhookRefused:
     """The timestamp as it was signed, if it is near enough."""
     if not _SECONDS.fullmatch(text):
-        return Refused(401, "the timestamp is missing or no number of seconds")
+        return WebhookRefused(401, "the timestamp is missing or no number of seconds")
     if abs(now_s - int(text)) > tolerance_s:
-        return Refused(401, f"the timestamp is more than {tolerance_s:g} s from now")
+        return WebhookRefused(401, f"the timestamp is more than {tolerance_s:g} s from now")
     return text
 
 
-def verified(event_id: Any, event_type: Any = "") -> Verified | Refused:
+def verified(event_id: Any, event_type: Any = "") -> Verified | WebhookRefused:
     """The id that was found, if it is one."""
     if not isinstance(event_id, str) or not event_id:
-        return Refused(400, "the event has no id")
+        return WebhookRefused(400, "the event has no id")
     try:
         if len(check_key(event_id).encode()) > ID_BYTES_MAX:
-            return Refused(400, f"the event's id is longer than {ID_BYTES_MAX} bytes")
+            return WebhookRefused(400, f"the event's id is longer than {ID_BYTES_MAX} bytes")
     except KeyInvalid:
-        return Refused(400, "the event's id cannot be a key")
+        return WebhookRefused(400, "the event's id cannot be a key")
     plain = isinstance(event_type, str) and event_type.isprintable() and len(event_type) <= TYPE_BYTES_MAX
     return Verified(event_id, event_type if plain and event_type.isascii() else "")
 
 
-def fields_of(body: bytes) -> dict[str, Any] | Refused:
+def fields_of(body: bytes) -> dict[str, Any] | WebhookRefused:
     """The fields of a JSON object."""
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Refused(400, "the body is not JSON")
-    return fields if isinstance(fields, dict) else Refused(400, "the body is no JSON object")
+        return WebhookRefused(400, "the body is not JSON")
+    return fields if isinstance(fields, dict) else WebhookRefused(400, "the body is no JSON object")

@@ -11,7 +11,7 @@ from semel.clock import Clock
 from semel.core.commands import Admit, RecordItem
 from semel.core.ports import Capabilities
 from semel.stores.postgres import AsyncPostgresStore, PostgresStore
-from semel.stores.postgres.batch import Batch
+from semel.stores.postgres.batch import PostgresBatch
 from semel.stores.postgres.urls import from_url
 from semel.testing import ManualClock
 from semel.testing.clock import START_US
@@ -55,7 +55,7 @@ def make_timed(folder: Path, clock: Clock | None = None) -> PostgresStore:
     return _lenient(store)
 
 
-class Lenient(Batch):
+class Lenient(PostgresBatch):
     """Lets partitions hold what must not go with them, so that every statement is seen to work there too."""
 
     @staticmethod

@@ -141,7 +141,7 @@ def test_a_row_that_appears_after_the_snapshot_is_looked_at_again(
 
 def test_a_key_that_others_keep_changing_is_busy_in_the_end() -> None:
     item = Claim(("", "c", "k"), b"o" * 16, MINUTE_US, MINUTE_US)
-    batch = batching.Batch([item], {("", "c"): 1})
+    batch = batching.PostgresBatch([item], {("", "c"): 1})
     (stage,) = batching.stages(batch)
     said = talk.say(batch, stage)
     asked = [next(said).name]

@@ -80,7 +80,7 @@ def written_by_duplicates(store: PostgresStore, place: str) -> int:
 
 def explain(store: PostgresStore, items: list[Any]) -> dict[str, Any]:
     """How the server carries out the statement of these items, and what it did."""
-    batch = batching.Batch(items, store.consumers)
+    batch = batching.PostgresBatch(items, store.consumers)
     (stage,) = batching.stages(batch)
     ask = next(talk.say(batch, stage))
     with store._opened().line() as line:

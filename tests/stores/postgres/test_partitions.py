@@ -223,7 +223,7 @@ def test_a_statement_looks_into_the_partitions_of_its_ids_alone(
     ends: list[Any] = [settle(item, answer) for item, answer in zip(items, answers, strict=True)]
     fresh: list[Any] = [claim(uuid7(clock.now_us() - number * HOUR_US)) for number in range(40)]
     for sent in (ends, fresh, [Lookup(item.id) for item in items], list(items)):
-        said = batch.Batch(sent, timed.consumers, timed.kinds, now=clock.now_us())
+        said = batch.PostgresBatch(sent, timed.consumers, timed.kinds, now=clock.now_us())
         (stage,) = batch.stages(said)
         ask = next(say(said, stage))
         assert ask.name.endswith("_timed")
@@ -593,5 +593,5 @@ def test_the_command_line_cleans_and_says_who_else_does(
 
 
 def test_found_says_what_is_overdue() -> None:
-    standing = partitions.Found(100, [], live_us=10)
+    standing = partitions.PartitionState(100, [], live_us=10)
     assert (standing.ahead_us, standing.lag_s(), standing.overdue()) == (0, 0.0, [])

@@ -3,7 +3,7 @@
 import pytest
 
 import semel
-from semel.core.ports import AsyncStore, Store, Twofold
+from semel.core.ports import AsyncStore, Store, HasAsyncTwin
 from semel.errors import PolicyInvalid, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore, from_url
 from semel.stores.registry import store_for
@@ -28,7 +28,7 @@ SECRET = "s3cret-w%40rd"
 def test_a_url_names_a_store(url: str, name: str) -> None:
     store = store_for(url)
     assert isinstance(store, Store)
-    assert isinstance(store, Twofold)
+    assert isinstance(store, HasAsyncTwin)
     assert store.name == name
     twin = store.twin()
     assert isinstance(twin, AsyncStore)

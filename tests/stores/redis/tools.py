@@ -10,7 +10,7 @@ import pytest
 from semel.core.commands import Answer, Claim, Granted, Settle
 from semel.core.ports import Store
 from semel.stores.redis import RedisStore
-from semel.stores.redis.parts import Call
+from semel.stores.redis.parts import RedisCall
 from semel.types import Id
 
 S = 1_000_000
@@ -56,12 +56,12 @@ def kinds(answers: Sequence[Answer]) -> list[str]:
     return [type(answer).__name__ for answer in answers]
 
 
-def spied(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> list[list[Call]]:
+def spied(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> list[list[RedisCall]]:
     """What the store asks from here on, one list for each time."""
-    asked: list[list[Call]] = []
+    asked: list[list[RedisCall]] = []
     ask = store._ask
 
-    def spy(calls: list[Call]) -> list[Any]:
+    def spy(calls: list[RedisCall]) -> list[Any]:
         asked.append(calls)
         return ask(calls)
 

@@ -12,7 +12,7 @@ from semel.errors import PolicyInvalid, StoreClosed, StoreRefused, StoreUnavaila
 from semel.stores.memory import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.stores.tiered import Cache, MemoryCache, from_url, tiered, url_of
-from semel.stores.tiered.tier import COPY_BYTES_MAX, COUNTS, Ask, Write
+from semel.stores.tiered.tier import COPY_BYTES_MAX, COUNTS, AskStore, Write
 from semel.testing import ManualClock
 from semel.types import Absent, Busy, Completed, Forgotten, Mismatch, Record, Unavailable
 from tests.services import redis
@@ -248,7 +248,7 @@ def test_nor_does_the_copy_of_a_completion(pair: Pair) -> None:
 def test_what_is_forgotten_between_look_and_ask_is_copied_anew_only_if_it_is_done_anew(pair: Pair) -> None:
     finish(pair.truth, "a")
     slow = ByHand(pair.store, claim("a", lease_us=S))
-    slow.until(Ask)
+    slow.until(AskStore)
     pair.other().send([Forget(("", "consumer", "a"))])
     assert isinstance(slow.finish()[0], Granted)
     pair.clock.advance(2)

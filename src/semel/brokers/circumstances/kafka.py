@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from semel.brokers.kafka import Options, place_of
+from semel.brokers.kafka import KafkaOptions, place_of
 from semel.brokers.kafka_client import CLIENT_LOG
 from semel.errors import SourceUnavailable, UsageError
 from semel.observe.guarantees import Weakness
@@ -21,11 +21,11 @@ ASK_S = 10.0
 
 async def look(url: str) -> SourceFacts:
     """Two questions to the brokers; no group is joined."""
-    servers, options = place_of(url, Options)
+    servers, options = place_of(url, KafkaOptions)
     return await asyncio.to_thread(_look, servers, options)
 
 
-def _look(servers: str, options: Options) -> SourceFacts:
+def _look(servers: str, options: KafkaOptions) -> SourceFacts:
     name = f"kafka://{servers}/{options.topic}?group={options.group}"
     topics = options.topic.split(",")
     try:

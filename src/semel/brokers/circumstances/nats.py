@@ -6,7 +6,7 @@ from typing import Any
 from nats.js.api import StorageType
 from nats.js.errors import NotFoundError
 
-from semel.brokers.nats import ASK_S, UNREACHABLE, Options, connect, from_url
+from semel.brokers.nats import ASK_S, UNREACHABLE, NatsOptions, connect, from_url
 from semel.errors import SourceUnavailable, UsageError
 from semel.observe.guarantees import Weakness
 from semel.observe.sources import SourceFacts
@@ -29,7 +29,7 @@ async def look(url: str) -> SourceFacts:
         ) from error
 
 
-async def _look(line: Any, name: str, options: Options) -> SourceFacts:
+async def _look(line: Any, name: str, options: NatsOptions) -> SourceFacts:
     jetstream = line.jetstream(timeout=ASK_S)
     stream = await jetstream.stream_info(options.stream)
     config, state = stream.config, stream.state

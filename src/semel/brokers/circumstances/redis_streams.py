@@ -7,7 +7,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from semel.brokers.redis_streams import Options, RedisStream, place_of
+from semel.brokers.redis_streams import RedisStreamsOptions, RedisStream, place_of
 from semel.errors import SourceUnavailable
 from semel.observe.guarantees import Weakness
 from semel.observe.sources import SourceFacts
@@ -27,7 +27,7 @@ async def look(url: str) -> SourceFacts:
         await line.aclose()
 
 
-async def _look(line: Any, name: str, options: Options) -> SourceFacts:
+async def _look(line: Any, name: str, options: RedisStreamsOptions) -> SourceFacts:
     info = await line.info()
     lasting_ms = await line.pttl(options.stream)
     notes: list[str] = []

@@ -8,13 +8,13 @@ from statistics import median
 
 from msgspec import Struct
 
-__all__ = ["REPEATS", "Fresh", "Job", "Row", "compare", "rate"]
+__all__ = ["REPEATS", "Fresh", "Job", "Measurement", "compare", "rate"]
 
 REPEATS = 5
 _round = itertools.count()
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class Measurement(Struct, frozen=True, kw_only=True):
     """One comparison: what was measured, against what, and what we aim at."""
 
     store: str
@@ -85,11 +85,11 @@ def compare(
     limit_job: Job,
     aim: float | None = None,
     seconds: float = 0.0,
-) -> Row:
+) -> Measurement:
     """Measure both in turns, so that whatever else the computer does hits both alike; medians."""
     gc.collect()
     pairs = [(rate(limit_job, seconds), rate(subject, seconds)) for _ in range(REPEATS)]
-    return Row(
+    return Measurement(
         store=store,
         what=what,
         rate=median(mine for _, mine in pairs),

@@ -8,13 +8,13 @@ from semel.cli.gauge.measure import Fresh, Job
 from semel.cli.gauge.scratch import Scratch
 from semel.stores.memory import MemoryStore
 
-__all__ = ["Raw", "scratch"]
+__all__ = ["RawMemory", "scratch"]
 
 COUNT = 1_000
 WINDOW_US = 86_400_000_000
 
 
-class Raw:
+class RawMemory:
     """What Python's own containers can do."""
 
     single_limit: str = "dict with a clock"
@@ -51,7 +51,7 @@ class Raw:
 @contextmanager
 def scratch(_url: str) -> Iterator[Scratch]:
     """Nothing is left when nobody holds it."""
-    raw = Raw()
+    raw = RawMemory()
     yield Scratch(
         kind="memory",
         target=MemoryStore(records_max=10**7),

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from semel import client
 from semel.cli.gauge import subjects
-from semel.cli.gauge.measure import REPEATS, Job, Row, compare
+from semel.cli.gauge.measure import REPEATS, Job, Measurement, compare
 from semel.cli.gauge.scratch import Scratch
 
 __all__ = ["SIZES", "Measure", "measures"]
@@ -20,7 +20,7 @@ ROWS_MAX = 1_000
 WINDOW = "10m"
 """What an interrupted cleanup might leave expires soon."""
 
-Measure: TypeAlias = tuple[str, Callable[[float], Row]]
+Measure: TypeAlias = tuple[str, Callable[[float], Measurement]]
 """What is measured, and the way to do it within so many seconds."""
 
 
@@ -63,7 +63,7 @@ def _claiming(leases: client.Semel, size: int) -> Job:
 
 
 def _measure(kind: str, what: str, job: Job, limit: str, limit_job: Job) -> Measure:
-    def run(seconds: float) -> Row:
+    def run(seconds: float) -> Measurement:
         return compare(kind, what, job, limit, limit_job, seconds=seconds / (2 * REPEATS))
 
     return what, run

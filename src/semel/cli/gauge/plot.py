@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from semel.cli.gauge.measure import Row
+from semel.cli.gauge.measure import Measurement
 
 __all__ = ["bars", "svg"]
 
@@ -12,7 +12,7 @@ BAR_HEIGHT, GAP, LEFT, WIDTH, TOP = 18, 10, 300, 420, 44
 EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
-def bars(rows: Sequence[Row], columns: int) -> list[str]:
+def bars(rows: Sequence[Measurement], columns: int) -> list[str]:
     """A line per row: its name, its share of the whole as a bar, the ratio. At most `columns` wide."""
     named = max(len(row.what) for row in rows)
     room = max(8, columns - named - 10)
@@ -26,7 +26,7 @@ def bars(rows: Sequence[Row], columns: int) -> list[str]:
     return [*lines, f"{'':>{named}} {'│':>{limit}} 1.00 = the raw limit"]
 
 
-def svg(rows: Sequence[Row], title: str) -> str:
+def svg(rows: Sequence[Measurement], title: str) -> str:
     """A bar per row, as long as its share of its limit; a tick where the aim is."""
     top = max([1.0, *(row.ratio / (row.aim or max(row.ratio, 1.0)) for row in rows)])
     wide, high = LEFT + WIDTH + 190, TOP + len(rows) * (BAR_HEIGHT + GAP) + 20

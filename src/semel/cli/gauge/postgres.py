@@ -5,13 +5,13 @@ from contextlib import contextmanager
 
 import psycopg
 
-from semel.cli.exits import BAD_CONFIGURATION, Stop
+from semel.cli.exits import BAD_CONFIGURATION, CommandExit
 from semel.cli.gauge.measure import Job
 from semel.cli.gauge.scratch import Scratch, new_name, with_options
 from semel.stores.postgres.trouble import translated
 from semel.stores.postgres.urls import from_url
 
-__all__ = ["Raw", "scratch"]
+__all__ = ["RawPostgres", "scratch"]
 
 SINGLES = 25
 ROWS_MAX = 1_000
@@ -27,7 +27,7 @@ END $$
 """
 
 
-class Raw:
+class RawPostgres:
     """What the server itself can do: 16-byte keys, one commit per batch."""
 
     def __init__(self, db: psycopg.Connection, schema: str) -> None:
@@ -60,7 +60,7 @@ def scratch(url: str) -> Iterator[Scratch]:
         with psycopg.connect(**place.parameters()) as db:
             db.execute(f'CREATE SCHEMA "{name}"')
             try:
-                raw = Raw(db, name)
+                raw = RawPostgres(db, name)
                 yield Scratch(
                     kind="postgres",
                     target=with_options(url, schema=name),
@@ -74,7 +74,7 @@ def scratch(url: str) -> Iterator[Scratch]:
                 with psycopg.connect(**place.parameters()) as last:
                     last.execute(f'DROP SCHEMA "{name}" CASCADE')
     except psycopg.errors.InsufficientPrivilege as error:
-        raise Stop(
+        raise CommandExit(
             f"{place.name}: bench works in a schema of its own, and this role may not create one; use one that may",
             BAD_CONFIGURATION,
         ) from error

@@ -11,9 +11,9 @@ import redis
 from semel.cli.gauge.measure import Job
 from semel.cli.gauge.scratch import Scratch, new_name, with_options
 from semel.errors import StoreUnavailable
-from semel.stores.redis.options import Options, Place, parse
+from semel.stores.redis.options import RedisOptions, RedisTarget, parse
 
-__all__ = ["Raw", "scratch"]
+__all__ = ["RawRedis", "scratch"]
 
 SINGLES = 100
 ROWS_MAX = 1_000
@@ -22,7 +22,7 @@ KEEP_MS = 600_000
 SCAN_COUNT = 1000
 
 
-class Raw:
+class RawRedis:
     """What one connection carries: SET NX PX of 16-byte keys, packed before the clock starts."""
 
     def __init__(self, connection: Any, prefix: bytes) -> None:
@@ -62,7 +62,7 @@ def scratch(url: str) -> Iterator[Scratch]:
         node = client.get_node_from_key("{1}").redis_connection if place.topology == "cluster" else client
         connection = node.connection_pool.get_connection()
         try:
-            raw = Raw(connection, name.encode())
+            raw = RawRedis(connection, name.encode())
             yield Scratch(
                 kind="redis",
                 target=with_options(url, prefix=name),
@@ -99,7 +99,7 @@ def _unlink(client: Any, keys: list[bytes]) -> None:
     keys.clear()
 
 
-def _client(place: Place, options: Options) -> Any:
+def _client(place: RedisTarget, options: RedisOptions) -> Any:
     """The driver's own client of the same place."""
     more: dict[str, Any] = {
         "username": place.username or None,

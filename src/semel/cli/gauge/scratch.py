@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from semel.cli.exits import USAGE, Stop
+from semel.cli.exits import USAGE, CommandExit
 from semel.cli.gauge.measure import Job
 from semel.core.ports import Store
 
@@ -61,7 +61,7 @@ def scratch_for(url: str) -> Iterator[Scratch]:
     """A scratch place of the kind that the URL names, on the same server or disk; removed at the end."""
     scheme = url.partition(":")[0].partition("+")[0]
     if scheme not in KINDS:
-        raise Stop(f"no raw limit is known for {scheme}: stores; bench knows {', '.join(KINDS)}", USAGE)
+        raise CommandExit(f"no raw limit is known for {scheme}: stores; bench knows {', '.join(KINDS)}", USAGE)
     made: Callable[[str], AbstractContextManager[Scratch]]
     made = import_module(f"semel.cli.gauge.{KINDS[scheme]}").scratch
     with made(url) as place:

@@ -8,20 +8,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from semel.cli.exits import BAD_CONFIGURATION, Stop
+from semel.cli.exits import BAD_CONFIGURATION, CommandExit
 from semel.cli.gauge.measure import Fresh, Job
 from semel.cli.gauge.scratch import Scratch
 from semel.digests import digests_of
 from semel.stores.sqlite import SqliteStore
 from semel.stores.sqlite.urls import from_url
 
-__all__ = ["Raw", "scratch"]
+__all__ = ["RawSqlite", "scratch"]
 
 SINGLES = 25
 ROWS_MAX = 1_000
 
 
-class Raw:
+class RawSqlite:
     """What SQLite itself can do: 16-byte keys, WITHOUT ROWID, WAL."""
 
     def __init__(self, path: Path, synchronous: str = "FULL") -> None:
@@ -69,12 +69,12 @@ def scratch(url: str) -> Iterator[Scratch]:
     store: SqliteStore = from_url(url)
     beside = Path(store.path).parent
     if not beside.is_dir():
-        raise Stop(f"{beside} is no folder; {store.name} cannot be made there", BAD_CONFIGURATION)
+        raise CommandExit(f"{beside} is no folder; {store.name} cannot be made there", BAD_CONFIGURATION)
     query = urlsplit(url).query
     synchronous = dict(parse_qsl(query)).get("synchronous", "FULL").upper()
     with TemporaryDirectory(prefix=".semel-bench-", dir=beside) as folder:
         target = f"sqlite:///{quote(str(Path(folder) / 'semel.db'))}" + (f"?{query}" if query else "")
-        with closing(Raw(Path(folder) / "raw.db", synchronous)) as raw:
+        with closing(RawSqlite(Path(folder) / "raw.db", synchronous)) as raw:
             yield Scratch(
                 kind="sqlite",
                 target=target,

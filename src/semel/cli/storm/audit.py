@@ -6,20 +6,20 @@ from collections import Counter
 from msgspec import Struct
 
 from semel.cli.storm.messages import PHASES, Mode
-from semel.cli.storm.run import Progress
-from semel.cli.storm.worker import Place
+from semel.cli.storm.run import DemoProgress
+from semel.cli.storm.worker import DemoFolder
 
-__all__ = ["Result", "Sink", "audit"]
+__all__ = ["DemoResult", "SinkCounts", "audit"]
 
 
-class Sink(Struct, frozen=True):
+class SinkCounts(Struct, frozen=True):
     """What a system that honours idempotency keys was left with."""
 
     lost: int
     twice: int
 
 
-class Result(Struct, frozen=True):
+class DemoResult(Struct, frozen=True):
     """One storm, counted. `broken`: the promises that were not kept; empty is what we want."""
 
     mode: Mode
@@ -41,12 +41,12 @@ class Result(Struct, frozen=True):
     """Those beyond the kills, pauses and lost claims that hit their event."""
     answers_differ: int
     """Events whose deliveries were answered differently."""
-    sink: Sink | None
+    sink: SinkCounts | None
     seconds: float
     broken: list[str]
 
 
-def audit(place: Place, progress: Progress, events: list[str], seconds: float) -> Result:
+def audit(place: DemoFolder, progress: DemoProgress, events: list[str], seconds: float) -> DemoResult:
     """Read the ledgers, which know nothing of semel, and hold them against the promises."""
     happened = _effects(place)
     lost = sum(not happened[event] for event in events)
@@ -67,7 +67,7 @@ def audit(place: Place, progress: Progress, events: list[str], seconds: float) -
         broken.append(f"the sink with idempotency keys lost {sink.lost} and doubled {sink.twice}")
     if place.mode == "control" and not twice:
         broken.append("the control shows no double: the storm was too mild")
-    return Result(
+    return DemoResult(
         mode=place.mode,
         events=len(events),
         deliveries=progress.deliveries,
@@ -88,22 +88,22 @@ def audit(place: Place, progress: Progress, events: list[str], seconds: float) -
     )
 
 
-def _effects(place: Place) -> Counter[str]:
+def _effects(place: DemoFolder) -> Counter[str]:
     if place.mode == "lease":
         return Counter(place.effects.read_text().split())
     return _counted(place, "SELECT event, count(*) FROM ledger GROUP BY event")
 
 
-def _sink(place: Place, events: list[str]) -> Sink:
+def _sink(place: DemoFolder, events: list[str]) -> SinkCounts:
     connection = sqlite3.connect(place.sink)
     try:
         applied = dict(connection.execute("SELECT event, count(*) FROM applied GROUP BY event").fetchall())
     finally:
         connection.close()
-    return Sink(sum(event not in applied for event in events), sum(count > 1 for count in applied.values()))
+    return SinkCounts(sum(event not in applied for event in events), sum(count > 1 for count in applied.values()))
 
 
-def _counted(place: Place, query: str) -> Counter[str]:
+def _counted(place: DemoFolder, query: str) -> Counter[str]:
     connection = sqlite3.connect(place.database)
     try:
         return Counter(dict(connection.execute(query).fetchall()))

@@ -13,7 +13,7 @@ __all__ = [
     "Arrived",
     "Deliver",
     "Go",
-    "Line",
+    "WorkerSocket",
     "Mode",
     "Nack",
     "Phase",
@@ -77,7 +77,7 @@ _from_queue = msgspec.json.Decoder(Deliver | Go)
 _from_worker = msgspec.json.Decoder(Ready | Arrived | Ack | Nack)
 
 
-class Line:
+class WorkerSocket:
     """One end of a worker's socket."""
 
     def __init__(self, end: socket.socket, *, at_worker: bool) -> None:

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from semel.cli.storm.messages import PHASES, Mode, Phase
 
-__all__ = ["KILLS_MIN", "Hit", "Plan", "draw"]
+__all__ = ["KILLS_MIN", "Hit", "DemoPlan", "draw"]
 
 KILLS_MIN = len(PHASES)
 """Fewer could not strike at every phase."""
@@ -35,7 +35,7 @@ class Hit(Struct, frozen=True):
     phase: Phase
 
 
-class Plan(Struct):
+class DemoPlan(Struct):
     """One storm."""
 
     events: list[str]
@@ -51,7 +51,7 @@ class Plan(Struct):
         return self.ack_lost.random() < ACK_LOST
 
 
-def draw(mode: Mode, seed: int, events: int, kills: int) -> Plan:
+def draw(mode: Mode, seed: int, events: int, kills: int) -> DemoPlan:
     """The storm of this seed."""
     rng = random.Random(f"{seed}:{events}:{kills}")  # noqa: S311 - a storm has to be predictable
     names = [f"evt-{number:06d}" for number in range(events)]
@@ -74,4 +74,4 @@ def draw(mode: Mode, seed: int, events: int, kills: int) -> Plan:
         hits.setdefault(free.pop() if free else rng.choice(names), []).append(Hit("pause", phase))
     for struck_here in hits.values():
         struck_here.sort(key=lambda hit: (PHASES.index(hit.phase), hit.kind))
-    return Plan(names, [name for _, name in sorted(at)], hits, random.Random(rng.random()))  # noqa: S311
+    return DemoPlan(names, [name for _, name in sorted(at)], hits, random.Random(rng.random()))  # noqa: S311

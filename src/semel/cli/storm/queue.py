@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-__all__ = ["Queue"]
+__all__ = ["DemoQueue"]
 
 VISIBILITY_S = 0.5
 """A delivery that is not acknowledged after this is made again, to somebody else: before a stopped worker goes on."""
@@ -19,7 +19,7 @@ class Flight(Struct):
     until: float
 
 
-class Queue:
+class DemoQueue:
     """Messages by number; each is in one place: ready, delayed, in flight, or gone."""
 
     def __init__(self, events: Iterable[str]) -> None:

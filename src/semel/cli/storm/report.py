@@ -7,9 +7,9 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from semel.cli.storm.audit import Result
+from semel.cli.storm.audit import DemoResult
 from semel.cli.storm.messages import PHASES
-from semel.cli.storm.run import Progress
+from semel.cli.storm.run import DemoProgress
 
 __all__ = ["TITLES", "display", "document", "print_results"]
 
@@ -23,7 +23,7 @@ REFRESH_PER_S = 10
 
 
 @contextmanager
-def display(kills: int, *, shown: bool) -> Iterator[Callable[[Progress], None]]:
+def display(kills: int, *, shown: bool) -> Iterator[Callable[[DemoProgress], None]]:
     """A live view on stderr; nothing where nobody looks. It has no thread: it is drawn by the storm's own steps."""
     if not shown:
         yield lambda _: None
@@ -35,7 +35,7 @@ def display(kills: int, *, shown: bool) -> Iterator[Callable[[Progress], None]]:
 
     from semel.cli.output import console
 
-    def draw(progress: Progress) -> Any:
+    def draw(progress: DemoProgress) -> Any:
         struck = ", ".join(f"{phase} {progress.kills[phase]}" for phase in PHASES)
         signs = " ".join(_SIGNS[each] for each in progress.workers.split())
         return Group(
@@ -50,7 +50,7 @@ def display(kills: int, *, shown: bool) -> Iterator[Callable[[Progress], None]]:
 
         drawn_at = 0.0
 
-        def step(progress: Progress) -> None:
+        def step(progress: DemoProgress) -> None:
             nonlocal drawn_at
             if monotonic() - drawn_at >= 1 / REFRESH_PER_S:
                 drawn_at = monotonic()
@@ -59,7 +59,7 @@ def display(kills: int, *, shown: bool) -> Iterator[Callable[[Progress], None]]:
         yield step
 
 
-def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
+def rows(results: Sequence[DemoResult]) -> list[tuple[str, ...]]:
     """The table: one line for each figure, one column for each storm."""
     figures: list[tuple[str, Sequence[int | str]]] = [
         ("events", [each.events for each in results]),
@@ -93,7 +93,7 @@ def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     ]
 
 
-def print_results(results: Sequence[Result], seed: int) -> None:
+def print_results(results: Sequence[DemoResult], seed: int) -> None:
     """The table and the verdict, on stdout."""
     from rich.table import Table
     from rich.text import Text
@@ -115,7 +115,7 @@ def print_results(results: Sequence[Result], seed: int) -> None:
     sys.stdout.flush()
 
 
-def verdicts(results: Sequence[Result]) -> list[str]:
+def verdicts(results: Sequence[DemoResult]) -> list[str]:
     """What the figures mean, a sentence for each storm."""
     sentences: list[str] = []
     for result in results:
@@ -138,7 +138,7 @@ def verdicts(results: Sequence[Result]) -> list[str]:
     return sentences
 
 
-def document(results: Sequence[Result], seed: int, workers: int) -> dict[str, Any]:
+def document(results: Sequence[DemoResult], seed: int, workers: int) -> dict[str, Any]:
     """The same for programs. The figures at the top are those of the first storm."""
     first = results[0]
     by_mode = {result.mode: to_builtins(result) for result in results}

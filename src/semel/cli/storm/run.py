@@ -12,13 +12,13 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from semel.cli.storm.messages import PHASES, Ack, Arrived, Deliver, Go, Line, Mode, Nack, Phase, Ready
+from semel.cli.storm.messages import PHASES, Ack, Arrived, Deliver, Go, WorkerSocket, Mode, Nack, Phase, Ready
 from semel.cli.storm.nursery import Nursery
-from semel.cli.storm.plan import Hit, Plan
-from semel.cli.storm.queue import Queue
-from semel.cli.storm.worker import LEASE_S, Place
+from semel.cli.storm.plan import Hit, DemoPlan
+from semel.cli.storm.queue import DemoQueue
+from semel.cli.storm.worker import LEASE_S, DemoFolder
 
-__all__ = ["Progress", "Storm", "StormError"]
+__all__ = ["DemoProgress", "Storm", "StormError"]
 
 PREFETCH = 4
 """How many deliveries a worker has in hand: what is behind the one it handles is redelivered when it dies."""
@@ -33,7 +33,7 @@ class StormError(Exception):
     """The storm itself failed, which says nothing about any promise."""
 
 
-class Progress(Struct):
+class DemoProgress(Struct):
     """What has happened so far, for the display and for the count at the end."""
 
     mode: Mode
@@ -58,7 +58,7 @@ class Crewman(Struct):
     """One worker as the queue sees it."""
 
     pid: int
-    line: Line
+    line: WorkerSocket
     ready: bool = False
     in_hand: set[int] = field(default_factory=set)
     resume_at: float = 0.0
@@ -69,22 +69,22 @@ class Storm:
     """Runs one storm. `step` is called some twenty times a second."""
 
     def __init__(
-        self, mode: Mode, plan: Plan, nursery: Nursery, folder: Path, *, step: Callable[[Progress], None]
+        self, mode: Mode, plan: DemoPlan, nursery: Nursery, folder: Path, *, step: Callable[[DemoProgress], None]
     ) -> None:
         self._plan = plan
         self._nursery = nursery
         self._folder = folder
         self._step = step
-        self._queue = Queue(plan.sent)
+        self._queue = DemoQueue(plan.sent)
         self._selector = selectors.DefaultSelector()
         self._crew: dict[int, Crewman] = {}
         self._cut_off: set[str] = set()
         self._attempts: set[tuple[str, int]] = set()
         self._complaint = ""
-        self.place: Place = Place(folder, mode)
-        self.progress: Progress = Progress(mode, len(plan.events), len(plan.sent))
+        self.place: DemoFolder = DemoFolder(folder, mode)
+        self.progress: DemoProgress = DemoProgress(mode, len(plan.events), len(plan.sent))
 
-    def run(self, workers: int) -> Progress:
+    def run(self, workers: int) -> DemoProgress:
         """The whole storm. Raises `StormError` when it stalls; every worker is ended on the way out."""
         self.place.prepare()
         try:
@@ -116,7 +116,7 @@ class Storm:
 
     def _start(self) -> None:
         pid, end = self._nursery.start(self._folder, self.progress.mode)
-        self._crew[pid] = Crewman(pid, Line(end, at_worker=False))
+        self._crew[pid] = Crewman(pid, WorkerSocket(end, at_worker=False))
         self._selector.register(end, selectors.EVENT_READ, pid)
 
     def _end(self, man: Crewman) -> None:

@@ -12,9 +12,9 @@ from contextlib import closing
 from pathlib import Path
 
 import semel
-from semel.cli.storm.messages import Ack, Arrived, Deliver, Go, Line, Mode, Nack, Phase, Ready
+from semel.cli.storm.messages import Ack, Arrived, Deliver, Go, WorkerSocket, Mode, Nack, Phase, Ready
 
-__all__ = ["LEASE_S", "Place", "work"]
+__all__ = ["LEASE_S", "DemoFolder", "work"]
 
 LEASE_S = 0.4
 """Short, so that the demo need not wait long for the claims of the dead."""
@@ -25,7 +25,7 @@ Halt = Callable[..., None]
 Handler = Callable[[Deliver, Halt], Ack | Nack]
 
 
-class Place:
+class DemoFolder:
     """The folder of one run: the store, and the ledgers that nothing keeps from holding an event twice."""
 
     def __init__(self, folder: Path, mode: Mode) -> None:
@@ -60,7 +60,7 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def inbox_handler(place: Place) -> Handler:
+def inbox_handler(place: DemoFolder) -> Handler:
     """The effect and the mark are in one transaction: both, or neither."""
     once = semel.open(place.store, consumer="demo", mode="inbox")
     once.__enter__()  # connect now: inside our own transaction it would wait for ourselves
@@ -87,7 +87,7 @@ def inbox_handler(place: Place) -> Handler:
     return handle
 
 
-def lease_handler(place: Place) -> Handler:
+def lease_handler(place: DemoFolder) -> Handler:
     """The effect is elsewhere: a file that takes everything, and a sink that honours the idempotency key."""
     policy = semel.Policy(wait_s=0, max_attempts=ATTEMPTS_MAX)
     once = semel.open(place.store, consumer="demo", lease=LEASE_S, policy=policy)
@@ -132,7 +132,7 @@ def apply_once(sink: sqlite3.Connection, key: str, event: str) -> None:
     sink.execute("COMMIT")
 
 
-def control_handler(place: Place) -> Handler:
+def control_handler(place: DemoFolder) -> Handler:
     """The same work without semel: handle, then acknowledge."""
     connection = connect(place.database)
 
@@ -148,7 +148,7 @@ def control_handler(place: Place) -> Handler:
     return handle
 
 
-HANDLERS: dict[Mode, Callable[[Place], Handler]] = {
+HANDLERS: dict[Mode, Callable[[DemoFolder], Handler]] = {
     "inbox": inbox_handler,
     "lease": lease_handler,
     "control": control_handler,
@@ -163,8 +163,8 @@ def new_answer() -> str:
 def work(end: socket.socket, folder: Path, mode: Mode) -> None:
     """Serve deliveries from this socket until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the queue, which ends its workers itself
-    line = Line(end, at_worker=True)
-    handle = HANDLERS[mode](Place(folder, mode))
+    line = WorkerSocket(end, at_worker=True)
+    handle = HANDLERS[mode](DemoFolder(folder, mode))
     line.say(Ready(os.getpid()))
     waiting: deque[Deliver] = deque()
 

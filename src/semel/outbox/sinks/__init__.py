@@ -5,16 +5,16 @@ from importlib import import_module
 from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-from semel.core.relaying import Published, Refused, Row, Sent, Unsent
+from semel.core.relaying import Published, PublishRefused, OutboxRow, Sent, NotPublished
 from semel.errors import PolicyInvalid, SinkRefused, SinkUnavailable, SinkUnknown
 from semel.extras import install_command
 
 __all__ = [
     "Published",
-    "Refused",
+    "PublishRefused",
     "Sent",
     "Sink",
-    "Unsent",
+    "NotPublished",
     "destination_of",
     "options_of",
     "sink_for",
@@ -57,7 +57,7 @@ class Sink(Protocol):
         """Let go; idempotent."""
         ...
 
-    async def publish(self, rows: Sequence[Row], /) -> list[Sent]:
+    async def publish(self, rows: Sequence[OutboxRow], /) -> list[Sent]:
         """Hand over the rows and wait for the broker's word on each; answers by position.
 
         Raises `SinkUnavailable` where nothing is known of any of them.
@@ -95,7 +95,7 @@ def options_of(url: str, known: Sequence[str]) -> tuple[SplitResult, dict[str, s
     return parts, found
 
 
-def destination_of(row: Row, default: str) -> str:
+def destination_of(row: OutboxRow, default: str) -> str:
     """Where a row goes: its own destination, else the relay's, else its type."""
     return row.destination or default or row.event_type
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from semel.brokers.kafka_client import ClientErrors, DaemonThread
-from semel.core.relaying import Published, Refused, Row, Sent, Unsent
+from semel.core.relaying import Published, PublishRefused, OutboxRow, Sent, NotPublished
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
 from semel.outbox.sinks import destination_of, options_of, refused, unavailable
@@ -93,14 +93,14 @@ class KafkaSink:
         if thread is not None:
             thread.shutdown(wait=False)
 
-    async def publish(self, rows: Sequence[Row]) -> list[Sent]:
+    async def publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
         """In the producer's thread, until each row is delivered or has failed."""
         try:
             return await self._in_thread(lambda: self._publish(rows))
         except KafkaException as error:
             raise unavailable(self.name, error) from error
 
-    def _publish(self, rows: Sequence[Row]) -> list[Sent]:
+    def _publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
         """All in one go; then one by one what is left, where a broker has refused some for a row among them.
 
         Brokers refuse a batch of the producer as a whole, so that nobody knows which row it was about.
@@ -110,13 +110,13 @@ class KafkaSink:
             vague = self._send(rows, some, answers)
             if vague:
                 self._send_singly(rows, some, answers)
-                if not any(isinstance(answers[at], Refused) for at in some):  # it was about their sum
+                if not any(isinstance(answers[at], PublishRefused) for at in some):  # it was about their sum
                     size = int(self._settings.get("batch.size", BATCH_BYTES_MAX)) // 2
                     self._settings["batch.size"] = max(size, BATCH_BYTES_MIN)
                     self._drop()
         return answers
 
-    def _send_singly(self, rows: Sequence[Row], places: Sequence[int], answers: list[Sent]) -> None:
+    def _send_singly(self, rows: Sequence[OutboxRow], places: Sequence[int], answers: list[Sent]) -> None:
         give_up_at = time.monotonic() + BEGIN_MAX_S
         left = [at for at in places if not isinstance(answers[at], Published)]
         for at in left:
@@ -126,7 +126,7 @@ class KafkaSink:
             if time.monotonic() >= give_up_at:
                 return
 
-    def _send(self, rows: Sequence[Row], places: Sequence[int], answers: list[Sent]) -> bool:
+    def _send(self, rows: Sequence[OutboxRow], places: Sequence[int], answers: list[Sent]) -> bool:
         """Hand over rows and wait for all of them; whether some may have been refused for the sake of another."""
         chosen = set(places)
         stopped: dict[tuple[str, str], int] = {}
@@ -173,7 +173,7 @@ class _Batch:
         self.vague = False
         """The brokers have refused a row, perhaps for the sake of another."""
 
-    def hand_over(self, at: int, row: Row, topic: str) -> bool:
+    def hand_over(self, at: int, row: OutboxRow, topic: str) -> bool:
         """Queue a row; `False`: it is not even taken."""
         try:
             self._producer.produce(
@@ -188,9 +188,9 @@ class _Batch:
             self._answers[at] = _refusal(error.args[0])
             return False
         except BufferError:
-            self._answers[at] = Unsent("the producer's queue is full")
+            self._answers[at] = NotPublished("the producer's queue is full")
             return False
-        self._answers[at] = Unsent("no answer in time")
+        self._answers[at] = NotPublished("no answer in time")
         self._left += 1
         return True
 
@@ -215,11 +215,11 @@ class _Batch:
 def _refusal(error: KafkaError) -> Sent:
     code, said = error.code(), error.str()
     if code in _OF_MESSAGE:
-        return Refused(said, of_message=True)
-    return Refused(said) if code in _OF_DESTINATION else Unsent(said)
+        return PublishRefused(said, of_message=True)
+    return PublishRefused(said) if code in _OF_DESTINATION else NotPublished(said)
 
 
-def headers_of(row: Row) -> list[tuple[str, str | bytes | None]]:
+def headers_of(row: OutboxRow) -> list[tuple[str, str | bytes | None]]:
     """The record's headers."""
     headers: list[tuple[str, str | bytes | None]] = [
         ("message_id", row.id),

@@ -9,7 +9,7 @@ import nats
 import nats.errors
 import nats.js.errors
 
-from semel.core.relaying import Published, Refused, Row, Sent, Unsent
+from semel.core.relaying import Published, PublishRefused, OutboxRow, Sent, NotPublished
 from semel.outbox.message import attributes
 from semel.outbox.sinks import destination_of, options_of, refused, unavailable
 from semel.outbox.sinks.turns import in_turns
@@ -58,26 +58,26 @@ class NatsSink:
         if client is not None:
             await client.close()
 
-    async def publish(self, rows: Sequence[Row]) -> list[Sent]:
+    async def publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
         """Aggregates beside one another, each row confirmed by itself."""
         return await in_turns(rows, self._send)
 
-    async def _send(self, row: Row) -> Sent:
+    async def _send(self, row: OutboxRow) -> Sent:
         subject = destination_of(row, self._subject)
         try:
             await self._stream.publish(subject, row.payload, headers=headers_of(row))
         except nats.js.errors.NoStreamResponseError:
-            return Refused(f"no stream takes the subject {subject}")
+            return PublishRefused(f"no stream takes the subject {subject}")
         except (
             nats.errors.MaxPayloadError,
             nats.errors.BadSubjectError,
             nats.errors.BadHeaderError,
         ) as error:
-            return Refused(f"{type(error).__name__}: {error}", of_message=True)
+            return PublishRefused(f"{type(error).__name__}: {error}", of_message=True)
         except nats.js.errors.APIError as error:
-            return Refused(f"{error.code}: {error.description}")
+            return PublishRefused(f"{error.code}: {error.description}")
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            return Unsent(f"{type(error).__name__}: {error}")
+            return NotPublished(f"{type(error).__name__}: {error}")
         return Published()
 
 
@@ -85,7 +85,7 @@ async def _quiet(_error: Exception) -> None:
     """What goes wrong is reported by what was called."""
 
 
-def headers_of(row: Row) -> dict[str, str]:
+def headers_of(row: OutboxRow) -> dict[str, str]:
     """The message's headers."""
     headers = {"Nats-Msg-Id": row.id, "message_id": row.id, **row.headers}
     for name, value in attributes(row).items():

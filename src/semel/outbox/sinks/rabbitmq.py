@@ -10,7 +10,7 @@ from aio_pika.abc import DeliveryMode
 from aio_pika.exceptions import AMQPException, ChannelClosed, DeliveryError
 
 from semel.brokers.rabbitmq import REFUSALS
-from semel.core.relaying import Published, Refused, Row, Sent, Unsent
+from semel.core.relaying import Published, PublishRefused, OutboxRow, Sent, NotPublished
 from semel.outbox.message import attributes
 from semel.outbox.sinks import destination_of, options_of, refused, unavailable
 from semel.outbox.sinks.turns import in_turns
@@ -57,27 +57,27 @@ class RabbitmqSink:
         if connection is not None:
             await connection.close()
 
-    async def publish(self, rows: Sequence[Row]) -> list[Sent]:
+    async def publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
         """Aggregates beside one another, each row confirmed by itself."""
         return await in_turns(rows, self._send)
 
-    async def _send(self, row: Row) -> Sent:
+    async def _send(self, row: OutboxRow) -> Sent:
         key = destination_of(row, self._routing_key)
         try:
             await self._exchange.publish(message_of(row), key, mandatory=True, timeout=WAIT_S)
         except DeliveryError as error:
             returned = type(error.frame).__name__
-            return Refused(
+            return PublishRefused(
                 f"no queue took {key!r}" if "Return" in returned else f"the server said {returned}"
             )
         except ChannelClosed as error:
-            return Unsent(f"the channel was closed: {error}")
+            return NotPublished(f"the channel was closed: {error}")
         except (AMQPException, OSError, TimeoutError, RuntimeError) as error:
-            return Unsent(f"{type(error).__name__}: {error}")
+            return NotPublished(f"{type(error).__name__}: {error}")
         return Published()
 
 
-def message_of(row: Row) -> aio_pika.Message:
+def message_of(row: OutboxRow) -> aio_pika.Message:
     """The row as a persistent message."""
     headers: dict[str, Any] = {**row.headers}
     for name, value in attributes(row).items():

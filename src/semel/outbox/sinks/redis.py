@@ -10,7 +10,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
 
-from semel.core.relaying import Published, Refused, Row, Sent, Unsent
+from semel.core.relaying import Published, PublishRefused, OutboxRow, Sent, NotPublished
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
 from semel.outbox.sinks import destination_of, options_of, refused, unavailable
@@ -60,7 +60,7 @@ class RedisSink:
         if client is not None:
             await client.aclose()
 
-    async def publish(self, rows: Sequence[Row]) -> list[Sent]:
+    async def publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
         """One round trip per stream; a row is published once the server has answered for it."""
         answers: list[Sent] = [HELD] * len(rows)
         stopped: set[tuple[str, str] | None] = set()
@@ -77,7 +77,7 @@ class RedisSink:
             stopped.discard(None)
         return answers
 
-    async def _add(self, stream: str, rows: list[Row]) -> list[Sent]:
+    async def _add(self, stream: str, rows: list[OutboxRow]) -> list[Sent]:
         arguments: list[str | bytes | int] = [self._length_max]
         numbers: dict[tuple[str, str] | None, int] = {None: 0}
         for row in rows:
@@ -88,7 +88,7 @@ class RedisSink:
         except ResponseError as error:
             return [_answer(str(error))] * len(rows)
         except (RedisError, OSError) as error:
-            return [Unsent(f"{type(error).__name__}: {error}")] * len(rows)
+            return [NotPublished(f"{type(error).__name__}: {error}")] * len(rows)
         return [_answer(each.decode(errors="replace")) for each in told]
 
 
@@ -97,10 +97,10 @@ def _answer(told: str) -> Sent:
         return Published()
     if told == "-":
         return HELD
-    return Unsent(told) if told.startswith(_UNWELL) else Refused(told)
+    return NotPublished(told) if told.startswith(_UNWELL) else PublishRefused(told)
 
 
-def fields_of(row: Row) -> list[str | bytes]:
+def fields_of(row: OutboxRow) -> list[str | bytes]:
     """The entry's fields and values in turn."""
     fields: list[str | bytes] = ["message_id", row.id]
     for name, value in attributes(row).items():

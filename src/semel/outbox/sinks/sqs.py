@@ -15,7 +15,7 @@ from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
 from semel.brokers.sqs import REFUSALS
-from semel.core.relaying import Published, Refused, Row, Sent, Unsent
+from semel.core.relaying import Published, PublishRefused, OutboxRow, Sent, NotPublished
 from semel.outbox.message import attributes
 from semel.outbox.sinks import destination_of, options_of, refused, unavailable
 from semel.outbox.sinks.turns import BEGIN_MAX_S, HELD, LATER
@@ -67,7 +67,7 @@ class SqsSink:
         if stack is not None:
             await stack.aclose()
 
-    async def publish(self, rows: Sequence[Row]) -> list[Sent]:
+    async def publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
         """Ten to a call, several calls at once; of an aggregate towards a FIFO queue, one row at a time.
 
         A batch may be refused in the middle and taken at its end, also by a FIFO queue. A standard queue keeps no
@@ -88,7 +88,7 @@ class SqsSink:
                 break
         return answers
 
-    def _round(self, rows: Sequence[Row], places: list[int]) -> tuple[list[int], list[int]]:
+    def _round(self, rows: Sequence[OutboxRow], places: list[int]) -> tuple[list[int], list[int]]:
         """What may be sent now, and what has to wait for it."""
         due: list[int] = []
         later: list[int] = []
@@ -104,7 +104,7 @@ class SqsSink:
                 due.append(at)
         return due, later
 
-    async def _call_all(self, rows: Sequence[Row], places: list[int], answers: list[Sent]) -> None:
+    async def _call_all(self, rows: Sequence[OutboxRow], places: list[int], answers: list[Sent]) -> None:
         room = asyncio.Semaphore(CALLS_MAX)
 
         async def send(queue: str, some: list[int]) -> None:
@@ -126,22 +126,22 @@ class SqsSink:
             sizes[queue] = sizes.get(queue, 0) + size
         await asyncio.gather(*(send(queue, some) for queue, made in batches.items() for some in made if some))
 
-    async def _send(self, queue: str, rows: list[Row]) -> list[Sent]:
+    async def _send(self, queue: str, rows: list[OutboxRow]) -> list[Sent]:
         try:
             url = await self._url(queue)
             entries = [entry_of(at, row, fifo=url.endswith(FIFO)) for at, row in enumerate(rows)]
             told = await self._client.send_message_batch(QueueUrl=url, Entries=entries)
         except ClientError as error:
             said = error.response.get("Error", {})
-            return [Refused(f"{said.get('Code')}: {said.get('Message')}")] * len(rows)
+            return [PublishRefused(f"{said.get('Code')}: {said.get('Message')}")] * len(rows)
         except (BotoCoreError, OSError, TimeoutError) as error:
-            return [Unsent(f"{type(error).__name__}: {error}")] * len(rows)
-        answers: list[Sent] = [Unsent()] * len(rows)
+            return [NotPublished(f"{type(error).__name__}: {error}")] * len(rows)
+        answers: list[Sent] = [NotPublished()] * len(rows)
         for each in told.get("Successful", ()):
             answers[int(each["Id"])] = Published()
         for each in told.get("Failed", ()):
             of_message = bool(each.get("SenderFault"))
-            answers[int(each["Id"])] = Refused(
+            answers[int(each["Id"])] = PublishRefused(
                 f"{each['Code']}: {each.get('Message')}", of_message=of_message
             )
         return answers
@@ -154,7 +154,7 @@ class SqsSink:
         return self._urls[queue]
 
 
-def body_of(row: Row) -> str:
+def body_of(row: OutboxRow) -> str:
     """The payload as text: SQS takes nothing else."""
     try:
         return row.payload.decode()
@@ -162,7 +162,7 @@ def body_of(row: Row) -> str:
         return base64.b64encode(row.payload).decode()
 
 
-def entry_of(at: int, row: Row, *, fifo: bool) -> dict[str, Any]:
+def entry_of(at: int, row: OutboxRow, *, fifo: bool) -> dict[str, Any]:
     """One entry of a batch. There is room for ten attributes; headers that do not fit go into one, as JSON."""
     body = body_of(row)
     told = {"message_id": row.id, "content_type": row.content_type}
@@ -189,7 +189,7 @@ def entry_of(at: int, row: Row, *, fifo: bool) -> dict[str, Any]:
     return entry
 
 
-def group_of(row: Row) -> str:
+def group_of(row: OutboxRow) -> str:
     """The aggregate, if SQS takes it as a name; else what stands for it."""
     group = row.id if row.aggregate is None else "/".join(row.aggregate)
     return group if _GROUP.fullmatch(group) else sha256(group.encode()).hexdigest()

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from semel.core.relaying import Published, Row, Sent
+from semel.core.relaying import Published, OutboxRow, Sent
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
 
@@ -30,7 +30,7 @@ class StdoutSink:
     async def close(self) -> None:
         """The stream is not ours."""
 
-    async def publish(self, rows: Sequence[Row]) -> list[Sent]:
+    async def publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
         """One write for all."""
         stream = self._stream or sys.stdout.buffer
         stream.write(b"".join(msgspec.json.encode(event_of(row)) + b"\n" for row in rows))
@@ -38,7 +38,7 @@ class StdoutSink:
         return [Published()] * len(rows)
 
 
-def event_of(row: Row) -> dict[str, Any]:
+def event_of(row: OutboxRow) -> dict[str, Any]:
     """The row as a CloudEvent in structured mode."""
     event: dict[str, Any] = {**attributes(row), "datacontenttype": row.content_type}
     if row.traceparent is not None:
@@ -53,7 +53,7 @@ def event_of(row: Row) -> dict[str, Any]:
         return event | {"data_base64": base64.b64encode(row.payload).decode()}
 
 
-def _data(row: Row) -> Any:
+def _data(row: OutboxRow) -> Any:
     kind = row.content_type.partition(";")[0]
     if kind == "application/json":
         msgspec.json.decode(row.payload)

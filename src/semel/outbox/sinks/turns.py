@@ -4,19 +4,19 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from semel.core.relaying import Published, Row, Sent, Unsent
+from semel.core.relaying import Published, OutboxRow, Sent, NotPublished
 
 __all__ = ["BEGIN_MAX_S", "HELD", "LATER", "chains", "in_turns", "stretches"]
 
 BEGIN_MAX_S = 2.0
 """After that nothing more of a batch is begun, so that what is confirmed is marked, and a relay that is told to
 stop, soon; the rest comes with the next batch."""
-HELD = Unsent("an earlier one of its aggregate was not published")
-LATER = Unsent("left for the next batch")
+HELD = NotPublished("an earlier one of its aggregate was not published")
+LATER = NotPublished("left for the next batch")
 
 
 async def in_turns(
-    rows: Sequence[Row], send: Callable[[Row], Awaitable[Sent]], *, begin_max_s: float = BEGIN_MAX_S
+    rows: Sequence[OutboxRow], send: Callable[[OutboxRow], Awaitable[Sent]], *, begin_max_s: float = BEGIN_MAX_S
 ) -> list[Sent]:
     """Send each aggregate's rows one after another, and the aggregates beside one another.
 
@@ -40,7 +40,7 @@ async def in_turns(
     return answers
 
 
-def chains(rows: Sequence[Row]) -> Iterable[list[int]]:
+def chains(rows: Sequence[OutboxRow]) -> Iterable[list[int]]:
     """The places of each aggregate's rows; a row without one is alone."""
     made: dict[tuple[str, str] | int, list[int]] = {}
     for at, row in enumerate(rows):
@@ -48,7 +48,7 @@ def chains(rows: Sequence[Row]) -> Iterable[list[int]]:
     return made.values()
 
 
-def stretches(rows: Sequence[Row]) -> list[list[int]]:
+def stretches(rows: Sequence[OutboxRow]) -> list[list[int]]:
     """The places of the rows in rounds: in each, an aggregate's rows go to one destination."""
     made: list[list[int]] = [[]]
     reached: dict[tuple[str, str], tuple[int, str]] = {}

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from semel.core.relaying import Published, Refused, Row, Sent, Unsent
+from semel.core.relaying import Published, PublishRefused, OutboxRow, Sent, NotPublished
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
 from semel.outbox.sinks.addresses import AddressRefused, Allowed, checked_address
@@ -89,43 +89,43 @@ class WebhookSink:
         if client is not None:
             await client.aclose()
 
-    async def publish(self, rows: Sequence[Row]) -> list[Sent]:
+    async def publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
         """Several calls at once; after one that shows the target to be unwell, no more are begun."""
         try:
             address = await checked_address(
                 self._host, self._port, private=self._private, allowed=self._allowed
             )
         except AddressRefused as error:
-            return [Refused(str(error))] * len(rows)
+            return [PublishRefused(str(error))] * len(rows)
         except OSError as error:
-            return [Refused(f"{self._host} is not found: {error}")] * len(rows)
+            return [PublishRefused(f"{self._host} is not found: {error}")] * len(rows)
         room = asyncio.Semaphore(CALLS_MAX)
         unwell = False
 
-        async def call(row: Row) -> Sent:
+        async def call(row: OutboxRow) -> Sent:
             nonlocal unwell
             async with room:
                 if unwell:
-                    return Unsent("the target has refused another message")
+                    return NotPublished("the target has refused another message")
                 sent = await self._call(address, row)
-                if isinstance(sent, Refused) and not sent.of_message:
+                if isinstance(sent, PublishRefused) and not sent.of_message:
                     unwell = True
                 return sent
 
         return await in_turns(rows, call)
 
-    async def _call(self, address: str, row: Row) -> Sent:
+    async def _call(self, address: str, row: OutboxRow) -> Sent:
         try:
             async with asyncio.timeout(self._call_max_s):
                 return await self._answer(address, row)
         except TimeoutError:
-            return Refused(f"no whole answer within {self._call_max_s:g} s")
+            return PublishRefused(f"no whole answer within {self._call_max_s:g} s")
         except httpx2.TimeoutException as error:
-            return Refused(f"no answer within {self._wait_s:g} s: {type(error).__name__}")
+            return PublishRefused(f"no answer within {self._wait_s:g} s: {type(error).__name__}")
         except (httpx2.HTTPError, ssl.SSLError, OSError) as error:
-            return Refused(f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX])
+            return PublishRefused(f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX])
 
-    async def _answer(self, address: str, row: Row) -> Sent:
+    async def _answer(self, address: str, row: OutboxRow) -> Sent:
         assert self._client is not None
         host = f"[{address}]" if ":" in address else address
         path = self._parts.path or "/"
@@ -148,9 +148,9 @@ class WebhookSink:
         if 200 <= status < 300:  # noqa: PLR2004 - what HTTP calls success
             return Published()
         said = begun.decode(errors="replace").strip()
-        return Refused(f"answered {status}: {said}".rstrip(": "), of_message=status in _MESSAGE_REFUSED)
+        return PublishRefused(f"answered {status}: {said}".rstrip(": "), of_message=status in _MESSAGE_REFUSED)
 
-    def _headers(self, row: Row) -> dict[str, str]:
+    def _headers(self, row: OutboxRow) -> dict[str, str]:
         timestamp = int(time.time())
         headers = dict(row.headers)
         for name, value in attributes(row).items():

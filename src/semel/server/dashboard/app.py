@@ -12,17 +12,17 @@ from starlette.routing import Route
 
 from semel.errors import SemelError
 from semel.server.dashboard import benchmarks, checks, flight, outboxes, overview, records, stores, windows
-from semel.server.dashboard.desk import Desk
+from semel.server.dashboard.desk import Dashboard
 from semel.server.dashboard.door import LoginNeeded, form_of, log_in, log_out
 from semel.server.dashboard.rendering import Sealed, asset, page
-from semel.server.problems import Problem, problem_of
+from semel.server.problems import HttpProblem, problem_of
 
 __all__ = ["create_pages"]
 
 PAGES = (overview, records, flight, windows, outboxes, stores, benchmarks, checks)
 
 
-def create_pages(desk: Desk) -> Starlette:
+def create_pages(desk: Dashboard) -> Starlette:
     """The pages as an application, to be mounted at `/ui`."""
 
     async def static(request: Request) -> Response:
@@ -54,7 +54,7 @@ def create_pages(desk: Desk) -> Starlette:
         middleware=[Middleware(Sealed)],
         exception_handlers={
             LoginNeeded: _to_login,
-            Problem: _problem,
+            HttpProblem: _problem,
             SemelError: _semel_error,
             HTTPException: _http_error,
         },
@@ -79,10 +79,10 @@ async def _semel_error(request: Request, error: Any) -> Response:
 
 
 async def _http_error(request: Request, error: Any) -> Response:
-    return _told(request, Problem(error.status_code, "http", str(error.detail)))
+    return _told(request, HttpProblem(error.status_code, "http", str(error.detail)))
 
 
-def _told(request: Request, problem: Problem) -> Response:
+def _told(request: Request, problem: HttpProblem) -> Response:
     document = problem.document()
     values = {"title": document.title, "detail": problem.detail, "status": problem.status}
     response = page("error.html", values | {"path": quote(request.url.path)}, problem.status)

@@ -6,12 +6,12 @@ from starlette.routing import Route
 
 from semel.cli.shown import now_us
 from semel.server.benchmarks import LOOKUPS, Result, results
-from semel.server.dashboard.desk import Desk
+from semel.server.dashboard.desk import Dashboard
 
 __all__ = ["routes"]
 
 
-def routes(desk: Desk) -> list[Route]:
+def routes(desk: Dashboard) -> list[Route]:
     """The page."""
 
     async def benchmarks(request: Request) -> Response:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct, field
 
 from semel.observe.rollups import Writer, hours
-from semel.observe.tally import Counts, Part, StoreCounts, Tally
-from semel.server.dashboard.looks import Looks
+from semel.observe.tally import ConsumerCounters, MinuteCounts, StoreCounts, CounterHook
+from semel.server.dashboard.looks import StoreReader
 
-__all__ = ["RANGES", "Book", "Cell", "Range"]
+__all__ = ["RANGES", "RollupReader", "RollupCell", "Range"]
 
 FRESH_S = 5.0
 """How long an hour that still grows is believed."""
@@ -45,10 +45,10 @@ RANGES: dict[str, Range] = {
 }
 
 
-class Cell(Struct):
+class RollupCell(Struct):
     """What happened in a stretch of time."""
 
-    consumers: dict[tuple[str, str], Counts] = field(default_factory=dict[tuple[str, str], Counts])
+    consumers: dict[tuple[str, str], ConsumerCounters] = field(default_factory=dict[tuple[str, str], ConsumerCounters])
     store: StoreCounts = field(default_factory=StoreCounts)
     held: dict[str, int] = field(default_factory=dict[str, int])
     """Claims in flight by who holds them: the last word of each."""
@@ -58,30 +58,30 @@ class Cell(Struct):
         """Claims that were held at its end."""
         return sum(self.held.values())
 
-    def add(self, part: Part) -> None:
+    def add(self, part: MinuteCounts) -> None:
         """Add what one process counted."""
         for tenant, consumer, counts in part.consumers:
             self.at((tenant, consumer)).add(counts)
         self.store.add(part.store)
         self.held[part.writer] = part.in_flight
 
-    def join(self, other: "Cell") -> None:
+    def join(self, other: "RollupCell") -> None:
         """Add what happened in a later stretch."""
         for name, counts in other.consumers.items():
             self.at(name).add(counts)
         self.store.add(other.store)
         self.held |= other.held
 
-    def at(self, name: tuple[str, str]) -> Counts:
+    def at(self, name: tuple[str, str]) -> ConsumerCounters:
         """The counts of one consumer, to be added to."""
         counts = self.consumers.get(name)
         if counts is None:
-            counts = self.consumers[name] = Counts()
+            counts = self.consumers[name] = ConsumerCounters()
         return counts
 
-    def total(self, tenant: str | None, consumer: str = "") -> Counts:
+    def total(self, tenant: str | None, consumer: str = "") -> ConsumerCounters:
         """The counts of a tenant (`None`: all) and of one consumer of it, or of all."""
-        total = Counts()
+        total = ConsumerCounters()
         for (whose, name), counts in self.consumers.items():
             if tenant in (None, whose) and consumer in ("", name):
                 total.add(counts)
@@ -90,15 +90,15 @@ class Cell(Struct):
 
 class _Hour(Struct):
     read_at: float
-    cells: dict[int, Cell]
+    cells: dict[int, RollupCell]
     """By their first minute."""
 
 
-class Book:
+class RollupReader:
     """The rollups of one store. Reads by key, never by listing: its cost does not grow with the store."""
 
     def __init__(
-        self, looks: Looks, tally: Tally, writer: Writer, clock: Callable[[], float] = time.monotonic
+        self, looks: StoreReader, tally: CounterHook, writer: Writer, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._looks = looks
         self._tally = tally
@@ -118,13 +118,13 @@ class Book:
         self._hours.pop(self.minute // MINUTES, None)
         self._hours.pop(self.minute // MINUTES - 1, None)
 
-    async def cells(self, since: int, step: int = 1, until: int | None = None) -> dict[int, Cell]:
+    async def cells(self, since: int, step: int = 1, until: int | None = None) -> dict[int, RollupCell]:
         """What happened since a minute, in pieces of `step` minutes by their first one; what is under way included."""
         until = self.minute if until is None else until
         wanted = range(since // MINUTES, until // MINUTES + 1)
         async with self.turning:
             await self._read(wanted)
-            found: dict[int, Cell] = {}
+            found: dict[int, RollupCell] = {}
             for hour in wanted:
                 for minute, cell in self._hours[hour].cells.items():  # in the order of time
                     if since <= minute <= until:
@@ -134,9 +134,9 @@ class Book:
                     _at(found, part.minute - part.minute % step).add(part)
             return found
 
-    async def total(self, since: int) -> Cell:
+    async def total(self, since: int) -> RollupCell:
         """All of it in one piece."""
-        total = Cell()
+        total = RollupCell()
         for _, cell in sorted((await self.cells(since, MINUTES)).items()):
             total.join(cell)
         return total
@@ -150,7 +150,7 @@ class Book:
             if known is None or now - known.read_at > live_s:
                 stale.append(hour)
         for at in range(0, len(stale), READ_H):
-            read: dict[int, list[Part]] = await self._looks.ask(hours(stale[at : at + READ_H]))
+            read: dict[int, list[MinuteCounts]] = await self._looks.ask(hours(stale[at : at + READ_H]))
             for hour, parts in read.items():
                 self._hours[hour] = _Hour(now, _folded(parts, _fold(this_hour - hour)))
                 await asyncio.sleep(0)
@@ -162,16 +162,16 @@ def _fold(age_h: int) -> int:
     return next((minutes for least_h, minutes in FOLDS if age_h >= least_h), 1)
 
 
-def _folded(parts: Iterable[Part], minutes: int) -> dict[int, Cell]:
-    cells: dict[int, Cell] = {}
+def _folded(parts: Iterable[MinuteCounts], minutes: int) -> dict[int, RollupCell]:
+    cells: dict[int, RollupCell] = {}
     for part in sorted(parts, key=lambda part: part.minute):
         first = part.minute - part.minute % minutes
         _at(cells, first).add(part)
     return cells
 
 
-def _at(cells: dict[int, Cell], first: int) -> Cell:
+def _at(cells: dict[int, RollupCell], first: int) -> RollupCell:
     cell = cells.get(first)
     if cell is None:
-        cell = cells[first] = Cell()
+        cell = cells[first] = RollupCell()
     return cell

@@ -18,7 +18,7 @@ from semel.observe.explain import explain as explained
 from semel.observe.guarantees import WINDOWS, Weakness
 from semel.observe.probing import weaknesses
 from semel.observe.window_in_force import WindowInForce
-from semel.server.dashboard.desk import Desk, range_of
+from semel.server.dashboard.desk import Dashboard, range_of
 from semel.server.dashboard.door import Viewer
 from semel.stores.memory import MemoryStore
 from semel.stores.registry import store_for
@@ -31,7 +31,7 @@ CONSUMERS_MAX = 30
 AUDIT_ROWS = 200
 
 
-def routes(desk: Desk) -> list[Route]:
+def routes(desk: Dashboard) -> list[Route]:
     """The pages."""
 
     async def observe(request: Request) -> Response:
@@ -76,7 +76,7 @@ def routes(desk: Desk) -> list[Route]:
 
 
 def _explained(
-    desk: Desk, settings: Any, windows: Mapping[tuple[str, str], WindowInForce]
+    desk: Dashboard, settings: Any, windows: Mapping[tuple[str, str], WindowInForce]
 ) -> list[tuple[tuple[str, str], WindowInForce, Explanation]]:
     """What holds for each consumer, by its mode and window: `semel explain` without options."""
     store, live = _looked_at(desk)
@@ -86,7 +86,7 @@ def _explained(
     ]
 
 
-def _looked_at(desk: Desk) -> tuple[Store | AsyncStore, list[Weakness]]:
+def _looked_at(desk: Dashboard) -> tuple[Store | AsyncStore, list[Weakness]]:
     """The store, and what weakens it as its servers say; over a network they are asked on a connection of its own."""
     used = desk.service.runtime.store
     if isinstance(used, Store):
@@ -115,9 +115,9 @@ def _examined(url: str) -> list[Finding]:
     return [Finding(each.check, each.level, redacted(each.what), each.fix) for each in examine(store)]
 
 
-async def _audited(desk: Desk, viewer: Viewer) -> list[audit.Entry]:
+async def _audited(desk: Dashboard, viewer: Viewer) -> list[audit.AuditEntry]:
     """What was done, the newest first."""
-    rows: list[audit.Entry] = []
+    rows: list[audit.AuditEntry] = []
     prefix, cursor = audit.prefix_of(viewer.tenant), None
     while True:
         page: Page = await desk.looks.slow(

@@ -13,17 +13,17 @@ from semel.core.commands import Answer
 from semel.errors import StoreError
 from semel.lazily import logging
 from semel.observe.rollups import Asking, Writer
-from semel.observe.tally import Tally
-from semel.server.dashboard.book import RANGES, Book, Range
+from semel.observe.tally import CounterHook
+from semel.server.dashboard.book import RANGES, RollupReader, Range
 from semel.server.dashboard.door import Viewer, viewer_of
 from semel.server.dashboard.figures import Figures
-from semel.server.dashboard.looks import Looks
+from semel.server.dashboard.looks import StoreReader
 from semel.server.dashboard.rendering import page
 from semel.server.dashboard.tail import Tail
 from semel.server.events import Events
 from semel.server.service import Service
 
-__all__ = ["Desk"]
+__all__ = ["Dashboard"]
 
 FLUSH_S = 60.0
 DEFAULT_RANGE = "1h"
@@ -33,18 +33,18 @@ LIVE_PER_TOKEN_MAX = 20
 """Of one token, so that it leaves room for the others."""
 
 
-class Desk:
+class Dashboard:
     """One for each instance; writes its rollups as long as it is open."""
 
-    def __init__(self, service: Service, taker: Events, tally: Tally, tail: Tail) -> None:
+    def __init__(self, service: Service, taker: Events, tally: CounterHook, tail: Tail) -> None:
         self.service: Service = service
         self.taker: Events = taker
         self.tail: Tail = tail
         self.instance: str = platform.node() or "this instance"
-        self.looks: Looks = Looks(service)
+        self.looks: StoreReader = StoreReader(service)
         self._tally = tally
         self._writer = Writer(tally)
-        self._book = Book(self.looks, tally, self._writer)
+        self._book = RollupReader(self.looks, tally, self._writer)
         self.figures: Figures = Figures(self._book, tally, self.looks, self._writer.mark)
         self.listeners: Counter[str] = Counter()
         """Browsers that listen, by their token."""

@@ -10,7 +10,7 @@ from starlette.responses import RedirectResponse, Response
 from semel.digests import digest
 from semel.server.callers import ANYBODY, Caller, caller_for
 from semel.server.guard import read_body
-from semel.server.problems import Problem
+from semel.server.problems import HttpProblem
 from semel.server.service import Service
 from semel.server.tokens import Role
 from semel.types import Id
@@ -56,7 +56,7 @@ class Viewer(Struct, frozen=True):
         return self.caller.tenant is None
 
     def require(self, role: Role) -> None:
-        """Raises `Problem` unless they have that role."""
+        """Raises `HttpProblem` unless they have that role."""
         self.caller.require(role)
 
     def key(self, record_id: Id) -> str:
@@ -65,7 +65,7 @@ class Viewer(Struct, frozen=True):
 
 
 async def viewer_of(request: Request, service: Service) -> Viewer:
-    """Whoever is logged in. Raises `LoginNeeded`, or `Problem` where the store cannot be asked."""
+    """Whoever is logged in. Raises `LoginNeeded`, or `HttpProblem` where the store cannot be asked."""
     if not service.needs_token:
         return Viewer(ANYBODY, has_token=False)
     token = await service.session(request.cookies.get(COOKIE, ""))
@@ -77,12 +77,12 @@ async def viewer_of(request: Request, service: Service) -> Viewer:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form that one of our pages sent. Raises `Problem` for one that came from elsewhere.
+    """The fields of a form that one of our pages sent. Raises `HttpProblem` for one that came from elsewhere.
 
     The cookie is not sent along from other sites; this holds where there is no cookie, too.
     """
     if not _is_ours(request):
-        raise Problem(403, "forbidden", "this form did not come from a page of this server")
+        raise HttpProblem(403, "forbidden", "this form did not come from a page of this server")
     body = await read_body(request, FORM_BYTES_MAX, FORM_WAIT_S)
     return dict(parse_qsl(body.decode(errors="replace"), keep_blank_values=True))
 

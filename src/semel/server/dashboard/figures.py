@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from semel.core.commands import ReadSettings, Settings
+from semel.core.commands import ReadSettings, StoreSettings
 from semel.errors import UsageError
 from semel.observe.advise import Advice, Lags, advise
-from semel.observe.tally import LAGS_S, TOOK_S, Counts, Tally, quantile
+from semel.observe.tally import LAGS_S, TOOK_S, ConsumerCounters, CounterHook, quantile
 from semel.plans import reachable
-from semel.server.dashboard.book import Book, Cell, Range
-from semel.server.dashboard.looks import DEFAULT_WINDOW_US, OWN_TENANTS, Looks
+from semel.server.dashboard.book import RollupReader, RollupCell, Range
+from semel.server.dashboard.looks import DEFAULT_WINDOW_US, OWN_TENANTS, StoreReader
 from semel.types import Mode
 
 __all__ = ["ALARM", "Figures"]
@@ -32,9 +32,9 @@ class Figures:
 
     def __init__(
         self,
-        book: Book,
-        tally: Tally,
-        looks: Looks,
+        book: RollupReader,
+        tally: CounterHook,
+        looks: StoreReader,
         mark: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -44,14 +44,14 @@ class Figures:
         self._mark = mark
         self._clock = clock
         self._headers: dict[str | None, tuple[float, dict[str, Any]]] = {}
-        self._settings: tuple[float, Settings] | None = None
+        self._settings: tuple[float, StoreSettings] | None = None
 
-    async def settings(self) -> Settings:
+    async def settings(self) -> StoreSettings:
         """The store's windows and modes, semel's own consumers left out."""
         if self._settings is None or self._clock() - self._settings[0] > SETTINGS_LIVE_S:
             found = reachable((await self._looks.quick((ReadSettings(),)))[0])
             modes = {place: mode for place, mode in found.modes.items() if place[0] not in OWN_TENANTS}
-            self._settings = (self._clock(), Settings(found.windows, modes, found.ids, found.live_us))
+            self._settings = (self._clock(), StoreSettings(found.windows, modes, found.ids, found.live_us))
         return self._settings[1]
 
     def expire(self) -> None:
@@ -65,7 +65,7 @@ class Figures:
             return known[1]
         minute = self._book.minute
         cells = await self._book.cells(minute - HEADER_MINUTES + 1)
-        counts = Counts()
+        counts = ConsumerCounters()
         for cell in cells.values():
             counts.add(cell.total(tenant))
         made = {
@@ -84,8 +84,8 @@ class Figures:
         self._headers[tenant] = (self._clock(), made)
         return made
 
-    def _in_flight(self, cells: Iterable[Cell | None]) -> int:
-        last = Cell()
+    def _in_flight(self, cells: Iterable[RollupCell | None]) -> int:
+        last = RollupCell()
         for cell in cells:
             if cell is not None:
                 last.held |= cell.held
@@ -101,9 +101,9 @@ class Figures:
         until_s = min(self._tally.now_s, 60 * (until + 1))
         columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
         for point in points:
-            cell = cells.get(point, Cell())
+            cell = cells.get(point, RollupCell())
             if tenant is not None:  # what is about the whole store is not for one of its tenants
-                cell = Cell(cell.consumers)
+                cell = RollupCell(cell.consumers)
             elapsed_s = chosen.step * 60.0
             if point == last:  # it is not over: a line that falls at its end would be a lie
                 elapsed_s = min(elapsed_s, max(1.0, until_s - point * 60))
@@ -119,7 +119,7 @@ class Figures:
     async def _until(self) -> int:
         """The last minute that can be drawn: this one while this process is alone, else the last that all have told."""
         minute = self._book.minute
-        recent = Cell()
+        recent = RollupCell()
         for _, cell in sorted((await self._book.cells(minute - 2)).items()):
             recent.join(cell)
         if recent.held.keys() <= {self._mark}:
@@ -132,21 +132,21 @@ class Figures:
         settings = await self.settings()
         names = {name for name in (*total.consumers, *settings.modes) if tenant in (None, name[0])}
         rows = [
-            _row(name, total.consumers.get(name, Counts()), settings.modes.get(name), settings.windows)
+            _row(name, total.consumers.get(name, ConsumerCounters()), settings.modes.get(name), settings.windows)
             for name in names
             if not name[1].startswith("semel.")
         ]
         return sorted(rows, key=lambda row: (-row["received"], row["tenant"], row["consumer"]))
 
-    async def counts(self, chosen: Range, tenant: str | None) -> Counts:
+    async def counts(self, chosen: Range, tenant: str | None) -> ConsumerCounters:
         """All counts of a range."""
         return (await self.whole(chosen)).total(tenant)
 
-    async def whole(self, chosen: Range) -> Cell:
+    async def whole(self, chosen: Range) -> RollupCell:
         """Everything of a range, the store's own figures too."""
         return await self._book.total(self._book.minute - chosen.minutes + 1)
 
-    async def lags(self, tenant: str | None, consumer: str = "") -> Counts:
+    async def lags(self, tenant: str | None, consumer: str = "") -> ConsumerCounters:
         """All that is known of how late duplicates came: the last seven days."""
         return (await self._book.total(self._book.minute - WEEK_MINUTES)).total(tenant, consumer)
 
@@ -154,7 +154,7 @@ class Figures:
 _COLUMNS = ("t", "received", "processed", "duplicates", "failed", "rate", "p50", "p99", "in_flight")
 
 
-def _append(columns: dict[str, list[Any]], point: int, cell: Cell, counts: Counts, elapsed_s: float) -> None:
+def _append(columns: dict[str, list[Any]], point: int, cell: RollupCell, counts: ConsumerCounters, elapsed_s: float) -> None:
     half, most = (quantile(cell.store.took, TOOK_S, part) for part in (0.5, 0.99))
     values = (
         point * 60,
@@ -171,7 +171,7 @@ def _append(columns: dict[str, list[Any]], point: int, cell: Cell, counts: Count
         columns[name].append(round(value, 4) if isinstance(value, float) else value)
 
 
-def _totals(counts: Counts) -> dict[str, Any]:
+def _totals(counts: ConsumerCounters) -> dict[str, Any]:
     return {
         "received": counts.received,
         "processed": counts.processed,
@@ -187,7 +187,7 @@ def _totals(counts: Counts) -> dict[str, Any]:
 
 
 def _row(
-    name: tuple[str, str], counts: Counts, mode: Mode | None, windows: dict[tuple[str, str, str], int]
+    name: tuple[str, str], counts: ConsumerCounters, mode: Mode | None, windows: dict[tuple[str, str, str], int]
 ) -> dict[str, Any]:
     return {
         "tenant": name[0],
@@ -203,7 +203,7 @@ def _share(part: int, whole: int) -> float | None:
     return min(1.0, part / whole) if whole else None
 
 
-def advice(counts: Counts, current_us: int | None) -> tuple[Advice | None, str]:
+def advice(counts: ConsumerCounters, current_us: int | None) -> tuple[Advice | None, str]:
     """What the advisor says of these lags; or why it says nothing."""
     number = sum(counts.lags.values())
     thin = max(1.0, number / LAGS_MAX)

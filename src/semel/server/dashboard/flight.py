@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from semel.cli.shown import claim_of, now_us
 from semel.core.commands import Page, Scan
-from semel.server.dashboard.desk import Desk
+from semel.server.dashboard.desk import Dashboard
 from semel.server.dashboard.door import Viewer
 from semel.server.dashboard.looks import OWN_TENANTS
 from semel.server.dashboard.records import address
@@ -23,7 +23,7 @@ SLOW_SHARE = 10.0
 """A listing is believed for so many times as long as it took."""
 
 
-def routes(desk: Desk) -> list[Route]:
+def routes(desk: Dashboard) -> list[Route]:
     """The pages."""
     known: dict[str | None, tuple[float, list[Record]]] = {}
 

@@ -20,7 +20,7 @@ from semel.server.slow_lane import send_to
 from semel.server.tokens import TENANT as TOKENS
 from semel.types import Record, Stats, Unavailable
 
-__all__ = ["DEFAULT_WINDOW_US", "OWN_TENANTS", "Looks"]
+__all__ = ["DEFAULT_WINDOW_US", "OWN_TENANTS", "StoreReader"]
 
 DEFAULT_WINDOW_US = 24 * 3600 * 10**6
 """Of a client that says nothing."""
@@ -38,7 +38,7 @@ OWN_TENANTS = (TOKENS, ROLLUPS, BENCHMARKS, AUDIT)
 """Semel's own records, which no page shows."""
 
 
-class Looks:
+class StoreReader:
     """What the pages ask of the store.
 
     To list or to count goes through every record: those go beside the traffic, in the service's slow lane.

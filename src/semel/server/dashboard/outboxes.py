@@ -11,9 +11,9 @@ from starlette.routing import Route
 
 from semel.errors import StoreUnknown, UsageError
 from semel.outbox.rows import Entry, Rows, rows_for
-from semel.server.dashboard.desk import Desk
+from semel.server.dashboard.desk import Dashboard
 from semel.server.dashboard.door import form_of
-from semel.server.problems import Problem
+from semel.server.problems import HttpProblem
 
 __all__ = ["routes"]
 
@@ -21,9 +21,9 @@ T = TypeVar("T")
 ROWS_MAX = 100
 
 
-def routes(desk: Desk) -> list[Route]:
+def routes(desk: Dashboard) -> list[Route]:
     """The pages."""
-    box = Box(desk)
+    box = OutboxReader(desk)
 
     async def outbox(request: Request) -> Response:
         viewer = await desk.overseer(request)
@@ -38,7 +38,7 @@ def routes(desk: Desk) -> list[Route]:
         viewer.require("admin")
         verb, ids = form.get("verb", ""), _ids(form.get("id", ""))
         if verb not in ("retry", "drop") or not box.is_there or (verb == "drop" and ids is None):
-            raise Problem(422, "invalid", "say which message, and whether to retry or to drop it")
+            raise HttpProblem(422, "invalid", "say which message, and whether to retry or to drop it")
         said = ", ".join(ids) if ids else "all that are dead"
         await desk.service.note(viewer.caller, "", f"outbox {verb}", ids=said)
         count: int = await box.use(lambda rows: rows.retry(ids) if verb == "retry" else rows.drop(ids or []))
@@ -53,13 +53,13 @@ def _ids(text: str) -> list[str] | None:
     try:
         return [str(uuid.UUID(text))]
     except ValueError:
-        raise Problem(422, "invalid", "that is no id of a message") from None
+        raise HttpProblem(422, "invalid", "that is no id of a message") from None
 
 
-class Box:
+class OutboxReader:
     """The outbox in the store's database, opened for each look: a relay elsewhere does the work."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Dashboard) -> None:
         self._url = desk.service.settings.store
         self._lock = asyncio.Lock()
         try:

@@ -9,9 +9,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from semel.errors import StoreError
-from semel.server.dashboard.desk import Desk, range_of
+from semel.server.dashboard.desk import Dashboard, range_of
 from semel.server.dashboard.door import LoginNeeded, Viewer
-from semel.server.problems import Problem
+from semel.server.problems import HttpProblem
 
 __all__ = ["routes"]
 
@@ -23,7 +23,7 @@ NAME_CHARS_MAX = 128
 _encode = msgspec.json.encode
 
 
-def routes(desk: Desk) -> list[Route]:
+def routes(desk: Dashboard) -> list[Route]:
     """The pages."""
 
     async def overview(request: Request) -> Response:
@@ -54,7 +54,7 @@ def routes(desk: Desk) -> list[Route]:
     async def live(request: Request) -> Response:
         viewer = await desk.viewer(request)
         if desk.is_full(viewer):
-            raise Problem(
+            raise HttpProblem(
                 429, "too-many", "too many pages listen already; this one shows figures as they were"
             )
         return StreamingResponse(_ticks(desk, request, viewer), media_type="text/event-stream")
@@ -68,7 +68,7 @@ def routes(desk: Desk) -> list[Route]:
     ]
 
 
-async def _ticks(desk: Desk, request: Request, viewer: Viewer) -> AsyncIterator[bytes]:
+async def _ticks(desk: Dashboard, request: Request, viewer: Viewer) -> AsyncIterator[bytes]:
     """The header's counters whenever they change, until the service is about to end or the token is revoked."""
     if desk.is_full(viewer):  # many were let in before the first of them listened
         return
@@ -83,7 +83,7 @@ async def _ticks(desk: Desk, request: Request, viewer: Viewer) -> AsyncIterator[
             except LoginNeeded:
                 return
             except (
-                Problem,
+                HttpProblem,
                 StoreError,
             ):  # the store does not answer: the page keeps the last that it was told
                 now = said

@@ -17,12 +17,12 @@ from semel.errors import KeyInvalid, StoreUnavailable
 from semel.keys.limits import check as check_key
 from semel.plans import reachable
 from semel.server.callers import permit
-from semel.server.dashboard.desk import Desk
+from semel.server.dashboard.desk import Dashboard
 from semel.server.dashboard.door import Viewer, form_of
 from semel.server.dashboard.looks import DEFAULT_WINDOW_US, OWN_TENANTS, records_of
 from semel.server.dashboard.rendering import DASH
 from semel.server.dashboard.strips import strip
-from semel.server.problems import Problem
+from semel.server.problems import HttpProblem
 from semel.types import Absent, Busy, Id, Lost, Record, State
 from semel.windows import resolve
 
@@ -36,7 +36,7 @@ SCOPES_MAX = 1000
 """Consumers that a key is looked for in."""
 
 
-def routes(desk: Desk) -> list[Route]:
+def routes(desk: Dashboard) -> list[Route]:
     """The pages."""
 
     async def events(request: Request) -> Response:
@@ -97,7 +97,7 @@ def address(record_id: Id, verb: str = "event") -> str:
     return f"/ui/{verb}/{quote(consumer, safe='')}/{quote(key, safe='')}{of}"
 
 
-async def _found(desk: Desk, viewer: Viewer, request: Request) -> dict[str, Any]:
+async def _found(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str, Any]:
     """What a search comes to: the records of a key, or those that begin like it, or those of a state."""
     asked = request.query_params
     query, consumer = asked.get("q", "").strip(), asked.get("consumer", "")
@@ -143,28 +143,28 @@ def _row(record: Record) -> dict[str, Any]:
     return {"id": record.id, **summary(record, now_us()), "first_seen_us": record.first_seen}
 
 
-async def _record(desk: Desk, viewer: Viewer, request: Request) -> Record:
-    """The record that an address names, for whoever may see it. Raises `Problem`."""
+async def _record(desk: Dashboard, viewer: Viewer, request: Request) -> Record:
+    """The record that an address names, for whoever may see it. Raises `HttpProblem`."""
     named = request.query_params.get("tenant", "")
     tenant = named if viewer.tenant is None else viewer.tenant
     key = request.path_params["key"]
     try:
         check_key(key)
     except KeyInvalid as error:
-        raise Problem(404, "absent", str(error)) from error
+        raise HttpProblem(404, "absent", str(error)) from error
     item = Lookup((tenant, request.path_params["consumer"], key))
     permit(viewer.caller, item)
     (answer,) = await desk.looks.quick((item,))
     record = reachable(answer)
     if isinstance(record, Absent):
-        raise Problem(
+        raise HttpProblem(
             404, "absent", f"no record of {key!a}: it is new, its window is over, or it was forgotten"
         )
     assert isinstance(record, Record)
     return record
 
 
-async def _event(desk: Desk, record: Record) -> dict[str, Any]:
+async def _event(desk: Dashboard, record: Record) -> dict[str, Any]:
     now = now_us()
     try:
         kept = await desk.taker.kept(record)
@@ -182,24 +182,24 @@ async def _event(desk: Desk, record: Record) -> dict[str, Any]:
     }
 
 
-async def _forget(desk: Desk, viewer: Viewer, record: Record, force: bool) -> None:  # noqa: FBT001 - a tick in a form
+async def _forget(desk: Dashboard, viewer: Viewer, record: Record, force: bool) -> None:  # noqa: FBT001 - a tick in a form
     if force and audit.is_forced(record):
         audit.warn(record, viewer.label)
     found = await desk.service.one(viewer.caller, Forget(record.id, force, record.fence))
     if isinstance(found, Busy):
-        raise Problem(
+        raise HttpProblem(
             409, "running", "a claim runs: wait for it, or tick the box that takes it away from its owner"
         )
     if isinstance(found, Lost | Absent):
         raise _changed()
 
 
-async def _replay(desk: Desk, viewer: Viewer, record: Record, fence: str) -> None:
+async def _replay(desk: Dashboard, viewer: Viewer, record: Record, fence: str) -> None:
     if fence != str(record.fence):
         raise _changed()
     event = await desk.taker.kept(record)
     if event is None:
-        raise Problem(
+        raise HttpProblem(
             409, "payload-unknown", "its payload is not kept here; forget it, and its next delivery runs"
         )
     details = {"consumer": record.consumer, "key": record.key, "fence": record.fence, "state": record.state}
@@ -209,10 +209,10 @@ async def _replay(desk: Desk, viewer: Viewer, record: Record, fence: str) -> Non
         raise _changed()
 
 
-async def _decide(desk: Desk, viewer: Viewer, record: Record, form: dict[str, str]) -> None:
+async def _decide(desk: Dashboard, viewer: Viewer, record: Record, form: dict[str, str]) -> None:
     to = form.get("to", "")
     if to not in ("done", "absent") or not FENCE.fullmatch(form.get("fence", "")):
-        raise Problem(422, "invalid", "say whether it happened: done or absent")
+        raise HttpProblem(422, "invalid", "say whether it happened: done or absent")
     settings = await desk.figures.settings()
     window = resolve(settings.windows, record.tenant, record.consumer, record.event_type, DEFAULT_WINDOW_US)
     value = encode(None) if to == "done" else None
@@ -221,5 +221,5 @@ async def _decide(desk: Desk, viewer: Viewer, record: Record, form: dict[str, st
         raise _changed()
 
 
-def _changed() -> Problem:
-    return Problem(409, "changed", "the event has changed since you looked; look again")
+def _changed() -> HttpProblem:
+    return HttpProblem(409, "changed", "the event has changed since you looked; look again")

@@ -6,7 +6,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from semel.core.commands import Purge
-from semel.server.dashboard.desk import Desk, range_of
+from semel.server.dashboard.desk import Dashboard, range_of
 from semel.server.dashboard.door import form_of
 from semel.stores.tiered.tier import COUNTS
 
@@ -25,7 +25,7 @@ POWERS = {
 }
 
 
-def routes(desk: Desk) -> list[Route]:
+def routes(desk: Dashboard) -> list[Route]:
     """The pages."""
 
     async def stores(request: Request) -> Response:

@@ -9,26 +9,26 @@ from msgspec import Struct
 from semel.forks import restart_after_fork
 from semel.observe import events
 
-__all__ = ["Seen", "Tail"]
+__all__ = ["RecentEvent", "Tail"]
 
 SEEN_MAX = 5000
-_KEPT: dict[type[events.Happening], str] = {
-    events.Claimed: "claimed",
-    events.Completed: "done",
-    events.Marked: "marked",
-    events.Failed: "failed",
+_KEPT: dict[type[events.HookEvent], str] = {
+    events.ClaimedEvent: "claimed",
+    events.CompletedEvent: "done",
+    events.MarkedEvent: "marked",
+    events.FailedEvent: "failed",
     events.Released: "released",
     events.Quarantined: "unknown",
-    events.Lost: "lost",
+    events.LostEvent: "lost",
     events.Expired: "expired",
-    events.Late: "late",
+    events.LateArrivalEvent: "late",
     events.Unguarded: "unguarded",
     events.Unrecorded: "unrecorded",
     events.Duplicate: "duplicate",
 }
 
 
-class Seen(Struct, frozen=True, gc=False):
+class RecentEvent(Struct, frozen=True, gc=False):
     """One thing that happened."""
 
     number: int
@@ -46,7 +46,7 @@ class Tail:
     """A hook that remembers the last few thousand."""
 
     def __init__(self) -> None:
-        self._seen: deque[Seen] = deque(maxlen=SEEN_MAX)
+        self._seen: deque[RecentEvent] = deque(maxlen=SEEN_MAX)
         self._number = 0
         self.after_fork()
         restart_after_fork(self)
@@ -55,16 +55,16 @@ class Tail:
         """The lock is another's."""
         self._lock = Lock()
 
-    def __call__(self, happening: events.Happening) -> None:
+    def __call__(self, happening: events.HookEvent) -> None:
         """Remember it."""
         what = _KEPT.get(type(happening))
         if what is None:
             return
-        assert isinstance(happening, events.Event)
+        assert isinstance(happening, events.DeliveryEvent)
         with self._lock:
             self._number += 1
             self._seen.append(
-                Seen(
+                RecentEvent(
                     self._number,
                     time.time_ns() // 1000,
                     what,
@@ -76,9 +76,9 @@ class Tail:
                 )
             )
 
-    def last(self, limit: int, tenant: str | None, consumer: str = "", what: str = "") -> list[Seen]:
+    def last(self, limit: int, tenant: str | None, consumer: str = "", what: str = "") -> list[RecentEvent]:
         """The newest first: of a tenant (`None`: all), a consumer, a kind."""
-        found: list[Seen] = []
+        found: list[RecentEvent] = []
         for seen in self._newest():
             if tenant in (None, seen.tenant) and consumer in ("", seen.consumer) and what in ("", seen.what):
                 found.append(seen)
@@ -86,23 +86,23 @@ class Tail:
                     break
         return found
 
-    def of(self, record_id: tuple[str, str, str]) -> list[Seen]:
+    def of(self, record_id: tuple[str, str, str]) -> list[RecentEvent]:
         """Everything about one key, oldest first."""
         mine = [each for each in self._newest() if (each.tenant, each.consumer, each.key) == record_id]
         return mine[::-1]
 
-    def _newest(self) -> list[Seen]:
+    def _newest(self) -> list[RecentEvent]:
         with self._lock:
             return list(reversed(self._seen))
 
 
-def _detail(event: events.Event) -> str:
+def _detail(event: events.DeliveryEvent) -> str:
     match event:
         case events.Duplicate(reason=reason, suppressed=suppressed):
             return reason if suppressed else f"{reason}, ran all the same"
-        case events.Claimed(attempt=attempt):
+        case events.ClaimedEvent(attempt=attempt):
             return f"attempt {attempt}"
-        case events.Failed(error=error) | events.Released(error=error) if error:
+        case events.FailedEvent(error=error) | events.Released(error=error) if error:
             return error if isinstance(error, str) else type(error).__name__
         case _:
             return ""

@@ -12,12 +12,12 @@ from semel.core.commands import SetWindow
 from semel.errors import SemelError
 from semel.keys.limits import check_consumer
 from semel.observe.advise import Advice
-from semel.observe.tally import LAGS_S, Counts
-from semel.server.dashboard.desk import Desk
+from semel.observe.tally import LAGS_S, ConsumerCounters
+from semel.server.dashboard.desk import Dashboard
 from semel.server.dashboard.door import Viewer, form_of
 from semel.server.dashboard.figures import advice
 from semel.server.dashboard.looks import DEFAULT_WINDOW_US
-from semel.server.problems import Problem, problem_of
+from semel.server.problems import HttpProblem, problem_of
 from semel.windows import PRESETS, window_us
 
 __all__ = ["routes"]
@@ -30,7 +30,7 @@ SHOWN_MAX = 30
 """Consumers whose window in force is looked for: a look at some records each."""
 
 
-def routes(desk: Desk) -> list[Route]:
+def routes(desk: Dashboard) -> list[Route]:
     """The pages."""
 
     async def windows(request: Request) -> Response:
@@ -77,7 +77,7 @@ def routes(desk: Desk) -> list[Route]:
     return [Route("/windows", windows), Route("/windows", change, methods=["POST"])]
 
 
-async def _set(desk: Desk, viewer: Viewer, form: dict[str, str]) -> None:
+async def _set(desk: Dashboard, viewer: Viewer, form: dict[str, str]) -> None:
     consumer, event_type = form.get("consumer", "").strip(), form.get("event_type", "").strip()
     tenant = form.get("tenant") or viewer.tenant or ""
     existing = form.get("existing") == "yes"
@@ -87,13 +87,13 @@ async def _set(desk: Desk, viewer: Viewer, form: dict[str, str]) -> None:
     except SemelError as error:
         raise problem_of(error) from error
     if len(event_type) > TYPE_CHARS_MAX:
-        raise Problem(422, "invalid", f"an event type has {TYPE_CHARS_MAX} characters at most")
+        raise HttpProblem(422, "invalid", f"an event type has {TYPE_CHARS_MAX} characters at most")
     await desk.service.one(viewer.caller, SetWindow(tenant, consumer, event_type, us, existing))
     desk.service.runtime.expire_settings()
     desk.figures.expire()
 
 
-def histogram(counts: Counts, current_us: int, advised: Advice | None) -> dict[str, Any] | None:
+def histogram(counts: ConsumerCounters, current_us: int, advised: Advice | None) -> dict[str, Any] | None:
     """Bars of the measured lags on a logarithmic axis, and where the window stands; nothing where nothing came."""
     if not counts.lags:
         return None

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from semel.server.callers import Caller
 from semel.server.guard import read_body
-from semel.server.problems import Problem, malformed
+from semel.server.problems import HttpProblem, malformed
 from semel.server.service import Service
 from semel.server.tokens import Role
 
@@ -47,7 +47,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def asked(request: Request, role: Role) -> Asked:
-    """The service and the caller, who has at least that role. Raises `Problem`."""
+    """The service and the caller, who has at least that role. Raises `HttpProblem`."""
     caller: Caller = request.state.caller
     caller.require(role)
     return Asked(request.app.state.service, caller, caller.acting_for(request.headers.get(TENANT_HEADER)))
@@ -59,13 +59,13 @@ def content_type(request: Request) -> str:
 
 
 async def body_of(request: Request) -> bytes:
-    """The body, within its bounds. Raises `Problem`."""
+    """The body, within its bounds. Raises `HttpProblem`."""
     limits = request.app.state.service.settings.limits
     return await read_body(request, limits.body_bytes_max, limits.body_wait_s)
 
 
 async def read(request: Request, decoder: "msgspec.json.Decoder[T]") -> T:
-    """The JSON body as the decoder's type. Raises `Problem`."""
+    """The JSON body as the decoder's type. Raises `HttpProblem`."""
     if content_type(request) != JSON:
         raise wrong_type(request, JSON)
     body = await body_of(request)
@@ -80,18 +80,18 @@ async def beside_loop(show: Callable[[], Response], size_bytes: int) -> Response
     return await asyncio.to_thread(show) if size_bytes > QUICK_BYTES else show()
 
 
-def wrong_type(request: Request, *wanted: str) -> Problem:
+def wrong_type(request: Request, *wanted: str) -> HttpProblem:
     """The problem of a body of another kind."""
     found = content_type(request)[:100] or "nothing"
-    return Problem(415, "wrong-type", f"the content type is {found!r}; send {' or '.join(wanted)}")
+    return HttpProblem(415, "wrong-type", f"the content type is {found!r}; send {' or '.join(wanted)}")
 
 
 def many(count: int, service: Service, caller: Caller) -> None:
-    """Charge for so many items. Raises `Problem` for more at once than are taken."""
+    """Charge for so many items. Raises `HttpProblem` for more at once than are taken."""
     service.costs.charge(caller, items=count)
     most = service.settings.limits.batch_items_max
     if count > most:
-        raise Problem(413, "too-many", f"{most} are taken at once, not {count}; send them in parts")
+        raise HttpProblem(413, "too-many", f"{most} are taken at once, not {count}; send them in parts")
 
 
 def answer(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

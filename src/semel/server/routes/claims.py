@@ -16,10 +16,10 @@ from semel.codec import encode
 from semel.core.commands import Answer, Claim, Granted, Item, Known, Renew, Settle
 from semel.digests import idempotency_key
 from semel.errors import ValueInvalid
-from semel.plans import Plan, time_us
+from semel.plans import ItemBuilder, time_us
 from semel.policy import Policy
 from semel.server.openapi import Document
-from semel.server.problems import Problem
+from semel.server.problems import HttpProblem
 from semel.server.routes.base import Asked, answer, asked, beside_loop, many, read
 from semel.server.shapes import (
     ClaimAsked,
@@ -29,14 +29,14 @@ from semel.server.shapes import (
     Completing,
     Ending,
     Failing,
-    Handle,
+    ClaimHandle,
     Releasing,
     Renewing,
-    Verdict,
-    Verdicts,
+    SettleReply,
+    SettleReplies,
 )
 from semel.server.slow_lane import answer_bytes
-from semel.stores.http.wire import Refusal
+from semel.stores.http.wire import ItemRefusal
 from semel.types import Busy, Completed, Late, Lost, Mismatch, Renewed, Unavailable, Unknown
 from semel.windows import resolve
 
@@ -58,7 +58,7 @@ HELD = "l6diaWxsaW5n..."
 FAILURE = "reported"
 """The kind of a failure that a caller reports: it has no class here."""
 
-_handle = msgspec.msgpack.Decoder(Handle)
+_handle = msgspec.msgpack.Decoder(ClaimHandle)
 _pack = msgspec.msgpack.Encoder()
 _claims = msgspec.json.Decoder(ClaimsAsked)
 
@@ -123,7 +123,7 @@ def _add_end(
     routes: APIRouter, document: Document, name: str, shape: Any, summary: str, example: Any
 ) -> None:
     decoder = msgspec.json.Decoder(shape)
-    about = document.operation(takes=shape, gives=Verdicts, example={"claims": [example]})
+    about = document.operation(takes=shape, gives=SettleReplies, example={"claims": [example]})
 
     @routes.post(f"/{name}", name=name, summary=summary, **about)
     async def end(request: Request) -> Response:
@@ -136,7 +136,7 @@ async def claim_many(request: Request) -> Response:
     said = await read(request, _claims)
     many(len(said.claims), ask.service, ask.caller)
     limits = ask.service.settings.limits
-    plan = Plan(
+    plan = ItemBuilder(
         consumer=said.consumer,
         tenant=ask.tenant,
         window=said.window,
@@ -148,7 +148,7 @@ async def claim_many(request: Request) -> Response:
     runtime = ask.service.runtime
     await runtime.arefresh()
     if any(each.journal is not None for each in said.claims) and not runtime.store.capabilities.durable:
-        raise Problem(422, "misused", "a journal needs a store that outlives its process")
+        raise HttpProblem(422, "misused", "a journal needs a store that outlives its process")
     claims = [_claim(plan, runtime.windows, each, quarantine=mode == "quarantine") for each in said.claims]
     answers = await ask.service.carry_out(ask.caller, claims)
     base_us = plan.window_us({}, "")
@@ -161,7 +161,7 @@ async def claim_many(request: Request) -> Response:
     return await beside_loop(show, sum(map(answer_bytes, answers)))
 
 
-def _claim(plan: Plan, stored: Any, each: ClaimAsked, *, quarantine: bool) -> Claim:
+def _claim(plan: ItemBuilder, stored: Any, each: ClaimAsked, *, quarantine: bool) -> Claim:
     made = plan.claim(
         stored,
         each.key,
@@ -180,7 +180,7 @@ def _outcome(
     key = claim.id[2]
     match found:
         case Granted():
-            held = Handle(
+            held = ClaimHandle(
                 claim.id[1], key, claim.owner, found.fence, claim.lease_us, window_us, claim.event_type
             )
             return ClaimOutcome(
@@ -208,7 +208,7 @@ def _outcome(
             return ClaimOutcome(
                 key, "unknown", detail="an attempt ended without saying what happened; resolve it"
             )
-        case Refusal():
+        case ItemRefusal():
             return ClaimOutcome(key, "refused", detail=found.detail)
         case _:
             return ClaimOutcome(
@@ -223,7 +223,7 @@ async def end_many(request: Request, endings: Sequence[Ending]) -> Response:
     await ask.service.runtime.arefresh()
     items = [_item(ask, each) for each in endings]
     answers = await ask.service.carry_out(ask.caller, items)
-    return answer(Verdicts([_verdict(*pair) for pair in zip(items, answers, strict=True)]))
+    return answer(SettleReplies([_verdict(*pair) for pair in zip(items, answers, strict=True)]))
 
 
 def _item(ask: Asked, ending: Ending) -> Item:
@@ -259,23 +259,23 @@ def _value(value: Any, bytes_max: int) -> bytes | None:
         return None
 
 
-def _held(text: str) -> Handle:
+def _held(text: str) -> ClaimHandle:
     try:
         return _handle.decode(base64.urlsafe_b64decode(text))
     except (binascii.Error, msgspec.MsgspecError, ValueError) as error:
-        raise Problem(422, "invalid", "that is no claim that was given out here") from error
+        raise HttpProblem(422, "invalid", "that is no claim that was given out here") from error
 
 
-def _verdict(item: Item, found: Answer) -> Verdict:
+def _verdict(item: Item, found: Answer) -> SettleReply:
     match found:
         case Completed():
             kept = not (isinstance(item, Settle) and item.to == "done" and item.value is None)
-            return Verdict("completed", already=found.already, recreated=found.recreated, kept=kept)
+            return SettleReply("completed", already=found.already, recreated=found.recreated, kept=kept)
         case Renewed():
-            return Verdict("renewed", lease_s=item.lease_us / 1e6 if isinstance(item, Renew) else None)
+            return SettleReply("renewed", lease_s=item.lease_us / 1e6 if isinstance(item, Renew) else None)
         case Lost():
-            return Verdict("lost", detail="another attempt took over; nothing was overwritten")
-        case Refusal():
-            return Verdict("refused", detail=found.detail)
+            return SettleReply("lost", detail="another attempt took over; nothing was overwritten")
+        case ItemRefusal():
+            return SettleReply("refused", detail=found.detail)
         case Unavailable() | _:
-            return Verdict("unavailable", detail="the store gave no answer; send the same again")
+            return SettleReply("unavailable", detail="the store gave no answer; send the same again")

@@ -9,9 +9,9 @@ from starlette.responses import Response
 from starlette.websockets import WebSocketDisconnect
 
 from semel.server.callers import Caller
-from semel.server.events import Events, Incoming, incoming
+from semel.server.events import Events, IncomingEvent, incoming
 from semel.server.openapi import Document
-from semel.server.problems import Problem, malformed
+from semel.server.problems import HttpProblem, malformed
 from semel.server.routes.base import (
     JSON,
     TENANT_HEADER,
@@ -114,7 +114,7 @@ async def listen(websocket: WebSocket) -> None:
             many(len(events), service, caller)
             outcomes = await _taker(websocket).take(tenant, events)
             said: Any = outcomes[0] if isinstance(found, dict) else outcomes
-        except Problem as problem:
+        except HttpProblem as problem:
             retry = problem.status == 429  # noqa: PLR2004
             said = EventOutcome("busy" if retry else "invalid", detail=problem.detail)
         except WebSocketDisconnect:
@@ -148,7 +148,7 @@ def _parsed(body: bytes) -> Any:
         raise malformed(error) from error
 
 
-def _events(found: Any, sent: bytes, headers: Any) -> list[Incoming]:
+def _events(found: Any, sent: bytes, headers: Any) -> list[IncomingEvent]:
     if isinstance(found, dict):
         return [incoming(found, sent, headers)]
     return [incoming(each, _encode(each)) for each in found]
@@ -159,8 +159,8 @@ def _taker(connection: Any) -> Events:
     return taker
 
 
-def _problem(outcome: EventOutcome) -> Problem:
+def _problem(outcome: EventOutcome) -> HttpProblem:
     headers = (
         {} if outcome.retry_after_s is None else {"Retry-After": str(max(1, round(outcome.retry_after_s)))}
     )
-    return Problem(STATUSES[outcome.status], outcome.status, outcome.detail or outcome.status, headers)
+    return HttpProblem(STATUSES[outcome.status], outcome.status, outcome.detail or outcome.status, headers)

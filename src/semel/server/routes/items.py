@@ -9,11 +9,11 @@ from starlette.responses import Response
 from semel.core.commands import Answer, Item
 from semel.server.callers import scoped, unscoped
 from semel.server.openapi import Document
-from semel.server.problems import Problem, malformed
+from semel.server.problems import HttpProblem, malformed
 from semel.server.routes.base import JSON, answer, asked, body_of, content_type, many, wrong_type
 from semel.server.service import refusal
 from semel.stores.http import wire
-from semel.stores.http.wire import Refusal
+from semel.stores.http.wire import ItemRefusal
 
 __all__ = ["add"]
 
@@ -124,10 +124,10 @@ async def carry_out(request: Request) -> Response:
         try:
             mine.append(scoped(ask.caller, item))
             answers.append(None)
-        except Problem as problem:
+        except HttpProblem as problem:
             answers.append(refusal(problem))
     found = iter(await ask.service.carry_out(ask.caller, mine))
-    answers = [each if isinstance(each, Refusal) else unscoped(ask.caller, next(found)) for each in answers]
-    if answers and all(isinstance(each, Refusal) for each in answers):
-        raise Problem(answers[0].status, answers[0].title, answers[0].detail)
+    answers = [each if isinstance(each, ItemRefusal) else unscoped(ask.caller, next(found)) for each in answers]
+    if answers and all(isinstance(each, ItemRefusal) for each in answers):
+        raise HttpProblem(answers[0].status, answers[0].title, answers[0].detail)
     return Response(wire.answers_to(answers, packed=packed), media_type=kind)

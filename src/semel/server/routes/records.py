@@ -9,9 +9,9 @@ from starlette.responses import Response
 from semel import audit
 from semel.cli.shown import document as document_of
 from semel.cli.shown import exact_text, now_us, summary
-from semel.core.commands import Count, Forget, Lookup, Page, Purge, ReadSettings, Scan, Settings, SetWindow
+from semel.core.commands import Count, Forget, Lookup, Page, Purge, ReadSettings, Scan, StoreSettings, SetWindow
 from semel.server.openapi import Document
-from semel.server.problems import Problem
+from semel.server.problems import HttpProblem
 from semel.server.routes.base import Asked, answer, asked, beside_loop, read
 from semel.server.shapes import Purging, WindowAsked
 from semel.server.slow_lane import answer_bytes
@@ -73,7 +73,7 @@ def _add_records(routes: APIRouter, document: Document) -> None:
         found = await ask.service.one(ask.caller, Forget(record.id, force))
         if isinstance(found, Busy):
             after = {"Retry-After": str(max(1, round(found.retry_after_s)))}
-            raise Problem(409, "running", "a claim runs; wait for it, or force it with ?force=true", after)
+            raise HttpProblem(409, "running", "a claim runs; wait for it, or force it with ?force=true", after)
         if isinstance(found, Absent):
             raise _nothing(key)
         return answer({"forgotten": key})
@@ -100,7 +100,7 @@ def _add_upkeep(routes: APIRouter, document: Document) -> None:
     async def windows(request: Request) -> Response:
         """How long finished keys are remembered, by consumer and event type (empty: all types)."""
         ask = asked(request, "read")
-        found: Settings = await ask.service.one(ask.caller, ReadSettings())
+        found: StoreSettings = await ask.service.one(ask.caller, ReadSettings())
         mine = sorted((place, us) for place, us in found.windows.items() if place[0] == ask.tenant)
         rows = [
             {"consumer": consumer, "event_type": kind, "window": exact_text(us)}
@@ -162,8 +162,8 @@ async def _found(ask: Asked, consumer: str, key: str) -> Record:
     return record
 
 
-def _nothing(key: str) -> Problem:
-    return Problem(404, "absent", f"no record of {key!a}: new, expired or forgotten")
+def _nothing(key: str) -> HttpProblem:
+    return HttpProblem(404, "absent", f"no record of {key!a}: new, expired or forgotten")
 
 
 def _shown(record: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from struct import Struct as Form
 import msgspec
 
 from semel.errors import StoreRefused
-from semel.stores.bloom.settings import Layout
+from semel.stores.bloom.settings import BloomLayout
 
 __all__ = ["Damaged", "load", "look", "save"]
 
@@ -27,12 +27,12 @@ class Damaged(Exception):
 
 
 class _About(msgspec.Struct):
-    layout: Layout
+    layout: BloomLayout
     generations: list[tuple[int, int]]
     """Number and length of each."""
 
 
-def save(path: Path, layout: Layout, generations: dict[int, bytes]) -> None:
+def save(path: Path, layout: BloomLayout, generations: dict[int, bytes]) -> None:
     """Write beside the file, make sure of it, and only then put it in its place."""
     described = msgspec.json.encode(
         _About(layout, [(number, len(bits)) for number, bits in generations.items()])
@@ -60,7 +60,7 @@ def save(path: Path, layout: Layout, generations: dict[int, bytes]) -> None:
         os.close(folder)
 
 
-def load(path: Path, layout: Layout) -> dict[int, bytes]:
+def load(path: Path, layout: BloomLayout) -> dict[int, bytes]:
     """The generations by number; none without a file. Raises `Damaged`, or `StoreRefused` for another's file."""
     try:
         content = path.read_bytes()
@@ -100,7 +100,7 @@ def look(bits: bytes) -> tuple[float, int]:
     return int.from_bytes(body).bit_count() / (8 * len(body)), int.from_bytes(bits[:_RBLOOM_HEAD], "little")
 
 
-def _shown(layout: Layout) -> str:
+def _shown(layout: BloomLayout) -> str:
     return (
         f"capacity {layout.capacity}, window {layout.window_us / 1e6:g} s, error_rate {layout.error_rate},"
         f" steps {layout.steps}"

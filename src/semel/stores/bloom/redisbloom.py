@@ -7,7 +7,7 @@ from typing import Any
 
 from semel.errors import StoreRefused, StoreUnavailable, StoreUnknown
 from semel.extras import install_command
-from semel.stores.bloom.settings import Layout, layout
+from semel.stores.bloom.settings import BloomLayout, layout
 from semel.stores.tiered.ports import Fullness
 from semel.windows import Duration
 
@@ -44,7 +44,7 @@ class RedisBloom:
         steps: int = 3,
         answer_s: float = ANSWER_S,
     ) -> None:
-        self.layout: Layout = layout(capacity, window, error_rate, steps)
+        self.layout: BloomLayout = layout(capacity, window, error_rate, steps)
         self.full: int = 0
         """How many ids found no room."""
         self._head = f"semel:bloom:{{{name}}}:".encode()
@@ -172,6 +172,6 @@ class RedisBloom:
             raise StoreUnavailable(f"RedisBloom gave no answer: {error}") from error
 
 
-def _hashes(layout: Layout) -> float:
+def _hashes(layout: BloomLayout) -> float:
     """How many hashes the server uses for this error rate."""
     return log2(1 / layout.generation_error_rate)

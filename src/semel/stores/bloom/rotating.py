@@ -14,7 +14,7 @@ from semel.clock import Clock, SystemClock
 from semel.errors import PolicyInvalid
 from semel.forks import restart_after_fork
 from semel.stores.bloom import files
-from semel.stores.bloom.settings import Layout, layout
+from semel.stores.bloom.settings import BloomLayout, layout
 from semel.stores.tiered.ports import Fullness
 from semel.windows import Duration
 
@@ -49,7 +49,7 @@ class Bloom:
         path: str | os.PathLike[str] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.layout: Layout = layout(capacity, window, error_rate, steps)
+        self.layout: BloomLayout = layout(capacity, window, error_rate, steps)
         self.path: Path | None = None if path is None else Path(path)
         self.damaged: bool = False
         """Whether the file did not load as it was saved, so that the filter began empty."""

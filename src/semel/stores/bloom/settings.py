@@ -7,7 +7,7 @@ from msgspec import Struct
 from semel.errors import PolicyInvalid
 from semel.windows import Duration, duration_us
 
-__all__ = ["Layout", "layout"]
+__all__ = ["BloomLayout", "layout"]
 
 CAPACITY_MAX = 10**10
 """About 22 GB of bits; more is a mistake in a number."""
@@ -16,7 +16,7 @@ ERROR_MIN, ERROR_MAX = 1e-9, 0.1
 STEPS_MAX = 32
 
 
-class Layout(Struct, frozen=True, kw_only=True):
+class BloomLayout(Struct, frozen=True, kw_only=True):
     """A window in steps. Each generation takes the ids of one step; those of a window and one step are kept.
 
     So an id that was put in is found for a whole window, and forgotten within one step after it.
@@ -52,7 +52,7 @@ class Layout(Struct, frozen=True, kw_only=True):
         return now_us // self.step_us
 
 
-def layout(capacity: int, window: Duration, error_rate: float, steps: int) -> Layout:
+def layout(capacity: int, window: Duration, error_rate: float, steps: int) -> BloomLayout:
     """The layout of these settings. Raises `PolicyInvalid` with what to change."""
     if type(capacity) is not int or not 1 <= capacity <= CAPACITY_MAX:
         raise PolicyInvalid(
@@ -67,4 +67,4 @@ def layout(capacity: int, window: Duration, error_rate: float, steps: int) -> La
     window_us = duration_us(window)
     if window_us < steps:
         raise PolicyInvalid(f"a window of {window!r} has no {steps} steps; make it longer")
-    return Layout(capacity=capacity, window_us=window_us, error_rate=float(error_rate), steps=steps)
+    return BloomLayout(capacity=capacity, window_us=window_us, error_rate=float(error_rate), steps=steps)

@@ -11,7 +11,7 @@ from semel.core.commands import Answer, Item
 from semel.core.ports import Capabilities, Listener
 from semel.forks import restart_after_fork
 from semel.stores.http import wire
-from semel.stores.http.talk import ABOUT_PATH, DROPPED, FAILED, ITEMS_PATH, Part, Talk
+from semel.stores.http.talk import ABOUT_PATH, DROPPED, FAILED, ITEMS_PATH, RequestPart, HttpRequests
 
 __all__ = ["AsyncHttpStore"]
 
@@ -22,7 +22,7 @@ class AsyncHttpStore:
     """The same store as `HttpStore`, for event loops. A program may run one loop after the other."""
 
     def __init__(self, url: str, **options: Any) -> None:
-        self._talk = Talk(url, options)
+        self._talk = HttpRequests(url, options)
         self.name: str = self._talk.name
         self.after_fork()
         restart_after_fork(self)
@@ -83,7 +83,7 @@ class AsyncHttpStore:
 
     # --- inside ---
 
-    async def _ask(self, part: Part) -> list[Answer]:
+    async def _ask(self, part: RequestPart) -> list[Answer]:
         try:
             try:
                 response = await self._post(part)
@@ -97,7 +97,7 @@ class AsyncHttpStore:
         rest = self._talk.rest_of(part, answers)
         return answers if rest is None else answers[: -len(rest.items)] + await self._ask(rest)
 
-    async def _post(self, part: Part) -> httpx2.Response:
+    async def _post(self, part: RequestPart) -> httpx2.Response:
         return await self._client().post(ITEMS_PATH, content=part.body, headers=_HEADERS)
 
     def _client(self) -> httpx2.AsyncClient:

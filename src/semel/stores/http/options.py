@@ -14,13 +14,13 @@ from semel.errors import PolicyInvalid
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["Options", "Place", "parse"]
+__all__ = ["HttpOptions", "HttpTarget", "parse"]
 
 WAIT_MAX_S = 3600.0
 TOKEN_CHARS_MAX = 4096
 
 
-class Options(Struct, frozen=True, kw_only=True):
+class HttpOptions(Struct, frozen=True, kw_only=True):
     """All that may be said of a server beside where it is."""
 
     token: str = ""
@@ -45,13 +45,13 @@ class Options(Struct, frozen=True, kw_only=True):
             raise PolicyInvalid("the token is not what `semel token create` prints")
 
 
-class Place(Struct, frozen=True):
+class HttpTarget(Struct, frozen=True):
     """Where the server is, and how to speak to it."""
 
     base: str
     """Scheme, host, port and path, without a slash at its end: also the store's name."""
     token: str
-    options: Options
+    options: HttpOptions
 
     def __repr__(self) -> str:
         return f"Place({self.base!r})"
@@ -67,18 +67,18 @@ class Place(Struct, frozen=True):
         return ssl.create_default_context(cafile=self.options.ca_file)
 
 
-def parse(url: str, given: dict[str, Any]) -> Place:
+def parse(url: str, given: dict[str, Any]) -> HttpTarget:
     """The place that a URL and options by name describe. Raises `PolicyInvalid`."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment:
         raise PolicyInvalid(f"{_shown(parts)!r} is no server's URL; write https://host:port")
     if parts.username:
         raise PolicyInvalid("a server's URL has no user; write the token as a password: https://:TOKEN@host")
-    said = {**_said(parts), **given}
+    said = {**_url_options(parts), **given}
     if parts.password:
         said.setdefault("token", unquote(parts.password))
-    options = Options(**said)
-    return Place(_shown(parts), options.token or _read(options.token_file), options)
+    options = HttpOptions(**said)
+    return HttpTarget(_shown(parts), options.token or _read(options.token_file), options)
 
 
 def _shown(parts: SplitResult) -> str:
@@ -86,8 +86,8 @@ def _shown(parts: SplitResult) -> str:
     return f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
 
 
-def _said(parts: SplitResult) -> dict[str, Any]:
-    kinds: dict[str, Callable[[str], Any]] = {each.name: each.type for each in fields(Options)}
+def _url_options(parts: SplitResult) -> dict[str, Any]:
+    kinds: dict[str, Callable[[str], Any]] = {each.name: each.type for each in fields(HttpOptions)}
     said: dict[str, Any] = {}
     for name, text in parse_qsl(parts.query, keep_blank_values=True):
         if name not in kinds:

@@ -10,7 +10,7 @@ from semel.core.commands import Answer, Item
 from semel.core.ports import AsyncStore, Capabilities, Listener
 from semel.forks import restart_after_fork
 from semel.stores.http import wire
-from semel.stores.http.talk import ABOUT_PATH, DROPPED, FAILED, ITEMS_PATH, Part, Talk
+from semel.stores.http.talk import ABOUT_PATH, DROPPED, FAILED, ITEMS_PATH, RequestPart, HttpRequests
 
 __all__ = ["HttpStore"]
 
@@ -25,7 +25,7 @@ class HttpStore:
     """
 
     def __init__(self, url: str, **options: Any) -> None:
-        self._talk = Talk(url, options)
+        self._talk = HttpRequests(url, options)
         self._made_with = (url, options)
         self.name: str = self._talk.name
         self.after_fork()
@@ -94,7 +94,7 @@ class HttpStore:
 
     # --- inside ---
 
-    def _ask(self, part: Part) -> list[Answer]:
+    def _ask(self, part: RequestPart) -> list[Answer]:
         try:
             try:
                 response = self._post(part)
@@ -108,7 +108,7 @@ class HttpStore:
         rest = self._talk.rest_of(part, answers)
         return answers if rest is None else answers[: -len(rest.items)] + self._ask(rest)
 
-    def _post(self, part: Part) -> httpx2.Response:
+    def _post(self, part: RequestPart) -> httpx2.Response:
         return self._connected().post(ITEMS_PATH, content=part.body, headers=_HEADERS)
 
     def _connected(self) -> httpx2.Client:

@@ -13,7 +13,7 @@ from semel.errors import StoreClosed, StoreError, StoreRefused, StoreUnavailable
 from semel.stores.http import options, wire
 from semel.types import Completed, Forgotten, Unavailable
 
-__all__ = ["About", "Part", "Talk"]
+__all__ = ["About", "RequestPart", "HttpRequests"]
 
 ITEMS_PATH = "/v1/items"
 ABOUT_PATH = "/v1/store"
@@ -47,7 +47,7 @@ class About(msgspec.Struct, frozen=True):
     body_bytes_max: int
 
 
-class Part(msgspec.Struct, frozen=True):
+class RequestPart(msgspec.Struct, frozen=True):
     """One request: the items from `start` on."""
 
     items: Sequence[Item]
@@ -59,11 +59,11 @@ class Part(msgspec.Struct, frozen=True):
         return all(isinstance(item, REPEATABLE) for item in self.items)
 
 
-class Talk:
+class HttpRequests:
     """The place, what is known of the server, and who listens. Thread-safe."""
 
     def __init__(self, url: str, given: dict[str, Any]) -> None:
-        self.place: options.Place = options.parse(url, given)
+        self.place: options.HttpTarget = options.parse(url, given)
         self.name: str = self.place.base
         self.about: About | None = None
         self.closed: bool = False
@@ -118,7 +118,7 @@ class Talk:
 
     # --- sending ---
 
-    def parts(self, items: Sequence[Item]) -> Iterator[Part]:
+    def parts(self, items: Sequence[Item]) -> Iterator[RequestPart]:
         """The items in as few requests as the server's limits allow."""
         assert self.about is not None
         room = self.about.body_bytes_max - ARRAY_BYTES
@@ -126,14 +126,14 @@ class Talk:
         for at, item in enumerate(items):
             piece = wire.encode_item(item)
             if pieces and (size + len(piece) > room or len(pieces) == self.about.batch_items_max):
-                yield Part(items[start:at], wire.batch_of(pieces))
+                yield RequestPart(items[start:at], wire.batch_of(pieces))
                 start, size, pieces = at, 0, []
             pieces.append(piece)
             size += len(piece)
         if pieces:
-            yield Part(items[start:], wire.batch_of(pieces))
+            yield RequestPart(items[start:], wire.batch_of(pieces))
 
-    def answers(self, part: Part, response: httpx2.Response) -> list[Answer]:
+    def answers(self, part: RequestPart, response: httpx2.Response) -> list[Answer]:
         """The answers in a reply; what the server cannot do now is `Unavailable`, what it will not do raises."""
         if response.status_code == OK:
             found = wire.answers_from(response.content)
@@ -145,15 +145,15 @@ class Talk:
             return [Unavailable(problem)] * len(part.items)
         raise problem
 
-    def rest_of(self, part: Part, answers: Sequence[Answer]) -> Part | None:
+    def rest_of(self, part: RequestPart, answers: Sequence[Answer]) -> RequestPart | None:
         """The items that found no room in the response, to be sent again; `None`: there are none."""
         for at, answer in enumerate(answers):
             if at and isinstance(answer, Unavailable) and isinstance(answer.error, wire.AnswerFull):
                 rest = part.items[at:]
-                return Part(rest, wire.batch_of([wire.encode_item(item) for item in rest]))
+                return RequestPart(rest, wire.batch_of([wire.encode_item(item) for item in rest]))
         return None
 
-    def failed(self, part: Part, error: Exception) -> list[Answer]:
+    def failed(self, part: RequestPart, error: Exception) -> list[Answer]:
         """No reply: whether the items were carried out is not known."""
         if self.closed:
             raise self.closed_error() from error

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from semel import errors
-from semel.core.commands import Answer, Granted, Item, Known, Marked, Page, Purged, Settings
+from semel.core.commands import Answer, Granted, Item, Known, Marked, Page, Purged, StoreSettings
 from semel.errors import StoreError, StoreRefused, StoreUnavailable
 from semel.types import (
     Absent,
@@ -34,7 +34,7 @@ __all__ = [
     "ITEMS_JSON",
     "ITEMS_MSGPACK",
     "AnswerFull",
-    "Refusal",
+    "ItemRefusal",
     "answers_from",
     "answers_to",
     "batch_of",
@@ -48,7 +48,7 @@ ANSWER_FULL = "answer-full"
 """The title of a refusal that says: the answers before it fill the response, send the item again."""
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class ItemRefusal(msgspec.Struct, frozen=True):
     """The server did not carry the item out, and would not next time; the other items are not concerned."""
 
     status: int
@@ -68,7 +68,7 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 class Scopes(msgspec.Struct, frozen=True):
-    """`Settings` without tuples as keys, which JSON does not have."""
+    """`StoreSettings` without tuples as keys, which JSON does not have."""
 
     windows: list[tuple[str, str, str, int]]
     modes: list[tuple[str, str, Mode]]
@@ -86,7 +86,7 @@ class Nothing(msgspec.Struct, frozen=True):
     """An answer that says only what it is."""
 
 
-def _settings_out(answer: Settings) -> Scopes:
+def _settings_out(answer: StoreSettings) -> Scopes:
     return Scopes(
         [(*place, us) for place, us in answer.windows.items()],
         [(*place, mode) for place, mode in answer.modes.items()],
@@ -95,8 +95,8 @@ def _settings_out(answer: Settings) -> Scopes:
     )
 
 
-def _settings_in(found: Scopes) -> Settings:
-    return Settings(
+def _settings_in(found: Scopes) -> StoreSettings:
+    return StoreSettings(
         {(tenant, consumer, kind): us for tenant, consumer, kind, us in found.windows},
         {(tenant, consumer): mode for tenant, consumer, mode in found.modes},
         {(tenant, consumer): kind for tenant, consumer, kind in found.ids},
@@ -116,7 +116,7 @@ def _trouble_in(found: Trouble) -> Unavailable:
     return Unavailable(kind(found.detail))
 
 
-def _refusal_in(found: Refusal) -> Unavailable:
+def _refusal_in(found: ItemRefusal) -> Unavailable:
     return Unavailable((AnswerFull if found.title == ANSWER_FULL else StoreRefused)(found.detail))
 
 
@@ -146,9 +146,9 @@ _KINDS: list[tuple[str, type, Any, Callable[[Any], Any], Callable[[Any], Any]]] 
     ("page", Page, Page, _same, _same),
     ("purged", Purged, Purged, _same, _same),
     ("stats", Stats, Stats, _same, _same),
-    ("settings", Settings, Scopes, _settings_out, _settings_in),
+    ("settings", StoreSettings, Scopes, _settings_out, _settings_in),
     ("unavailable", Unavailable, Trouble, _trouble_out, _trouble_in),
-    ("refused", Refusal, Refusal, _same, _refusal_in),
+    ("refused", ItemRefusal, ItemRefusal, _same, _refusal_in),
     ("mode", str, Mode, _same, _same),
     ("count", int, int, _same, _same),
     ("none", type(None), None, _same, _same),
@@ -185,7 +185,7 @@ def items_from(body: bytes, *, packed: bool) -> list[Item]:
 
 
 def answers_to(answers: Sequence[Answer], *, packed: bool) -> bytes:
-    """The reply for answers; a `Refusal` may stand in the place of one."""
+    """The reply for answers; a `ItemRefusal` may stand in the place of one."""
     out = []
     for answer in answers:
         name, shape = _OUT[type(answer)]

@@ -15,14 +15,14 @@ from semel.core.commands import (
     Purged,
     ReadSettings,
     Scan,
-    Settings,
+    StoreSettings,
     SetWindow,
     SwitchMode,
 )
 from semel.core.machine import standing
 from semel.errors import PolicyInvalid, RecordCorrupt
 from semel.stores.postgres import wire
-from semel.stores.postgres.batch import Ask, Batch, Talk
+from semel.stores.postgres.batch import SendCalls, PostgresBatch, Talk
 from semel.stores.postgres.calendar import ALARM_US
 from semel.stores.postgres.consumers import ask_for
 from semel.stores.postgres.partitions import live_us, look, set_up, tend, warn
@@ -42,7 +42,7 @@ TIMED_MODES: tuple[Mode, ...] = ("lease", "observe")
 _CURSOR = re.compile(r"(?:(-?\d{1,18}):)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.ASCII)
 
 
-def answer(batch: Batch, position: int) -> Talk[Answer]:
+def answer(batch: PostgresBatch, position: int) -> Talk[Answer]:
     """The talk of one such item."""
     item: Item = batch.items[position]
     match item:
@@ -64,7 +64,7 @@ def answer(batch: Batch, position: int) -> Talk[Answer]:
             raise TypeError(f"{type(item).__name__} is no item that a store knows")
 
 
-def _scan(batch: Batch, item: Scan) -> Talk[Page]:
+def _scan(batch: PostgresBatch, item: Scan) -> Talk[Page]:
     """A page of records as they stand: in the order of their digests, then those in partitions by their ids' time."""
     after_time, after = _place(item.cursor)
     found: list[wire.Row] = []
@@ -79,11 +79,11 @@ def _scan(batch: Batch, item: Scan) -> Talk[Page]:
         "limit": item.limit + 1,
     }
     if after_time is None:
-        found += yield Ask("scan_orphaned" if item.orphaned else "scan", parameters)
+        found += yield SendCalls("scan_orphaned" if item.orphaned else "scan", parameters)
         parameters["after"] = None
     if len(found) <= item.limit and not item.orphaned:
         parameters |= {"after_time": after_time or 0, "limit": item.limit + 1 - len(found)}
-        found += yield Ask("scan_timed", parameters)
+        found += yield SendCalls("scan_timed", parameters)
     rows = found[: item.limit]
     records: list[Record] = []
     for now, key, tenant, consumer, _, *columns in rows:
@@ -115,31 +115,31 @@ def _place(cursor: str | None) -> tuple[int | None, str | None]:
     return None if found[1] is None else int(found[1]), found[2]
 
 
-def _purge(batch: Batch, position: int, item: Purge) -> Talk[Purged]:
+def _purge(batch: PostgresBatch, position: int, item: Purge) -> Talk[Purged]:
     """Remove what is over, oldest first, then walk on through the marks; one at a time does it.
 
     The lock of whoever is at it ends with its transaction, so that one who is killed leaves nothing behind.
     """
-    yield Ask("begin")
-    ((elected,),) = yield Ask("elect")
+    yield SendCalls("begin")
+    ((elected,),) = yield SendCalls("elect")
     if not elected:
-        who = yield Ask("cleaner")
-        yield Ask("commit")
+        who = yield SendCalls("cleaner")
+        yield SendCalls("commit")
         return Purged(0, cleaner=who[0][0] if who else "another cleaner")
     purged = yield from _purge_batch(batch, item)
     if not purged.more:
-        messages = yield Ask("purge_outbox", {"now": batch.now, "limit": item.limit})
+        messages = yield SendCalls("purge_outbox", {"now": batch.now, "limit": item.limit})
         purged = replace(purged, count=purged.count + len(messages), more=len(messages) == item.limit)
-    yield Ask("commit")
+    yield SendCalls("commit")
     found = yield from tend(batch, position, batch.schema)
     if found.low is not None:
-        yield Ask("purge_extras", {"low": found.low, "limit": item.limit})
+        yield SendCalls("purge_extras", {"low": found.low, "limit": item.limit})
     return replace(purged, lag_s=max(purged.lag_s, found.lag_s()))
 
 
-def _purge_batch(batch: Batch, item: Purge) -> Talk[Purged]:
+def _purge_batch(batch: PostgresBatch, item: Purge) -> Talk[Purged]:
     examined_max = item.limit + item.limit // EARLY_PER_REMOVED + 1
-    ((now, count, oldest, gone, early, examined, latest),) = yield Ask(
+    ((now, count, oldest, gone, early, examined, latest),) = yield SendCalls(
         "purge", {"now": batch.now, "limit": item.limit, "examined": examined_max}
     )
     more = gone > item.limit or (
@@ -152,47 +152,47 @@ def _purge_batch(batch: Batch, item: Purge) -> Talk[Purged]:
     return Purged(count + marks, lag_s, more or more_marks)
 
 
-def _purge_marks(batch: Batch, limit: int) -> Talk[tuple[int, bool]]:
+def _purge_marks(batch: PostgresBatch, limit: int) -> Talk[tuple[int, bool]]:
     """Walk on through the table from where the last purge stopped, as many pages as hold a few times `limit`."""
-    ((block, blocks),) = yield Ask("marks_cursor")
+    ((block, blocks),) = yield SendCalls("marks_cursor")
     if block >= blocks:
         block = 0
     until = min(blocks, block + 1 + limit * EXAMINED_PER_REMOVED // MARKS_PER_BLOCK)
     if not blocks:
         return 0, False
-    removed = yield Ask("purge_marks", {"now": batch.now, "block": block, "until": until, "limit": limit})
+    removed = yield SendCalls("purge_marks", {"now": batch.now, "block": block, "until": until, "limit": limit})
     if len(removed) == limit:
         until = block  # there may be more on the same pages
     more = until < blocks
-    yield Ask("move_marks_cursor", {"block": str(until if more else 0)})
+    yield SendCalls("move_marks_cursor", {"block": str(until if more else 0)})
     return len(removed), more
 
 
-def _would_purge(batch: Batch) -> Talk[Purged]:
+def _would_purge(batch: PostgresBatch) -> Talk[Purged]:
     found = yield from look(batch)
     overdue = found.overdue()
-    yield Ask("begin")
-    yield Ask("any_plan")
-    ((now, count, oldest, marks),) = yield Ask("would_purge", {"now": batch.now})
-    ((messages,),) = yield Ask("would_purge_outbox", {"now": batch.now})
+    yield SendCalls("begin")
+    yield SendCalls("any_plan")
+    ((now, count, oldest, marks),) = yield SendCalls("would_purge", {"now": batch.now})
+    ((messages,),) = yield SendCalls("would_purge_outbox", {"now": batch.now})
     timed = 0
     if overdue:
-        ((timed,),) = yield Ask("would_remove", {"upper": overdue[-1].upper})
-    yield Ask("commit")
+        ((timed,),) = yield SendCalls("would_remove", {"upper": overdue[-1].upper})
+    yield SendCalls("commit")
     lag_s = 0.0 if oldest is None else (now - oldest) / 1e6
     return Purged(count + marks + messages + timed, max(lag_s, found.lag_s()), partitions=len(overdue))
 
 
-def _count(batch: Batch, item: Count) -> Talk[Stats]:
+def _count(batch: PostgresBatch, item: Count) -> Talk[Stats]:
     """How much is held, counted row by row: a full scan, for which the planner may choose as for no single key."""
     parameters = {"now": batch.now, "tenant": None if item.tenant is None else _text(item.tenant)}
     found = yield from look(batch)
     rows: list[wire.Row] = []
-    yield Ask("begin")
-    yield Ask("any_plan")
+    yield SendCalls("begin")
+    yield SendCalls("any_plan")
     for name in ("count_rest", "count", "count_timed"):
-        rows += yield Ask(name, parameters)
-    yield Ask("commit")
+        rows += yield SendCalls(name, parameters)
+    yield SendCalls("commit")
     states: dict[str, int] = {}
     consumers: dict[str, int] = {}
     now = oldest = rows[0][0]
@@ -225,11 +225,11 @@ def _count(batch: Batch, item: Count) -> Talk[Stats]:
     )
 
 
-def _read_settings() -> Talk[Settings]:
-    windows = yield Ask("read_windows")
-    modes = yield Ask("read_modes")
+def _read_settings() -> Talk[StoreSettings]:
+    windows = yield SendCalls("read_windows")
+    modes = yield SendCalls("read_modes")
     lived_us = (yield from live_us()) if any(ids for *_, ids in modes) else 0
-    return Settings(
+    return StoreSettings(
         {
             (wire.original(tenant), wire.original(consumer), wire.original(event_type)): window_us
             for tenant, consumer, event_type, window_us in windows
@@ -240,7 +240,7 @@ def _read_settings() -> Talk[Settings]:
     )
 
 
-def _set_window(batch: Batch, item: SetWindow) -> Talk[None]:
+def _set_window(batch: PostgresBatch, item: SetWindow) -> Talk[None]:
     """Store or remove a window; with `existing`, move the expiries of settled records that still stand."""
     name: dict[str, Any] = {
         "tenant": _text(item.tenant),
@@ -248,18 +248,18 @@ def _set_window(batch: Batch, item: SetWindow) -> Talk[None]:
         "event_type": _text(item.event_type),
     }
     if item.window_us is None:
-        yield Ask("drop_window", name)
+        yield SendCalls("drop_window", name)
         return
     scope = (item.tenant, item.consumer)
     timed = bool((yield from ask_for(batch, {scope: False})).get(scope))
     if timed:
         yield from _check_live(item.window_us)
-    yield Ask("begin")
-    yield Ask("set_window", {**name, "window": item.window_us})
+    yield SendCalls("begin")
+    yield SendCalls("set_window", {**name, "window": item.window_us})
     if item.existing:
         moved = {**name, "now": batch.now, "window": item.window_us}
-        yield Ask("move_expiries_timed" if timed else "move_expiries", moved)
-    yield Ask("commit")
+        yield SendCalls("move_expiries_timed" if timed else "move_expiries", moved)
+    yield SendCalls("commit")
 
 
 def _check_live(window_us: int) -> Talk[None]:
@@ -272,9 +272,9 @@ def _check_live(window_us: int) -> Talk[None]:
         )
 
 
-def _admit(batch: Batch, item: Admit) -> Talk[Mode]:
+def _admit(batch: PostgresBatch, item: Admit) -> Talk[Mode]:
     """The consumer's mode, recorded now if it had none; the kind of its ids with its first appearance."""
-    rows = yield Ask(
+    rows = yield SendCalls(
         "admit",
         {
             "tenant": _text(item.tenant),
@@ -289,24 +289,24 @@ def _admit(batch: Batch, item: Admit) -> Talk[Mode]:
     return mode
 
 
-def _switch_mode(batch: Batch, item: SwitchMode) -> Talk[int]:
+def _switch_mode(batch: PostgresBatch, item: SwitchMode) -> Talk[int]:
     """Change the mode; answers how many unfinished records forbid it."""
-    yield Ask("begin")
-    ((consumer, ids),) = yield Ask(
+    yield SendCalls("begin")
+    ((consumer, ids),) = yield SendCalls(
         "lock_mode", {"tenant": _text(item.tenant), "consumer": _text(item.consumer)}
     )
     if ids and item.mode not in TIMED_MODES:
-        yield Ask("rollback")
+        yield SendCalls("rollback")
         raise PolicyInvalid(
             f"consumer {item.consumer!r} has ids={ids!r}, so that its records go with their partition;"
             f" its mode is {' or '.join(TIMED_MODES)}"
         )
     unfinished: int
     name = "unfinished_timed" if ids else "unfinished"
-    ((unfinished,),) = yield Ask(name, {"now": batch.now, "consumer": consumer})
+    ((unfinished,),) = yield SendCalls(name, {"now": batch.now, "consumer": consumer})
     if not unfinished:
-        yield Ask("put_mode", {"consumer": consumer, "mode": item.mode})
-    yield Ask("commit")
+        yield SendCalls("put_mode", {"consumer": consumer, "mode": item.mode})
+    yield SendCalls("commit")
     return unfinished
 
 

@@ -22,7 +22,7 @@ BIGINT = range(-(2**62), 2**62)
 RECORD_ITEMS = (Claim, Renew, Settle, Lookup, Forget, Resolve)
 
 
-class Ask(Struct, frozen=True):
+class SendCalls(Struct, frozen=True):
     """A statement by name, and its parameters. `script`: statements in their own words instead.
 
     `told`: errors of the server (SQLSTATE) that are an answer: the one row then is the state itself.
@@ -34,11 +34,11 @@ class Ask(Struct, frozen=True):
     told: frozenset[str] = frozenset()
 
 
-Talk: TypeAlias = Generator[Ask, list[Row], T]
+Talk: TypeAlias = Generator[SendCalls, list[Row], T]
 Scope: TypeAlias = tuple[str, str]
 
 
-class Batch:
+class PostgresBatch:
     """The items of one call, their answers so far, and what the statements need to know beside them."""
 
     def __init__(
@@ -106,10 +106,10 @@ class Batch:
             return {}
         return {"id_times": wire.bigints([self.id_times[position] for position in positions])}
 
-    def ask(self, name: str, positions: Sequence[int], parameters: Mapping[str, Any]) -> Ask:
+    def ask(self, name: str, positions: Sequence[int], parameters: Mapping[str, Any]) -> SendCalls:
         """A statement for the table in which these items' records are; all of them are in one."""
         times = self.times_of(positions)
-        return Ask(f"{name}_timed" if times else name, {**parameters, **times})
+        return SendCalls(f"{name}_timed" if times else name, {**parameters, **times})
 
     @staticmethod
     def must_stay(item: RecordItem) -> bool:
@@ -142,7 +142,7 @@ class Stage(Struct, frozen=True):
 # --- stages -------------------------------------------------------------------------------------
 
 
-def stages(batch: Batch) -> list[Stage]:
+def stages(batch: PostgresBatch) -> list[Stage]:
     """Gather the items by kind, keeping the order of any two that touch the same record.
 
     An item joins the latest stage of its kind unless its record was touched in that one or since; what is
@@ -208,7 +208,7 @@ def kind_of(item: Item) -> str:
             return "apart"
 
 
-def _keys_of(batch: Batch, position: int, kind: str) -> Sequence[bytes] | None:
+def _keys_of(batch: PostgresBatch, position: int, kind: str) -> Sequence[bytes] | None:
     """The digests that an item touches; `None`: it is refused, and has its answer."""
     item = batch.items[position]
     if kind == "apart":
@@ -230,7 +230,7 @@ def _keys_of(batch: Batch, position: int, kind: str) -> Sequence[bytes] | None:
         return None
 
 
-def _route(batch: Batch, position: int, ids: str) -> bool:
+def _route(batch: PostgresBatch, position: int, ids: str) -> bool:
     """Find the time inside the id, which says in which partition its record is; `False`: the item is answered.
 
     It depends on nothing but the id, or two copies of an event could be in two partitions.

@@ -9,7 +9,7 @@ from msgspec import Struct
 from semel.errors import PolicyInvalid
 from semel.windows import duration_us
 
-__all__ = ["AHEAD_US", "ALARM_US", "FUTURE_US", "LIVE_US", "STEP", "Partition", "Retention", "Step"]
+__all__ = ["AHEAD_US", "ALARM_US", "FUTURE_US", "LIVE_US", "STEP", "Partition", "Retention", "PartitionStep"]
 
 DAY_US = 86400 * 10**6
 AHEAD_US = 7 * DAY_US
@@ -32,14 +32,14 @@ _STEP = re.compile(r"(\d{1,4}) ?(hour|day|week|month|year|h|d|w)s?")
 _UNIT_US = {"h": 3600 * 10**6, "d": DAY_US, "w": 7 * DAY_US}
 
 
-class Step(Struct, frozen=True):
+class PartitionStep(Struct, frozen=True):
     """How much time a partition holds: so many microseconds, or so many months of the calendar (UTC)."""
 
     us: int = 0
     months: int = 0
 
     @classmethod
-    def of(cls, text: str) -> "Step":
+    def of(cls, text: str) -> "PartitionStep":
         """The step of `"1 day"`, `"1 month"`, `"6 hours"`, `"2w"`. Raises `PolicyInvalid`."""
         match = _STEP.fullmatch(text.strip())
         count = int(match[1]) if match else 0
@@ -88,7 +88,7 @@ class Retention(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.step is not None:
-            Step.of(self.step)
+            PartitionStep.of(self.step)
         if self.live is not None:
             duration_us(self.live)
         if self.step is not None and self.live is not None:
@@ -97,7 +97,7 @@ class Retention(Struct, frozen=True):
 
 def check(step: str, live_us: int) -> None:
     """Refuse what cannot work together. Raises `PolicyInvalid`."""
-    about_us = Step.of(step).about_us
+    about_us = PartitionStep.of(step).about_us
     if about_us < STEP_MIN_US:
         raise PolicyInvalid(f"partition_step is {step!r}; an hour is the least")
     if live_us <= 0 or (live_us + AHEAD_US) // about_us > PARTITIONS_MAX:
@@ -123,7 +123,7 @@ def name_of(lower: int) -> str:
 
 
 def missing(
-    step: Step, live_us: int, low: int | None, partitions: list[Partition], now: int
+    step: PartitionStep, live_us: int, low: int | None, partitions: list[Partition], now: int
 ) -> list[tuple[int, int]]:
     """The bounds of the partitions to be made: from the last one on, never below the low-water mark."""
     end = max(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from semel.errors import StoreUnavailable
 from semel.stores.postgres import wire
-from semel.stores.postgres.batch import Ask, Batch, Scope, Talk
+from semel.stores.postgres.batch import SendCalls, PostgresBatch, Scope, Talk
 
 __all__ = ["RACES_MAX", "ask_for", "know", "meet"]
 
@@ -12,7 +12,7 @@ RACES_MAX = 8
 """How often something is looked at again that others change under our hands."""
 
 
-def know(batch: Batch, scopes: set[Scope], *, timed: bool | None = None) -> Talk[None]:
+def know(batch: PostgresBatch, scopes: set[Scope], *, timed: bool | None = None) -> Talk[None]:
     """Have a number for each consumer; they are remembered, so this is said once.
 
     `timed`: whether their items were taken for ids with a time, so that one that turns out otherwise is refused.
@@ -32,7 +32,7 @@ def know(batch: Batch, scopes: set[Scope], *, timed: bool | None = None) -> Talk
     raise StoreUnavailable("consumers are entered and removed at the same time; try again")
 
 
-def meet(batch: Batch, _positions: Sequence[int]) -> Talk[None]:
+def meet(batch: PostgresBatch, _positions: Sequence[int]) -> Talk[None]:
     """Learn what the routes of the items depend on; consumers of items that make records are entered."""
     unknown = batch.unknown()
     for _ in range(RACES_MAX):
@@ -43,9 +43,9 @@ def meet(batch: Batch, _positions: Sequence[int]) -> Talk[None]:
         unknown = {scope: make for scope, make in unknown.items() if make and scope not in found}
 
 
-def ask_for(batch: Batch, unknown: Mapping[Scope, bool]) -> Talk[dict[Scope, str]]:
+def ask_for(batch: PostgresBatch, unknown: Mapping[Scope, bool]) -> Talk[dict[Scope, str]]:
     """Have numbers for those that are to have one; answers with the kinds of ids of all that have one."""
-    rows = yield Ask(
+    rows = yield SendCalls(
         "consumers",
         {
             "tenants": wire.texts([wire.storable(tenant) for tenant, _ in unknown]),

@@ -20,7 +20,7 @@ from psycopg.pq import Format, TransactionStatus
 from semel.errors import StoreUnavailable
 from semel.stores.postgres import wire
 
-__all__ = ["AsyncLine", "AsyncLines", "Line", "Lines"]
+__all__ = ["AsyncLine", "AsyncLines", "PostgresConnection", "PostgresPool"]
 
 T = TypeVar("T")
 CHECK_S = 0.1
@@ -74,7 +74,7 @@ def _within(talk: Generator[Any, Any, T], wait_s: float) -> Generator[Any, Any, 
         return end.value  # type: ignore[no-any-return]
 
 
-class Line(psycopg.Connection[wire.Row]):
+class PostgresConnection(psycopg.Connection[wire.Row]):
     """A connection that does not wait forever."""
 
     wait_s: float = 10.0
@@ -106,7 +106,7 @@ class AsyncLine(psycopg.AsyncConnection[wire.Row]):
             raise
 
 
-def is_usable(line: "Line | AsyncLine") -> bool:
+def is_usable(line: "PostgresConnection | AsyncLine") -> bool:
     """Whether an idle connection may be used: nothing has come on it, as it does when the server goes away."""
     if line.closed or line.pgconn.transaction_status != TransactionStatus.IDLE:
         return False
@@ -115,7 +115,7 @@ def is_usable(line: "Line | AsyncLine") -> bool:
     return not poll.poll(0)
 
 
-class Lines:
+class PostgresPool:
     """The connections of a store for threads."""
 
     def __init__(self, parameters: Mapping[str, Any], *, lines_max: int, wait_s: float) -> None:
@@ -123,11 +123,11 @@ class Lines:
         self._wait_s = wait_s
         self._room = Semaphore(lines_max)
         self._lock = Lock()
-        self._idle: list[Line] = []
+        self._idle: list[PostgresConnection] = []
         self._closed = False
 
     @contextmanager
-    def line(self) -> Iterator[Line]:
+    def line(self) -> Iterator[PostgresConnection]:
         """A connection outside any transaction; one that is no longer sound is not given out again."""
         if not self._room.acquire(timeout=self._wait_s):
             raise StoreUnavailable(f"all connections were in use for {self._wait_s:g} s; raise pool_max")
@@ -140,9 +140,9 @@ class Lines:
         finally:
             self._room.release()
 
-    def connect(self) -> Line:
+    def connect(self) -> PostgresConnection:
         """A new connection."""
-        line = Line.connect(**self._parameters, context=CONTEXT)
+        line = PostgresConnection.connect(**self._parameters, context=CONTEXT)
         line.wait_s = self._wait_s
         return line
 
@@ -159,7 +159,7 @@ class Lines:
         _left_to_the_parent.extend(self._idle)
         self._idle = []
 
-    def _take(self) -> Line | None:
+    def _take(self) -> PostgresConnection | None:
         while True:
             with self._lock:
                 if not self._idle:
@@ -169,7 +169,7 @@ class Lines:
                 return line
             line.close()
 
-    def _give(self, line: Line) -> None:
+    def _give(self, line: PostgresConnection) -> None:
         if line.pgconn.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN):
             with suppress(psycopg.Error):
                 line.rollback()

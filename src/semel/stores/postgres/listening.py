@@ -14,10 +14,10 @@ from threading import Event, Lock, Thread
 
 import psycopg
 
-from semel.stores.postgres.lines import CONTEXT, AsyncLine, Line
-from semel.stores.postgres.settings import Place
+from semel.stores.postgres.lines import CONTEXT, AsyncLine, PostgresConnection
+from semel.stores.postgres.settings import PostgresTarget
 from semel.stores.postgres.statements import channel_of
-from semel.stores.postgres.watching import Ears
+from semel.stores.postgres.watching import ChangeListeners
 
 __all__ = ["LoopListener", "ThreadListener"]
 
@@ -31,7 +31,7 @@ _log = logging.getLogger("semel")
 class ThreadListener:
     """A thread that listens."""
 
-    def __init__(self, place: Place, statements: Mapping[str, str], ears: Ears) -> None:
+    def __init__(self, place: PostgresTarget, statements: Mapping[str, str], ears: ChangeListeners) -> None:
         self._place = place
         self._statements = statements
         self._ears = ears
@@ -61,13 +61,13 @@ class ThreadListener:
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
-                with Line.connect(**self._place.parameters(), context=CONTEXT) as line:
+                with PostgresConnection.connect(**self._place.parameters(), context=CONTEXT) as line:
                     self._hear(line)
             except psycopg.Error as error:
                 _log.debug("listening to %s failed: %s", self._place.name, error)
                 self._ended.wait(RETRY_S)
 
-    def _hear(self, line: Line) -> None:
+    def _hear(self, line: PostgresConnection) -> None:
         line.wait_s = self._place.wait_s
         line.execute(f'LISTEN "{channel_of(self._place.schema)}"')
         try:
@@ -90,7 +90,7 @@ class LoopListener:
     """A task that listens, in one event loop."""
 
     def __init__(
-        self, place: Place, statements: Mapping[str, str], ears: Ears, loop: asyncio.AbstractEventLoop
+        self, place: PostgresTarget, statements: Mapping[str, str], ears: ChangeListeners, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._place = place
         self._statements = statements

@@ -12,11 +12,11 @@ from msgspec import Struct
 
 from semel.errors import StoreRefused
 from semel.stores.postgres import calendar
-from semel.stores.postgres.batch import Ask, Batch, Talk
-from semel.stores.postgres.calendar import ALARM_US, GRACE_US, LIVE_US, STEP, Partition, Step
+from semel.stores.postgres.batch import SendCalls, PostgresBatch, Talk
+from semel.stores.postgres.calendar import ALARM_US, GRACE_US, LIVE_US, STEP, Partition, PartitionStep
 from semel.windows import duration_us
 
-__all__ = ["Found", "live_us", "look", "make", "remove", "set_up", "tend"]
+__all__ = ["PartitionState", "live_us", "look", "make", "remove", "set_up", "tend"]
 
 OLDEST = 140000
 """The first PostgreSQL that detaches a partition while others go on."""
@@ -32,7 +32,7 @@ STORAGE = "fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_an
 _log = logging.getLogger("semel")
 
 
-class Found(Struct, frozen=True):
+class PartitionState(Struct, frozen=True):
     """How the partitions stand."""
 
     now: int
@@ -58,15 +58,15 @@ class Found(Struct, frozen=True):
         return (self.now - self.live_us - over[0].upper) / 1e6 if over else 0.0
 
 
-def look(batch: Batch) -> Talk[Found]:
+def look(batch: PostgresBatch) -> Talk[PartitionState]:
     """Read how the partitions stand: one statement where there are none."""
-    noted: dict[str, str] = dict((yield Ask("retention")))
+    noted: dict[str, str] = dict((yield SendCalls("retention")))
     if "partition_live" not in noted:
-        return Found(0, [])
-    rows = yield Ask("partitions", {"now": batch.now})
+        return PartitionState(0, [])
+    rows = yield SendCalls("partitions", {"now": batch.now})
     partitions = [_partition(row) for row in rows if row[1] is not None]
     low = noted.get("low_water")
-    return Found(
+    return PartitionState(
         rows[0][0],
         partitions,
         noted["partition_step"],
@@ -78,7 +78,7 @@ def look(batch: Batch) -> Talk[Found]:
 
 def live_us() -> Talk[int]:
     """How long partitions live; 0: there are none."""
-    noted: dict[str, str] = dict((yield Ask("retention")))
+    noted: dict[str, str] = dict((yield SendCalls("retention")))
     return int(noted.get("partition_live", 0))
 
 
@@ -92,47 +92,47 @@ def _partition(row: Any) -> Partition:
 # --- making -------------------------------------------------------------------------------------
 
 
-def set_up(batch: Batch, schema: str) -> Talk[None]:
+def set_up(batch: PostgresBatch, schema: str) -> Talk[None]:
     """Record what the store was told about partitions, and have those that are needed soon."""
-    ((version, *_),) = yield Ask("server")
+    ((version, *_),) = yield SendCalls("server")
     if version < OLDEST:
         raise StoreRefused(f"this is PostgreSQL {version // 10000}; ids= needs {OLDEST // 10000} or newer")
-    noted: dict[str, str] = dict((yield Ask("retention")))
+    noted: dict[str, str] = dict((yield SendCalls("retention")))
     told = batch.retention
     step = told.step or noted.get("partition_step", STEP)
     lived_us = duration_us(told.live) if told.live else int(noted.get("partition_live", LIVE_US))
     calendar.check(step, lived_us)
     for what, value in (("partition_step", step), ("partition_live", str(lived_us))):
         if noted.get(what) != value:
-            yield Ask("note", {"name": what, "value": value})
+            yield SendCalls("note", {"name": what, "value": value})
     found = yield from look(batch)
-    if found.ahead_us < calendar.AHEAD_US - Step.of(step).about_us or not found.partitions:
+    if found.ahead_us < calendar.AHEAD_US - PartitionStep.of(step).about_us or not found.partitions:
         yield from make(batch, schema)
 
 
-def make(batch: Batch, schema: str) -> Talk[None]:
+def make(batch: PostgresBatch, schema: str) -> Talk[None]:
     """Make the partitions that are missing ahead; all of them, or none."""
-    yield Ask("begin")
-    yield Ask("quickly")
+    yield SendCalls("begin")
+    yield SendCalls("quickly")
     failure = yield from _make_missing(batch, schema)
     if failure:
-        yield Ask("rollback")
+        yield SendCalls("rollback")
         found = yield from look(batch)
         if found.ahead_us < ALARM_US:
             warn(found, schema, failure)
         return
-    yield Ask("commit")
+    yield SendCalls("commit")
 
 
-def _make_missing(batch: Batch, schema: str) -> Talk[str]:
+def _make_missing(batch: PostgresBatch, schema: str) -> Talk[str]:
     """Answers with the error of the server that kept it from being done; empty: none did."""
-    ((refused,),) = yield Ask("migration_lock", told=NOT_MADE)
+    ((refused,),) = yield SendCalls("migration_lock", told=NOT_MADE)
     if refused in NOT_MADE:
         return str(refused)
     found = yield from look(batch)
-    bounds = calendar.missing(Step.of(found.step), found.live_us, found.low, found.partitions, found.now)
+    bounds = calendar.missing(PartitionStep.of(found.step), found.live_us, found.low, found.partitions, found.now)
     if found.low is None and bounds:
-        yield Ask("note", {"name": "low_water", "value": str(bounds[0][0])})
+        yield SendCalls("note", {"name": "low_water", "value": str(bounds[0][0])})
     for lower, upper in bounds:
         name = calendar.name_of(lower)
         table = f'"{schema}"."{name}"'
@@ -140,14 +140,14 @@ def _make_missing(batch: Batch, schema: str) -> Talk[str]:
             f'CREATE TABLE {table} (LIKE "{schema}".timed_records INCLUDING ALL) WITH ({STORAGE})',
             f'ALTER TABLE "{schema}".timed_records ATTACH PARTITION {table} FOR VALUES FROM ({lower}) TO ({upper})',
         ):
-            failed = yield Ask("make", script=script, told=NOT_MADE)
+            failed = yield SendCalls("make", script=script, told=NOT_MADE)
             if failed:
                 return str(failed[0][0])
-        yield Ask("note_partition", {"name": name, "lower": lower, "upper": upper})
+        yield SendCalls("note_partition", {"name": name, "lower": lower, "upper": upper})
     return ""
 
 
-def warn(found: Found, schema: str, why: str = "") -> None:
+def warn(found: PartitionState, schema: str, why: str = "") -> None:
     """Say in the log that the partitions will soon be used up."""
     _log.warning(
         "partitions of schema %s reach only %.1f days ahead%s; run semel purge, or a Cleaner, as their owner",
@@ -160,7 +160,7 @@ def warn(found: Found, schema: str, why: str = "") -> None:
 # --- removing -----------------------------------------------------------------------------------
 
 
-def tend(batch: Batch, position: int, schema: str) -> Talk[Found]:
+def tend(batch: PostgresBatch, position: int, schema: str) -> Talk[PartitionState]:
     """Make partitions ahead, raise the low-water mark, and note which partitions may go now.
 
     From the raised mark on, ids below it are `Late`. What is below it goes once the mark has been in force for a
@@ -169,26 +169,26 @@ def tend(batch: Batch, position: int, schema: str) -> Talk[Found]:
     found = yield from look(batch)
     if not found.live_us:
         return found
-    if calendar.missing(Step.of(found.step), found.live_us, found.low, found.partitions, found.now):
+    if calendar.missing(PartitionStep.of(found.step), found.live_us, found.low, found.partitions, found.now):
         yield from make(batch, schema)
         found = yield from look(batch)
     if found.ahead_us < ALARM_US:
         warn(found, schema)
     low = calendar.low_water(found.live_us, found.low, found.partitions, found.now)
     if low is not None and low != found.low:
-        yield Ask("raise_low", {"low": str(low), "at": str(found.now)})
+        yield SendCalls("raise_low", {"low": str(low), "at": str(found.now)})
     elif found.low is not None and found.now - found.low_at >= GRACE_US:
         batch.leaving[position] = [each.name for each in found.partitions if each.upper <= found.low]
     return found
 
 
-def remove(batch: Batch, schema: str, names: list[str]) -> Talk[int]:
+def remove(batch: PostgresBatch, schema: str, names: list[str]) -> Talk[int]:
     """Detach partitions concurrently and drop them; answers how many. On a connection of its own, in no transaction.
 
     What an earlier one left half done is finished. Where the server has others to serve, the rest waits for the
     next round.
     """
-    yield Ask("patience", script="SET lock_timeout = '1s'")
+    yield SendCalls("patience", script="SET lock_timeout = '1s'")
     parent = f'"{schema}".timed_records'
     count = 0
     for name in names:
@@ -200,19 +200,19 @@ def remove(batch: Batch, schema: str, names: list[str]) -> Talk[int]:
         if one.state in ("attached", "leaving"):
             how = "CONCURRENTLY" if one.state == "attached" else "FINALIZE"
             script = f"ALTER TABLE {parent} DETACH PARTITION {table} {how}"
-            failed = yield Ask("detach", script=script, told=NOT_REMOVED)
+            failed = yield SendCalls("detach", script=script, told=NOT_REMOVED)
             if failed:
                 _not_now(name, failed[0][0])
                 continue
-        yield Ask("begin")
+        yield SendCalls("begin")
         if one.state != "gone":
-            failed = yield Ask("drop", script=f"DROP TABLE {table}", told=NOT_REMOVED)
+            failed = yield SendCalls("drop", script=f"DROP TABLE {table}", told=NOT_REMOVED)
             if failed:
-                yield Ask("rollback")
+                yield SendCalls("rollback")
                 _not_now(name, failed[0][0])
                 continue
-        yield Ask("drop_partition_note", {"name": name})
-        yield Ask("commit")
+        yield SendCalls("drop_partition_note", {"name": name})
+        yield SendCalls("commit")
         count += 1
     return count
 

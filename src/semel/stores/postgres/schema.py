@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from semel.errors import PolicyInvalid, StoreRefused
-from semel.stores.postgres.batch import Ask, Talk
+from semel.stores.postgres.batch import SendCalls, Talk
 from semel.stores.postgres.calendar import ALARM_US
 from semel.stores.postgres.statements import outbox_channel_of
 
@@ -20,7 +20,7 @@ OLDEST = 130000
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
-class Found(Struct, frozen=True):
+class SchemaState(Struct, frozen=True):
     """What the start checks found out."""
 
     durable: bool
@@ -66,31 +66,31 @@ def schema_sql(schema: str = SCHEMA) -> str:
     )
 
 
-def prepare(name: str, schema: str) -> Talk[Found]:
+def prepare(name: str, schema: str) -> Talk[SchemaState]:
     """Check the server, refuse what would break the protocol, and bring the schema to `VERSION`."""
     found = yield from _check(name)
-    ((_, made),) = yield Ask("has_schema")
+    ((_, made),) = yield SendCalls("has_schema")
     version = 0
     if made:
-        ((version,),) = yield Ask("version")
+        ((version,),) = yield SendCalls("version")
     if version != VERSION:
         yield from _migrate(name, schema)
-    ((ahead_us,),) = yield Ask("ahead")
+    ((ahead_us,),) = yield SendCalls("ahead")
     if ahead_us is not None and ahead_us < ALARM_US:
         few = f"partitions reach only {ahead_us / 86400e6:.1f} days ahead: run semel purge as their owner"
         found = replace(found, weaknesses=(*found.weaknesses, few))
-    ((identity,),) = yield Ask("identity")
+    ((identity,),) = yield SendCalls("identity")
     return replace(found, identity=identity)
 
 
 def has_tables() -> Talk[bool]:
     """Whether a semel has been here."""
-    ((_, made),) = yield Ask("has_schema")
+    ((_, made),) = yield SendCalls("has_schema")
     return bool(made)
 
 
-def _check(name: str) -> Talk[Found]:
-    ((version, recovering, read_only, encoding, commit, fsync, full_pages, clock_us),) = yield Ask("server")
+def _check(name: str) -> Talk[SchemaState]:
+    ((version, recovering, read_only, encoding, commit, fsync, full_pages, clock_us),) = yield SendCalls("server")
     if version < OLDEST:
         raise StoreRefused(f"{name} is PostgreSQL {version // 10000}; {OLDEST // 10000} or newer is needed")
     if recovering:
@@ -106,24 +106,24 @@ def _check(name: str) -> Talk[Found]:
         weak.append("fsync is off: a crash of its computer may destroy the database")
     if full_pages == "off":
         weak.append("full_page_writes is off: a crash of its computer may damage the database")
-    return Found(durable=not weak, weaknesses=tuple(weak), clock_us=clock_us)
+    return SchemaState(durable=not weak, weaknesses=tuple(weak), clock_us=clock_us)
 
 
 def _migrate(name: str, schema: str) -> Talk[None]:
     """Under a lock all is looked at again: another process may have been here since."""
-    yield Ask("begin")
-    yield Ask("migration_lock")
-    ((has_schema, made),) = yield Ask("has_schema")
+    yield SendCalls("begin")
+    yield SendCalls("migration_lock")
+    ((has_schema, made),) = yield SendCalls("has_schema")
     version = 0
     if made:
-        ((version,),) = yield Ask("version")
+        ((version,),) = yield SendCalls("version")
     if version > VERSION:
         raise StoreRefused(
             f"{name} has schema version {version}, this semel knows {VERSION}; use a newer semel"
         )
     if not has_schema:
-        yield Ask("create", script=f'CREATE SCHEMA "{schema}"')
+        yield SendCalls("create", script=f'CREATE SCHEMA "{schema}"')
     for number in migrations():
         if number > version:
-            yield Ask("migration", script=script(number, schema))
-    yield Ask("commit")
+            yield SendCalls("migration", script=script(number, schema))
+    yield SendCalls("commit")

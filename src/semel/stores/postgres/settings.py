@@ -12,7 +12,7 @@ from semel.errors import PolicyInvalid
 from semel.stores.postgres.calendar import Retention
 from semel.stores.postgres.schema import SCHEMA, check_schema_name
 
-__all__ = ["Options", "Place"]
+__all__ = ["PostgresOptions", "PostgresTarget"]
 
 WAIT_MAX_S = 3600.0
 POOL_MAX = 1000
@@ -29,7 +29,7 @@ SESSION = {**PLANS, "default_transaction_isolation": "read\\ committed"}
 """What a session is asked for. The statements are made for READ COMMITTED, whatever the role's default is."""
 
 
-class Options(TypedDict, total=False):
+class PostgresOptions(TypedDict, total=False):
     """What a store may be told beside its URL."""
 
     schema: str
@@ -41,7 +41,7 @@ class Options(TypedDict, total=False):
     partition_live: str | None
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class PostgresTarget(Struct, frozen=True, kw_only=True):
     """A server, a schema in it, and how to deal with them."""
 
     conninfo: dict[str, Any]
@@ -53,12 +53,12 @@ class Place(Struct, frozen=True, kw_only=True):
     retention: Retention = Retention()
 
     @classmethod
-    def of(cls, url: str, **options: Unpack[Options]) -> "Place":
+    def of(cls, url: str, **options: Unpack[PostgresOptions]) -> "PostgresTarget":
         """The place that a URL or connection string names, with everything checked. Nothing is connected."""
         try:
             conninfo = conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
-            if (mine := re.search(rf"[?&]({'|'.join(Options.__annotations__)})=([^&]*)", url)) is not None:
+            if (mine := re.search(rf"[?&]({'|'.join(PostgresOptions.__annotations__)})=([^&]*)", url)) is not None:
                 raise PolicyInvalid(
                     f"{mine[1]} is an option of semel's, which the driver's URL has not: write"
                     f" PostgresStore(url, {mine[1]}={mine[2]!r}), or give the whole URL to semel.open() or"

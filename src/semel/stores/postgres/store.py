@@ -15,15 +15,15 @@ from semel.core.commands import Answer, Item, Mark
 from semel.core.ports import Capabilities, Listener
 from semel.errors import StoreClosed, StoreError, StoreFull, StoreUnavailable
 from semel.forks import restart_after_fork
-from semel.stores.postgres.batch import Ask, Batch, Scope, Stage, Talk, stages
-from semel.stores.postgres.lines import AsyncLine, AsyncLines, Line, Lines
+from semel.stores.postgres.batch import SendCalls, PostgresBatch, Scope, Stage, Talk, stages
+from semel.stores.postgres.lines import AsyncLine, AsyncLines, PostgresConnection, PostgresPool
 from semel.stores.postgres.listening import LoopListener, ThreadListener
-from semel.stores.postgres.schema import Found, has_tables, prepare
-from semel.stores.postgres.settings import Options, Place
+from semel.stores.postgres.schema import SchemaState, has_tables, prepare
+from semel.stores.postgres.settings import PostgresOptions, PostgresTarget
 from semel.stores.postgres.statements import statements
 from semel.stores.postgres.talk import say
 from semel.stores.postgres.trouble import is_cut, is_transient, is_unplaced, translated
-from semel.stores.postgres.watching import Ears
+from semel.stores.postgres.watching import ChangeListeners
 
 __all__ = ["AsyncPostgresStore", "PostgresStore"]
 
@@ -40,12 +40,12 @@ EXTEND = Stage("extend", [])
 _log = logging.getLogger("semel")
 
 
-class _Shared:
+class _PostgresBase:
     """What both colours have in common: the place, what is known of it, and who listens."""
 
-    batch_type: type[Batch] = Batch
+    batch_type: type[PostgresBatch] = PostgresBatch
 
-    def __init__(self, place: Place, clock: Clock | None) -> None:
+    def __init__(self, place: PostgresTarget, clock: Clock | None) -> None:
         self.place = place
         self.name: str = place.name
         self.weaknesses: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class _Shared:
         self.identity: str = ""
         """Which table of which database this is, once it is open."""
         self.clock = clock
-        self.ears: Ears = Ears()
+        self.ears: ChangeListeners = ChangeListeners()
         self.consumers: dict[Scope, int] = {}
         self.kinds: dict[Scope, str] = {}
         self.statements: dict[str, str] = statements(place.schema)
@@ -65,7 +65,7 @@ class _Shared:
     def _powers(self, *, durable: bool) -> Capabilities:
         return Capabilities(durable=durable, transactional=True, shared=True, notifies=True)
 
-    def found(self, found: Found) -> None:
+    def found(self, found: SchemaState) -> None:
         """Take over what the start checks found out."""
         for weakness in found.weaknesses:
             _log.warning("%s: %s", self.name, weakness)
@@ -76,7 +76,7 @@ class _Shared:
         self.identity = found.identity
         self.capabilities = self._powers(durable=found.durable)
 
-    def batch(self, items: Sequence[Item]) -> Batch:
+    def batch(self, items: Sequence[Item]) -> PostgresBatch:
         """The items as they are to be said."""
         now = None if self.clock is None else self.clock.now_us()
         place = self.place
@@ -90,7 +90,7 @@ class _Shared:
             retention=place.retention,
         )
 
-    def failed(self, batch: Batch, stage: Stage, rest: Sequence[Stage], error: StoreError) -> bool:
+    def failed(self, batch: PostgresBatch, stage: Stage, rest: Sequence[Stage], error: StoreError) -> bool:
         """Answer what could not be said; `True`: the rest is worth trying. Raises where nothing was answered."""
         if not isinstance(error, StoreUnavailable):
             raise error
@@ -102,7 +102,7 @@ class _Shared:
                 batch.refuse(position, error)
         return isinstance(error, StoreFull)
 
-    def again(self, batch: Batch, stage: Stage, error: psycopg.Error, tries: int) -> bool:
+    def again(self, batch: PostgresBatch, stage: Stage, error: psycopg.Error, tries: int) -> bool:
         """Whether a stage that ended in an error is begun again: undone, cut off, or without partition."""
         if is_cut(error):
             batch.start_over()
@@ -111,7 +111,7 @@ class _Shared:
             return tries < EXTENDS_MAX
         return is_transient(error) and tries < REPEATS_MAX - 1
 
-    def done(self, batch: Batch) -> list[Answer]:
+    def done(self, batch: PostgresBatch) -> list[Answer]:
         """The answers, after everybody in this process was told of what changed."""
         self.ears.tell(batch.changed)
         self.ears.note(batch.items, batch.answers)
@@ -122,19 +122,19 @@ class _Shared:
         return StoreClosed(f"{self.name} is closed; open() it again to use it")
 
 
-def _repeatable(batch: Batch, stage: Stage) -> bool:
+def _repeatable(batch: PostgresBatch, stage: Stage) -> bool:
     """Whether saying it twice is harmless: all but marks carry an owner or a fence."""
     return not any(isinstance(batch.items[position], Mark) for position in stage.positions)
 
 
-def answered(ask: Ask, error: psycopg.Error) -> list[Any]:
+def answered(ask: SendCalls, error: psycopg.Error) -> list[Any]:
     """The error as a row, where the talk has asked for that; otherwise it goes on its way."""
     if error.sqlstate in ask.told:
         return [(error.sqlstate,)]
     raise error
 
 
-class PostgresStore(_Shared):
+class PostgresStore(_PostgresBase):
     """A store in one schema of a PostgreSQL database. Its name: `postgresql://host/database`, without secrets.
 
     At most `pool_max` connections; no call waits longer than `wait_s` for a sign of the server. `pooler=True`
@@ -145,9 +145,9 @@ class PostgresStore(_Shared):
     server's clock, for tests alone.
     """
 
-    def __init__(self, url: str, *, clock: Clock | None = None, **options: Unpack[Options]) -> None:
-        super().__init__(Place.of(url, **options), clock)
-        self._lines: Lines | None = None
+    def __init__(self, url: str, *, clock: Clock | None = None, **options: Unpack[PostgresOptions]) -> None:
+        super().__init__(PostgresTarget.of(url, **options), clock)
+        self._lines: PostgresPool | None = None
         self._listener: ThreadListener | None = None
         self._closed = False
         self._lock = Lock()
@@ -166,7 +166,7 @@ class PostgresStore(_Shared):
 
     def exists(self) -> bool:
         """Whether semel's tables are there; unlike `open`, makes none."""
-        lines = Lines(self.place.parameters(), lines_max=1, wait_s=self.place.wait_s)
+        lines = PostgresPool(self.place.parameters(), lines_max=1, wait_s=self.place.wait_s)
         try:
             with lines.line() as line:
                 return self._converse(line, has_tables())
@@ -227,7 +227,7 @@ class PostgresStore(_Shared):
 
     # --- inside ---
 
-    def _opened(self) -> Lines:
+    def _opened(self) -> PostgresPool:
         lines = self._lines
         if lines is not None:
             return lines
@@ -236,7 +236,7 @@ class PostgresStore(_Shared):
         with self._lock:
             if self._lines is not None:
                 return self._lines
-            lines = Lines(self.place.parameters(), lines_max=self.place.pool_max, wait_s=self.place.wait_s)
+            lines = PostgresPool(self.place.parameters(), lines_max=self.place.pool_max, wait_s=self.place.wait_s)
             try:
                 with lines.line() as line:
                     self.found(self._converse(line, prepare(self.name, self.place.schema)))
@@ -251,7 +251,7 @@ class PostgresStore(_Shared):
             self._lines = lines
             return lines
 
-    def _stage(self, lines: Lines, batch: Batch, stage: Stage) -> None:
+    def _stage(self, lines: PostgresPool, batch: PostgresBatch, stage: Stage) -> None:
         """Say one stage, again where the server undid it, or where it was cut off and may be said again."""
         for tries in range(REPEATS_MAX):
             try:
@@ -265,7 +265,7 @@ class PostgresStore(_Shared):
                     self._stage(lines, batch, EXTEND)
                 time.sleep(_pause(tries))
 
-    def _remove(self, lines: Lines, batch: Batch) -> None:
+    def _remove(self, lines: PostgresPool, batch: PostgresBatch) -> None:
         """Remove partitions, on a connection of its own; what cannot be done now is left for the next round."""
         try:
             with lines.connect() as line:
@@ -273,7 +273,7 @@ class PostgresStore(_Shared):
         except psycopg.Error as error:
             _log.warning("%s: partitions were not removed: %s", self.name, translated(error, self.name))
 
-    def _converse(self, line: Line, talk: Talk[T]) -> T:
+    def _converse(self, line: PostgresConnection, talk: Talk[T]) -> T:
         rows: list[Any] | None = None
         try:
             while True:
@@ -302,19 +302,19 @@ class PostgresStore(_Shared):
             self._listener = None
 
 
-class AsyncPostgresStore(_Shared):
+class AsyncPostgresStore(_PostgresBase):
     """The same store for an event loop, natively. It follows its caller into another loop by connecting anew."""
 
-    def __init__(self, url: str, *, clock: Clock | None = None, **options: Unpack[Options]) -> None:
-        self._begin(Place.of(url, **options), clock)
+    def __init__(self, url: str, *, clock: Clock | None = None, **options: Unpack[PostgresOptions]) -> None:
+        self._begin(PostgresTarget.of(url, **options), clock)
 
     @classmethod
-    def _at(cls, place: Place, clock: Clock | None) -> "AsyncPostgresStore":
+    def _at(cls, place: PostgresTarget, clock: Clock | None) -> "AsyncPostgresStore":
         made = cls.__new__(cls)
         made._begin(place, clock)
         return made
 
-    def _begin(self, place: Place, clock: Clock | None) -> None:
+    def _begin(self, place: PostgresTarget, clock: Clock | None) -> None:
         super().__init__(place, clock)
         self._lines: AsyncLines | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -431,7 +431,7 @@ class AsyncPostgresStore(_Shared):
         if lines is not None:
             lines.drop()
 
-    async def _stage(self, lines: AsyncLines, batch: Batch, stage: Stage) -> None:
+    async def _stage(self, lines: AsyncLines, batch: PostgresBatch, stage: Stage) -> None:
         """Say one stage, again where the server undid it, or where it was cut off and may be said again."""
         for tries in range(REPEATS_MAX):
             try:
@@ -445,7 +445,7 @@ class AsyncPostgresStore(_Shared):
                     await self._stage(lines, batch, EXTEND)
                 await asyncio.sleep(_pause(tries))
 
-    async def _remove(self, lines: AsyncLines, batch: Batch) -> None:
+    async def _remove(self, lines: AsyncLines, batch: PostgresBatch) -> None:
         """Remove partitions, on a connection of its own; what cannot be done now is left for the next round."""
         try:
             async with await lines.connect() as line:
@@ -457,7 +457,7 @@ class AsyncPostgresStore(_Shared):
         rows: list[Any] | None = None
         try:
             while True:
-                ask: Ask = next(talk) if rows is None else talk.send(rows)
+                ask: SendCalls = next(talk) if rows is None else talk.send(rows)
                 try:
                     if ask.script:
                         await line.execute(ask.script, prepare=False)

@@ -27,7 +27,7 @@ from semel.core.machine import decide, standing
 from semel.digests import digest
 from semel.errors import KeyInvalid, RecordCorrupt, StoreUnavailable, UsageError
 from semel.stores.postgres import wire
-from semel.stores.postgres.batch import BIGINT, Ask, Batch, Stage, Talk
+from semel.stores.postgres.batch import BIGINT, SendCalls, PostgresBatch, Stage, Talk
 from semel.stores.postgres.calendar import FUTURE_US
 from semel.stores.postgres.consumers import RACES_MAX, know, meet
 from semel.stores.postgres.wire import Packed, Row
@@ -39,7 +39,7 @@ LOST, WRITTEN, ALREADY, DEFERRED = 0, 1, 2, 8
 """The verdicts of a settle."""
 
 
-def say(batch: Batch, stage: Stage) -> Talk[None]:
+def say(batch: PostgresBatch, stage: Stage) -> Talk[None]:
     """The talk of one stage; it fills the answers. It may be begun again from the start."""
     return TALKS[stage.kind](batch, stage.positions)
 
@@ -47,7 +47,7 @@ def say(batch: Batch, stage: Stage) -> Talk[None]:
 # --- claims -------------------------------------------------------------------------------------
 
 
-def claims(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+def claims(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     """Grant, or answer what a duplicate needs: one statement, and another only for keys that were raced for."""
     yield from know(batch, {batch.items[at].id[:2] for at in positions}, timed=positions[0] in batch.id_times)
     waiting = {batch.digests[position]: position for position in positions}
@@ -69,7 +69,7 @@ def claims(batch: Batch, positions: Sequence[int]) -> Talk[None]:
         yield from making(batch, deferred)
 
 
-def _claim_parameters(batch: Batch, order: Sequence[int]) -> dict[str, Any]:
+def _claim_parameters(batch: PostgresBatch, order: Sequence[int]) -> dict[str, Any]:
     items: list[Claim] = [batch.items[position] for position in order]
     consumers = batch.consumers
     return {
@@ -116,7 +116,7 @@ _CLAIM_ANSWERS: dict[int, Callable[[Row], Answer]] = {
 # --- settles and renewals -----------------------------------------------------------------------
 
 
-def settles(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+def settles(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     """End claims: one statement; what the store has lost, or keeps a journal for, is decided under a lock."""
     chosen = sorted(positions, key=batch.digests.__getitem__)
     items: list[Settle] = [batch.items[position] for position in chosen]
@@ -156,7 +156,7 @@ def settles(batch: Batch, positions: Sequence[int]) -> Talk[None]:
         yield from making(batch, deferred)
 
 
-def renewals(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+def renewals(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     """Move leases: one statement."""
     chosen = sorted(positions, key=batch.digests.__getitem__)
     items: list[Renew] = [batch.items[position] for position in chosen]
@@ -187,7 +187,7 @@ def _all_written(rows: list[Row], count: int) -> None:
 # --- lookups ------------------------------------------------------------------------------------
 
 
-def lookups(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+def lookups(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     """Look without touching: one statement."""
     rows = yield _look(batch, positions)
     for number, now, mark, *columns in rows:
@@ -202,7 +202,7 @@ def lookups(batch: Batch, positions: Sequence[int]) -> Talk[None]:
             batch.refuse(position, error)
 
 
-def _look(batch: Batch, positions: Sequence[int]) -> Ask:
+def _look(batch: PostgresBatch, positions: Sequence[int]) -> SendCalls:
     return batch.ask(
         "lookup",
         positions,
@@ -219,20 +219,20 @@ def _look_at_mark(record_id: Id, expires_at: int | None, now: int) -> Record | A
 # --- decided here, under locks ------------------------------------------------------------------
 
 
-def locked(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+def locked(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     """Lock the records in the order of their digests, decide here, write what changed: one transaction."""
     places = {batch.digests[position]: position for position in positions}
     order = [places[each] for each in sorted(places)]
-    yield Ask("begin")
+    yield SendCalls("begin")
     yield batch.ask("lock", order, {"digests": wire.uuids([batch.digests[position] for position in order])})
     yield from _decide(batch, positions)
 
 
-def making(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+def making(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     """The same for items that may make a record: places are reserved for those that are not there yet."""
     yield from know(batch, {batch.items[at].id[:2] for at in positions}, timed=positions[0] in batch.id_times)
     chosen = sorted(positions, key=batch.digests.__getitem__)
-    yield Ask("begin")
+    yield SendCalls("begin")
     outside = (yield from _outside(batch, chosen)) if chosen[0] in batch.id_times else set[int]()
     inside = [position for position in chosen if position not in outside]
     if inside:
@@ -248,12 +248,12 @@ def making(batch: Batch, positions: Sequence[int]) -> Talk[None]:
     unused = [at for at in inside if batch.digests[at] not in written]
     if unused:
         yield batch.ask("unreserve", unused, {"digests": wire.uuids([batch.digests[at] for at in unused])})
-    yield Ask("commit")
+    yield SendCalls("commit")
 
 
-def _outside(batch: Batch, positions: Sequence[int]) -> Talk[set[int]]:
+def _outside(batch: PostgresBatch, positions: Sequence[int]) -> Talk[set[int]]:
     """Which ids are too old or too new for a record to be made: what the statement `claim` decides by itself."""
-    ((now, low, live),) = yield Ask("edge", {"now": batch.now})
+    ((now, low, live),) = yield SendCalls("edge", {"now": batch.now})
     return {
         at
         for at in positions
@@ -267,7 +267,7 @@ def _span(item: RecordItem) -> int:
 
 
 def _decide(
-    batch: Batch, positions: Sequence[int], outside: Container[int] = (), *, commit: bool = True
+    batch: PostgresBatch, positions: Sequence[int], outside: Container[int] = (), *, commit: bool = True
 ) -> Talk[set[bytes]]:
     """Answer the items by the machine; returns the digests of the records that it wrote.
 
@@ -300,13 +300,13 @@ def _decide(
         except (RecordCorrupt, KeyInvalid) as error:
             batch.refuse(position, error)
     if unmarked:
-        yield Ask("forget_marks", {"digests": wire.uuids(unmarked)})
+        yield SendCalls("forget_marks", {"digests": wire.uuids(unmarked)})
     if changes:
         yield from _write(batch, changes)
     if changed:
-        yield Ask("tell", {"digests": wire.uuids([digest(record_id) for record_id in changed])})
+        yield SendCalls("tell", {"digests": wire.uuids([digest(record_id) for record_id in changed])})
     if commit:
-        yield Ask("commit")
+        yield SendCalls("commit")
     batch.changed += changed
     return {batch.digests[position] for position, _, _ in changes}
 
@@ -316,7 +316,7 @@ def _is_absent(stored: Record | None, now: int) -> bool:
     return record is None or record.state == "forgotten"
 
 
-def _write(batch: Batch, changes: list[tuple[int, Record | None, Record]]) -> Talk[None]:
+def _write(batch: PostgresBatch, changes: list[tuple[int, Record | None, Record]]) -> Talk[None]:
     rows = [(batch.digests[position], record) for position, _, record in changes]
     keys = [
         batch.key_of(batch.items[position], needed=record.quarantine or record.journal is not None)
@@ -325,7 +325,7 @@ def _write(batch: Batch, changes: list[tuple[int, Record | None, Record]]) -> Ta
     yield batch.ask("write", [position for position, _, _ in changes], wire.to_columns(rows, keys))
     extras = [(at, each) for at, _, each in changes if has_extras(each)]
     if extras:
-        yield Ask(
+        yield SendCalls(
             "write_extras",
             {
                 "digests": wire.uuids([batch.digests[at] for at, _ in extras]),
@@ -340,7 +340,7 @@ def _write(batch: Batch, changes: list[tuple[int, Record | None, Record]]) -> Ta
         )
     journals = [(key, each.journal) for key, each in rows if each.journal is not None]
     if journals:
-        yield Ask(
+        yield SendCalls(
             "write_journal",
             {
                 "digests": wire.uuids([key for key, _ in journals]),
@@ -350,16 +350,16 @@ def _write(batch: Batch, changes: list[tuple[int, Record | None, Record]]) -> Ta
     had = [(batch.digests[at], before, after) for at, before, after in changes if before is not None]
     bare = [key for key, before, after in had if has_extras(before) and not has_extras(after)]
     if bare:
-        yield Ask("drop_extras", {"digests": wire.uuids(bare)})
+        yield SendCalls("drop_extras", {"digests": wire.uuids(bare)})
     over = [key for key, before, after in had if before.journal is not None and after.journal is None]
     if over:
-        yield Ask("drop_journal", {"digests": wire.uuids(over)})
+        yield SendCalls("drop_journal", {"digests": wire.uuids(over)})
 
 
 # --- marks and the rest ------------------------------------------------------------------------
 
 
-def marks(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+def marks(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     """Note the keys of all marks: one statement. What it does not return was known, or became known meanwhile."""
     items: list[Mark] = [batch.items[position] for position in positions]
     yield from know(batch, {(item.tenant, item.consumer) for item in items})
@@ -375,12 +375,12 @@ def marks(batch: Batch, positions: Sequence[int]) -> Talk[None]:
         "consumers": wire.integers([row[1] for row in rows]),
         "windows": wire.bigints([row[2] for row in rows]),
     }
-    firsts = {row[0] for row in (yield Ask("mark", parameters))} if rows else set()
+    firsts = {row[0] for row in (yield SendCalls("mark", parameters))} if rows else set()
     for position, theirs in zip(positions, digests, strict=True):
         batch.answers[position] = Marked([each in firsts for each in theirs])
 
 
-def apart(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+def apart(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     """What is not about single records."""
     from semel.stores.postgres.admin import answer
 
@@ -393,7 +393,7 @@ def apart(batch: Batch, positions: Sequence[int]) -> Talk[None]:
             batch.refuse(position, error)
 
 
-def removals(batch: Batch, positions: Sequence[int]) -> Talk[None]:
+def removals(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     """What purges have found to be removed as a whole."""
     from semel.stores.postgres.partitions import remove
 
@@ -402,14 +402,14 @@ def removals(batch: Batch, positions: Sequence[int]) -> Talk[None]:
         batch.answers[position] = replace(batch.answers[position], partitions=count)
 
 
-def extend(batch: Batch, _positions: Sequence[int]) -> Talk[None]:
+def extend(batch: PostgresBatch, _positions: Sequence[int]) -> Talk[None]:
     """Partitions for ids to come: asked for by a claim that found none."""
     from semel.stores.postgres.partitions import make
 
     yield from make(batch, batch.schema)
 
 
-TALKS: dict[str, Callable[[Batch, Sequence[int]], Talk[None]]] = {
+TALKS: dict[str, Callable[[PostgresBatch, Sequence[int]], Talk[None]]] = {
     "claim": claims,
     "settle": settles,
     "renew": renewals,

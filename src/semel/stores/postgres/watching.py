@@ -9,13 +9,13 @@ from semel.core.ports import Listener
 from semel.digests import DIGEST_BYTES, digest
 from semel.types import Busy, Id
 
-__all__ = ["Ears"]
+__all__ = ["ChangeListeners"]
 
 WAITED_MAX = 100_000
 """How many keys that were answered with `Busy` are remembered: a notification names only the digest."""
 
 
-class Ears:
+class ChangeListeners:
     """The listeners of a store, and the keys that somebody may be waiting for."""
 
     def __init__(self) -> None:

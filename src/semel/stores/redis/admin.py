@@ -12,7 +12,7 @@ from semel.core.commands import (
     Purged,
     ReadSettings,
     Scan,
-    Settings,
+    StoreSettings,
     SetWindow,
     SwitchMode,
 )
@@ -22,8 +22,8 @@ from semel.digests import DIGEST_BYTES
 from semel.errors import KeyInvalid, PolicyInvalid, RecordCorrupt
 from semel.stores.redis import records as layout
 from semel.stores.redis import wire
-from semel.stores.redis.exchange import PAUSE_FIRST_S, PAUSE_MAX_S, Exchange
-from semel.stores.redis.parts import Ask, Call, Nodes, Part, Pause, Refresh, Steps
+from semel.stores.redis.exchange import PAUSE_FIRST_S, PAUSE_MAX_S, RedisExchange
+from semel.stores.redis.parts import RedisQuery, RedisCall, Nodes, CallPart, RedisPause, Refresh, Steps
 from semel.stores.redis.trouble import kind_of, other_node, translated
 from semel.types import Mode, Record, Stats, Unavailable
 
@@ -41,7 +41,7 @@ SCANS_PER_PAGE = 200
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 
-def carry_out(x: Exchange, item: Item, now: bytes) -> Steps:
+def carry_out(x: RedisExchange, item: Item, now: bytes) -> Steps:
     """Answer one of these items."""
     try:
         match item:
@@ -70,7 +70,7 @@ def carry_out(x: Exchange, item: Item, now: bytes) -> Steps:
 # --- asking -------------------------------------------------------------------------------------
 
 
-def ask(x: Exchange, *calls: Call) -> Steps:
+def ask(x: RedisExchange, *calls: RedisCall) -> Steps:
     """The replies; raises the first error among them that asking again does not mend."""
     replies = yield from answered(x, *calls)
     for reply in replies:
@@ -79,7 +79,7 @@ def ask(x: Exchange, *calls: Call) -> Steps:
     return replies
 
 
-def answered(x: Exchange, *calls: Call) -> Generator[Any, Any, list[Any]]:
+def answered(x: RedisExchange, *calls: RedisCall) -> Generator[Any, Any, list[Any]]:
     """A reply or an error for each: sent on where keys are moved, and again where the server could not be asked.
 
     Nothing asked here does harm when it is carried out twice.
@@ -88,9 +88,9 @@ def answered(x: Exchange, *calls: Call) -> Generator[Any, Any, list[Any]]:
     left = list(enumerate(calls))
     waited_s, pause_s, cuts = 0.0, PAUSE_FIRST_S, 0
     while left:
-        for (at, _), reply in zip(left, (yield Ask([call for _, call in left])), strict=True):
+        for (at, _), reply in zip(left, (yield RedisQuery([call for _, call in left])), strict=True):
             replies[at] = reply
-        again: list[tuple[int, Call]] = []
+        again: list[tuple[int, RedisCall]] = []
         found: set[str] = set()
         for at, call in left:
             kind = kind_of(replies[at]) if isinstance(replies[at], Exception) else "other"
@@ -98,7 +98,7 @@ def answered(x: Exchange, *calls: Call) -> Generator[Any, Any, list[Any]]:
                 found.add(kind)
                 fixed = calls[at].node
                 node = other_node(replies[at]) if kind in ("moved", "ask") else fixed
-                again.append((at, Call(call.command, call.bucket, node, kind == "ask")))
+                again.append((at, RedisCall(call.command, call.bucket, node, kind == "ask")))
         if not again or waited_s >= x.retry_s or (found & {"unsent", "cut"} and cuts):
             break
         cuts += bool(found & {"unsent", "cut"})
@@ -106,30 +106,30 @@ def answered(x: Exchange, *calls: Call) -> Generator[Any, Any, list[Any]]:
         if found - {"ask"}:
             yield Refresh()
         if found & {"split", "wait", "moved"}:
-            yield Pause(pause_s)
+            yield RedisPause(pause_s)
             waited_s, pause_s = waited_s + pause_s, min(PAUSE_MAX_S, 2 * pause_s)
     return replies
 
 
-def time_of(x: Exchange, now: bytes) -> Steps:
+def time_of(x: RedisExchange, now: bytes) -> Steps:
     """The store's time in microseconds."""
     if now:
         return int(now)
-    (reply,) = yield from ask(x, Call([b"TIME"]))
+    (reply,) = yield from ask(x, RedisCall([b"TIME"]))
     return int(reply[0]) * 1_000_000 + int(reply[1])
 
 
 # --- looking ------------------------------------------------------------------------------------
 
 
-def step_through(x: Exchange, node: Any, cursor: int) -> Generator[Any, Any, tuple[int, list[bytes]]]:
+def step_through(x: RedisExchange, node: Any, cursor: int) -> Generator[Any, Any, tuple[int, list[bytes]]]:
     """One SCAN: where to go on (0: that was all), and the store's keys it found."""
     command: list[bytes | int] = [b"SCAN", cursor, b"MATCH", x.layout.pattern, b"COUNT", SCAN_COUNT]
-    ((following, keys),) = yield from ask(x, Call(command, node=node))
+    ((following, keys),) = yield from ask(x, RedisCall(command, node=node))
     return int(following), keys
 
 
-def all_keys(x: Exchange) -> Generator[Any, Any, list[bytes]]:
+def all_keys(x: RedisExchange) -> Generator[Any, Any, list[bytes]]:
     """All keys of the store, each once."""
     found: set[bytes] = set()
     for node in (yield Nodes()):
@@ -140,18 +140,18 @@ def all_keys(x: Exchange) -> Generator[Any, Any, list[bytes]]:
     return list(found)
 
 
-def is_record(x: Exchange, key: bytes) -> bool:
+def is_record(x: RedisExchange, key: bytes) -> bool:
     """Whether this is the key of a record."""
     head = key[:-DIGEST_BYTES]
     return len(key) > DIGEST_BYTES and head.endswith(b"}:") and head in x.layout.records
 
 
-def outlines(x: Exchange, keys: list[bytes], now: int) -> Generator[Any, Any, list[tuple[bytes, Record]]]:
+def outlines(x: RedisExchange, keys: list[bytes], now: int) -> Generator[Any, Any, list[tuple[bytes, Record]]]:
     """The records of these keys as they stand, without their payloads; what does not read is left out."""
     found: list[tuple[bytes, Record]] = []
     for some in _slices(keys):
         calls = [
-            Call([b"GETRANGE", key, 0, OUTLINE_BYTES - 1], bucket=key[-DIGEST_BYTES] & 63) for key in some
+            RedisCall([b"GETRANGE", key, 0, OUTLINE_BYTES - 1], bucket=key[-DIGEST_BYTES] & 63) for key in some
         ]
         replies = yield from readable(x, *calls)
         for key, raw in zip(some, replies, strict=True):
@@ -167,7 +167,7 @@ def outlines(x: Exchange, keys: list[bytes], now: int) -> Generator[Any, Any, li
     return found
 
 
-def readable(x: Exchange, *calls: Call) -> Steps:
+def readable(x: RedisExchange, *calls: RedisCall) -> Steps:
     """The replies, `None` where the key holds something else than text. Raises where a server did not answer.
 
     What a listing leaves out must not pass for what is not there.
@@ -181,13 +181,13 @@ def readable(x: Exchange, *calls: Call) -> Steps:
     return replies
 
 
-def whole(x: Exchange, some: Iterable[tuple[bytes, Record]], now: int) -> Generator[Any, Any, list[Record]]:
+def whole(x: RedisExchange, some: Iterable[tuple[bytes, Record]], now: int) -> Generator[Any, Any, list[Record]]:
     """The same records with all they hold; those that are gone meanwhile are left out."""
     pairs = list(some)
     records: list[Record] = []
     for start in range(0, len(pairs), 100):
         part = pairs[start : start + 100]
-        replies = yield from ask(x, *(Call([b"GET", key], bucket=key[-DIGEST_BYTES] & 63) for key, _ in part))
+        replies = yield from ask(x, *(RedisCall([b"GET", key], bucket=key[-DIGEST_BYTES] & 63) for key, _ in part))
         for (_, outline), raw in zip(part, replies, strict=True):
             if raw is not None:
                 record = standing(layout.unpack(raw, outline.id), now)
@@ -200,12 +200,12 @@ def _slices(keys: list[bytes]) -> Iterable[list[bytes]]:
     return (keys[start : start + SCAN_COUNT] for start in range(0, len(keys), SCAN_COUNT))
 
 
-def scan(x: Exchange, item: Scan, now: bytes) -> Steps:
+def scan(x: RedisExchange, item: Scan, now: bytes) -> Steps:
     """A page of records: by their digests where there are not too many, else in the order of the server's SCAN."""
     at = yield from time_of(x, now)
     if item.cursor is None:
         nodes = yield Nodes()
-        sizes = yield from ask(x, *(Call([b"DBSIZE"], node=node) for node in nodes))
+        sizes = yield from ask(x, *(RedisCall([b"DBSIZE"], node=node) for node in nodes))
         ordered = sum(sizes) <= SORTED_MAX
     else:
         ordered = item.cursor.startswith("d")
@@ -214,7 +214,7 @@ def scan(x: Exchange, item: Scan, now: bytes) -> Steps:
     return (yield from _scanned_page(x, item, at))
 
 
-def _ordered_page(x: Exchange, item: Scan, at: int) -> Steps:
+def _ordered_page(x: RedisExchange, item: Scan, at: int) -> Steps:
     after = _unhex(item.cursor[1:]) if item.cursor else b""
     keys = yield from all_keys(x)
     keys = sorted(
@@ -232,7 +232,7 @@ def _ordered_page(x: Exchange, item: Scan, at: int) -> Steps:
     return Page(records, "d" + page[-1][0][-DIGEST_BYTES:].hex() if more else None)
 
 
-def _scanned_page(x: Exchange, item: Scan, at: int) -> Steps:
+def _scanned_page(x: RedisExchange, item: Scan, at: int) -> Steps:
     """The cursor: which node, where its SCAN goes on, and what the last one found and the page could not hold."""
     nodes = yield Nodes()
     which, cursor, held = 0, 0, ""
@@ -264,11 +264,11 @@ def _unhex(text: str) -> bytes:
         raise PolicyInvalid(f"{text!r} is no cursor that this store gave out") from error
 
 
-def orphans(x: Exchange, item: Scan, now: bytes) -> Steps:
+def orphans(x: RedisExchange, item: Scan, now: bytes) -> Steps:
     """Journaled claims whose lease is over, found by the list that each bucket keeps of them."""
     at = yield from time_of(x, now)
     calls = [
-        Call([b"ZRANGEBYSCORE", key, b"-inf", at, b"LIMIT", 0, ORPHANS_MAX], bucket=bucket)
+        RedisCall([b"ZRANGEBYSCORE", key, b"-inf", at, b"LIMIT", 0, ORPHANS_MAX], bucket=bucket)
         for bucket, key in enumerate(x.layout.journals)
     ]
     replies = yield from ask(x, *calls)
@@ -290,7 +290,7 @@ def orphans(x: Exchange, item: Scan, now: bytes) -> Steps:
     return Page(records, "d" + page[-1][0][-DIGEST_BYTES:].hex() if more else None)
 
 
-def count(x: Exchange, item: Count, now: bytes) -> Steps:
+def count(x: RedisExchange, item: Count, now: bytes) -> Steps:
     """How much is held, counted key by key: a full scan. The server removes what has expired by itself."""
     at = yield from time_of(x, now)
     keys = yield from all_keys(x)
@@ -310,7 +310,7 @@ def count(x: Exchange, item: Count, now: bytes) -> Steps:
     return Stats(now=at, states=states, consumers=consumers, marks=marks)
 
 
-def count_marks(x: Exchange, keys: list[bytes], at: int) -> Steps:
+def count_marks(x: RedisExchange, keys: list[bytes], at: int) -> Steps:
     """How many marks run, by consumer."""
     head = -DIGEST_BYTES
     sets = [key for key in keys if key.startswith(x.layout.compact)] if x.bins_wanted else []
@@ -318,10 +318,10 @@ def count_marks(x: Exchange, keys: list[bytes], at: int) -> Steps:
     found: dict[tuple[str, str], int] = {}
     if not marks and not sets:
         return found
-    (reply,) = yield from ask(x, Call([b"HGETALL", x.layout.scopes]))
+    (reply,) = yield from ask(x, RedisCall([b"HGETALL", x.layout.scopes]))
     names = {tag: layout.id_of(name, b"")[:2] for tag, name in _pairs(reply)}
     for some in _slices(marks):
-        replies = yield from readable(x, *(Call([b"GET", key], bucket=_bucket_of(key)) for key in some))
+        replies = yield from readable(x, *(RedisCall([b"GET", key], bucket=_bucket_of(key)) for key in some))
         for key, expires_at in zip(some, replies, strict=True):
             if expires_at == b"" or (
                 expires_at is not None and expires_at.isdigit() and int(expires_at) > at
@@ -329,7 +329,7 @@ def count_marks(x: Exchange, keys: list[bytes], at: int) -> Steps:
                 scope = names.get(key[head : head + wire.TAG_BYTES], ("", ""))
                 found[scope] = found.get(scope, 0) + 1
     for some in _slices(sets):
-        replies = yield from readable(x, *(Call([b"SCARD", key]) for key in some))
+        replies = yield from readable(x, *(RedisCall([b"SCARD", key]) for key in some))
         for key, number in zip(some, replies, strict=True):
             start = len(x.layout.compact)
             length, _, generation = key.rpartition(b":")[2].partition(b".")
@@ -343,7 +343,7 @@ def _bucket_of(key: bytes) -> int:
     return int(key[key.index(b"{") + 1 : key.index(b"}")])
 
 
-def purge(x: Exchange, item: Purge, now: bytes) -> Steps:
+def purge(x: RedisExchange, item: Purge, now: bytes) -> Steps:
     """The server removes what has expired; only the lists of journaled claims are looked through."""
     at = yield from time_of(x, now)
     if item.dry_run:
@@ -352,7 +352,7 @@ def purge(x: Exchange, item: Purge, now: bytes) -> Steps:
     replies = yield from ask(
         x,
         *(
-            Call([b"ZRANGEBYSCORE", key, b"-inf", at, b"LIMIT", 0, limit], bucket=bucket)
+            RedisCall([b"ZRANGEBYSCORE", key, b"-inf", at, b"LIMIT", 0, limit], bucket=bucket)
             for bucket, key in enumerate(x.layout.journals)
         ),
     )
@@ -361,7 +361,7 @@ def purge(x: Exchange, item: Purge, now: bytes) -> Steps:
         if digests:
             keys = [x.layout.records[bucket] + each for each in digests]
             parts.append(
-                Part("end", list(range(len(keys))), [item] * len(keys), keys, [b"P"] * len(keys), bucket)
+                CallPart("end", list(range(len(keys))), [item] * len(keys), keys, [b"P"] * len(keys), bucket)
             )
     for part in parts:
         yield from x.ask_all([part], [None] * len(part.keys), now)
@@ -371,13 +371,13 @@ def purge(x: Exchange, item: Purge, now: bytes) -> Steps:
 # --- windows and modes --------------------------------------------------------------------------
 
 
-def read_settings(x: Exchange) -> Steps:
+def read_settings(x: RedisExchange) -> Steps:
     """All windows and modes."""
     windows, modes = yield from ask(
-        x, Call([b"HGETALL", x.layout.windows]), Call([b"HGETALL", x.layout.modes])
+        x, RedisCall([b"HGETALL", x.layout.windows]), RedisCall([b"HGETALL", x.layout.modes])
     )
     recorded = {layout.id_of(name, b"")[:2]: _recorded(each) for name, each in _pairs(modes)}
-    return Settings(
+    return StoreSettings(
         {layout.id_of(name, b""): int(window_us) for name, window_us in _pairs(windows)},
         {scope: mode for scope, (mode, _) in recorded.items()},
         {scope: ids for scope, (_, ids) in recorded.items() if ids},
@@ -402,31 +402,31 @@ def _pairs(reply: list[bytes]) -> Iterable[tuple[bytes, bytes]]:
     return zip(each, each, strict=True)
 
 
-def set_window(x: Exchange, item: SetWindow, now: bytes) -> Steps:
+def set_window(x: RedisExchange, item: SetWindow, now: bytes) -> Steps:
     """Store or remove a window; with `existing`, move the expiries of settled records that still stand."""
     field = wire.scope_name(item.tenant, item.consumer) + item.event_type.encode()
     if item.window_us is None:
-        yield from ask(x, Call([b"HDEL", x.layout.windows, field]))
+        yield from ask(x, RedisCall([b"HDEL", x.layout.windows, field]))
         return None
-    yield from ask(x, Call([b"HSET", x.layout.windows, field, item.window_us]))
+    yield from ask(x, RedisCall([b"HSET", x.layout.windows, field, item.window_us]))
     if item.existing:
         yield from _move_existing(x, item, item.window_us, now)
     return None
 
 
-def _move_existing(x: Exchange, item: SetWindow, window_us: int, now: bytes) -> Steps:
+def _move_existing(x: RedisExchange, item: SetWindow, window_us: int, now: bytes) -> Steps:
     at = yield from time_of(x, now)
     windows = (yield from read_settings(x)).windows
     name = (item.tenant, item.consumer, item.event_type)
     keys = [key for key in (yield from all_keys(x)) if is_record(x, key)]
     for some in _slices(keys):
-        moved: dict[int, Part] = {}
+        moved: dict[int, CallPart] = {}
         for key, record in (yield from outlines(x, some, at)):
             own = (*name[:2], record.event_type)
             in_force = own if own in windows else (*name[:2], "")
             if record.id[:2] == name[:2] and name == in_force and record.state in ("done", "failed"):
                 bucket = key[-DIGEST_BYTES] & 63
-                part = moved.setdefault(bucket, Part("end", [], [], [], [], bucket))
+                part = moved.setdefault(bucket, CallPart("end", [], [], [], [], bucket))
                 part.places.append(len(part.places))
                 part.items.append(item)  # type: ignore[attr-defined]  # made as a list above
                 part.keys.append(key)
@@ -439,17 +439,17 @@ def _move_existing(x: Exchange, item: SetWindow, window_us: int, now: bytes) -> 
                     raise answer.error
 
 
-def admit(x: Exchange, item: Admit) -> Steps:
+def admit(x: RedisExchange, item: Admit) -> Steps:
     """The consumer's mode, recorded now if it had none."""
     field = wire.scope_name(item.tenant, item.consumer)
     mine = f"{item.mode} {item.ids}".rstrip().encode()
     replies = yield from ask(
-        x, Call([b"HSETNX", x.layout.modes, field, mine]), Call([b"HGET", x.layout.modes, field])
+        x, RedisCall([b"HSETNX", x.layout.modes, field, mine]), RedisCall([b"HGET", x.layout.modes, field])
     )
     return _recorded(replies[1])[0]
 
 
-def switch_mode(x: Exchange, item: SwitchMode, now: bytes) -> Steps:
+def switch_mode(x: RedisExchange, item: SwitchMode, now: bytes) -> Steps:
     """Change the mode; answers how many unfinished records forbid it. A full scan."""
     at = yield from time_of(x, now)
     scope = (item.tenant, item.consumer)
@@ -459,8 +459,8 @@ def switch_mode(x: Exchange, item: SwitchMode, now: bytes) -> Steps:
         unfinished += record.id[:2] == scope and counted_state(record) in UNFINISHED
     if not unfinished:
         field = wire.scope_name(*scope)
-        (stored,) = yield from ask(x, Call([b"HGET", x.layout.modes, field]))
+        (stored,) = yield from ask(x, RedisCall([b"HGET", x.layout.modes, field]))
         ids = "" if stored is None else _recorded(stored)[1]
         switched = f"{item.mode} {ids}".rstrip().encode()
-        yield from ask(x, Call([b"HSET", x.layout.modes, field, switched]))
+        yield from ask(x, RedisCall([b"HSET", x.layout.modes, field, switched]))
     return unfinished

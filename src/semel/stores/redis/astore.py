@@ -16,9 +16,9 @@ from semel.core.ports import Listener
 from semel.errors import StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.stores.redis import plain
-from semel.stores.redis.checks import Facts
-from semel.stores.redis.core import Core, Shell, link_options, pack
-from semel.stores.redis.parts import Address, Ahead, Ask, Call, Nodes, Pause, Refresh, Steps
+from semel.stores.redis.checks import ServerFacts
+from semel.stores.redis.core import RedisState, RedisStoreBase, link_options, pack
+from semel.stores.redis.parts import Address, Ahead, RedisQuery, RedisCall, Nodes, RedisPause, Refresh, Steps
 from semel.stores.redis.replies import BROKEN, as_message, unsent
 
 IDLE_MAX = 8
@@ -36,7 +36,7 @@ FOREVER_S = float("inf")
 class AsyncLink:
     """One connection. Used by one task at a time."""
 
-    def __init__(self, core: Core, address: Address) -> None:
+    def __init__(self, core: RedisState, address: Address) -> None:
         kind: Any = SSLConnection if core.place.tls else Connection
         # The time is kept around all that is sent and read, once: the driver's own watch costs a task each time.
         options = link_options(core, address) | {"socket_timeout": None}
@@ -58,7 +58,7 @@ class AsyncLink:
                 raise
             return message
 
-    async def read_lines(self, calls: list[Call]) -> list[list[bytes]]:
+    async def read_lines(self, calls: list[RedisCall]) -> list[list[bytes]]:
         """The answers of commands that answer with a line each; nothing else may be under way."""
         data = b""
         while plain.missing_lines(data, calls) > 0:
@@ -81,7 +81,7 @@ class AsyncLink:
             await self.connection.disconnect(nowait=nowait)
 
 
-class Room:
+class LoopConnections:
     """The connections that belong to one event loop."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Conversation:
         self._link: AsyncLink | None = None
         self._error: Exception | None = None
 
-    async def send(self, calls: list[Call]) -> None:
+    async def send(self, calls: list[RedisCall]) -> None:
         """Send calls, unless something went wrong before."""
         if self._error is not None:
             return
@@ -117,7 +117,7 @@ class Conversation:
             await self.drop()
             raise
 
-    async def read(self, calls: list[Call]) -> list[Any]:
+    async def read(self, calls: list[RedisCall]) -> list[Any]:
         """A reply for each call that was sent; where the connection breaks, the rest get its error."""
         replies: list[Any] = []
         link = self._link
@@ -157,16 +157,16 @@ class Conversation:
         self._error = error if connected else unsent(error)
 
 
-class AsyncRedisStore(Shell):
+class AsyncRedisStore(RedisStoreBase):
     """The same store as `RedisStore`, for event loops. A program may run one loop after the other."""
 
     def __init__(self, url: str, *, clock: Clock | None = None, **options: Any) -> None:
-        self._core = Core(url, clock, options)
+        self._core = RedisState(url, clock, options)
         self.name: str = self._core.name
-        self._rooms: dict[asyncio.AbstractEventLoop, Room] = {}
+        self._rooms: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
         restart_after_fork(self)
 
-    async def facts(self) -> Facts:
+    async def facts(self) -> ServerFacts:
         """What was found out about the servers when the store was opened, and what each of it costs."""
         if self._core.facts is None:
             await self.aopen()
@@ -199,7 +199,7 @@ class AsyncRedisStore(Shell):
         await self._let_go(room)
         core.facts = None
 
-    async def _let_go(self, room: Room) -> None:
+    async def _let_go(self, room: LoopConnections) -> None:
         links = [*room.busy, *(link for idle in room.idle.values() for link in idle)]
         room.idle.clear()
         for link in links:
@@ -237,17 +237,17 @@ class AsyncRedisStore(Shell):
 
     # --- the loop ---
 
-    def _room(self) -> Room:
+    def _room(self) -> LoopConnections:
         loop = asyncio.get_running_loop()
         room = self._rooms.get(loop)
         if room is None:  # what belongs to closed loops is let go
             self._rooms = {each: room for each, room in self._rooms.items() if not each.is_closed()}
-            room = self._rooms[loop] = Room()
+            room = self._rooms[loop] = LoopConnections()
         return room
 
     async def _drive(self, steps: Steps) -> Any:
         reply: Any = None
-        ahead: list[Call] = []
+        ahead: list[RedisCall] = []
         under_way: Conversation | None = None
         try:
             while True:
@@ -257,7 +257,7 @@ class AsyncRedisStore(Shell):
                     await under_way.send(step.calls)
                     ahead += step.calls
                 elif under_way is not None:
-                    assert type(step) is Ask, "what was sent ahead is asked for next"
+                    assert type(step) is RedisQuery, "what was sent ahead is asked for next"
                     if step.calls:
                         await under_way.send(step.calls)
                     conversation, calls, under_way, ahead = under_way, ahead + step.calls, None, []
@@ -271,9 +271,9 @@ class AsyncRedisStore(Shell):
                 await under_way.drop()
 
     async def _do(self, step: Any) -> Any:
-        if type(step) is Ask:
+        if type(step) is RedisQuery:
             return await self._ask(step.calls)
-        if type(step) is Pause:
+        if type(step) is RedisPause:
             await asyncio.sleep(step.seconds)
         elif type(step) is Refresh:
             with suppress(StoreUnavailable):
@@ -284,7 +284,7 @@ class AsyncRedisStore(Shell):
             raise self._core.closed_error()
         return None
 
-    async def _ask(self, calls: list[Call]) -> list[Any]:
+    async def _ask(self, calls: list[RedisCall]) -> list[Any]:
         if not calls:
             return []
         core = self._core
@@ -303,14 +303,14 @@ class AsyncRedisStore(Shell):
                 replies[at] = reply
         return replies
 
-    async def _converse(self, address: Address, calls: list[Call]) -> list[Any]:
+    async def _converse(self, address: Address, calls: list[RedisCall]) -> list[Any]:
         conversation = Conversation(self, address)
         await conversation.send(calls)
         return await conversation.read(calls)
 
     # --- connections ---
 
-    async def _link(self, room: Room, address: Address) -> AsyncLink:
+    async def _link(self, room: LoopConnections, address: Address) -> AsyncLink:
         """A connection that nobody uses, or a new one. Raises the driver's error where none can be had."""
         idle = room.idle.get(address)
         while idle:
@@ -324,7 +324,7 @@ class AsyncRedisStore(Shell):
         room.busy.add(link)
         return link
 
-    async def _release(self, room: Room, link: AsyncLink) -> None:
+    async def _release(self, room: LoopConnections, link: AsyncLink) -> None:
         link.used_at = time.monotonic()
         room.busy.discard(link)
         idle = room.idle.setdefault(link.address, [])
@@ -333,7 +333,7 @@ class AsyncRedisStore(Shell):
         else:
             await link.close()
 
-    async def _drop(self, room: Room, link: AsyncLink | None) -> None:
+    async def _drop(self, room: LoopConnections, link: AsyncLink | None) -> None:
         if link is not None:
             room.busy.discard(link)
             await link.close()
@@ -346,7 +346,7 @@ class AsyncRedisStore(Shell):
             with suppress(TimeoutError):
                 await asyncio.wait_for(room.subscribed.wait(), SUBSCRIBE_S)
 
-    async def _listen(self, room: Room) -> None:
+    async def _listen(self, room: LoopConnections) -> None:
         """Hear what others end, until nobody listens any more. Errors cost speed: there is polling beside it."""
         core = self._core
         while not core.closed and core.listeners:
@@ -354,7 +354,7 @@ class AsyncRedisStore(Shell):
             try:
                 link = AsyncLink(core, core.nodes()[0])
                 await link.connection.connect()
-                await link.send(pack([Call([b"SUBSCRIBE", core.exchange.layout.channel])]))
+                await link.send(pack([RedisCall([b"SUBSCRIBE", core.exchange.layout.channel])]))
                 while core.listeners:
                     reply = await link.read(FOREVER_S)
                     if core.is_subscribed(reply):

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from semel.errors import StoreRefused, StoreUnavailable
 from semel.stores.redis import wire
-from semel.stores.redis.options import Options, Place
-from semel.stores.redis.parts import Address, Ask, Call, Steps
+from semel.stores.redis.options import RedisOptions, RedisTarget
+from semel.stores.redis.parts import Address, RedisQuery, RedisCall, Steps
 from semel.stores.redis.trouble import kind_of, translated
 
 SLOTS = 16_384
@@ -27,7 +27,7 @@ class Map(Struct, frozen=True):
     buckets: tuple[Address, ...]
 
 
-class Facts(Struct, frozen=True, kw_only=True):
+class ServerFacts(Struct, frozen=True, kw_only=True):
     """What a store found out about its servers, and what each of it costs."""
 
     version: str
@@ -52,7 +52,7 @@ class Facts(Struct, frozen=True, kw_only=True):
         return self.persistence == "aof" and self.eviction == "noeviction"
 
 
-def locate(place: Place, known: Map | None) -> Steps:
+def locate(place: RedisTarget, known: Map | None) -> Steps:
     """Find the masters. Raises `StoreUnavailable` where none is to be found."""
     if place.topology == "server":
         address = place.addresses[0]
@@ -62,7 +62,7 @@ def locate(place: Place, known: Map | None) -> Steps:
     seeds = dict.fromkeys((*(known.masters if known else ()), *place.addresses))
     trouble: Exception | None = None
     for seed in seeds:
-        (reply,) = yield Ask([Call([b"CLUSTER", b"SLOTS"], node=seed)])
+        (reply,) = yield RedisQuery([RedisCall([b"CLUSTER", b"SLOTS"], node=seed)])
         if isinstance(reply, Exception):
             trouble = reply
             continue
@@ -96,16 +96,16 @@ def slot_of(bucket: int) -> int:
     return crc % SLOTS
 
 
-def _by_sentinels(place: Place) -> Steps:
+def _by_sentinels(place: RedisTarget) -> Steps:
     trouble: Exception | None = None
     for sentinel in place.addresses:
         command = [b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", place.service.encode()]
-        (reply,) = yield Ask([Call(command, node=sentinel)])
+        (reply,) = yield RedisQuery([RedisCall(command, node=sentinel)])
         if isinstance(reply, Exception) or not reply:
             trouble = reply if isinstance(reply, Exception) else trouble
             continue
         address = (reply[0].decode(), int(reply[1]))
-        (role,) = yield Ask([Call([b"ROLE"], node=address)])
+        (role,) = yield RedisQuery([RedisCall([b"ROLE"], node=address)])
         if isinstance(role, Exception) or role[0] != b"master":
             trouble = role if isinstance(role, Exception) else trouble
             continue  # a failover is under way, or this sentinel has not heard of it
@@ -113,7 +113,7 @@ def _by_sentinels(place: Place) -> Steps:
     raise StoreUnavailable(f"{place.name}: no sentinel names a master that is one") from trouble
 
 
-def look(place: Place, masters: Sequence[Address], options: Options) -> Steps:
+def look(place: RedisTarget, masters: Sequence[Address], options: RedisOptions) -> Steps:
     """Read what the masters say of themselves. Raises `StoreRefused` where they must not be used."""
     asked: list[list[bytes | int]] = [
         [b"INFO"],
@@ -122,7 +122,7 @@ def look(place: Place, masters: Sequence[Address], options: Options) -> Steps:
     ]
     if place.topology == "cluster":
         asked.append([b"CLUSTER", b"INFO"])
-    replies = iter((yield Ask([Call(command, node=node) for node in masters for command in asked])))
+    replies = iter((yield RedisQuery([RedisCall(command, node=node) for node in masters for command in asked])))
     told: list[dict[str, str]] = []
     for _ in masters:
         info, *settings = (next(replies) for _ in asked)
@@ -141,8 +141,8 @@ def look(place: Place, masters: Sequence[Address], options: Options) -> Steps:
 
 def told_by(masters: Sequence[Address]) -> Steps:
     """What each master says of itself now. Raises `StoreUnavailable` where one does not answer."""
-    calls = [Call(command, node=node) for node in masters for command in ([b"INFO"], [b"TIME"])]
-    replies = yield Ask(calls)
+    calls = [RedisCall(command, node=node) for node in masters for command in ([b"INFO"], [b"TIME"])]
+    replies = yield RedisQuery(calls)
     told: list[dict[str, str]] = []
     for info, instant in zip(replies[::2], replies[1::2], strict=True):
         for reply in (info, instant):
@@ -165,7 +165,7 @@ def version_text(info: Mapping[str, Any]) -> str:
     return f"Redis {info.get('redis_version', '?')}"
 
 
-def judge(place: Place, told: list[dict[str, str]], options: Options) -> Facts:
+def judge(place: RedisTarget, told: list[dict[str, str]], options: RedisOptions) -> ServerFacts:
     """What follows from it; the worst of all masters counts."""
     name = place.name
     version = min((each.get("redis_version", "0") for each in told), key=numbers)
@@ -193,7 +193,7 @@ def judge(place: Place, told: list[dict[str, str]], options: Options) -> Facts:
         )
     syncs = {each.get("appendfsync", "") for each in told}
     states = {each.get("cluster_state", "") for each in told}
-    facts = Facts(
+    facts = ServerFacts(
         version=version,
         masters=len(told),
         eviction=evicting[0] if evicting else "noeviction",
@@ -206,7 +206,7 @@ def judge(place: Place, told: list[dict[str, str]], options: Options) -> Facts:
     return replace(facts, costs=tuple(_costs(facts)))
 
 
-def _refuse_wrong_kind(place: Place, told: list[dict[str, str]]) -> None:
+def _refuse_wrong_kind(place: RedisTarget, told: list[dict[str, str]]) -> None:
     if place.topology == "cluster":
         return
     if any(each.get("cluster_enabled") == "1" for each in told):
@@ -222,7 +222,7 @@ def _saves(told: dict[str, str]) -> bool:
     return told.get("rdb_saves", told.get("rdb_last_bgsave_time_sec", "-1")) not in ("0", "-1")
 
 
-def _costs(facts: Facts) -> Iterable[str]:
+def _costs(facts: ServerFacts) -> Iterable[str]:
     if facts.eviction != "noeviction":
         yield f"eviction ({facts.eviction}): at the memory limit records are dropped, and their events done again"
     if facts.persistence == "none":

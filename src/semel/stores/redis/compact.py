@@ -8,11 +8,11 @@ from semel.core.looks import mark_record
 from semel.digests import digests_of
 from semel.errors import PolicyInvalid, RecordCorrupt
 from semel.stores.redis import wire
-from semel.stores.redis.parts import Part, take_marks
+from semel.stores.redis.parts import CallPart, take_marks
 from semel.types import Absent, Forgotten, Unavailable
 
 if TYPE_CHECKING:
-    from semel.stores.redis.exchange import Exchange
+    from semel.stores.redis.exchange import RedisExchange
 
 PER_SET = 256
 """Marks of one set: the server keeps up to 512 in eight bytes each, and an uneven spread needs room."""
@@ -32,8 +32,8 @@ def bins_for(expected: int) -> int:
 
 
 def part_of(
-    x: "Exchange", at: int, item: Mark | Lookup | Forget, places: list[int], keys: Sequence[str]
-) -> Part:
+    x: "RedisExchange", at: int, item: Mark | Lookup | Forget, places: list[int], keys: Sequence[str]
+) -> CallPart:
     """The call for some keys of one consumer."""
     tenant, consumer = (item.tenant, item.consumer) if isinstance(item, Mark) else item.id[:2]
     tag = wire.tag_of(tenant, consumer)
@@ -47,12 +47,12 @@ def part_of(
         ids.append(b"%d" % (int.from_bytes(digest[8:16]) >> 1))
     op = b"M" if isinstance(item, Mark) else b"L" if isinstance(item, Lookup) else b"F"
     window = b"%d" % (item.window_us if isinstance(item, Mark) else 0)
-    return Part("compact", places, [item], names, [tag, b"%d" % bins, window, op, *ids], mark=at)
+    return CallPart("compact", places, [item], names, [tag, b"%d" % bins, window, op, *ids], mark=at)
 
 
 def take(
-    x: "Exchange", part: Part, now: int, letters: bytes, details: Any, answers: list[Answer]
-) -> Part | None:
+    x: "RedisExchange", part: CallPart, now: int, letters: bytes, details: Any, answers: list[Answer]
+) -> CallPart | None:
     """Write down the answers; a part to send again where the number of sets was another."""
     item = part.items[0]
     if letters == b"B":
@@ -80,7 +80,7 @@ def take(
 
 
 def look_again(
-    x: "Exchange", items: Sequence[Any], answers: list[Answer], now: bytes
+    x: "RedisExchange", items: Sequence[Any], answers: list[Answer], now: bytes
 ) -> Generator[Any, Any, None]:
     """Keys without a record may be marks: those that were looked up or forgotten in vain are looked for there."""
     parts = [

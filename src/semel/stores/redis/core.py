@@ -11,14 +11,14 @@ from semel.core.ports import Capabilities, Listener
 from semel.digests import DIGEST_BYTES, digest
 from semel.errors import StoreClosed
 from semel.stores.redis import checks, compact
-from semel.stores.redis.checks import Facts, Map
-from semel.stores.redis.exchange import Exchange, busy_ids, ended_ids
-from semel.stores.redis.options import Options, Place, parse
-from semel.stores.redis.parts import Address, Call, Layout, Steps
+from semel.stores.redis.checks import ServerFacts, Map
+from semel.stores.redis.exchange import RedisExchange, busy_ids, ended_ids
+from semel.stores.redis.options import RedisOptions, RedisTarget, parse
+from semel.stores.redis.parts import Address, RedisCall, KeyLayout, Steps
 from semel.stores.redis.scripting import scripts_for
 from semel.types import Id
 
-__all__ = ["Core", "Shell", "link_options", "pack"]
+__all__ = ["RedisState", "RedisStoreBase", "link_options", "pack"]
 
 WAITING_MAX = 100_000
 """Records that somebody of this process waits for; more than that are found by polling alone."""
@@ -40,7 +40,7 @@ else:
     _pack = pack_command
 
 
-def pack(calls: Iterable[Call]) -> bytes:
+def pack(calls: Iterable[RedisCall]) -> bytes:
     """The calls as they go over the wire."""
     return b"".join(
         _ASKING + _pack(tuple(call.command)) if call.asking else call.packed or _pack(tuple(call.command))
@@ -51,26 +51,26 @@ def pack(calls: Iterable[Call]) -> bytes:
 _ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 
-class Core:
+class RedisState:
     """A store without its connections: where it is, what is known of it, and who listens."""
 
     def __init__(self, url: str, clock: Clock | None, options: dict[str, Any]) -> None:
         place, given = parse(url, options)
-        self.place: Place = place
-        self.options: Options = given
+        self.place: RedisTarget = place
+        self.options: RedisOptions = given
         self.name: str = self.place.name
         self.url: str = url
         self._given = options
         self.clock = clock
         self.map: Map | None = None
-        self.facts: Facts | None = None
+        self.facts: ServerFacts | None = None
         """What the start checks have found; `None`: they are to be run."""
-        self.found: Facts | None = None
+        self.found: ServerFacts | None = None
         """The same, also after `close`."""
         self.closed = False
-        self.exchange: Exchange = Exchange(
+        self.exchange: RedisExchange = RedisExchange(
             name=self.name,
-            layout=Layout(self.options.prefix, f"{self.options.prefix}:ended:{self.place.db}"),
+            layout=KeyLayout(self.options.prefix, f"{self.options.prefix}:ended:{self.place.db}"),
             cluster=self.place.topology == "cluster",
             options=self.options,
             new_token=lambda: os.urandom(8).hex().encode(),
@@ -118,7 +118,7 @@ class Core:
         assert self.map is not None
         return list(self.map.masters)
 
-    def address(self, call: Call) -> Address:
+    def address(self, call: RedisCall) -> Address:
         """Where a call goes."""
         if call.node is not None:
             return call.node
@@ -187,10 +187,10 @@ class Core:
                 listener(record_id)
 
 
-class Shell:
+class RedisStoreBase:
     """What the stores of both colours show of what they have in common."""
 
-    _core: Core
+    _core: RedisState
 
     def __repr__(self) -> str:
         return repr(self._core)
@@ -221,7 +221,7 @@ class Shell:
         return self._core.exchange.unsynced
 
 
-def link_options(core: Core, address: Address) -> dict[str, Any]:
+def link_options(core: RedisState, address: Address) -> dict[str, Any]:
     """What a connection to this address is made with; the same for both colours."""
     place, options = core.place, core.options
     sentinel = place.topology == "sentinel" and address in place.addresses

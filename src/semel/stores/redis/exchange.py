@@ -1,6 +1,6 @@
 """Carry out a batch: which calls to send, and what to do about each reply. Written once for both colours.
 
-`Exchange.carry_out` is a generator: it yields what is to be done (`Ask`, `Pause`, `Refresh`, `Nodes`), is sent
+`RedisExchange.carry_out` is a generator: it yields what is to be done (`RedisQuery`, `RedisPause`, `Refresh`, `Nodes`), is sent
 what came of it, and returns the answers. The stores are the loops that do it, with threads or without.
 """
 
@@ -12,18 +12,18 @@ from semel.core.commands import Answer, Claim, Granted, Item, Mark, Marked
 from semel.digests import digests_of
 from semel.errors import KeyInvalid, RecordCorrupt, SemelError, StoreRefused, StoreUnavailable
 from semel.stores.redis import compact, plain, trouble, wire
-from semel.stores.redis.options import Options
+from semel.stores.redis.options import RedisOptions
 from semel.stores.redis.parts import (
     AHEAD_ITEMS,
     REPLY_BYTES_MAX,
     Address,
     Ahead,
-    Ask,
-    Call,
-    Layout,
-    Part,
+    RedisQuery,
+    RedisCall,
+    KeyLayout,
+    CallPart,
     PartKind,
-    Pause,
+    RedisPause,
     Refresh,
     Step,
     Steps,
@@ -52,12 +52,12 @@ _FAULTS = (SemelError, UnicodeEncodeError, OverflowError, ValueError, IndexError
 _log = logging.getLogger("semel")
 
 
-class Exchange:
+class RedisExchange:
     """What one store object knows of its server, and how it speaks to it. Not the connections."""
 
     def __init__(
-        self, *, name: str, layout: Layout, cluster: bool, options: Options, new_token: Callable[[], bytes],
-        where: Callable[[Call], Address],
+        self, *, name: str, layout: KeyLayout, cluster: bool, options: RedisOptions, new_token: Callable[[], bytes],
+        where: Callable[[RedisCall], Address],
     ) -> None:  # fmt: skip
         self.name = name
         self.layout = layout
@@ -92,7 +92,7 @@ class Exchange:
         from semel.stores.redis import admin
 
         answers: list[Answer] = [None] * len(items)
-        parts: list[Part] = []
+        parts: list[CallPart] = []
         sent = 0
         yield from self._introduce(items)
         if not now and self._plainly and plain.serves(items):
@@ -116,7 +116,7 @@ class Exchange:
 
     def _pieces(
         self, kind: Any, start: int, run: Sequence[Any], answers: list[Answer]
-    ) -> Iterable[list[Part]]:
+    ) -> Iterable[list[CallPart]]:
         """The parts of a run: on one server piece by piece, so that the first can be sent before the last is made."""
         if kind == "mark":
             answers[start] = Marked([False] * len(run[0].keys))
@@ -139,7 +139,7 @@ class Exchange:
         except StoreUnavailable as error:
             return Unavailable(error)
 
-    def _parts(self, kind: PartKind, start: int, run: Sequence[Any], answers: list[Answer]) -> Iterable[Part]:
+    def _parts(self, kind: PartKind, start: int, run: Sequence[Any], answers: list[Answer]) -> Iterable[CallPart]:
         try:
             encoded = self._encode(kind, run)
         except _FAULTS:
@@ -160,15 +160,15 @@ class Exchange:
             items = run if whole else [run[at] for at in which]
             places = [start + at for at in which]
             if self.cluster:
-                yield from self._by_bucket(Part(kind, places, items, digests, args, common=common))
+                yield from self._by_bucket(CallPart(kind, places, items, digests, args, common=common))
             else:
                 keys = [records[each[0] & 63] + each for each in digests]
-                yield from cut(Part(kind, places, items, keys, args, common=common))
+                yield from cut(CallPart(kind, places, items, keys, args, common=common))
 
     def _encode(self, kind: PartKind, run: Sequence[Any]) -> list[wire.Encoded]:
         return wire.claims(run, readable=self.readable_keys) if kind == "claim" else wire.ends(run)
 
-    def _by_bucket(self, whole: Part) -> Iterable[Part]:
+    def _by_bucket(self, whole: CallPart) -> Iterable[CallPart]:
         """A part for each bucket; `whole` has digests instead of keys."""
         places: dict[int, list[int]] = {}
         for at, each in enumerate(whole.keys):
@@ -179,7 +179,7 @@ class Exchange:
             part.keys = [self.layout.records[bucket] + each for each in part.keys]
             yield from cut(part)
 
-    def _mark_parts(self, at: int, item: Mark) -> Iterable[Part]:
+    def _mark_parts(self, at: int, item: Mark) -> Iterable[CallPart]:
         if self.bins_wanted:
             for piece in pieces(len(item.keys)):
                 places = list(range(piece.start, piece.stop))
@@ -192,22 +192,22 @@ class Exchange:
             return
         digests = digests_of(item.tenant, item.consumer, item.keys)
         keys = [marks[each[0] & 63] + each[:12] for each in digests]
-        buckets: dict[int, Part] = {}
+        buckets: dict[int, CallPart] = {}
         for place, (each, key) in enumerate(zip(digests, keys, strict=True)):
             bucket = each[0] & 63
-            part = buckets.setdefault(bucket, Part("mark", [], [item], [], args, bucket, at))
+            part = buckets.setdefault(bucket, CallPart("mark", [], [item], [], args, bucket, at))
             part.places.append(place)
             part.keys.append(key)
         yield from buckets.values()
 
-    def plain_marks(self, at: int, item: Mark) -> Iterable[Part]:
+    def plain_marks(self, at: int, item: Mark) -> Iterable[CallPart]:
         """The parts of a mark on one server, the first of them small."""
         tag = wire.tag_of(item.tenant, item.consumer)
         marks, args = [head + tag for head in self.layout.marks], [b"%d" % item.window_us]
         for piece in pieces(len(item.keys)):
             digests = digests_of(item.tenant, item.consumer, item.keys[piece])
             keys = [marks[each[0] & 63] + each[:12] for each in digests]
-            yield Part("mark", list(range(piece.start, piece.stop)), [item], keys, args, mark=at)
+            yield CallPart("mark", list(range(piece.start, piece.stop)), [item], keys, args, mark=at)
 
     def _introduce(self, items: Sequence[Item]) -> Steps:
         """Write down once which consumer the tag in its marks' keys stands for."""
@@ -216,25 +216,25 @@ class Exchange:
                 continue
             scope = (item.tenant, item.consumer)
             field = wire.tag_of(*scope)
-            call = Call([b"HSET", self.layout.scopes, field, wire.scope_name(*scope)])
-            (reply,) = yield Ask([call])
+            call = RedisCall([b"HSET", self.layout.scopes, field, wire.scope_name(*scope)])
+            (reply,) = yield RedisQuery([call])
             if not isinstance(reply, Exception):
                 self.scopes.add(scope)
 
     # --- asking ---
 
-    def ask_all(self, parts: list[Part], answers: list[Answer], now: bytes, sent: int = 0) -> Steps:
+    def ask_all(self, parts: list[CallPart], answers: list[Answer], now: bytes, sent: int = 0) -> Steps:
         """Send the parts, and what must be sent again, until each has its answers. `sent`: so many are under way."""
         waited_s, pause_s = 0.0, PAUSE_FIRST_S
         while parts:
             calls = self._calls(parts[sent:], now)
             sent = 0
             if self._waits is None:
-                replies = yield Ask(calls)
+                replies = yield RedisQuery(calls)
             else:
                 replies = yield from self._ask_and_wait(self._waits, calls, parts)
-            again: list[Part] = []
-            later: list[Part] = []
+            again: list[CallPart] = []
+            later: list[CallPart] = []
             refresh = False
             for part, reply in zip(parts, replies, strict=True):
                 if isinstance(reply, Exception):
@@ -244,7 +244,7 @@ class Exchange:
             if refresh:
                 yield Refresh()
             if later and waited_s < self.retry_s:
-                yield Pause(pause_s)
+                yield RedisPause(pause_s)
                 waited_s, pause_s = waited_s + pause_s, min(PAUSE_MAX_S, 2 * pause_s)
                 again += later
             elif later:
@@ -255,17 +255,17 @@ class Exchange:
                     refuse(part, error, answers)
             parts = again
 
-    def _calls(self, parts: list[Part], now: bytes) -> list[Call]:
-        return [Call(self._command(part, now), part.bucket, part.node, part.asking) for part in parts]
+    def _calls(self, parts: list[CallPart], now: bytes) -> list[RedisCall]:
+        return [RedisCall(self._command(part, now), part.bucket, part.node, part.asking) for part in parts]
 
-    def _ask_and_wait(self, waits: Waits, calls: list[Call], parts: list[Part]) -> Steps:
+    def _ask_and_wait(self, waits: Waits, calls: list[RedisCall], parts: list[CallPart]) -> Steps:
         """Ask, and have each node say at the end how far what was settled has come. One wait per node, not per part."""
-        ends: dict[Address, list[Part]] = {}
+        ends: dict[Address, list[CallPart]] = {}
         for part in parts:
             if part.kind == "end":
-                ends.setdefault(self._where(Call((), part.bucket, part.node)), []).append(part)
-        more = [Call(command, node=node) for node in ends for command in waits.commands]
-        replies = yield Ask(calls + more)
+                ends.setdefault(self._where(RedisCall((), part.bucket, part.node)), []).append(part)
+        more = [RedisCall(command, node=node) for node in ends for command in waits.commands]
+        replies = yield RedisQuery(calls + more)
         kept, told = replies[: len(parts)], iter(replies[len(parts) :])
         answered = {
             id(part) for part, reply in zip(parts, kept, strict=True) if not isinstance(reply, Exception)
@@ -282,7 +282,7 @@ class Exchange:
                 )  # fmt: skip
         return kept
 
-    def _command(self, part: Part, now: bytes) -> list[bytes | int]:
+    def _command(self, part: CallPart, now: bytes) -> list[bytes | int]:
         script = self._script(part)
         bucket = part.bucket if self.cluster else 0
         return [
@@ -299,7 +299,7 @@ class Exchange:
             *((part.common, *part.args) if part.kind in ("claim", "end") else part.args),
         ]
 
-    def _script(self, part: Part) -> Script:
+    def _script(self, part: CallPart) -> Script:
         if part.kind == "claim":
             return self.scripts.claim
         if part.kind == "end":
@@ -307,7 +307,7 @@ class Exchange:
         return self.scripts.mark if part.kind == "mark" else self.scripts.compact
 
     def _redirect(
-        self, part: Part, error: Exception, again: list[Part], later: list[Part], answers: list[Answer]
+        self, part: CallPart, error: Exception, again: list[CallPart], later: list[CallPart], answers: list[Answer]
     ) -> bool:
         """Find the way on for a part that was not carried out; whether to look for the masters again."""
         kind = trouble.kind_of(error)
@@ -346,7 +346,7 @@ class Exchange:
     # --- replies ---
 
     def _take(
-        self, part: Part, reply: Any, answers: list[Answer], again: list[Part], later: list[Part]
+        self, part: CallPart, reply: Any, answers: list[Answer], again: list[CallPart], later: list[CallPart]
     ) -> None:
         self.note_epoch(part.bucket if self.cluster else 0, reply[1])
         if len(reply) < 3:  # noqa: PLR2004 - the script stopped: nothing was carried out
@@ -366,8 +366,8 @@ class Exchange:
             self._take_ends(part, now, letters, details, answers, again, later)
 
     def _take_claims(
-        self, part: Part, now: int, letters: bytes, details: Any, answers: list[Answer],
-        again: list[Part], later: list[Part],
+        self, part: CallPart, now: int, letters: bytes, details: Any, answers: list[Answer],
+        again: list[CallPart], later: list[CallPart],
     ) -> None:  # fmt: skip
         first = part.items[0]  # they have their lease in common
         granted = Granted(now, 1, now + first.lease_us, now) if first.journal is None else None
@@ -386,8 +386,8 @@ class Exchange:
         leave(part, left, letters, again, later)
 
     def _take_ends(
-        self, part: Part, now: int, letters: bytes, details: Any, answers: list[Answer],
-        again: list[Part], later: list[Part],
+        self, part: CallPart, now: int, letters: bytes, details: Any, answers: list[Answer],
+        again: list[CallPart], later: list[CallPart],
     ) -> None:  # fmt: skip
         completed = Completed(at=now)
         left: list[int] = []

@@ -10,7 +10,7 @@ from msgspec.structs import fields
 
 from semel.errors import PolicyInvalid
 
-__all__ = ["Options", "parse", "without_password"]
+__all__ = ["RedisOptions", "parse", "without_password"]
 
 Address: TypeAlias = tuple[str, int]
 Topology: TypeAlias = Literal["server", "cluster", "sentinel"]
@@ -33,7 +33,7 @@ WAIT_MAX_S = 3600.0
 _SWITCHES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-class Options(Struct, frozen=True, kw_only=True):
+class RedisOptions(Struct, frozen=True, kw_only=True):
     """All that may be said of a store beside where it is."""
 
     prefix: str = "semel"
@@ -106,7 +106,7 @@ class Options(Struct, frozen=True, kw_only=True):
         return self.wait_disk or self.wait_replica_disks > 0
 
 
-class Place(Struct, frozen=True, kw_only=True):
+class RedisTarget(Struct, frozen=True, kw_only=True):
     """Where the store is."""
 
     scheme: str
@@ -129,7 +129,7 @@ class Place(Struct, frozen=True, kw_only=True):
         return f"{self.scheme}://{hosts}{service}" + ("" if self.topology == "cluster" else f"/{self.db}")
 
 
-def parse(url: str, given: dict[str, Any]) -> tuple[Place, Options]:
+def parse(url: str, given: dict[str, Any]) -> tuple[RedisTarget, RedisOptions]:
     """Where the store is and how to use it. Raises `PolicyInvalid` for options it does not know."""
     parts = urlsplit(url)
     shown = without_password(url)
@@ -159,7 +159,7 @@ def parse(url: str, given: dict[str, Any]) -> tuple[Place, Options]:
     if topology == "cluster" and options.get("marks") == "compact":
         raise PolicyInvalid(f"{shown!r}: compact marks need a single server, not a cluster; use marks=plain")
     port = SENTINEL_PORT if topology == "sentinel" else PORT
-    place = Place(
+    place = RedisTarget(
         scheme=parts.scheme,
         topology=topology,
         tls=tls,
@@ -169,7 +169,7 @@ def parse(url: str, given: dict[str, Any]) -> tuple[Place, Options]:
         username=unquote(username),
         password=unquote(password),
     )
-    return place, Options(**options)
+    return place, RedisOptions(**options)
 
 
 def without_password(url: str) -> str:
@@ -188,7 +188,7 @@ def _address(shown: str, text: str, port: int) -> Address:
     return match[1] or unquote(match[2]), int(match[3] or port)
 
 
-_KINDS: dict[str, Any] = {field.name: field.type for field in fields(Options)}
+_KINDS: dict[str, Any] = {field.name: field.type for field in fields(RedisOptions)}
 
 
 def _kind(shown: str, name: str) -> Any:

@@ -24,7 +24,7 @@ REPLY_BYTES_MAX = 4 * 1024 * 1024
 Address: TypeAlias = tuple[str, int]
 
 
-class Call(Struct):
+class RedisCall(Struct):
     """One command for one node."""
 
     command: Sequence[bytes | int]
@@ -37,19 +37,19 @@ class Call(Struct):
     lines: int = 0
 
 
-class Ask(Struct):
+class RedisQuery(Struct):
     """Send these, in order where they go to one node; answered with a reply or an exception for each."""
 
-    calls: list[Call]
+    calls: list[RedisCall]
 
 
 class Ahead(Struct):
-    """Send these to the one server now; their replies come with those of the next `Ask`, before them."""
+    """Send these to the one server now; their replies come with those of the next `RedisQuery`, before them."""
 
-    calls: list[Call]
+    calls: list[RedisCall]
 
 
-class Pause(Struct):
+class RedisPause(Struct):
     """Wait a little."""
 
     seconds: float
@@ -63,12 +63,12 @@ class Nodes(Struct):
     """Answered with the addresses of all masters; `None` for the only one."""
 
 
-Step: TypeAlias = Ask | Ahead | Pause | Refresh | Nodes
+Step: TypeAlias = RedisQuery | Ahead | RedisPause | Refresh | Nodes
 Steps: TypeAlias = Generator[Step, Any, Any]
 PartKind: TypeAlias = Literal["claim", "end", "mark", "compact"]
 
 
-class Part(Struct):
+class CallPart(Struct):
     """Some items of one kind that go in one call."""
 
     kind: PartKind
@@ -91,7 +91,7 @@ class Part(Struct):
     """What all its items have in common, sent once."""
 
 
-class Layout:
+class KeyLayout:
     """How the keys of one store are called."""
 
     def __init__(self, prefix: str, channel: str) -> None:
@@ -146,7 +146,7 @@ def pieces(total: int) -> Iterable[slice]:
         start, size = end, min(int(size * AHEAD_GROWTH), ITEMS_MAX // 2)
 
 
-def cut(part: Part) -> Iterable[Part]:
+def cut(part: CallPart) -> Iterable[CallPart]:
     """Pieces that are not too large for one call."""
     if len(part.keys) <= ITEMS_MAX and sum(map(len, part.args)) <= CALL_BYTES_MAX:
         yield part
@@ -160,11 +160,11 @@ def cut(part: Part) -> Iterable[Part]:
     yield some(part, range(start, len(part.args)))
 
 
-def some(part: Part, which: Sequence[int]) -> Part:
+def some(part: CallPart, which: Sequence[int]) -> CallPart:
     """The part with only these of its items."""
     args = part.args if part.kind == "mark" else [part.args[at] for at in which]
     items = part.items if part.kind == "mark" else [part.items[at] for at in which]
-    return Part(
+    return CallPart(
         part.kind,
         [part.places[at] for at in which],
         items,
@@ -178,7 +178,7 @@ def some(part: Part, which: Sequence[int]) -> Part:
     )
 
 
-def one_by_one(part: Part) -> list[Part]:
+def one_by_one(part: CallPart) -> list[CallPart]:
     """A call for each key alone: while its bucket is being moved, each is on the one node or on the other."""
     singles = [some(part, (at,)) for at in range(len(part.keys))]
     for single in singles:
@@ -186,7 +186,7 @@ def one_by_one(part: Part) -> list[Part]:
     return singles
 
 
-def leave(part: Part, left: list[int], letters: bytes, again: list[Part], later: list[Part]) -> None:
+def leave(part: CallPart, left: list[int], letters: bytes, again: list[CallPart], later: list[CallPart]) -> None:
     """Sort what was not carried out: at once again, or after a while."""
     if left:
         moving = [at for at in left if letters[at] == 84]  # noqa: PLR2004 - T
@@ -197,7 +197,7 @@ def leave(part: Part, left: list[int], letters: bytes, again: list[Part], later:
             later.append(some(part, moving))
 
 
-def take_marks(part: Part, letters: bytes, answers: list[Answer]) -> None:
+def take_marks(part: CallPart, letters: bytes, answers: list[Answer]) -> None:
     """Write down which keys of a mark were the first."""
     marked = answers[part.mark]
     if not isinstance(marked, Marked):
@@ -218,14 +218,14 @@ def take_marks(part: Part, letters: bytes, answers: list[Answer]) -> None:
         firsts[place] = letter == 49  # noqa: PLR2004
 
 
-def repeatable(part: Part) -> bool:
+def repeatable(part: CallPart) -> bool:
     """Whether the same call once more does no harm: each item carries its owner, or only looks."""
     if part.kind in ("mark", "compact"):
         return False
     return part.kind == "claim" or all(type(item) in (Settle, Renew, Lookup) for item in part.items)
 
 
-def refuse(part: Part, error: Exception, answers: list[Answer]) -> None:
+def refuse(part: CallPart, error: Exception, answers: list[Answer]) -> None:
     """Answer all items of a part with the error."""
     if part.kind in ("mark", "compact"):
         answers[part.mark] = Unavailable(error)

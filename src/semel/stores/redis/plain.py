@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from semel.core.commands import Answer, Item, Mark, Marked
 from semel.errors import KeyInvalid
-from semel.stores.redis.parts import Ahead, Ask, Call, Part
-from semel.stores.redis.trouble import Unsent, translated
+from semel.stores.redis.parts import Ahead, RedisQuery, RedisCall, CallPart
+from semel.stores.redis.trouble import NotSent, translated
 from semel.types import Unavailable
 
 if TYPE_CHECKING:
-    from semel.stores.redis.exchange import Exchange
+    from semel.stores.redis.exchange import RedisExchange
 
 _FIRST, _REFUSED = b"+OK", b"-"
 
@@ -25,9 +25,9 @@ def serves(items: Sequence[Item]) -> bool:
     return all(type(item) is Mark and item.window_us > 0 for item in items)
 
 
-def carry_out(x: "Exchange", items: Sequence[Mark], answers: list[Answer]) -> Generator[Any, Any, None]:
+def carry_out(x: "RedisExchange", items: Sequence[Mark], answers: list[Answer]) -> Generator[Any, Any, None]:
     """Answer the marks in one round trip."""
-    parts: list[Part] = []
+    parts: list[CallPart] = []
     for at, item in enumerate(items):
         answers[at] = Marked([False] * len(item.keys))
         try:
@@ -38,13 +38,13 @@ def carry_out(x: "Exchange", items: Sequence[Mark], answers: list[Answer]) -> Ge
             answers[at] = Unavailable(KeyInvalid(f"a key is not valid text: {error}"))
     if not parts:
         return
-    replies = yield Ask([])
-    refused = [part for part, reply in zip(parts, replies, strict=True) if isinstance(reply, Unsent)]
+    replies = yield RedisQuery([])
+    refused = [part for part, reply in zip(parts, replies, strict=True) if isinstance(reply, NotSent)]
     for part, reply in zip(parts, replies, strict=True):
         if not isinstance(reply, Exception):
             refused += _take(part, reply[-len(part.keys) :], answers)
         elif not isinstance(
-            reply, Unsent
+            reply, NotSent
         ):  # nobody knows which were made: repeating them would lose their events
             answers[part.mark] = Unavailable(translated(reply, x.name))
     yield from x.ask_all(refused, answers, b"")
@@ -52,23 +52,23 @@ def carry_out(x: "Exchange", items: Sequence[Mark], answers: list[Answer]) -> Ge
         yield from _compare_epoch(x, replies[0][: -len(parts[0].keys)])
 
 
-def _call(x: "Exchange", part: Part, *, first: bool) -> Call:
+def _call(x: "RedisExchange", part: CallPart, *, first: bool) -> RedisCall:
     """The commands of a part; the first also asks for the epoch."""
     item: Mark = part.items[0]
     tail = b"\r\n$0\r\n\r\n$2\r\nPX\r\n%b\r\n$2\r\nNX\r\n" % _sized(b"%d" % -(-item.window_us // 1000))
     heads = {size: b"*6\r\n$3\r\nSET\r\n$%d\r\n" % size for size in set(map(len, part.keys))}
     packed = b"".join([heads[len(key)] + key + tail for key in part.keys])
     if not first:
-        return Call((), packed=packed, lines=len(part.keys))
+        return RedisCall((), packed=packed, lines=len(part.keys))
     epoch = b"*2\r\n$3\r\nGET\r\n%b\r\n" % _sized(x.layout.epochs[0])
-    return Call((), packed=epoch + packed, lines=len(part.keys) + 1)
+    return RedisCall((), packed=epoch + packed, lines=len(part.keys) + 1)
 
 
 def _sized(text: bytes) -> bytes:
     return b"$%d\r\n%b" % (len(text), text)
 
 
-def _take(part: Part, lines: list[bytes], answers: list[Answer]) -> list[Part]:
+def _take(part: CallPart, lines: list[bytes], answers: list[Answer]) -> list[CallPart]:
     """Write down which keys were the first; a part of those that the server refused to look at."""
     marked = answers[part.mark]
     if isinstance(marked, Marked):
@@ -78,7 +78,7 @@ def _take(part: Part, lines: list[bytes], answers: list[Answer]) -> list[Part]:
     if not left:
         return []
     return [
-        Part(
+        CallPart(
             "mark",
             [part.places[at] for at in left],
             part.items,
@@ -89,24 +89,24 @@ def _take(part: Part, lines: list[bytes], answers: list[Answer]) -> list[Part]:
     ]
 
 
-def _compare_epoch(x: "Exchange", lines: list[bytes]) -> Generator[Any, Any, None]:
+def _compare_epoch(x: "RedisExchange", lines: list[bytes]) -> Generator[Any, Any, None]:
     """See whether the store is the one that is known: the lines hold its epoch after its size, or say there is none."""
     if len(lines) == 2:  # noqa: PLR2004
         x.note_epoch(0, lines[1])
         return
     key = x.layout.epochs[0]
-    _, epoch = yield Ask([Call([b"SET", key, x.token, b"NX"]), Call([b"GET", key])])
+    _, epoch = yield RedisQuery([RedisCall([b"SET", key, x.token, b"NX"]), RedisCall([b"GET", key])])
     if isinstance(epoch, bytes):
         x.note_epoch(0, epoch)
 
 
-def missing_lines(data: bytes, calls: Sequence[Call]) -> int:
+def missing_lines(data: bytes, calls: Sequence[RedisCall]) -> int:
     """How many lines of the answers are still to come. The first may be the size of an epoch, which has a line more."""
     epoch = data[:1] == b"$" and not data.startswith(b"$-1")
     return sum(call.lines for call in calls) + epoch - data.count(b"\r\n")
 
 
-def in_lines(data: bytes, calls: Sequence[Call]) -> list[list[bytes]]:
+def in_lines(data: bytes, calls: Sequence[RedisCall]) -> list[list[bytes]]:
     """The lines of each call."""
     lines = data.split(b"\r\n")
     more = len(lines) - 1 - sum(call.lines for call in calls)

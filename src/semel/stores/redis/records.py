@@ -32,7 +32,7 @@ def id_of(name: bytes | None, digest: bytes) -> Id:
     return (name[_SCOPE.size : at].decode(), name[at : at + who].decode(), key.decode() or digest.hex())
 
 
-class Reader:
+class RecordReader:
     """Reads the parts of a record one after the other."""
 
     __slots__ = ("at", "raw")
@@ -84,7 +84,7 @@ class Head:
             raise ValueError("it is none that semel writes")
         self.flags: int = raw[1]
         self.more: int = raw[2]
-        reader = Reader(raw, 3)
+        reader = RecordReader(raw, 3)
         self.attempt: int = reader.number(2)
         self.expires_at: int = reader.number(_U7)
         self.at: int = reader.number(_U7)
@@ -95,7 +95,7 @@ class Head:
         self.horizon: int = reader.number(_U7) if self.more & ANCHOR else 0
         self.name: bytes | None = reader.part(2) if self.more & NAME else None
         self.type: str = reader.part(2).decode() if self.more & TYPE else ""
-        self.rest: Reader = reader
+        self.rest: RecordReader = reader
 
 
 def unpack(raw: bytes, record_id: Id) -> Record:
@@ -204,7 +204,7 @@ def outline(raw: bytes, digest: bytes) -> Record:
 
 
 def _steps(raw: bytes) -> tuple[tuple[str, bytes | None], ...]:
-    reader = Reader(raw, 0)
+    reader = RecordReader(raw, 0)
     found: list[tuple[str, bytes | None]] = []
     while reader.at < len(raw):
         name = reader.part(2).decode()

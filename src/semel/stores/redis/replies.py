@@ -2,7 +2,7 @@
 
 from redis import exceptions
 
-from semel.stores.redis.trouble import Message, Unsent
+from semel.stores.redis.trouble import ServerError, NotSent
 
 __all__ = ["BROKEN", "as_message", "unsent"]
 
@@ -25,17 +25,17 @@ _WORDS: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
-def as_message(error: Exception) -> Message | None:
+def as_message(error: Exception) -> ServerError | None:
     """The server's own words again, whose first the driver has turned into a class; `None`: it said nothing."""
     for kind, word in _WORDS:
         if isinstance(error, kind):
             text = str(error)
-            return Message(text if text.startswith(word) else f"{word} {text}")
+            return ServerError(text if text.startswith(word) else f"{word} {text}")
     if isinstance(error, exceptions.ResponseError):
-        return Message(str(error))
+        return ServerError(str(error))
     return None
 
 
 def unsent(error: Exception) -> Exception:
     """What came of trying to connect."""
-    return as_message(error) or Unsent(str(error) or type(error).__name__)
+    return as_message(error) or NotSent(str(error) or type(error).__name__)

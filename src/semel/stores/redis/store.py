@@ -16,9 +16,9 @@ from semel.core.ports import AsyncStore, Listener
 from semel.errors import StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.stores.redis import plain
-from semel.stores.redis.checks import Facts, told_by
-from semel.stores.redis.core import Core, Shell, link_options, pack
-from semel.stores.redis.parts import Address, Ahead, Ask, Call, Nodes, Pause, Refresh, Steps
+from semel.stores.redis.checks import ServerFacts, told_by
+from semel.stores.redis.core import RedisState, RedisStoreBase, link_options, pack
+from semel.stores.redis.parts import Address, Ahead, RedisQuery, RedisCall, Nodes, RedisPause, Refresh, Steps
 from semel.stores.redis.replies import BROKEN, as_message, unsent
 
 IDLE_MAX = 8
@@ -34,10 +34,10 @@ SUBSCRIBE_S = 1.0
 """How long a call waits for the listener to be heard: what it answers must not be older than what is listened to."""
 
 
-class Link:
+class RedisConnection:
     """One connection. Used by one thread at a time."""
 
-    def __init__(self, core: Core, address: Address) -> None:
+    def __init__(self, core: RedisState, address: Address) -> None:
         kind: Any = SSLConnection if core.place.tls else Connection
         self.connection: Any = kind(**link_options(core, address), retry=Retry(NoBackoff(), 0))
         self.address = address
@@ -57,7 +57,7 @@ class Link:
                 raise
             return message
 
-    def read_lines(self, calls: list[Call]) -> list[list[bytes]]:
+    def read_lines(self, calls: list[RedisCall]) -> list[list[bytes]]:
         """The answers of commands that answer with a line each; nothing else may be under way."""
         data = b""
         while plain.missing_lines(data, calls) > 0:
@@ -80,7 +80,7 @@ class Link:
             self.connection.disconnect()
 
 
-class RedisStore(Shell):
+class RedisStore(RedisStoreBase):
     """A store in a Redis or Valkey server, cluster, or behind sentinels. Its name: the URL without the password.
 
     The options stand in the URL or are given by name; `semel.stores.redis.options.Options` lists them. `clock` is
@@ -88,14 +88,14 @@ class RedisStore(Shell):
     """
 
     def __init__(self, url: str, *, clock: Clock | None = None, **options: Any) -> None:
-        self._core = Core(url, clock, options)
+        self._core = RedisState(url, clock, options)
         self._made_with = (url, clock, options)
         self._listening: Thread | None = None
         self.name: str = self._core.name
         self.after_fork()
         restart_after_fork(self)
 
-    def facts(self) -> Facts:
+    def facts(self) -> ServerFacts:
         """What was found out about the servers when the store was opened, and what each of it costs."""
         if self._core.facts is None:
             self.open()
@@ -176,8 +176,8 @@ class RedisStore(Shell):
         self._opening = Lock()
         self._closing = Event()
         self._subscribed = Event()
-        self._idle: dict[Address, list[Link]] = {}
-        self._busy: set[Link] = set()
+        self._idle: dict[Address, list[RedisConnection]] = {}
+        self._busy: set[RedisConnection] = set()
         self._listening = None
         self._core.after_fork()
 
@@ -185,8 +185,8 @@ class RedisStore(Shell):
 
     def _drive(self, steps: Steps) -> Any:
         reply: Any = None
-        ahead: list[Call] = []
-        link: Link | Exception | None = None
+        ahead: list[RedisCall] = []
+        link: RedisConnection | Exception | None = None
         try:
             while True:
                 step = steps.send(reply)
@@ -194,7 +194,7 @@ class RedisStore(Shell):
                     link = self._send_ahead(link, step.calls)
                     ahead += step.calls
                 elif link is not None:
-                    assert type(step) is Ask, "what was sent ahead is asked for next"
+                    assert type(step) is RedisQuery, "what was sent ahead is asked for next"
                     if step.calls:
                         link = self._send_ahead(link, step.calls)
                     calls, ahead, under_way, link = ahead + step.calls, [], link, None
@@ -204,14 +204,14 @@ class RedisStore(Shell):
         except StopIteration as stop:
             return stop.value
         finally:
-            if isinstance(link, Link):
+            if isinstance(link, RedisConnection):
                 self._drop(link)
 
-    def _send_ahead(self, link: Link | Exception | None, calls: list[Call]) -> Link | Exception:
+    def _send_ahead(self, link: RedisConnection | Exception | None, calls: list[RedisCall]) -> RedisConnection | Exception:
         """Send on the connection on which the others are under way, or begin one."""
         if link is None:
             return self._start(self._core.address(calls[0]), calls)
-        if isinstance(link, Link):
+        if isinstance(link, RedisConnection):
             try:
                 link.send(pack(calls))
             except BROKEN as error:
@@ -220,9 +220,9 @@ class RedisStore(Shell):
         return link
 
     def _do(self, step: Any) -> Any:
-        if type(step) is Ask:
+        if type(step) is RedisQuery:
             return self._ask(step.calls)
-        if type(step) is Pause:
+        if type(step) is RedisPause:
             self._closing.wait(step.seconds)
         elif type(step) is Refresh:
             with suppress(StoreUnavailable):
@@ -233,7 +233,7 @@ class RedisStore(Shell):
             raise self._core.closed_error()
         return None
 
-    def _ask(self, calls: list[Call]) -> list[Any]:
+    def _ask(self, calls: list[RedisCall]) -> list[Any]:
         if not calls:
             return []
         core = self._core
@@ -252,10 +252,10 @@ class RedisStore(Shell):
                 replies[at] = reply
         return replies
 
-    def _start(self, address: Address, calls: list[Call]) -> Link | Exception:
+    def _start(self, address: Address, calls: list[RedisCall]) -> RedisConnection | Exception:
         """Send the calls to one node; what comes back of it, or why nothing will."""
         packed = pack(calls)
-        link: Link | None = None
+        link: RedisConnection | None = None
         try:
             link = self._link(address)
             link.send(packed)
@@ -269,7 +269,7 @@ class RedisStore(Shell):
             self._drop(link)
             raise
 
-    def _finish(self, link: Link | Exception, calls: list[Call]) -> list[Any]:
+    def _finish(self, link: RedisConnection | Exception, calls: list[RedisCall]) -> list[Any]:
         """Read one reply per call. Where the connection breaks, the rest get the reason."""
         if isinstance(link, Exception):
             if self._core.closed:
@@ -297,7 +297,7 @@ class RedisStore(Shell):
 
     # --- connections ---
 
-    def _link(self, address: Address) -> Link:
+    def _link(self, address: Address) -> RedisConnection:
         """A connection that nobody uses, or a new one. Raises the driver's error where none can be had."""
         while True:
             with self._lock:
@@ -312,7 +312,7 @@ class RedisStore(Shell):
             if time.monotonic() - link.used_at < STALE_S or not link.is_stale():
                 return link
             self._drop(link)
-        link = Link(self._core, address)
+        link = RedisConnection(self._core, address)
         link.connection.connect()
         with self._lock:
             self._busy.add(link)
@@ -322,7 +322,7 @@ class RedisStore(Shell):
             raise self._core.closed_error()
         return link
 
-    def _release(self, link: Link) -> None:
+    def _release(self, link: RedisConnection) -> None:
         link.used_at = time.monotonic()
         with self._lock:
             self._busy.discard(link)
@@ -332,7 +332,7 @@ class RedisStore(Shell):
                 return
         link.close()
 
-    def _drop(self, link: Link | None) -> None:
+    def _drop(self, link: RedisConnection | None) -> None:
         if link is not None:
             with self._lock:
                 self._busy.discard(link)
@@ -344,11 +344,11 @@ class RedisStore(Shell):
         """Hear what others end, until nobody listens any more. Errors cost speed: there is polling beside it."""
         core, mine = self._core, current_thread()
         while self._listening is mine and not core.closed:
-            link: Link | None = None
+            link: RedisConnection | None = None
             try:
-                link = Link(core, core.nodes()[0])
+                link = RedisConnection(core, core.nodes()[0])
                 link.connection.connect()
-                link.send(pack([Call([b"SUBSCRIBE", core.exchange.layout.channel])]))
+                link.send(pack([RedisCall([b"SUBSCRIBE", core.exchange.layout.channel])]))
                 self._hear(link, mine)
             except Exception:  # noqa: BLE001 - whatever it is, polling goes on
                 self._subscribed.set()
@@ -360,7 +360,7 @@ class RedisStore(Shell):
                 if not core.listeners and self._listening is mine:
                     self._listening = None
 
-    def _hear(self, link: Link, mine: Thread) -> None:
+    def _hear(self, link: RedisConnection, mine: Thread) -> None:
         core = self._core
         while self._listening is mine and not core.closed:
             if not link.connection.can_read(LISTEN_S):

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
 
-__all__ = ["Kind", "Unsent", "kind_of", "other_node", "translated"]
+__all__ = ["Kind", "NotSent", "kind_of", "other_node", "translated"]
 
 Kind: TypeAlias = Literal[
     "text", "moved", "ask", "split", "wait", "full", "refused", "unsent", "cut", "other"
@@ -32,19 +32,19 @@ _ANYWHERE = ("NOSCRIPT", "READONLY", "OOM", "MISCONF", "NOREPLICAS", "LOADING", 
 """Older servers put their own words before those of a script's failing command."""
 
 
-class Unsent(Exception):
+class NotSent(Exception):
     """No connection could be had, so nothing was sent."""
 
 
-class Message(Exception):
+class ServerError(Exception):
     """An error that the server answered with; its text as it came."""
 
 
 def kind_of(error: Exception) -> Kind:
     """What to do about it."""
-    if isinstance(error, Unsent):
+    if isinstance(error, NotSent):
         return "unsent"
-    if not isinstance(error, Message):
+    if not isinstance(error, ServerError):
         return "cut"
     text = str(error)
     word = text.split(" ", 1)[0].lstrip("-")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from semel.stores.redis.options import Options
+from semel.stores.redis.options import RedisOptions
 
 __all__ = ["Waits"]
 
@@ -11,7 +11,7 @@ __all__ = ["Waits"]
 class Waits:
     """What a connection is asked after its settles. It narrows what a failover or a power failure can forget."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: RedisOptions) -> None:
         self._replicas = options.wait_replicas
         self._local = int(options.wait_disk)
         self._disks = options.wait_replica_disks
@@ -23,7 +23,7 @@ class Waits:
             self.commands.append([b"WAITAOF", self._local, self._disks, round(options.wait_disk_s * 1000)])
 
     @classmethod
-    def of(cls, options: Options) -> "Waits | None":
+    def of(cls, options: RedisOptions) -> "Waits | None":
         """`None`: there is nothing to wait for."""
         made = cls(options)
         return made if made.commands else None

@@ -3,7 +3,7 @@
 import sqlite3
 from typing import Any
 
-from semel.core.commands import Admit, Count, Page, Purge, Purged, Scan, Settings, SetWindow, SwitchMode
+from semel.core.commands import Admit, Count, Page, Purge, Purged, Scan, StoreSettings, SetWindow, SwitchMode
 from semel.core.machine import standing
 from semel.errors import RecordCorrupt
 from semel.stores.rows import CODES, COUNTED, EXTRAS, JOURNAL, SLIDING
@@ -201,11 +201,11 @@ def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:
     )
 
 
-def read_settings(connection: sqlite3.Connection) -> Settings:
+def read_settings(connection: sqlite3.Connection) -> StoreSettings:
     """All windows and modes."""
     windows = connection.execute("SELECT tenant, consumer, event_type, window_us FROM semel_windows")
     modes = connection.execute("SELECT tenant, consumer, mode FROM semel_consumers WHERE mode IS NOT NULL")
-    return Settings(
+    return StoreSettings(
         {(tenant, consumer, event_type): window_us for tenant, consumer, event_type, window_us in windows},
         {(tenant, consumer): mode for tenant, consumer, mode in modes},
         read_ids(connection),

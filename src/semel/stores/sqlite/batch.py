@@ -48,7 +48,7 @@ TIME_BYTES = 6
 Scope = tuple[str, str]
 
 
-class Seen:
+class FileState:
     """What one connection knows of its file without looking, as long as nobody else has written to it."""
 
     def __init__(self) -> None:
@@ -86,14 +86,14 @@ class Seen:
             del known[next(iter(known))]
 
 
-class Batch:
+class SqliteBatch:
     """One batch. `full`: what to answer items that would write and are not in `permitted`."""
 
     def __init__(
         self,
         connection: sqlite3.Connection,
         now: int,
-        seen: Seen,
+        seen: FileState,
         *,
         readable_keys: bool,
         full: StoreFull | None = None,

@@ -19,7 +19,7 @@ from semel.core.commands import Answer, Item
 from semel.core.ports import Capabilities, Listener
 from semel.errors import PolicyInvalid, StoreClosed, StoreFull, StoreRefused, StoreUnavailable
 from semel.stores.sqlite import locks, probe, schema
-from semel.stores.sqlite.batch import FRUGAL, READS, Batch, Seen
+from semel.stores.sqlite.batch import FRUGAL, READS, SqliteBatch, FileState
 from semel.stores.sqlite.clock import StoreClock
 from semel.stores.sqlite.trouble import is_busy, translated
 from semel.types import Id
@@ -86,7 +86,7 @@ class SqliteStore:
         self._reader: sqlite3.Connection | None = None
         self._inode = 0
         self._closed = False
-        self._seen = Seen()
+        self._seen = FileState()
         self._listening = Lock()
         self._listeners: tuple[Listener, ...] = ()
         self._held_for_fork: list[Lock] = []
@@ -168,7 +168,7 @@ class SqliteStore:
             now, offset_us = self._now(connection)
             seen = self._seen
             seen.is_current(connection.execute("PRAGMA data_version").fetchone()[0])
-            batch = Batch(
+            batch = SqliteBatch(
                 connection, now, seen, readable_keys=self.readable_keys, full=full, permitted=permitted
             )
             answers = batch.run(items)
@@ -205,7 +205,7 @@ class SqliteStore:
             # Only beside another application, whose file is not in WAL mode, may a reader have to wait.
             self._execute(connection, "SELECT 1 FROM semel_clock")
             now, _ = self._now(connection)
-            return Batch(connection, now, Seen(), readable_keys=self.readable_keys).run(items)
+            return SqliteBatch(connection, now, FileState(), readable_keys=self.readable_keys).run(items)
         except sqlite3.Error as error:
             raise translated(error, self.path) from error
         finally:

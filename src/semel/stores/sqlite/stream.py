@@ -7,13 +7,13 @@ from typing import TypeAlias
 
 from semel.core.commands import Mark
 from semel.digests import digests_of
-from semel.stores.sqlite.batch import Batch, Seen
+from semel.stores.sqlite.batch import SqliteBatch, FileState
 from semel.stores.sqlite.store import SqliteStore, _roll_back
 from semel.stores.sqlite.trouble import translated
 
 __all__ = ["Marker", "marking"]
 
-CACHE_KIB = 64 * 1024
+STREAM_CACHE_KIB = 64 * 1024
 """Digests are scattered over the whole table: with SQLite's own 2 MB a stream would read each page anew."""
 
 Marker: TypeAlias = Callable[[Sequence[str]], list[bool]]
@@ -29,11 +29,11 @@ def marking(store: SqliteStore, tenant: str, consumer: str, window_us: int) -> I
     """
     with store._writing:
         connection = store._connected()
-        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        connection.execute(f"PRAGMA cache_size = -{STREAM_CACHE_KIB}")
         try:
             store._execute(connection, "BEGIN IMMEDIATE")
             now, offset_us = store._now(connection)
-            batch = Batch(connection, now, Seen(), readable_keys=False)
+            batch = SqliteBatch(connection, now, FileState(), readable_keys=False)
 
             def mark(keys: Sequence[str]) -> list[bool]:
                 # In the order of their digests: neighbours share a page, which is then written once.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from semel.core.ports import Store, Twofold
+from semel.core.ports import Store, HasAsyncTwin
 from semel.errors import PolicyInvalid
 from semel.stores.registry import store_for
 from semel.stores.tiered.memory import BYTES_MAX, COPIES_MAX, MemoryCache
@@ -48,7 +48,7 @@ def tiered(
     front = _cache(cache, window_us) if isinstance(cache, str) else cache
     if not isinstance(front, Cache):
         raise PolicyInvalid(f"{front!r} is no cache; give a redis: URL, or memory:")
-    kind = TwofoldTieredStore if isinstance(behind, Twofold) else TieredStore
+    kind = TwofoldTieredStore if isinstance(behind, HasAsyncTwin) else TieredStore
     return kind(front, behind, cache_window_us=window_us, filter=filter, affine=affine)
 
 

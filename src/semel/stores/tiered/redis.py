@@ -15,8 +15,8 @@ import msgspec
 from semel.clock import Clock
 from semel.errors import StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore, wire
-from semel.stores.redis.core import Core
-from semel.stores.redis.parts import Ask, Call, Refresh, Step
+from semel.stores.redis.core import RedisState
+from semel.stores.redis.parts import RedisQuery, RedisCall, Refresh, Step
 from semel.stores.redis.scripting import Script
 from semel.stores.redis.trouble import kind_of, translated
 from semel.stores.tiered.ports import Copy, Counts, Put, Stamp
@@ -48,10 +48,10 @@ def _options(url: str) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in said}
 
 
-class Talk:
+class CacheCalls:
     """What is said to the server for both colours: generators that yield calls and are sent replies."""
 
-    def __init__(self, core: Core, cache_window_us: int) -> None:
+    def __init__(self, core: RedisState, cache_window_us: int) -> None:
         self._core = core
         self._window = b"%d" % cache_window_us
         self._steady_us: Callable[[], int] = _steady_us if core.clock is None else core.clock.now_us
@@ -102,8 +102,8 @@ class Talk:
     def counted(self) -> Generator[Step, Any, dict[str, int]]:
         """All counts that were ever told."""
         buckets = range(wire.BUCKETS) if self._cluster else (0,)
-        replies = yield Ask(
-            [Call([b"HGETALL", self._heads[bucket] + b"counts"], bucket) for bucket in buckets]
+        replies = yield RedisQuery(
+            [RedisCall([b"HGETALL", self._heads[bucket] + b"counts"], bucket) for bucket in buckets]
         )
         counts: dict[str, int] = {}
         for reply in replies:
@@ -150,7 +150,7 @@ class Talk:
                            now, counts_told, as_text=as_text)
                 for bucket, places, counts_told, as_text in waiting
             ]  # fmt: skip
-            replies = yield Ask(calls)
+            replies = yield RedisQuery(calls)
             heard_us = self._steady_us()
             again: list[tuple[int, list[int], bytes, bool]] = []
             for (bucket, places, counts_told, _), reply in zip(waiting, replies, strict=True):
@@ -178,10 +178,10 @@ class Talk:
         told: bytes,
         *,
         as_text: bool,
-    ) -> Call:
+    ) -> RedisCall:
         head, script = self._heads[bucket], _script()
         heads = self._heads
-        return Call(
+        return RedisCall(
             [
                 *((b"EVAL", script.text) if as_text else (b"EVALSHA", script.sha)),
                 len(digests) + 2,
@@ -219,7 +219,7 @@ class RedisCache:
     def __init__(self, url: str, *, cache_window_us: int, clock: Clock | None = None) -> None:
         self._made_with = (url, cache_window_us, clock)
         self._store = RedisStore(url, clock=clock, **_options(url))
-        self._talk = Talk(self._store._core, cache_window_us)
+        self._talk = CacheCalls(self._store._core, cache_window_us)
         self.name: str = self._store.name
 
     def twin(self) -> "AsyncRedisCache":
@@ -275,7 +275,7 @@ class AsyncRedisCache:
 
     def __init__(self, url: str, *, cache_window_us: int, clock: Clock | None = None) -> None:
         self._store = AsyncRedisStore(url, clock=clock, **_options(url))
-        self._talk = Talk(self._store._core, cache_window_us)
+        self._talk = CacheCalls(self._store._core, cache_window_us)
         self.name: str = self._store.name
 
     async def aopen(self) -> None:

@@ -9,13 +9,13 @@ from urllib.parse import urlencode
 from msgspec.structs import replace
 
 from semel.core.commands import Answer, Item
-from semel.core.ports import AsyncStore, Capabilities, Listener, Store, Twofold
+from semel.core.ports import AsyncStore, Capabilities, Listener, Store, HasAsyncTwin
 from semel.errors import PolicyInvalid, StoreClosed, StoreError, StoreUnavailable
 from semel.forks import restart_after_fork
 from semel.stores.tiered.breaker import Breaker
 from semel.stores.tiered.memory import AsyncMemoryCache, MemoryCache
 from semel.stores.tiered.ports import AsyncCache, Cache, Filter
-from semel.stores.tiered.tier import Ask, Bury, Clear, Look, Step, Tally, Tier, Write
+from semel.stores.tiered.tier import AskStore, Bury, Clear, Look, Step, ReadCounts, Tier, Write
 from semel.windows import exact_text
 
 __all__ = ["AsyncTieredStore", "TieredStore", "tiers_url"]
@@ -26,7 +26,7 @@ def tiers_url(parts: Mapping[str, Any]) -> str:
     return "tiered:?" + urlencode(parts, safe=":/@,[]?=")
 
 
-class _Shared:
+class _TieredBase:
     """What both colours have in common: the two stores behind, and the rules between them."""
 
     def __init__(
@@ -77,7 +77,7 @@ class _Shared:
         match step:
             case Look(digests, counts):
                 return self.cache.look(digests, counts)
-            case Ask(items):
+            case AskStore(items):
                 return send(items)
             case Write(puts, counts):
                 return self.cache.put(puts, counts)
@@ -85,7 +85,7 @@ class _Shared:
                 return self.cache.bury(buried)
             case Clear():
                 return self.cache.clear()
-            case Tally():
+            case ReadCounts():
                 return self.cache.counted()
 
     def _check_open(self) -> None:
@@ -99,10 +99,10 @@ class _Shared:
 
 def ends(step: Step, error: StoreError) -> bool:
     """Whether no rule has an answer to it: the truth refuses, and is not merely out of reach."""
-    return isinstance(step, Ask) and not isinstance(error, StoreUnavailable)
+    return isinstance(step, AskStore) and not isinstance(error, StoreUnavailable)
 
 
-class TieredStore(_Shared):
+class TieredStore(_TieredBase):
     """A short, fast window in front of a long, durable one. Its name is its URL.
 
     What is recent and done is answered by the cache, everything else by the truth; a cache that is lost, slow or gone
@@ -180,7 +180,7 @@ class TwofoldTieredStore(TieredStore):
 
     def twin(self) -> "AsyncTieredStore":
         """The same store for an event loop, not yet connected. A filter is shared with it."""
-        assert isinstance(self.truth, Twofold)
+        assert isinstance(self.truth, HasAsyncTwin)
         if self.filter is not None and not self.filter.instant:
             raise PolicyInvalid(
                 "this filter waits for a server, and an event loop must not; use semel.stores.bloom.Bloom"
@@ -202,7 +202,7 @@ def async_cache(cache: Cache) -> AsyncCache:
     return twin
 
 
-class AsyncTieredStore(_Shared):
+class AsyncTieredStore(_TieredBase):
     """The same store as `TieredStore`, for event loops: native, without a thread."""
 
     truth: AsyncStore

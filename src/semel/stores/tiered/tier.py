@@ -1,6 +1,6 @@
 """The rules of a cache in front of the truth, written once for both colours.
 
-`Tier.carry_out` is a generator: it yields what is to be asked of whom (`Look`, `Ask`, `Write`, `Bury`, `Clear`), is
+`Tier.carry_out` is a generator: it yields what is to be asked of whom (`Look`, `AskStore`, `Write`, `Bury`, `Clear`), is
 sent what came of it, and returns the answers. A cache that fails is sent as the error itself, never thrown.
 
     claim ──► Look ──► a copy of `done`: answered
@@ -38,7 +38,7 @@ from semel.stores.tiered.breaker import Breaker
 from semel.stores.tiered.ports import SEEN, Copy, Filter, Put, Stamp
 from semel.types import Absent, Completed, Forgotten, Id, Stats, Unavailable
 
-__all__ = ["Ask", "Bury", "Clear", "Look", "Step", "Tally", "Tier", "Write"]
+__all__ = ["AskStore", "Bury", "Clear", "Look", "Step", "ReadCounts", "Tier", "Write"]
 
 COPY_BYTES_MAX = 64 * 1024
 """A larger value is not copied: a batch of them would keep the cache from serving others."""
@@ -55,7 +55,7 @@ class Look(Struct):
     counts: dict[str, int]
 
 
-class Ask(Struct):
+class AskStore(Struct):
     """Ask the truth; answered with the answers, or with `StoreUnavailable`."""
 
     items: list[Item]
@@ -78,11 +78,11 @@ class Clear(Struct):
     """Have the cache forget everything; answered with `None`, or with a `StoreError`."""
 
 
-class Tally(Struct):
+class ReadCounts(Struct):
     """Ask the cache for all counts; answered with them, or with a `StoreError`."""
 
 
-Step: TypeAlias = Look | Ask | Write | Bury | Clear | Tally
+Step: TypeAlias = Look | AskStore | Write | Bury | Clear | ReadCounts
 
 
 class Note(Struct, frozen=True, gc=False):
@@ -265,7 +265,7 @@ class Tier:
     def _ask(
         self, rest: list[Item], positions: list[int], asked: int, answers: list[Answer]
     ) -> Generator[Step, Any, None]:
-        replies = yield Ask(rest)
+        replies = yield AskStore(rest)
         if isinstance(replies, StoreUnavailable):
             if len(rest) == len(answers):
                 raise replies
@@ -400,7 +400,7 @@ class Tier:
     def _tally(self, items: Sequence[Item], answers: list[Answer]) -> Generator[Step, Any, None]:
         for position, (item, answer) in enumerate(zip(items, answers, strict=True)):
             if type(item) is Count and isinstance(answer, Stats):
-                told = self._answered((yield Tally()))
+                told = self._answered((yield ReadCounts()))
                 answers[position] = _with_tiers(answer, {} if isinstance(told, StoreError) else told, self)
 
     # --- counting ---

@@ -10,9 +10,9 @@ from semel.core import flows
 from semel.core.commands import Claim, ClaimAnswer, Flow, Invoke, Mark, Raised
 from semel.core.verdicts import Task
 from semel.policy import Policy
-from semel.testing._sim.referee import MAX_ATTEMPTS, Attempt, Event
+from semel.testing._sim.referee import MAX_ATTEMPTS, SimAttempt, SimEvent
 from semel.testing._sim.sinks import SinkKind
-from semel.testing._sim.store import Commit, Flaws, Seen
+from semel.testing._sim.store import Commit, Flaws, SimSeen
 from semel.testing._sim.worker import Declined
 from semel.testing._sim.world import LEASE_US, Violation
 from semel.types import (
@@ -28,7 +28,7 @@ from semel.types import (
     Unknown,
 )
 
-FlowOf = Callable[[Attempt, Task, Flaws], Generator[Any, Any, Any]]
+FlowOf = Callable[[SimAttempt, Task, Flaws], Generator[Any, Any, Any]]
 
 
 class Mode(Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ def acknowledges(outcome: Any) -> bool:
     return isinstance(outcome, (Failed, Unknown, Mismatch, Late))
 
 
-def task_for(mode: Mode, event: Event, owner: bytes, wait_s: float, flaws: Flaws) -> Task:
+def task_for(mode: Mode, event: SimEvent, owner: bytes, wait_s: float, flaws: Flaws) -> Task:
     """One delivery of an event, ready to be run by a flow."""
     claim = Claim(
         event.id,
@@ -87,18 +87,18 @@ def _unused_probe(_inquiry: Inquiry) -> CannotTell:
     return CannotTell()
 
 
-def leased(_attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+def leased(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """The real thing."""
     return flows.once(task)
 
 
-def marked(_attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+def marked(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """Mark, then run."""
     tenant, consumer, key = task.claim.id
     return flows.marked(Mark(tenant, consumer, [key], task.claim.window_us), task)
 
 
-def observed(attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+def observed(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """Run whatever the store says."""
 
     def duplicate(_answer: ClaimAnswer) -> None:
@@ -107,9 +107,9 @@ def observed(attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     return flows.observed(task, duplicate)
 
 
-def inboxed(attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+def inboxed(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """Mark and effect in one transaction: begin, look, work, commit."""
-    seen = yield from Seen(task.claim.id)
+    seen = yield from SimSeen(task.claim.id)
     if isinstance(seen, Unavailable):
         return seen
     if seen:
@@ -140,7 +140,7 @@ MODES: dict[str, Mode] = {
 }
 
 
-def judge(mode: Mode, event: Event) -> None:
+def judge(mode: Mode, event: SimEvent) -> None:
     """What must be true of an event when all is over."""
     if event.kind != "fine":
         if event.effects and event.kind == "permanent":
@@ -161,7 +161,7 @@ def judge(mode: Mode, event: Event) -> None:
         raise Violation("zombie", f"{event.payload}: effects with the fences {event.fences}")
 
 
-def _without_effect(mode: Mode, event: Event) -> None:
+def _without_effect(mode: Mode, event: SimEvent) -> None:
     if event.failed:
         if event.grants <= MAX_ATTEMPTS:
             raise Violation("gave up", f"{event.payload}: failed after {event.grants} attempts")

@@ -11,7 +11,7 @@ from semel.core.commands import Claim, Flow, Granted, Invoke, Lookup, Mark, Rais
 from semel.core.machine import decide
 from semel.core.verdicts import Task, conclude, judge, plain
 from semel.testing._sim.modes import FlowOf, acknowledges, leased
-from semel.testing._sim.referee import Attempt
+from semel.testing._sim.referee import SimAttempt
 from semel.testing._sim.store import Commit, Flaws
 from semel.testing._sim.world import LEASE_US
 from semel.types import Busy, Completed, Done, Outcome, Record, Unavailable
@@ -102,7 +102,7 @@ def spares_only_done(record: Record, _now: int) -> bool:
 # --- flows ---
 
 
-def _fresh_owners(attempt: Attempt, flow: Flow[Any]) -> Generator[Any, Any, Any]:
+def _fresh_owners(attempt: SimAttempt, flow: Flow[Any]) -> Generator[Any, Any, Any]:
     """Each try has an owner of its own, as a driver's own retry of a plain SET NX has."""
     owner, tries, answer = attempt.owner, 0, None
     while True:
@@ -119,12 +119,12 @@ def _fresh_owners(attempt: Attempt, flow: Flow[Any]) -> Generator[Any, Any, Any]
         answer = yield command
 
 
-def fresh_owner_each_try(attempt: Attempt, task: Task, flaws: Flaws) -> Flow[Outcome[Any]]:
+def fresh_owner_each_try(attempt: SimAttempt, task: Task, flaws: Flaws) -> Flow[Outcome[Any]]:
     """The owner is not sent again after a lost reply."""
     return _fresh_owners(attempt, leased(attempt, task, flaws))
 
 
-def mark_first(_attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+def mark_first(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """Mark, run, and call it once."""
     tenant, consumer, key = task.claim.id
     answer = yield from Mark(tenant, consumer, [key], task.claim.window_us)
@@ -135,7 +135,7 @@ def mark_first(_attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any
     return plain((yield from Invoke(task.call)))
 
 
-def check_then_act(_attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+def check_then_act(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """Look, run, then store: two who look at the same time both run."""
     found = yield from Lookup(task.claim.id)
     if isinstance(found, Unavailable):
@@ -152,7 +152,7 @@ def check_then_act(_attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome
     return conclude(ran, verdict, (yield from flows.settle(task.claim, claimed, verdict)), claimed.attempt)
 
 
-def mark_commits_alone(attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+def mark_commits_alone(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """The mark is written on a connection of its own, not in the caller's transaction."""
     tenant, consumer, key = task.claim.id
     answer = yield from Mark(tenant, consumer, [key], task.claim.window_us)
@@ -167,7 +167,7 @@ def mark_commits_alone(attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outc
     return committed if isinstance(committed, Unavailable) else Done(None, kept=False)
 
 
-def rerun_unasked(_attempt: Attempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
+def rerun_unasked(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """The probe is there, and nobody asks it."""
     return flows.once(replace(task, policy=replace(task.policy, probe=None)))
 

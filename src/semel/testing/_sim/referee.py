@@ -13,7 +13,7 @@ from semel.types import Busy, Completed, Done, Failed, Forgotten, Id, Renewed, U
 MAX_ATTEMPTS = 5
 
 
-class Event:
+class SimEvent:
     """Something that happened once, however often it is delivered."""
 
     __slots__ = (
@@ -52,7 +52,7 @@ class Event:
         self.values: list[bytes | None] = []
 
 
-class Attempt:
+class SimAttempt:
     """One claim call with its retries, and what its process knows about it."""
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Attempt:
         "unanswered",
     )
 
-    def __init__(self, event: Event, owner: bytes, name: str, now: int) -> None:
+    def __init__(self, event: SimEvent, owner: bytes, name: str, now: int) -> None:
         self.event = event
         self.owner = owner
         self.name = name
@@ -98,12 +98,12 @@ class Attempt:
             self.event.touched += 1
 
 
-class Held:
+class SimClaim:
     """The one claim on a key, as the referee understands it."""
 
     __slots__ = ("attempt", "fence", "owner", "until")
 
-    def __init__(self, attempt: Attempt, owner: bytes, fence: int, until: int) -> None:
+    def __init__(self, attempt: SimAttempt, owner: bytes, fence: int, until: int) -> None:
         self.attempt = attempt
         self.owner = owner
         self.fence = fence
@@ -119,9 +119,9 @@ class Referee:
     def __init__(self, world: World, *, harm_only: bool = False) -> None:
         self.world = world
         self._harm_only = harm_only
-        self.events: dict[Id, Event] = {}
+        self.events: dict[Id, SimEvent] = {}
         """The event that each key stands for now; a key whose window is over may stand for a new one."""
-        self._held: dict[Id, Held] = {}
+        self._held: dict[Id, SimClaim] = {}
         self._fences: dict[Id, int] = {}
         self._completed: dict[Id, tuple[int, bytes | None]] = {}
 
@@ -131,7 +131,7 @@ class Referee:
 
     # --- what the store answers ---
 
-    def claimed(self, item: Claim, answer: Any, attempt: Attempt, now: int) -> None:
+    def claimed(self, item: Claim, answer: Any, attempt: SimAttempt, now: int) -> None:
         """Check the answer to a claim."""
         if type(answer) is Granted:
             self._granted(item, answer, attempt, now)
@@ -144,7 +144,7 @@ class Referee:
         elif type(answer) is Unknown:
             self.events[item.id].unknown = True
 
-    def _granted(self, item: Claim, answer: Granted, attempt: Attempt, now: int) -> None:
+    def _granted(self, item: Claim, answer: Granted, attempt: SimAttempt, now: int) -> None:
         held = self._held.get(item.id)
         if held is not None:
             if held.attempt is attempt and held.fence == answer.fence:
@@ -160,7 +160,7 @@ class Referee:
         if answer.fence <= self._fences.get(item.id, 0):
             self._broken("fence", f"{item.id[2]}: fence {answer.fence} does not grow")
         self._fences[item.id] = answer.fence
-        self._held[item.id] = Held(attempt, item.owner, answer.fence, answer.lease_until)
+        self._held[item.id] = SimClaim(attempt, item.owner, answer.fence, answer.lease_until)
         self.events[item.id].grants += 1
 
     def _known(self, record_id: Id, answer: Known, now: int) -> None:
@@ -215,7 +215,7 @@ class Referee:
         event.failed = event.failed or failed
         event.values.append(value)
 
-    def taken(self, item: Resolve, answer: Forgotten, attempt: Attempt, now: int) -> None:
+    def taken(self, item: Resolve, answer: Forgotten, attempt: SimAttempt, now: int) -> None:
         """A probe found that nothing had happened, and who asked has the claim."""
         self._held.pop(item.id, None)
         until = now + item.lease_us
@@ -236,17 +236,17 @@ class Referee:
 
     # --- what the runner does ---
 
-    def concluded(self, event: Event, outcome: Any) -> None:
+    def concluded(self, event: SimEvent, outcome: Any) -> None:
         """A caller is told that the event is done: what it gets must be what is stored."""
         if type(outcome) is Done and outcome.kept and encode(outcome.value) not in event.values:
             self._broken("value", f"{event.payload}: a caller got {outcome.value!r}, which was never stored")
 
-    def ran(self, attempt: Attempt, outcome: Any) -> None:
+    def ran(self, attempt: SimAttempt, outcome: Any) -> None:
         """In observe mode every delivery has its own effect."""
         if type(outcome) is Done and not attempt.effected:
             self._broken("suppressed", f"{attempt.event.payload}: {attempt.name} did not run")
 
-    def acked(self, attempt: Attempt, outcome: Any) -> None:
+    def acked(self, attempt: SimAttempt, outcome: Any) -> None:
         """The source will not send this copy again: the event has to be finished by now."""
         event = attempt.event
         if type(outcome) is Unknown and outcome.error is not None:

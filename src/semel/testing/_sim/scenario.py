@@ -3,9 +3,9 @@
 from msgspec import Struct
 
 from semel.testing._sim.modes import Mode, judge
-from semel.testing._sim.referee import Event, Referee
-from semel.testing._sim.sinks import Sink
-from semel.testing._sim.source import Queue, Socket
+from semel.testing._sim.referee import SimEvent, Referee
+from semel.testing._sim.sinks import SimSink
+from semel.testing._sim.source import SimQueue, Socket
 from semel.testing._sim.store import Flaws, SimStore
 from semel.testing._sim.worker import Worker
 from semel.testing._sim.world import FAULTS_US, FINISH_US, LEASE_US, WINDOW_US, Violation, World
@@ -19,7 +19,7 @@ REPEAT_ODDS = 0.3
 AGAIN_ODDS = 0.35
 
 
-class Result(Struct, kw_only=True):
+class SimResult(Struct, kw_only=True):
     """What one seed came to."""
 
     seed: int
@@ -34,7 +34,7 @@ class Result(Struct, kw_only=True):
     violation: Violation | None = None
 
 
-class Scenario:
+class Simulation:
     """A mode, its flaws if any, and a seed."""
 
     def __init__(
@@ -44,14 +44,14 @@ class Scenario:
         self.world = world = World(seed, may_flush=mode.may_flush, trace=trace)
         self.referee = Referee(world, harm_only=harm_only)
         self.store = SimStore(world, self.referee, flaws)
-        self.sink = Sink(world, mode.sink, flaws)
+        self.sink = SimSink(world, mode.sink, flaws)
         workers = [Worker(world, self.store, self.sink, number) for number in range(WORKERS)]
-        kind = Socket if mode.journal else Queue
+        kind = Socket if mode.journal else SimQueue
         self.source = kind(world, self.referee, mode, flaws, workers)
-        self.events: list[Event] = []
-        self.result = Result(seed=seed)
+        self.events: list[SimEvent] = []
+        self.result = SimResult(seed=seed)
 
-    def play(self) -> Result:
+    def play(self) -> SimResult:
         """Run the seed; a broken promise is in the result, not raised."""
         world, result = self.world, self.result
         try:
@@ -91,7 +91,7 @@ class Scenario:
         for event in phase:
             judge(self.mode, event)
 
-    def _event(self, number: int) -> Event:
+    def _event(self, number: int) -> SimEvent:
         world = self.world
         kind = "fine"
         if (
@@ -103,7 +103,7 @@ class Scenario:
             unasked = self.mode.quarantine and not self.mode.probe  # what dies there is not run again
             kinds = ("permanent", "poison") if unasked else ("permanent", "poison", "killer")
             kind = kinds[int(world.random() * len(kinds))]
-        event = Event(("", "sim", f"k{number}"), f"e{len(self.events)}", kind)
+        event = SimEvent(("", "sim", f"k{number}"), f"e{len(self.events)}", kind)
         self.events.append(event)
         self.referee.events[event.id] = event
         return event

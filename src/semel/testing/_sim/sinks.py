@@ -3,7 +3,7 @@
 from typing import Literal, TypeAlias
 
 from semel.digests import idempotency_key
-from semel.testing._sim.referee import Attempt, Event
+from semel.testing._sim.referee import SimAttempt, SimEvent
 from semel.testing._sim.store import Flaws
 from semel.testing._sim.world import World
 from semel.types import DidNotHappen, Happened, Id
@@ -11,7 +11,7 @@ from semel.types import DidNotHappen, Happened, Id
 SinkKind: TypeAlias = Literal["plain", "keyed", "fenced"]
 
 
-class Sink:
+class SimSink:
     """Counts what really happened; whoever called may be dead by then."""
 
     def __init__(self, world: World, kind: SinkKind, flaws: Flaws) -> None:
@@ -24,14 +24,14 @@ class Sink:
         self._closed: dict[Id, int] = {}
         """Of events that a probe was told have not happened: up to which fence they cannot happen any more."""
 
-    def probe(self, event: Event, fence: int) -> Happened[str] | DidNotHappen:
+    def probe(self, event: SimEvent, fence: int) -> Happened[str] | DidNotHappen:
         """Whether the effect is there. The answer is final: attempts up to this fence come too late from now on."""
         if event.effects:
             return Happened(self._values[event.payload])
         self._closed[event.id] = max(fence, self._closed.get(event.id, 0))
         return DidNotHappen()
 
-    def apply(self, attempt: Attempt) -> bool:
+    def apply(self, attempt: SimAttempt) -> bool:
         """Do the effect; `False` where the fence is too old, or a probe was told that it did not happen."""
         event = attempt.event
         if attempt.granted is not None and attempt.granted.fence <= self._closed.get(event.id, 0):

@@ -7,9 +7,9 @@ from semel.core import flows
 from semel.core.commands import Scan
 from semel.core.verdicts import Task
 from semel.testing._sim.modes import Mode, task_for
-from semel.testing._sim.referee import Attempt, Event, Referee
+from semel.testing._sim.referee import SimAttempt, SimEvent, Referee
 from semel.testing._sim.store import Flaws
-from semel.testing._sim.worker import Run, Worker
+from semel.testing._sim.worker import SimRun, Worker
 from semel.testing._sim.world import LEASE_US, World
 from semel.types import Busy, Id, Record
 
@@ -22,19 +22,19 @@ QUIET_US = 5 * LEASE_US
 WAITS_S = (0.0, 0.4, 2.5)
 
 
-class Message:
+class SimMessage:
     """One copy of an event in the queue."""
 
     __slots__ = ("acked", "event", "visible_us")
 
-    def __init__(self, event: Event, visible_us: int) -> None:
+    def __init__(self, event: SimEvent, visible_us: int) -> None:
         self.event = event
         self.visible_us = visible_us
         """After this long without an ack it is sent again, whether somebody works on it or not."""
         self.acked = False
 
 
-class Source:
+class SimSource:
     """What both have in common: whom to give a delivery to, and the owners of claims."""
 
     def __init__(
@@ -49,35 +49,35 @@ class Source:
         for worker in workers:
             worker.in_transaction = mode.in_transaction
 
-    def attempt(self, worker: Worker, event: Event) -> Attempt:
+    def attempt(self, worker: Worker, event: SimEvent) -> SimAttempt:
         """A fresh claim call."""
         self.deliveries += 1
         number = worker.number * 1000 + worker.life if self.flaws.owner_per_process else self.deliveries
         owner = (number << 64).to_bytes(16, "big")
-        return Attempt(event, owner, f"w{worker.number} {event.payload} #{self.deliveries}", self.world.now)
+        return SimAttempt(event, owner, f"w{worker.number} {event.payload} #{self.deliveries}", self.world.now)
 
-    def run(self, worker: Worker, event: Event, finished: Callable[[Run, Any], None]) -> None:
+    def run(self, worker: Worker, event: SimEvent, finished: Callable[[SimRun, Any], None]) -> None:
         """Let a worker handle a delivery."""
         attempt = self.attempt(worker, event)
         wait_s = WAITS_S[int(self.world.random() * len(WAITS_S))]
         task = task_for(self.mode, event, attempt.owner, wait_s, self.flaws)
-        worker.start(Run(worker, attempt, self.mode.flow(attempt, task, self.flaws), finished))
+        worker.start(SimRun(worker, attempt, self.mode.flow(attempt, task, self.flaws), finished))
 
 
-class Queue(Source):
+class SimQueue(SimSource):
     """At least once: each copy is sent again until it is acknowledged, and now and then just so."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.messages: list[Message] = []
+        self.messages: list[SimMessage] = []
 
-    def publish(self, event: Event, delay_us: int) -> None:
+    def publish(self, event: SimEvent, delay_us: int) -> None:
         """Take an event in."""
-        message = Message(event, self.world.between(LEASE_US // 2, 4 * LEASE_US))
+        message = SimMessage(event, self.world.between(LEASE_US // 2, 4 * LEASE_US))
         self.messages.append(message)
         self.world.at(delay_us, self._deliver, message)
 
-    def _deliver(self, message: Message) -> None:
+    def _deliver(self, message: SimMessage) -> None:
         """Give the message to somebody, and look again after its time."""
         world = self.world
         free = [worker for worker in self.workers if worker.alive and len(worker.runs) < SLOTS]
@@ -90,18 +90,18 @@ class Queue(Source):
         world.at(message.visible_us, self._again, message)
         world.after(worker, 0, self._begin, worker, message)
 
-    def _again(self, message: Message) -> None:
+    def _again(self, message: SimMessage) -> None:
         if not message.acked:
             self._deliver(message)
 
-    def _begin(self, worker: Worker, message: Message) -> None:
-        def finished(run: Run, outcome: Any) -> None:
+    def _begin(self, worker: Worker, message: SimMessage) -> None:
+        def finished(run: SimRun, outcome: Any) -> None:
             self._finished(run, outcome, message)
 
         message.acked = message.acked or self.flaws.ack_on_receipt
         self.run(worker, message.event, finished)
 
-    def _finished(self, run: Run, outcome: Any, message: Message) -> None:
+    def _finished(self, run: SimRun, outcome: Any, message: SimMessage) -> None:
         world = self.world
         if self.mode.acks(outcome):
             if world.chance(world.weather.handler_crash):
@@ -114,7 +114,7 @@ class Queue(Source):
             after = round(outcome.retry_after_s * 1e6) if isinstance(outcome, Busy) else 0
             world.at(after + world.between(1_000, LEASE_US // 5), self._again, message)
 
-    def _check(self, run: Run, outcome: Any, message: Message) -> None:
+    def _check(self, run: SimRun, outcome: Any, message: SimMessage) -> None:
         if self.mode.suppresses:
             self.referee.acked(run.attempt, outcome)
             self.referee.concluded(message.event, outcome)
@@ -126,22 +126,22 @@ class Queue(Source):
         return [message.event.payload for message in self.messages if not message.acked]
 
 
-class Socket(Source):
+class Socket(SimSource):
     """At most once: every listener gets it at that moment or never; orphans are swept."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.events: list[Event] = []
+        self.events: list[SimEvent] = []
         self.sweep_until_us = 0
         for worker in self.workers:
             worker.restarted = self._listen
 
-    def publish(self, event: Event, delay_us: int) -> None:
+    def publish(self, event: SimEvent, delay_us: int) -> None:
         """Send an event to all who listen at that time, and to nobody ever after."""
         self.events.append(event)
         self.world.at(delay_us, self._broadcast, event)
 
-    def _broadcast(self, event: Event) -> None:
+    def _broadcast(self, event: SimEvent) -> None:
         for worker in self.workers:
             if worker.alive:
                 self.world.after(
@@ -163,7 +163,7 @@ class Socket(Source):
         if self.world.now >= self.sweep_until_us or (fair and not self.unfinished()):
             return
         self._listen(worker)
-        run = Run(worker, self.attempt(worker, self.events[0]), iter(()), _dropped)  # type: ignore[arg-type]
+        run = SimRun(worker, self.attempt(worker, self.events[0]), iter(()), _dropped)  # type: ignore[arg-type]
 
         def task(record: Record) -> Task:
             run.attempt.over = True
@@ -173,7 +173,7 @@ class Socket(Source):
         run.flow = flows.sweep(Scan(orphaned=True, limit=4), task)
         worker.start(run)
 
-    def event(self, record_id: Id) -> Event:
+    def event(self, record_id: Id) -> SimEvent:
         """What a journaled record stands for."""
         return self.referee.events[record_id]
 
@@ -182,5 +182,5 @@ class Socket(Source):
         return [event.payload for event in self.events if event.grants and not event.completed]
 
 
-def _dropped(run: Run, outcome: Any) -> None:
+def _dropped(run: SimRun, outcome: Any) -> None:
     """Nobody to acknowledge to: what is not done is in the journal."""

@@ -8,7 +8,7 @@ from msgspec import Struct
 from semel.core.commands import Claim, Command, Lookup, Mark, Marked, Page, Renew, Resolve, Scan, Settle
 from semel.core.machine import decide, standing
 from semel.errors import StoreUnavailable
-from semel.testing._sim.referee import Attempt, Event, Referee
+from semel.testing._sim.referee import SimAttempt, SimEvent, Referee
 from semel.testing._sim.world import (
     CRASH_AFTER,
     FAIR,
@@ -30,7 +30,7 @@ PATIENCE_US = LEASE_US // 5
 NO_ANSWER = Unavailable(StoreUnavailable("no answer"))
 
 
-class Seen(Command[bool | Unavailable], frozen=True):
+class SimSeen(Command[bool | Unavailable], frozen=True):
     """Whether a key is marked, as a transaction sees it that has just begun."""
 
     id: Id
@@ -80,7 +80,7 @@ class SimStore:
         self,
         process: Process,
         item: Any,
-        attempt: Attempt,
+        attempt: SimAttempt,
         fate: int,
         skew_us: int,
         reply: Callable[..., None],
@@ -115,7 +115,7 @@ class SimStore:
         process: Process,
         life: int,
         item: Any,
-        attempt: Attempt,
+        attempt: SimAttempt,
         skew_us: int,
         back_us: int,
         reply: Callable[..., None] | None,
@@ -129,7 +129,7 @@ class SimStore:
 
     # --- the store ---
 
-    def apply(self, item: Any, attempt: Attempt, skew_us: int = 0) -> Any:
+    def apply(self, item: Any, attempt: SimAttempt, skew_us: int = 0) -> Any:
         """Carry out one item, at once and whole."""
         true_now = now = self.world.now + self.offset_us
         if self.flaws.client_clock:
@@ -140,7 +140,7 @@ class SimStore:
         if kind is Mark:
             ids = [(item.tenant, item.consumer, key) for key in item.keys]
             return Marked([self._mark(record_id, item.window_us, now) for record_id in ids])
-        if kind is Seen:
+        if kind is SimSeen:
             return self.marks.get(item.id, 0) > now
         if kind is Commit:
             return self._commit(item, now)
@@ -148,7 +148,7 @@ class SimStore:
             return self._orphans(item, now)
         raise AssertionError(f"no {kind.__name__} here")
 
-    def _decide(self, item: Any, attempt: Attempt, now: int, true_now: int) -> Any:
+    def _decide(self, item: Any, attempt: SimAttempt, now: int, true_now: int) -> Any:
         kind = type(item)
         answer, record = self.flaws.decide(self.records.get(item.id), item, now)
         if record is not None:
@@ -177,7 +177,7 @@ class SimStore:
 
     def _commit(self, item: Commit, now: int) -> bool:
         """The mark and the effect: both or neither."""
-        event: Event = item.holder.event
+        event: SimEvent = item.holder.event
         if self.flaws.mark_commits_alone:
             first = item.holder.effected = True
         else:
@@ -212,7 +212,7 @@ class SimStore:
         if self.world.trace is not None:
             self.world.note("the store loses everything")
 
-    def resolve(self, event: Event) -> bool:
+    def resolve(self, event: SimEvent) -> bool:
         """The operator looks into the sink and decides an unknown record; whether it shall run again."""
         record = standing(self.records.get(event.id), self.now())
         if record is None or record.state != "unknown":

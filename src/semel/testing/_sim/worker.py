@@ -20,8 +20,8 @@ from semel.core.commands import (
     Watch,
 )
 from semel.errors import ClaimLost, NotApplied
-from semel.testing._sim.referee import Attempt
-from semel.testing._sim.sinks import Sink
+from semel.testing._sim.referee import SimAttempt
+from semel.testing._sim.sinks import SimSink
 from semel.testing._sim.store import LATENCY_US, SimStore
 from semel.testing._sim.world import CRASH_AFTER, CRASH_BEFORE, FAIR, FATES, LEASE_US, PAUSE, World
 from semel.types import Lost, Record, Renewed, Unavailable
@@ -42,7 +42,7 @@ class Hiccup(Exception):
     """An error that may be gone the next time."""
 
 
-class Run:
+class SimRun:
     """One flow in one process, and the attempt it is at."""
 
     __slots__ = ("attempt", "finished", "flow", "handling", "seen_fence", "slept", "stage", "worker")
@@ -50,9 +50,9 @@ class Run:
     def __init__(
         self,
         worker: "Worker",
-        attempt: Attempt,
+        attempt: SimAttempt,
         flow: Generator[Any, Any, Any],
-        finished: Callable[["Run", Any], None],
+        finished: Callable[["SimRun", Any], None],
     ) -> None:
         self.worker = worker
         self.attempt = attempt
@@ -69,7 +69,7 @@ class Run:
 class Worker:
     """A process with a few deliveries at a time and a clock that is wrong by `skew_us`."""
 
-    def __init__(self, world: World, store: SimStore, sink: Sink, number: int) -> None:
+    def __init__(self, world: World, store: SimStore, sink: SimSink, number: int) -> None:
         self.world = world
         self.store = store
         self.sink = sink
@@ -81,7 +81,7 @@ class Worker:
         self.stops_at_once = world.random() < COIN
         """Asynchronous handlers are cancelled when their claim is lost, the others look before they act."""
         self.in_transaction = False
-        self.runs: list[Run] = []
+        self.runs: list[SimRun] = []
         self.restarted: Callable[[Worker], None] = lambda _worker: None
 
     # --- life and death ---
@@ -113,12 +113,12 @@ class Worker:
 
     # --- the driver ---
 
-    def start(self, run: Run) -> None:
+    def start(self, run: SimRun) -> None:
         """Begin a flow."""
         self.runs.append(run)
         self._resume(run, None)
 
-    def _resume(self, run: Run, answer: Any) -> None:
+    def _resume(self, run: SimRun, answer: Any) -> None:
         """Send the flow its answer, and do what it asks for next."""
         world = self.world
         while True:
@@ -160,14 +160,14 @@ class Worker:
                 self._ask(run, command)
                 return
 
-    def _end(self, run: Run, outcome: Any) -> None:
+    def _end(self, run: SimRun, outcome: Any) -> None:
         run.attempt.over = True
         self.runs.remove(run)
         if self.world.trace is not None:
             self.world.note(f"{run.attempt.name}: {outcome}")
         run.finished(run, outcome)
 
-    def _ask(self, run: Run, item: Any) -> None:
+    def _ask(self, run: SimRun, item: Any) -> None:
         fate = self.world.fate()
         if fate < FAIR and self.world.trace is not None:
             self.world.note(f"{run.attempt.name}: {type(item).__name__.lower()}, {FATES[fate]}")
@@ -182,14 +182,14 @@ class Worker:
         if fate == CRASH_AFTER:
             self.crash()
 
-    def _transmit(self, run: Run, item: Any, fate: int) -> None:
+    def _transmit(self, run: SimRun, item: Any, fate: int) -> None:
         attempt = run.attempt
         if type(item) is Claim:
             attempt.claim = item
             attempt.sent_us = self.world.now
         self.store.send(self, item, attempt, fate, self.skew_us, self._answered, run, item)
 
-    def _answered(self, run: Run, item: Any, answer: Any) -> None:
+    def _answered(self, run: SimRun, item: Any, answer: Any) -> None:
         attempt = run.attempt
         if type(answer) is Granted:
             attempt.granted = answer
@@ -201,7 +201,7 @@ class Worker:
             run.seen_fence = answer.fence
         self._resume(run, answer)
 
-    def _sleep(self, run: Run, command: Sleep) -> None:
+    def _sleep(self, run: SimRun, command: Sleep) -> None:
         run.slept = slept = run.slept + 1
         world = self.world
         due = min(round(command.retry_after_s * 1e6) + 1, POLL_US, max(command.watch - world.now, 1))
@@ -215,14 +215,14 @@ class Worker:
 
             self.store.watchers.setdefault(run.attempt.claim.id, []).append(notify)
 
-    def _wake(self, run: Run, slept: int) -> None:
+    def _wake(self, run: SimRun, slept: int) -> None:
         if run.slept == slept:
             run.slept += 1
             self._resume(run, True)  # noqa: FBT003  # the answer to Sleep
 
     # --- the keeper ---
 
-    def _keep(self, run: Run, attempt: Attempt) -> None:
+    def _keep(self, run: SimRun, attempt: SimAttempt) -> None:
         claim, granted = attempt.claim, attempt.granted
         if attempt.over or attempt.lost or claim is None or granted is None:
             return
@@ -234,7 +234,7 @@ class Worker:
         if fate == CRASH_AFTER:
             self.crash()
 
-    def _kept(self, run: Run, attempt: Attempt, sent_us: int, answer: Any) -> None:
+    def _kept(self, run: SimRun, attempt: SimAttempt, sent_us: int, answer: Any) -> None:
         if attempt.over:
             return
         if type(answer) is Renewed:
@@ -245,7 +245,7 @@ class Worker:
         else:
             self.world.after(self, BACKOFF_US, self._keep, run, attempt)
 
-    def _tell(self, run: Run, attempt: Attempt) -> None:
+    def _tell(self, run: SimRun, attempt: SimAttempt) -> None:
         """The claim is lost: the handler must not touch the world any more."""
         attempt.lost = True
         if run.handling and self.stops_at_once and run.attempt is attempt:
@@ -253,7 +253,7 @@ class Worker:
 
     # --- the probe ---
 
-    def _probe(self, run: Run) -> None:
+    def _probe(self, run: SimRun) -> None:
         """Ask the sink. Any fault may strike; only in quarantine may the answer stay out."""
         world, claim = self.world, run.attempt.claim
         assert claim is not None
@@ -265,7 +265,7 @@ class Worker:
         silent = claim.quarantine and world.chance(world.weather.sink_lost)
         world.after(self, world.between(*LATENCY_US), self._asked, run, silent)
 
-    def _asked(self, run: Run, silent: bool) -> None:  # noqa: FBT001  # whether the answer is lost
+    def _asked(self, run: SimRun, silent: bool) -> None:  # noqa: FBT001  # whether the answer is lost
         attempt, world = run.attempt, self.world
         assert attempt.claim is not None
         mine = None if attempt.granted is None else attempt.granted.fence
@@ -285,7 +285,7 @@ class Worker:
 
     # --- the handler ---
 
-    def _invoke(self, run: Run) -> None:
+    def _invoke(self, run: SimRun) -> None:
         world = self.world
         run.stage = stage = run.stage + 1
         run.handling = True
@@ -296,7 +296,7 @@ class Worker:
         delay = world.between(LEASE_US, 3 * LEASE_US) if long else world.between(1_000, LEASE_US // 4)
         world.after(self, delay, self._look, run, stage)
 
-    def _look(self, run: Run, stage: int) -> None:
+    def _look(self, run: SimRun, stage: int) -> None:
         """The last look before the effect; what comes between it and the effect nobody can exclude."""
         if run.stage != stage:
             return
@@ -320,7 +320,7 @@ class Worker:
                 self.pause()
             world.after(self, 0, self._act, run, stage + 1)
 
-    def _act(self, run: Run, stage: int) -> None:
+    def _act(self, run: SimRun, stage: int) -> None:
         if run.stage != stage:
             return
         world, attempt = self.world, run.attempt
@@ -339,12 +339,12 @@ class Worker:
         else:
             world.at(there, self._reach_sink, run, stage, self.life)
 
-    def _reach_sink(self, run: Run, stage: int, life: int) -> None:
+    def _reach_sink(self, run: SimRun, stage: int, life: int) -> None:
         applied = self.sink.apply(run.attempt)
         if self.life == life:
             self.world.after(self, self.world.between(*LATENCY_US), self._acted, run, stage, applied)
 
-    def _acted(self, run: Run, stage: int, applied: bool | None) -> None:  # noqa: FBT001  # the sink's answer
+    def _acted(self, run: SimRun, stage: int, applied: bool | None) -> None:  # noqa: FBT001  # the sink's answer
         if run.stage != stage:
             return
         world, weather, attempt = self.world, self.world.weather, run.attempt
@@ -363,11 +363,11 @@ class Worker:
             run.stage = stage + 1
             world.after(self, world.between(100, 20_000), self._return, run, stage + 1)
 
-    def _return(self, run: Run, stage: int) -> None:
+    def _return(self, run: SimRun, stage: int) -> None:
         if run.stage == stage:
             self._ended(run, Returned(run.attempt.value))
 
-    def _ended(self, run: Run, ran: Ran) -> None:
+    def _ended(self, run: SimRun, ran: Ran) -> None:
         run.stage += 1
         run.handling = False
         self._resume(run, ran)

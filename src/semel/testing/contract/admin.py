@@ -10,17 +10,17 @@ from semel.core.commands import (
     Page,
     ReadSettings,
     Scan,
-    Settings,
+    StoreSettings,
     SetWindow,
     SwitchMode,
 )
-from semel.testing.contract.bench import LONG, SHORT, Bench, check, equal, expect, scenario
+from semel.testing.contract.bench import LONG, SHORT, ScenarioContext, check, equal, expect, scenario
 from semel.types import Completed, Id, Record, Stats
 
 WILD = ["a%b", "a_b", "a*b", "a?b", "a[b]", "a\\b", "a'b", "axb", "A%b", "\u00e4%b"]
 
 
-def _scan(b: Bench, **filters: Any) -> Flow[list[str]]:
+def _scan(b: ScenarioContext, **filters: Any) -> Flow[list[str]]:
     """The keys of one scan, page by page; a record must not come twice."""
     keys: list[str] = []
     cursor: str | None = None
@@ -35,7 +35,7 @@ def _scan(b: Bench, **filters: Any) -> Flow[list[str]]:
 
 
 @scenario()
-def a_scan_shows_the_records_as_they_stand(b: Bench) -> Flow[None]:
+def a_scan_shows_the_records_as_they_stand(b: ScenarioContext) -> Flow[None]:
     """By state: orphans of quarantine are unknown, what has expired or was forgotten is not there."""
     yield from b.finish("done")
     failed = yield from b.hold("failed")
@@ -55,7 +55,7 @@ def a_scan_shows_the_records_as_they_stand(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_scan_is_filtered(b: Bench) -> Flow[None]:
+def a_scan_is_filtered(b: ScenarioContext) -> Flow[None]:
     """By tenant, consumer, key prefix and age, each alone and together."""
     for key in ("a1", "a2", "b1"):
         yield from b.finish(key)
@@ -74,7 +74,7 @@ def a_scan_is_filtered(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_prefix_is_no_pattern(b: Bench) -> Flow[None]:
+def a_prefix_is_no_pattern(b: ScenarioContext) -> Flow[None]:
     """Wildcards, quotes and case in a prefix mean themselves."""
     for key in WILD:
         yield from b.finish(key)
@@ -85,7 +85,7 @@ def a_prefix_is_no_pattern(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_scan_is_paged(b: Bench) -> Flow[None]:
+def a_scan_is_paged(b: ScenarioContext) -> Flow[None]:
     """Pages of any size show every record once, in one order, also while others are added and removed."""
     keys = [f"key {number:02}" for number in range(25)]
     for key in keys:
@@ -102,13 +102,13 @@ def a_scan_is_paged(b: Bench) -> Flow[None]:
     equal(sorted(rest)[:15], sorted(whole[10:]), "the rest, after a removal at the cursor")
 
 
-def _scan_on(b: Bench, cursor: str | None) -> Flow[list[str]]:
+def _scan_on(b: ScenarioContext, cursor: str | None) -> Flow[list[str]]:
     page = expect((yield from Scan(tenant=b.tenant, consumer="consumer", cursor=cursor)), Page)
     return [record.key for record in page.records]
 
 
 @scenario()
-def statistics_count_what_stands(b: Bench) -> Flow[None]:
+def statistics_count_what_stands(b: ScenarioContext) -> Flow[None]:
     """By state and by consumer, of one tenant; expired and forgotten records do not count as either."""
     yield from b.finish("done 1")
     yield from b.finish("done 2")
@@ -134,26 +134,26 @@ def statistics_count_what_stands(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_consumers_first_mode_is_recorded(b: Bench) -> Flow[None]:
+def a_consumers_first_mode_is_recorded(b: ScenarioContext) -> Flow[None]:
     """Whoever comes with another one learns the recorded one; other consumers and tenants have their own."""
     equal((yield from Admit(b.tenant, "consumer", "lease")), "lease", "the mode")
     equal((yield from Admit(b.tenant, "consumer", "quarantine")), "lease", "the mode for another one")
     equal((yield from Admit(b.tenant, "other", "mark")), "mark", "another consumer's mode")
     equal((yield from Admit(b.tenant + "-other", "consumer", "observe")), "observe", "another tenant's mode")
-    settings = expect((yield from ReadSettings()), Settings)
+    settings = expect((yield from ReadSettings()), StoreSettings)
     equal(settings.modes.get((b.tenant, "consumer")), "lease", "the mode in the settings")
     equal(settings.modes.get((b.tenant, "other")), "mark", "another consumer's mode in the settings")
 
 
 @scenario()
-def a_consumers_kind_of_ids_is_recorded_once(b: Bench) -> Flow[None]:
+def a_consumers_kind_of_ids_is_recorded_once(b: ScenarioContext) -> Flow[None]:
     """It is recorded with a consumer's first mode and never changed, neither by others nor with the mode."""
     equal((yield from Admit(b.tenant, "timed", "lease", "ulid")), "lease", "the mode")
     equal((yield from Admit(b.tenant, "timed", "lease", "uuid7")), "lease", "the mode for other ids")
     equal((yield from Admit(b.tenant, "plain", "lease")), "lease", "the mode")
     equal((yield from Admit(b.tenant, "plain", "lease", "ulid")), "lease", "the mode for ids declared later")
     equal((yield from SwitchMode(b.tenant, "timed", "observe")), 0, "unfinished records")
-    settings = expect((yield from ReadSettings()), Settings)
+    settings = expect((yield from ReadSettings()), StoreSettings)
     equal(settings.modes.get((b.tenant, "timed")), "observe", "the mode after the switch")
     equal(settings.ids.get((b.tenant, "timed")), "ulid", "the kind of ids in the settings")
     check(
@@ -163,7 +163,7 @@ def a_consumers_kind_of_ids_is_recorded_once(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_mode_is_not_switched_under_running_claims(b: Bench) -> Flow[None]:
+def a_mode_is_not_switched_under_running_claims(b: ScenarioContext) -> Flow[None]:
     """Unfinished records of the consumer forbid it, and the answer says how many there are.
 
     A released one does not: its attempt has ended, and the next delivery runs in any mode.
@@ -190,12 +190,12 @@ def a_mode_is_not_switched_under_running_claims(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def windows_are_stored(b: Bench) -> Flow[None]:
+def windows_are_stored(b: ScenarioContext) -> Flow[None]:
     """By tenant, consumer and event type: set, changed, switched off, removed."""
     place = (b.tenant, "consumer", "order")
 
     def stored() -> Flow[dict[str, int]]:
-        windows = expect((yield from ReadSettings()), Settings).windows
+        windows = expect((yield from ReadSettings()), StoreSettings).windows
         return {event_type: us for (whose, _, event_type), us in windows.items() if whose == b.tenant}
 
     equal((yield from stored()), {}, "windows of a new tenant")
@@ -210,7 +210,7 @@ def windows_are_stored(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_new_window_leaves_what_is_stored(b: Bench) -> Flow[None]:
+def a_new_window_leaves_what_is_stored(b: ScenarioContext) -> Flow[None]:
     """Stored expiries stay, unless they are asked to move."""
     yield from b.finish(event_type="order")
     before = yield from b.record()
@@ -220,7 +220,7 @@ def a_new_window_leaves_what_is_stored(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_new_window_may_move_what_is_stored(b: Bench) -> Flow[None]:
+def a_new_window_may_move_what_is_stored(b: ScenarioContext) -> Flow[None]:
     """With `existing` settled records of that type expire by the new window; others stay."""
     done = yield from b.hold("done", event_type="order")
     expect((yield from done.settle("done", b"r")), Completed)
@@ -251,7 +251,7 @@ def a_new_window_may_move_what_is_stored(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_window_of_every_type_moves_all(b: Bench) -> Flow[None]:
+def a_window_of_every_type_moves_all(b: ScenarioContext) -> Flow[None]:
     """A consumer's own window, changed with `existing`, moves its records of all types that have none of their own."""
     yield from b.finish("one", event_type="order")
     yield from b.finish("two")

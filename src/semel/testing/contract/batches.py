@@ -17,23 +17,23 @@ from semel.core.commands import (
     ReadSettings,
     Resolve,
     Scan,
-    Settings,
+    StoreSettings,
 )
-from semel.testing.contract.bench import LONG, SHORT, Bench, Held, Send, check, equal, expect, scenario
+from semel.testing.contract.bench import LONG, SHORT, ScenarioContext, HeldClaim, Send, check, equal, expect, scenario
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Mismatch, Record, Renewed, Stats, Unknown
 
 MANY = 1000
 
 
 @scenario()
-def an_empty_batch_has_no_answers(b: Bench) -> Flow[None]:
+def an_empty_batch_has_no_answers(b: ScenarioContext) -> Flow[None]:
     """Nothing is asked, nothing is answered, and the next call is."""
     equal((yield from Send([])), [], "answers")
     yield from b.hold()
 
 
 @scenario()
-def answers_come_by_position(b: Bench) -> Flow[None]:
+def answers_come_by_position(b: ScenarioContext) -> Flow[None]:
     """Items of every kind in one call: each answer stands where its item stood."""
     yield from b.finish("done")
     running = yield from b.hold("running", fingerprint=b"\1one")
@@ -46,7 +46,7 @@ def answers_come_by_position(b: Bench) -> Flow[None]:
         (b.claim("new"), Granted),
         (Mark(b.tenant, "marks", ["a", "b"], b.us(LONG)), Marked),
         (b.claim("done"), Known),
-        (ReadSettings(), Settings),
+        (ReadSettings(), StoreSettings),
         (running.settle("done", owner=b.owner()), Lost),
         (b.claim("running", fingerprint=b"\1two"), Mismatch),
         (ends.settle("done", b"r"), Completed),
@@ -69,12 +69,12 @@ def answers_come_by_position(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_batch_of_a_thousand_is_carried_out(b: Bench) -> Flow[None]:
+def a_batch_of_a_thousand_is_carried_out(b: ScenarioContext) -> Flow[None]:
     """As many items as the wire takes, claimed and settled in one call each."""
     claims = [b.claim(f"key {number}") for number in range(MANY)]
     answers = yield from Send(claims)
     held = [
-        Held(claim, expect(answer, Granted, attempt=1), b.unit_us)
+        HeldClaim(claim, expect(answer, Granted, attempt=1), b.unit_us)
         for claim, answer in zip(claims, answers, strict=True)
     ]
     answers = yield from Send([each.settle("done", b"%d" % number) for number, each in enumerate(held)])
@@ -86,7 +86,7 @@ def a_batch_of_a_thousand_is_carried_out(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def every_item_has_its_own_owner_and_times(b: Bench) -> Flow[None]:
+def every_item_has_its_own_owner_and_times(b: ScenarioContext) -> Flow[None]:
     """Nothing is per batch: owners, leases, windows and fingerprints are each item's own."""
     claims = [
         b.claim("short lease", lease=SHORT, window=LONG),
@@ -110,7 +110,7 @@ def every_item_has_its_own_owner_and_times(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def one_items_fate_is_not_anothers(b: Bench) -> Flow[None]:
+def one_items_fate_is_not_anothers(b: ScenarioContext) -> Flow[None]:
     """A lost, mismatching or busy item between two good ones touches neither."""
     first = yield from b.hold("first")
     second = yield from b.hold("second")

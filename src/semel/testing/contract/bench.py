@@ -130,7 +130,7 @@ def grows(numbers: Sequence[int], what: str) -> None:
 # --- names and times ----------------------------------------------------------------------------
 
 
-class Held(NamedTuple):
+class HeldClaim(NamedTuple):
     """A granted claim, and what its holder sends next."""
 
     claim: Claim
@@ -169,7 +169,7 @@ class Held(NamedTuple):
         return Renew(lease_us=round(lease * self.unit_us), step=step, **(fields | more))
 
 
-class Bench:
+class ScenarioContext:
     """Names of a scenario's own, so that many may share a server, and times in units of its harness."""
 
     def __init__(self, unit_us: int, *, manual: bool = True) -> None:
@@ -207,13 +207,13 @@ class Bench:
             **more,
         )
 
-    def hold(self, key: str | Id = "key", **more: Any) -> Flow[Held]:
+    def hold(self, key: str | Id = "key", **more: Any) -> Flow[HeldClaim]:
         """Claim a key that must be free."""
         claim = self.claim(key, **more)
         granted = expect((yield from claim), Granted)
-        return Held(claim, granted, self.unit_us)
+        return HeldClaim(claim, granted, self.unit_us)
 
-    def finish(self, key: str | Id = "key", value: bytes | None = b"rvalue", **more: Any) -> Flow[Held]:
+    def finish(self, key: str | Id = "key", value: bytes | None = b"rvalue", **more: Any) -> Flow[HeldClaim]:
         """Claim a key that must be free, and complete it."""
         held = yield from self.hold(key, **more)
         yield from held.settle("done", value)
@@ -262,7 +262,7 @@ class Scenario(NamedTuple):
 
     name: str
     about: str
-    flow: Callable[[Bench], Flow[None]]
+    flow: Callable[[ScenarioContext], Flow[None]]
     needs: frozenset[Need] = frozenset()
 
     def __repr__(self) -> str:
@@ -273,10 +273,10 @@ SCENARIOS: dict[str, Scenario] = {}
 """All of them, by name. `semel.testing.store_contract` fills it."""
 
 
-def scenario(*needs: Need) -> Callable[[Callable[[Bench], Flow[None]]], Callable[[Bench], Flow[None]]]:
+def scenario(*needs: Need) -> Callable[[Callable[[ScenarioContext], Flow[None]]], Callable[[ScenarioContext], Flow[None]]]:
     """Enter a flow into the table, under its own name."""
 
-    def enter(flow: Callable[[Bench], Flow[None]]) -> Callable[[Bench], Flow[None]]:
+    def enter(flow: Callable[[ScenarioContext], Flow[None]]) -> Callable[[ScenarioContext], Flow[None]]:
         name = flow.__name__
         check(name not in SCENARIOS, f"two scenarios are named {name}")
         SCENARIOS[name] = Scenario(name, (flow.__doc__ or "").strip(), flow, frozenset(needs))

@@ -9,7 +9,7 @@ from semel.testing.contract.bench import (
     SHORT,
     Advance,
     AtOnce,
-    Bench,
+    ScenarioContext,
     StepBack,
     check,
     equal,
@@ -26,7 +26,7 @@ OWNERS = 32
 
 
 @scenario()
-def a_new_key_is_granted(b: Bench) -> Flow[None]:
+def a_new_key_is_granted(b: ScenarioContext) -> Flow[None]:
     """The first claim of a key is granted as attempt 1, from the store's clock."""
     before = yield from b.now()
     held = yield from b.hold(lease=LONG)
@@ -38,7 +38,7 @@ def a_new_key_is_granted(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_lookup_claims_nothing(b: Bench) -> Flow[None]:
+def a_lookup_claims_nothing(b: ScenarioContext) -> Flow[None]:
     """Looking at a key leaves it as it is: absent before, and new to the next claim."""
     expect((yield from Lookup(b.id())), Absent)
     held = yield from b.hold()
@@ -48,7 +48,7 @@ def a_lookup_claims_nothing(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_repeated_claim_gets_its_own_back(b: Bench) -> Flow[None]:
+def a_repeated_claim_gets_its_own_back(b: ScenarioContext) -> Flow[None]:
     """A claim sent again after a lost reply is answered with the same claim; otherwise the event is lost."""
     held = yield from b.hold()
     again = expect((yield from held.claim), Granted, fence=held.granted.fence, attempt=1)
@@ -57,7 +57,7 @@ def a_repeated_claim_gets_its_own_back(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_repeated_claim_has_its_whole_lease(b: Bench) -> Flow[None]:
+def a_repeated_claim_has_its_whole_lease(b: ScenarioContext) -> Flow[None]:
     """The caller counts its time from the try that was answered, so the lease must not have begun before it."""
     held = yield from b.hold(lease=LONG)
     before = yield from b.record()
@@ -71,7 +71,7 @@ def a_repeated_claim_has_its_whole_lease(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def another_owner_is_busy(b: Bench) -> Flow[None]:
+def another_owner_is_busy(b: ScenarioContext) -> Flow[None]:
     """While a lease runs every other owner is told how long it still does."""
     yield from b.hold(lease=LONG)
     first = expect((yield from b.claim()), Busy, recoverable=False)
@@ -84,7 +84,7 @@ def another_owner_is_busy(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_busy_answer_prolongs_nothing(b: Bench) -> Flow[None]:
+def a_busy_answer_prolongs_nothing(b: ScenarioContext) -> Flow[None]:
     """Being asked leaves a running claim as it is: lease, attempt and owner."""
     yield from b.hold(lease=LONG)
     before = yield from b.record()
@@ -93,7 +93,7 @@ def a_busy_answer_prolongs_nothing(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_lease_that_is_over_is_taken_over(b: Bench) -> Flow[None]:
+def a_lease_that_is_over_is_taken_over(b: ScenarioContext) -> Flow[None]:
     """The next claim after the lease runs as the next attempt, with a greater fence."""
     old = yield from b.hold(lease=SHORT)
     yield from b.later()
@@ -104,7 +104,7 @@ def a_lease_that_is_over_is_taken_over(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def every_attempt_is_counted(b: Bench) -> Flow[None]:
+def every_attempt_is_counted(b: ScenarioContext) -> Flow[None]:
     """A message that kills its workers is found out: attempts and fences grow with every take-over."""
     fences = []
     for attempt in (1, 2, 3, 4):
@@ -116,7 +116,7 @@ def every_attempt_is_counted(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def its_own_lease_over_is_a_new_attempt(b: Bench) -> Flow[None]:
+def its_own_lease_over_is_a_new_attempt(b: ScenarioContext) -> Flow[None]:
     """A claim repeated after its own lease is a take-over from itself: next attempt, new fence."""
     old = yield from b.hold(lease=SHORT)
     yield from b.later()
@@ -126,7 +126,7 @@ def its_own_lease_over_is_a_new_attempt(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_replaced_owner_does_not_get_back_in(b: Bench) -> Flow[None]:
+def a_replaced_owner_does_not_get_back_in(b: ScenarioContext) -> Flow[None]:
     """The old owner that repeats its claim after a take-over is busy like anybody else."""
     old = yield from b.hold(lease=SHORT)
     yield from b.later()
@@ -135,7 +135,7 @@ def a_replaced_owner_does_not_get_back_in(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def two_tasks_of_a_process_do_not_both_win(b: Bench) -> Flow[None]:
+def two_tasks_of_a_process_do_not_both_win(b: ScenarioContext) -> Flow[None]:
     """An owner is one claim call, not a process: of many callers here only the first is granted."""
     yield from b.hold()
     for _ in range(OWNERS):
@@ -143,7 +143,7 @@ def two_tasks_of_a_process_do_not_both_win(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def claims_at_once_have_one_winner(b: Bench) -> Flow[None]:
+def claims_at_once_have_one_winner(b: ScenarioContext) -> Flow[None]:
     """Claims of the same keys that start together: each key is granted to one of them."""
     keys = [f"race-{number}" for number in range(10)]
     answers = yield from AtOnce([[b.claim(key) for key in keys] for _ in range(CALLERS)])
@@ -155,7 +155,7 @@ def claims_at_once_have_one_winner(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def take_overs_at_once_have_one_winner(b: Bench) -> Flow[None]:
+def take_overs_at_once_have_one_winner(b: ScenarioContext) -> Flow[None]:
     """The same where a lease has just ended: one new owner, with one new attempt."""
     yield from b.hold(lease=SHORT)
     yield from b.later()
@@ -165,7 +165,7 @@ def take_overs_at_once_have_one_winner(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def completions_at_once_have_one_effect(b: Bench) -> Flow[None]:
+def completions_at_once_have_one_effect(b: ScenarioContext) -> Flow[None]:
     """Of completions that race, one is stored and answers from then on; its rivals change nothing."""
     held = yield from b.hold()
     values = [b"%d" % number for number in range(CALLERS)]
@@ -180,7 +180,7 @@ def completions_at_once_have_one_effect(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def fences_grow_across_expiry_and_purge(b: Bench) -> Flow[None]:
+def fences_grow_across_expiry_and_purge(b: ScenarioContext) -> Flow[None]:
     """A key that comes back after its record expired, purged or not, has a greater fence."""
     fences = []
     for purge in (False, True, False):
@@ -194,7 +194,7 @@ def fences_grow_across_expiry_and_purge(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def fences_grow_across_forget(b: Bench) -> Flow[None]:
+def fences_grow_across_forget(b: ScenarioContext) -> Flow[None]:
     """Forgetting a key never lets a fence come twice, so that its old run stays recognisable."""
     fences = []
     for _ in range(3):
@@ -205,7 +205,7 @@ def fences_grow_across_forget(b: Bench) -> Flow[None]:
 
 
 @scenario("manual")
-def the_stores_time_never_goes_back(b: Bench) -> Flow[None]:
+def the_stores_time_never_goes_back(b: ScenarioContext) -> Flow[None]:
     """A clock that is set back neither turns the store's time back nor lets it stand still."""
     times = [(yield from b.now())]
     held = yield from b.hold(lease=SHORT)
@@ -223,7 +223,7 @@ def the_stores_time_never_goes_back(b: Bench) -> Flow[None]:
 
 
 @scenario("manual")
-def a_clock_set_back_does_not_hold_a_lease(b: Bench) -> Flow[None]:
+def a_clock_set_back_does_not_hold_a_lease(b: ScenarioContext) -> Flow[None]:
     """After the clock was set back by hours, a lease still ends when its own time has passed."""
     yield from b.hold(lease=SHORT)
     yield from StepBack(b.us(100 * FAR))
@@ -234,7 +234,7 @@ def a_clock_set_back_does_not_hold_a_lease(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def the_time_of_an_event_decides_no_lease(b: Bench) -> Flow[None]:
+def the_time_of_an_event_decides_no_lease(b: ScenarioContext) -> Flow[None]:
     """A producer's clock, however wrong, neither ends a lease nor prolongs one."""
     now = yield from b.now()
     future, past = now + b.us(100 * LONG), now - b.us(100 * LONG)
@@ -248,7 +248,7 @@ def the_time_of_an_event_decides_no_lease(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def one_clock_serves_every_caller(b: Bench) -> Flow[None]:
+def one_clock_serves_every_caller(b: ScenarioContext) -> Flow[None]:
     """Whoever asks, the rest of a lease only shrinks: no caller's own clock has a say."""
     yield from b.hold(lease=LONG)
     rests = []

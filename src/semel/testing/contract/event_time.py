@@ -8,8 +8,8 @@ from semel.testing.contract.bench import (
     LONG,
     SETTLED,
     SHORT,
-    Bench,
-    Held,
+    ScenarioContext,
+    HeldClaim,
     Send,
     check,
     equal,
@@ -36,21 +36,21 @@ OLD_PRINT, NEW_PRINT = b"\1old", b"\1new"
 
 
 def at(
-    b: Bench, time_us: int, key: str = "key", *, apart: float = APART, lateness: float = LONG, **more: Any
+    b: ScenarioContext, time_us: int, key: str = "key", *, apart: float = APART, lateness: float = LONG, **more: Any
 ) -> Claim:
     """A claim of an event that happened at `time_us`."""
     more = {"event_time_us": time_us, "apart_us": b.us(apart), "sliding": True} | more
     return b.claim(key, window=apart + lateness, **more)
 
 
-def hold(b: Bench, time_us: int, key: str = "key", **more: Any) -> Flow[Held]:
+def hold(b: ScenarioContext, time_us: int, key: str = "key", **more: Any) -> Flow[HeldClaim]:
     """Claim an event that must be free."""
     claim = at(b, time_us, key, **more)
-    return Held(claim, expect((yield from claim), Granted), b.unit_us)
+    return HeldClaim(claim, expect((yield from claim), Granted), b.unit_us)
 
 
 @scenario()
-def equal_events_near_in_time_are_one(b: Bench) -> Flow[None]:
+def equal_events_near_in_time_are_one(b: ScenarioContext) -> Flow[None]:
     """Less than the window before or after the accepted one is the same event, wherever the clock stands."""
     now = yield from b.now()
     apart = b.us(APART)
@@ -66,7 +66,7 @@ def equal_events_near_in_time_are_one(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def equal_events_apart_in_time_are_two(b: Bench) -> Flow[None]:
+def equal_events_apart_in_time_are_two(b: ScenarioContext) -> Flow[None]:
     """A genuine repeat after the window is new in every respect, except for its fence; then its copies are known."""
     now = yield from b.now()
     for to in SETTLED:
@@ -88,7 +88,7 @@ def equal_events_apart_in_time_are_two(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_event_before_the_accepted_one_is_late(b: Bench) -> Flow[None]:
+def an_event_before_the_accepted_one_is_late(b: ScenarioContext) -> Flow[None]:
     """What was accepted so long before is not known any more: late, never new, however the later one stands."""
     now = yield from b.now()
     before = now - b.us(APART)
@@ -104,7 +104,7 @@ def an_event_before_the_accepted_one_is_late(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_event_behind_or_ahead_of_the_clock_is_late(b: Bench) -> Flow[None]:
+def an_event_behind_or_ahead_of_the_clock_is_late(b: ScenarioContext) -> Flow[None]:
     """Older than what is remembered, or so new that it would make the present old: late, asked to run or not."""
     now = yield from b.now()
     old = now - b.us(LONG) - b.us(10)
@@ -124,7 +124,7 @@ def an_event_behind_or_ahead_of_the_clock_is_late(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_event_is_late_from_the_microsecond_on(b: Bench) -> Flow[None]:
+def an_event_is_late_from_the_microsecond_on(b: ScenarioContext) -> Flow[None]:
     """Its age is compared with the lateness alone, not with how long the record is kept."""
     if not b.manual:
         return
@@ -134,7 +134,7 @@ def an_event_is_late_from_the_microsecond_on(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_repeat_waits_for_the_former(b: Bench) -> Flow[None]:
+def a_repeat_waits_for_the_former(b: ScenarioContext) -> Flow[None]:
     """One record holds one event: while the former is not settled the next is busy, and no copy of it."""
     now = yield from b.now()
     later = now + b.us(APART)
@@ -150,7 +150,7 @@ def a_repeat_waits_for_the_former(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_former_that_nobody_takes_up_gives_way(b: Bench) -> Flow[None]:
+def a_former_that_nobody_takes_up_gives_way(b: ScenarioContext) -> Flow[None]:
     """An attempt that died or was released holds up the next event for a window, and not for ever."""
     now = yield from b.now()
     died = yield from hold(b, now, "died", apart=SHORT, lease=SHORT)
@@ -168,7 +168,7 @@ def a_former_that_nobody_takes_up_gives_way(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_reclaim_keeps_the_anchor(b: Bench) -> Flow[None]:
+def a_reclaim_keeps_the_anchor(b: ScenarioContext) -> Flow[None]:
     """Who takes over runs the event that was accepted, whatever its own copy's time; the anchor does not slide."""
     now = yield from b.now()
     later = now + b.us(APART / 2)
@@ -192,7 +192,7 @@ def a_reclaim_keeps_the_anchor(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_event_time_window_counts_from_the_event(b: Bench) -> Flow[None]:
+def an_event_time_window_counts_from_the_event(b: ScenarioContext) -> Flow[None]:
     """It ends when every copy would be late; neither renewal, release, completion nor a new window moves it."""
     now = yield from b.now()
     happened = now - b.us(LONG / 2)
@@ -213,7 +213,7 @@ def an_event_time_window_counts_from_the_event(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def what_is_forgotten_makes_its_copies_late(b: Bench) -> Flow[None]:
+def what_is_forgotten_makes_its_copies_late(b: ScenarioContext) -> Flow[None]:
     """When the record is over, purged or not, whatever could be a copy of its event is late and nothing else is."""
     for purged in (False, True):
         key = f"purged {purged}"
@@ -234,7 +234,7 @@ def what_is_forgotten_makes_its_copies_late(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_repeat_does_not_end_what_must_be_decided(b: Bench) -> Flow[None]:
+def a_repeat_does_not_end_what_must_be_decided(b: ScenarioContext) -> Flow[None]:
     """Quarantined, unknown and journaled ones wait for their decision, and keep their place until then."""
     now = yield from b.now()
     later, horizon = now + b.us(APART), now + b.us(APART + LONG)
@@ -267,7 +267,7 @@ def a_repeat_does_not_end_what_must_be_decided(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_quarantined_event_is_completed_to_its_horizon(b: Bench) -> Flow[None]:
+def a_quarantined_event_is_completed_to_its_horizon(b: ScenarioContext) -> Flow[None]:
     """What had no expiry gets the one of its event, on time or by the late owner."""
     now = yield from b.now()
     horizon = now + b.us(APART + LONG)
@@ -280,12 +280,12 @@ def a_quarantined_event_is_completed_to_its_horizon(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_lost_record_comes_back_with_its_anchor(b: Bench) -> Flow[None]:
+def a_lost_record_comes_back_with_its_anchor(b: ScenarioContext) -> Flow[None]:
     """The store lost it, the effect exists: its copies are known, and its repeat is new."""
     now = yield from b.now()
     for to in SETTLED:
         claim = at(b, now, to)
-        held = Held(claim, Granted(now, 1, now, now), b.unit_us)
+        held = HeldClaim(claim, Granted(now, 1, now, now), b.unit_us)
         expect((yield from held.settle(to, b"rv")), Completed, recreated=True)
         horizon = now + b.us(APART + LONG)
         expect(
@@ -294,13 +294,13 @@ def a_lost_record_comes_back_with_its_anchor(b: Bench) -> Flow[None]:
         expect((yield from at(b, now + b.us(APART) - 1, to)), Known, value=b"rv")
         expect((yield from at(b, now + b.us(APART), to)), Granted, attempt=1)
     claim = at(b, now - b.us(2 * LONG), "over")
-    held = Held(claim, Granted(now, 1, now, now), b.unit_us)
+    held = HeldClaim(claim, Granted(now, 1, now, now), b.unit_us)
     expect((yield from held.settle("done", b"rv")), Completed, recreated=True)
     expect((yield from Lookup(b.id("over"))), Absent)
 
 
 @scenario()
-def a_forgotten_event_is_new_again(b: Bench) -> Flow[None]:
+def a_forgotten_event_is_new_again(b: ScenarioContext) -> Flow[None]:
     """Its tombstone has no time: the same event runs again, and an earlier one too; a late one stays late."""
     now = yield from b.now()
     for key, happened in (("same", now), ("earlier", now - b.us(2 * APART))):
@@ -314,7 +314,7 @@ def a_forgotten_event_is_new_again(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def payloads_are_compared_within_an_event(b: Bench) -> Flow[None]:
+def payloads_are_compared_within_an_event(b: ScenarioContext) -> Flow[None]:
     """Another payload near in time is a mismatch; of a repeat it is its own."""
     now = yield from b.now()
     held = yield from hold(b, now, fingerprint=OLD_PRINT)
@@ -324,7 +324,7 @@ def payloads_are_compared_within_an_event(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def events_with_and_without_a_time_meet(b: Bench) -> Flow[None]:
+def events_with_and_without_a_time_meet(b: ScenarioContext) -> Flow[None]:
     """Where one of the two has no time there is nothing to tell them apart by: they are one while it is remembered."""
     now = yield from b.now()
     held = yield from hold(b, now, "timed")
@@ -339,7 +339,7 @@ def events_with_and_without_a_time_meet(b: Bench) -> Flow[None]:
     equal((yield from b.record("orphan")).anchor, now, "anchor")
     apart = b.us(APART)
     expect((yield from b.claim("timed", apart_us=apart, sliding=True)), Known)
-    lost = Held(b.claim("untimed", apart_us=apart), Granted(now, 1, now, now), b.unit_us)
+    lost = HeldClaim(b.claim("untimed", apart_us=apart), Granted(now, 1, now, now), b.unit_us)
     expect((yield from lost.settle("done", b"r")), Completed, recreated=True)
     expect((yield from b.record("untimed")), Record, anchor=None, horizon=0)
     expect((yield from b.claim("untimed claim", apart_us=apart, sliding=True)), Granted)
@@ -347,7 +347,7 @@ def events_with_and_without_a_time_meet(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_repeated_claim_of_an_event_is_granted_again(b: Bench) -> Flow[None]:
+def a_repeated_claim_of_an_event_is_granted_again(b: ScenarioContext) -> Flow[None]:
     """The reply was lost: the same owner gets its own claim back, and nothing moves but the lease."""
     now = yield from b.now()
     claim = at(b, now)
@@ -358,7 +358,7 @@ def a_repeated_claim_of_an_event_is_granted_again(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def events_of_one_batch_have_their_own_times(b: Bench) -> Flow[None]:
+def events_of_one_batch_have_their_own_times(b: ScenarioContext) -> Flow[None]:
     """Nothing of an event's time is shared between the items of a batch."""
     now = yield from b.now()
     done = yield from hold(b, now, "repeat")

@@ -1,7 +1,7 @@
 """How long things are remembered: windows, expiry, purging, sliding windows, late events."""
 
 from semel.core.commands import Count, Flow, Granted, Known, Lookup, Purge, Purged
-from semel.testing.contract.bench import LONG, SETTLED, SHORT, Bench, check, equal, expect, scenario
+from semel.testing.contract.bench import LONG, SETTLED, SHORT, ScenarioContext, check, equal, expect, scenario
 from semel.types import FOREVER, Absent, Busy, Completed, Late, Lost, Renewed, Stats, Unknown
 
 EXPIRED, FEW = 26, 2
@@ -9,7 +9,7 @@ OLD_PRINT, NEW_PRINT = b"\1old", b"\1new"
 
 
 @scenario()
-def a_window_counts_from_completion(b: Bench) -> Flow[None]:
+def a_window_counts_from_completion(b: ScenarioContext) -> Flow[None]:
     """A finished key is remembered for its window from then on, however long it ran."""
     held = yield from b.hold(lease=LONG, window=SHORT)
     yield from b.later()
@@ -19,7 +19,7 @@ def a_window_counts_from_completion(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def the_window_of_the_completion_counts(b: Bench) -> Flow[None]:
+def the_window_of_the_completion_counts(b: ScenarioContext) -> Flow[None]:
     """A window that was changed while the handler ran applies to its completion."""
     for to in SETTLED:
         held = yield from b.hold(to, lease=LONG, window=SHORT)
@@ -29,7 +29,7 @@ def the_window_of_the_completion_counts(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def lease_and_window_are_two_numbers(b: Bench) -> Flow[None]:
+def lease_and_window_are_two_numbers(b: ScenarioContext) -> Flow[None]:
     """A short lease does not shorten the memory of what is done; a short window does not end a lease."""
     yield from b.finish("short lease", lease=SHORT, window=LONG)
     yield from b.hold("short window", lease=LONG, window=SHORT)
@@ -41,7 +41,7 @@ def lease_and_window_are_two_numbers(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_window_that_is_over_means_absent(b: Bench) -> Flow[None]:
+def a_window_that_is_over_means_absent(b: ScenarioContext) -> Flow[None]:
     """A settled key whose window is over is new in every respect, except for its fence."""
     before = yield from b.now()
     for to in SETTLED:
@@ -62,7 +62,7 @@ def a_window_that_is_over_means_absent(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_orphan_expires_like_the_rest(b: Bench) -> Flow[None]:
+def an_orphan_expires_like_the_rest(b: ScenarioContext) -> Flow[None]:
     """A claim that nobody ended or took over is absent when lease and window are over: attempt 1, no steps."""
     held = yield from b.hold(lease=SHORT, window=SHORT, fingerprint=OLD_PRINT)
     expect((yield from held.renew(SHORT, ("mail", b"r"))), Renewed)
@@ -78,7 +78,7 @@ def an_orphan_expires_like_the_rest(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_orphan_is_remembered_for_its_window(b: Bench) -> Flow[None]:
+def an_orphan_is_remembered_for_its_window(b: ScenarioContext) -> Flow[None]:
     """Lease over, window not: attempts, steps and fingerprint still count."""
     held = yield from b.hold(lease=SHORT, window=LONG)
     expect((yield from held.renew(SHORT, ("mail", b"r"))), Renewed)
@@ -88,7 +88,7 @@ def an_orphan_is_remembered_for_its_window(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_expired_claim_is_not_renewed(b: Bench) -> Flow[None]:
+def an_expired_claim_is_not_renewed(b: ScenarioContext) -> Flow[None]:
     """What is absent is `Lost` to its old owner's renewal and release; a completion is `recreated`."""
     held = yield from b.hold(lease=SHORT, window=SHORT)
     yield from b.later(2 * SHORT + 1)
@@ -101,7 +101,7 @@ def an_expired_claim_is_not_renewed(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_window_of_nothing_remembers_nothing(b: Bench) -> Flow[None]:
+def a_window_of_nothing_remembers_nothing(b: ScenarioContext) -> Flow[None]:
     """With the window off a completed key is new at once, and a running one is still busy."""
     held = yield from b.hold(window=0)
     expect((yield from b.claim(window=0)), Busy)
@@ -111,7 +111,7 @@ def a_window_of_nothing_remembers_nothing(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_duplicate_is_told_how_long_it_is_remembered(b: Bench) -> Flow[None]:
+def a_duplicate_is_told_how_long_it_is_remembered(b: ScenarioContext) -> Flow[None]:
     """What is left of the window when the answer was made, and never more; or nothing at all is said of it."""
     held = yield from b.hold(window=LONG)
     expect((yield from held.settle("done", b"r")), Completed)
@@ -126,7 +126,7 @@ def a_duplicate_is_told_how_long_it_is_remembered(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_purge_changes_no_answer(b: Bench) -> Flow[None]:
+def a_purge_changes_no_answer(b: ScenarioContext) -> Flow[None]:
     """Every kind of record answers the same, whether it was purged meanwhile or not."""
     for purged in (False, True):
         name = str(purged)
@@ -153,7 +153,7 @@ def a_purge_changes_no_answer(b: Bench) -> Flow[None]:
 
 
 @scenario("manual")
-def a_purge_removes_what_is_over(b: Bench) -> Flow[None]:
+def a_purge_removes_what_is_over(b: ScenarioContext) -> Flow[None]:
     """Expired records really go, in batches; a dry run only counts them. A store may also clean up unasked."""
     for number in range(EXPIRED - 1):
         yield from b.finish(f"done {number}", window=SHORT)
@@ -179,7 +179,7 @@ def a_purge_removes_what_is_over(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def what_must_be_decided_does_not_expire(b: Bench) -> Flow[None]:
+def what_must_be_decided_does_not_expire(b: ScenarioContext) -> Flow[None]:
     """Quarantined, unknown and journaled claims outlast lease and window, purged or not."""
     waits = yield from b.hold("quarantine", lease=SHORT, window=SHORT, quarantine=True)
     unknown = yield from b.hold("unknown", lease=SHORT, window=SHORT)
@@ -200,7 +200,7 @@ def what_must_be_decided_does_not_expire(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def renewing_what_has_no_expiry_gives_it_none(b: Bench) -> Flow[None]:
+def renewing_what_has_no_expiry_gives_it_none(b: ScenarioContext) -> Flow[None]:
     """A renewal moves only the lease of a quarantined or journaled claim; completion starts the window."""
     for key, more in (("quarantine", {"quarantine": True}), ("journal", {"journal": b"payload"})):
         held = yield from b.hold(key, window=LONG, **more)
@@ -214,7 +214,7 @@ def renewing_what_has_no_expiry_gives_it_none(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_sliding_window_counts_from_the_claim(b: Bench) -> Flow[None]:
+def a_sliding_window_counts_from_the_claim(b: ScenarioContext) -> Flow[None]:
     """It ends one window after the claim; neither renewal, release nor completion moves it."""
     held = yield from b.hold(window=LONG, sliding=True)
     expires_at = held.granted.first_seen + b.us(LONG)
@@ -235,7 +235,7 @@ def a_sliding_window_counts_from_the_claim(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_sliding_window_counts_from_the_claim_of_a_journal(b: Bench) -> Flow[None]:
+def a_sliding_window_counts_from_the_claim_of_a_journal(b: ScenarioContext) -> Flow[None]:
     """An unfinished journaled claim has no expiry; finished, it has the one that its claim would have given."""
     held = yield from b.hold(window=LONG, sliding=True, journal=b"payload")
     equal((yield from b.record()).expires_at, FOREVER, "expires_at when claimed")
@@ -246,7 +246,7 @@ def a_sliding_window_counts_from_the_claim_of_a_journal(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_sliding_window_ends_while_its_lease_runs(b: Bench) -> Flow[None]:
+def a_sliding_window_ends_while_its_lease_runs(b: ScenarioContext) -> Flow[None]:
     """A running lease is never cut by its window; completed after it, the key is new at once."""
     held = yield from b.hold(lease=LONG, window=SHORT, sliding=True)
     yield from b.later()
@@ -261,7 +261,7 @@ def a_sliding_window_ends_while_its_lease_runs(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_event_older_than_its_window_is_late(b: Bench) -> Flow[None]:
+def an_event_older_than_its_window_is_late(b: ScenarioContext) -> Flow[None]:
     """Where nothing is known of it any more, whether it ran cannot be told; the store's clock decides."""
     now = yield from b.now()
     old = now - b.us(LONG) - b.us(10)
@@ -272,7 +272,7 @@ def an_event_older_than_its_window_is_late(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_event_is_late_only_where_nothing_is_known(b: Bench) -> Flow[None]:
+def an_event_is_late_only_where_nothing_is_known(b: ScenarioContext) -> Flow[None]:
     """A stored record answers, however old the event; without a refusal, a time or the age it runs."""
     now = yield from b.now()
     old = now - b.us(10 * LONG)
@@ -291,7 +291,7 @@ def an_event_is_late_only_where_nothing_is_known(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_expired_record_does_not_hide_lateness(b: Bench) -> Flow[None]:
+def an_expired_record_does_not_hide_lateness(b: ScenarioContext) -> Flow[None]:
     """An old event is late also where its expired record still lies about."""
     now = yield from b.now()
     held = yield from b.finish(window=SHORT)

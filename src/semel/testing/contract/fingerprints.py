@@ -1,7 +1,7 @@
 """One key, two payloads: fingerprints are compared with every record that still counts."""
 
 from semel.core.commands import Flow, Forget, Granted, Known
-from semel.testing.contract.bench import SHORT, Bench, equal, expect, scenario
+from semel.testing.contract.bench import SHORT, ScenarioContext, equal, expect, scenario
 from semel.types import Busy, Completed, Mismatch, Unknown
 
 ONE, TWO = b"\1payload one", b"\1payload two"
@@ -9,7 +9,7 @@ OTHER_VERSION = b"\2payload two"
 
 
 @scenario()
-def another_payload_is_a_mismatch(b: Bench) -> Flow[None]:
+def another_payload_is_a_mismatch(b: ScenarioContext) -> Flow[None]:
     """Against what is done, failed, running, released, orphaned or unknown: never run, nothing shown."""
     yield from b.finish("done", fingerprint=ONE)
     failed = yield from b.hold("failed", fingerprint=ONE)
@@ -28,7 +28,7 @@ def another_payload_is_a_mismatch(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def the_same_payload_passes(b: Bench) -> Flow[None]:
+def the_same_payload_passes(b: ScenarioContext) -> Flow[None]:
     """An equal fingerprint changes no answer."""
     yield from b.finish("done", fingerprint=ONE)
     yield from b.hold("running", fingerprint=ONE)
@@ -43,7 +43,7 @@ def the_same_payload_passes(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def fingerprints_are_compared_where_both_exist(b: Bench) -> Flow[None]:
+def fingerprints_are_compared_where_both_exist(b: ScenarioContext) -> Flow[None]:
     """Without one on either side, or with another version, there is nothing to compare."""
     yield from b.finish("with", fingerprint=ONE)
     yield from b.finish("without")
@@ -53,7 +53,7 @@ def fingerprints_are_compared_where_both_exist(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_owner_with_another_payload_is_a_mismatch(b: Bench) -> Flow[None]:
+def an_owner_with_another_payload_is_a_mismatch(b: ScenarioContext) -> Flow[None]:
     """The running owner itself, claiming again with another payload, does not get its claim back."""
     held = yield from b.hold(fingerprint=ONE)
     expect((yield from b.claim(owner=held.claim.owner, fingerprint=TWO)), Mismatch)
@@ -61,7 +61,7 @@ def an_owner_with_another_payload_is_a_mismatch(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_take_over_keeps_the_fingerprint(b: Bench) -> Flow[None]:
+def a_take_over_keeps_the_fingerprint(b: ScenarioContext) -> Flow[None]:
     """A reclaim without a fingerprint does not open the key to another payload."""
     released = yield from b.hold("released", fingerprint=ONE)
     yield from released.settle("released")
@@ -77,7 +77,7 @@ def a_take_over_keeps_the_fingerprint(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_take_over_may_bring_the_first_fingerprint(b: Bench) -> Flow[None]:
+def a_take_over_may_bring_the_first_fingerprint(b: ScenarioContext) -> Flow[None]:
     """Where the record had none, or one of another version, it has the reclaim's from then on."""
     for key, first in (("none", None), ("other version", OTHER_VERSION)):
         held = yield from b.hold(key, fingerprint=first)
@@ -87,7 +87,7 @@ def a_take_over_may_bring_the_first_fingerprint(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_forgotten_key_has_no_fingerprint(b: Bench) -> Flow[None]:
+def a_forgotten_key_has_no_fingerprint(b: ScenarioContext) -> Flow[None]:
     """After forget the key is new: another payload may use it."""
     yield from b.finish(fingerprint=ONE)
     yield from Forget(b.id())

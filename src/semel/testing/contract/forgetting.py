@@ -6,8 +6,8 @@ from semel.testing.contract.bench import (
     LONG,
     SHORT,
     Advance,
-    Bench,
-    Held,
+    ScenarioContext,
+    HeldClaim,
     check,
     equal,
     expect,
@@ -19,7 +19,7 @@ HOUR_US = 3600 * 1_000_000
 
 
 @scenario()
-def a_forgotten_key_is_new(b: Bench) -> Flow[None]:
+def a_forgotten_key_is_new(b: ScenarioContext) -> Flow[None]:
     """Attempt 1, no steps, no journal, no value; only the fence goes on."""
     released = yield from b.hold("journal", journal=b"old payload", lease=LONG)
     yield from released.renew(step=("mail", b"r"))
@@ -41,7 +41,7 @@ def a_forgotten_key_is_new(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_running_claim_is_not_forgotten_unasked(b: Bench) -> Flow[None]:
+def a_running_claim_is_not_forgotten_unasked(b: ScenarioContext) -> Flow[None]:
     """`Busy` for the rest of the lease, and the claim goes on as if nobody had asked."""
     held = yield from b.hold(lease=LONG)
     before = yield from b.record()
@@ -54,7 +54,7 @@ def a_running_claim_is_not_forgotten_unasked(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_forced_forget_stops_the_running_claim(b: Bench) -> Flow[None]:
+def a_forced_forget_stops_the_running_claim(b: ScenarioContext) -> Flow[None]:
     """Its owner is `Lost` whatever it sends, before and after the key is claimed again."""
     held = yield from b.hold(lease=LONG)
     expect((yield from Forget(b.id(), force=True)), Forgotten)
@@ -66,14 +66,14 @@ def a_forced_forget_stops_the_running_claim(b: Bench) -> Flow[None]:
     expect((yield from b.claim()), Known, value=b"rnew")
 
 
-def _all_lost(held: Held) -> Flow[None]:
+def _all_lost(held: HeldClaim) -> Flow[None]:
     for to in ENDS:
         expect((yield from held.settle(to, b"rold")), Lost)
     expect((yield from held.renew()), Lost)
 
 
 @scenario()
-def a_claim_that_nobody_runs_is_forgotten(b: Bench) -> Flow[None]:
+def a_claim_that_nobody_runs_is_forgotten(b: ScenarioContext) -> Flow[None]:
     """Released ones, delayed or not, and orphans need no force."""
     held = yield from b.hold("delayed")
     yield from held.settle("released", delay=LONG)
@@ -89,7 +89,7 @@ def a_claim_that_nobody_runs_is_forgotten(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def what_is_absent_is_not_forgotten(b: Bench) -> Flow[None]:
+def what_is_absent_is_not_forgotten(b: ScenarioContext) -> Flow[None]:
     """`Absent` for a key never seen, expired, or forgotten before."""
     expect((yield from Forget(b.id("never"))), Absent)
     expect((yield from Lookup(b.id("never"))), Absent)
@@ -103,7 +103,7 @@ def what_is_absent_is_not_forgotten(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def forget_takes_only_the_record_it_means(b: Bench) -> Flow[None]:
+def forget_takes_only_the_record_it_means(b: ScenarioContext) -> Flow[None]:
     """With a fence or a state it compares: a record that has changed meanwhile is `Lost` to it, and stays."""
     held = yield from b.hold()
     yield from held.settle("failed", b"r")
@@ -117,7 +117,7 @@ def forget_takes_only_the_record_it_means(b: Bench) -> Flow[None]:
 
 
 @scenario("manual")
-def a_tombstone_lasts_as_long_as_a_lease_may(b: Bench) -> Flow[None]:
+def a_tombstone_lasts_as_long_as_a_lease_may(b: ScenarioContext) -> Flow[None]:
     """For 12 hours a late completion of the forgotten run is `Lost`, purged or not; then it is absent."""
     for key in ("early", "later"):
         held = yield from b.hold(key, window=40 * 3600)
@@ -133,7 +133,7 @@ def a_tombstone_lasts_as_long_as_a_lease_may(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_forgotten_key_may_be_late(b: Bench) -> Flow[None]:
+def a_forgotten_key_may_be_late(b: ScenarioContext) -> Flow[None]:
     """A tombstone is absent to an old event too."""
     yield from b.finish()
     expect((yield from Forget(b.id())), Forgotten)

@@ -9,14 +9,14 @@ from semel.core.commands import (
     Mark,
     Marked,
     ReadSettings,
-    Settings,
+    StoreSettings,
     SetWindow,
 )
 from semel.testing.contract.bench import (
     ENDS,
     LONG,
     SHORT,
-    Bench,
+    ScenarioContext,
     Hear,
     Heard,
     Listen,
@@ -31,7 +31,7 @@ from semel.types import Busy, Completed, Forgotten, Lost, Unknown
 
 
 @scenario("durable")
-def answers_survive_reopening(b: Bench) -> Flow[None]:
+def answers_survive_reopening(b: ScenarioContext) -> Flow[None]:
     """A store closed and opened again answers every kind of record as before."""
     done = yield from b.finish("done", b"\x00value", fingerprint=b"\1one")
     failed = yield from b.hold("failed")
@@ -61,7 +61,7 @@ def answers_survive_reopening(b: Bench) -> Flow[None]:
 
 
 @scenario("durable")
-def marks_and_settings_survive_reopening(b: Bench) -> Flow[None]:
+def marks_and_settings_survive_reopening(b: ScenarioContext) -> Flow[None]:
     """Marks, modes and windows too."""
     mark = Mark(b.tenant, "marks", ["a", "b"], b.us(LONG))
     equal(expect((yield from mark), Marked).firsts, [True, True], "firsts")
@@ -69,13 +69,13 @@ def marks_and_settings_survive_reopening(b: Bench) -> Flow[None]:
     yield from SetWindow(b.tenant, "consumer", "order", b.us(SHORT))
     yield from Reopen()
     equal(expect((yield from mark), Marked).firsts, [False, False], "firsts")
-    settings = expect((yield from ReadSettings()), Settings)
+    settings = expect((yield from ReadSettings()), StoreSettings)
     equal(settings.modes.get((b.tenant, "consumer")), "quarantine", "the mode")
     equal(settings.windows.get((b.tenant, "consumer", "order")), b.us(SHORT), "the window")
 
 
 @scenario("durable")
-def time_and_fences_go_on_after_reopening(b: Bench) -> Flow[None]:
+def time_and_fences_go_on_after_reopening(b: ScenarioContext) -> Flow[None]:
     """Neither the clock nor a lease nor an attempt starts anew with the process."""
     held = yield from b.hold("orphan", lease=SHORT)
     before = yield from b.now()
@@ -90,7 +90,7 @@ def time_and_fences_go_on_after_reopening(b: Bench) -> Flow[None]:
 
 
 @scenario("notifies")
-def watchers_are_told_what_ends_a_wait(b: Bench) -> Flow[None]:
+def watchers_are_told_what_ends_a_wait(b: ScenarioContext) -> Flow[None]:
     """Done, failed, released, quarantined and forgotten: whoever waits for the key hears of it."""
     yield from Listen()
     for to in ENDS:
@@ -104,7 +104,7 @@ def watchers_are_told_what_ends_a_wait(b: Bench) -> Flow[None]:
 
 
 @scenario("notifies")
-def watchers_hear_no_more_after_they_leave(b: Bench) -> Flow[None]:
+def watchers_hear_no_more_after_they_leave(b: ScenarioContext) -> Flow[None]:
     """The function that `watch` returns ends it, and others go on listening."""
     yield from Listen()
     yield from b.finish("one")
@@ -119,7 +119,7 @@ def watchers_hear_no_more_after_they_leave(b: Bench) -> Flow[None]:
 
 
 @scenario("notifies")
-def watchers_are_not_told_of_lost_writes(b: Bench) -> Flow[None]:
+def watchers_are_not_told_of_lost_writes(b: ScenarioContext) -> Flow[None]:
     """Nothing changed, so nobody is woken."""
     held = yield from b.hold()
     yield from Listen()

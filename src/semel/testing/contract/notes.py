@@ -1,7 +1,7 @@
 """What a record carries for its next attempt: steps and the journaled payload."""
 
 from semel.core.commands import Flow, Forget, Granted, Known, Page, Scan
-from semel.testing.contract.bench import LONG, SETTLED, SHORT, Bench, check, equal, expect, scenario
+from semel.testing.contract.bench import LONG, SETTLED, SHORT, ScenarioContext, check, equal, expect, scenario
 from semel.types import FOREVER, Busy, Completed, Id, Lost, Record, Renewed
 
 STEPS_MAX = 64
@@ -9,7 +9,7 @@ STEPS_MAX = 64
 
 
 @scenario()
-def steps_are_given_to_the_next_attempt(b: Bench) -> Flow[None]:
+def steps_are_given_to_the_next_attempt(b: ScenarioContext) -> Flow[None]:
     """In the order of their making and byte for byte, after a release and after a crash alike."""
     steps: tuple[tuple[str, bytes | None], ...] = (("charge", b"r\x00\xff"), ("none", None), ("mail", b""))
     released = yield from b.hold("released")
@@ -33,7 +33,7 @@ def steps_are_given_to_the_next_attempt(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_repeated_step_is_kept_once(b: Bench) -> Flow[None]:
+def a_repeated_step_is_kept_once(b: ScenarioContext) -> Flow[None]:
     """A step sent again after a lost reply is there once, with its first value, and still renews."""
     held = yield from b.hold(lease=SHORT)
     expect((yield from held.renew(SHORT, ("mail", b"first"))), Renewed)
@@ -44,7 +44,7 @@ def a_repeated_step_is_kept_once(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_step_renews_the_lease(b: Bench) -> Flow[None]:
+def a_step_renews_the_lease(b: ScenarioContext) -> Flow[None]:
     """A step is a renewal that carries a note: lease and expiry move by the same amount."""
     held = yield from b.hold(lease=LONG, window=LONG)
     before = yield from b.record()
@@ -57,7 +57,7 @@ def a_step_renews_the_lease(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_renewal_keeps_the_steps(b: Bench) -> Flow[None]:
+def a_renewal_keeps_the_steps(b: ScenarioContext) -> Flow[None]:
     """A plain renewal between two steps drops neither."""
     held = yield from b.hold()
     yield from held.renew(step=("one", b"1"))
@@ -67,7 +67,7 @@ def a_renewal_keeps_the_steps(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_zombies_step_is_not_written(b: Bench) -> Flow[None]:
+def a_zombies_step_is_not_written(b: ScenarioContext) -> Flow[None]:
     """A step of an attempt that was taken over is `Lost`, and its successor's record has none of it."""
     zombie = yield from b.hold(lease=SHORT)
     yield from b.later()
@@ -77,7 +77,7 @@ def a_zombies_step_is_not_written(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_record_holds_all_the_steps_there_may_be(b: Bench) -> Flow[None]:
+def a_record_holds_all_the_steps_there_may_be(b: ScenarioContext) -> Flow[None]:
     """As many as a handler may have, in order."""
     held = yield from b.hold()
     steps = tuple((f"step {number}", b"%d" % number) for number in range(STEPS_MAX))
@@ -92,7 +92,7 @@ def a_record_holds_all_the_steps_there_may_be(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_journaled_payload_is_kept_with_its_claim(b: Bench) -> Flow[None]:
+def a_journaled_payload_is_kept_with_its_claim(b: ScenarioContext) -> Flow[None]:
     """Claim and payload are one write: whoever takes over gets the payload, and others learn that it is safe."""
     for key, payload in (("some", b"payload\x00\xff"), ("empty", b"")):
         held = yield from b.hold(key, lease=SHORT, journal=payload)
@@ -106,7 +106,7 @@ def a_journaled_payload_is_kept_with_its_claim(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_journal_is_written_only_if_new(b: Bench) -> Flow[None]:
+def a_journal_is_written_only_if_new(b: ScenarioContext) -> Flow[None]:
     """A duplicate's payload neither replaces the first one's nor reaches a settled record."""
     held = yield from b.hold("first", lease=SHORT, journal=b"first")
     yield from b.later()
@@ -121,7 +121,7 @@ def a_journal_is_written_only_if_new(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_take_over_may_bring_the_first_journal(b: Bench) -> Flow[None]:
+def a_take_over_may_bring_the_first_journal(b: ScenarioContext) -> Flow[None]:
     """Where the record had no payload, it is kept with the claim that brings one."""
     held = yield from b.hold()
     expect((yield from held.settle("released")), Completed)
@@ -131,7 +131,7 @@ def a_take_over_may_bring_the_first_journal(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def orphans_with_a_journal_are_found(b: Bench) -> Flow[None]:
+def orphans_with_a_journal_are_found(b: ScenarioContext) -> Flow[None]:
     """A sweep sees the journaled claims whose lease is over, and no others."""
     yield from b.hold("plain orphan", lease=SHORT)
     yield from b.hold("orphan", lease=SHORT, journal=b"payload")
@@ -152,6 +152,6 @@ def orphans_with_a_journal_are_found(b: Bench) -> Flow[None]:
     equal((yield from _orphans(b)), {b.id("released"): b"payload"}, "orphans after a take-over")
 
 
-def _orphans(b: Bench) -> Flow[dict[Id, bytes | None]]:
+def _orphans(b: ScenarioContext) -> Flow[dict[Id, bytes | None]]:
     page = expect((yield from Scan(tenant=b.tenant, orphaned=True)), Page, cursor=None)
     return {record.id: record.journal for record in page.records}

@@ -3,11 +3,11 @@
 from msgspec.structs import replace
 
 from semel.core.commands import Flow, Forget, Granted, Known, Lookup, Page, Resolve, Scan, Settle
-from semel.testing.contract.bench import LONG, SETTLED, SHORT, Bench, Held, check, equal, expect, scenario
+from semel.testing.contract.bench import LONG, SETTLED, SHORT, ScenarioContext, HeldClaim, check, equal, expect, scenario
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, Renewed, Unknown
 
 
-def _orphan(b: Bench, key: str = "key") -> Flow[Held]:
+def _orphan(b: ScenarioContext, key: str = "key") -> Flow[HeldClaim]:
     """A quarantined claim whose owner died."""
     held = yield from b.hold(key, lease=SHORT, quarantine=True)
     yield from b.later()
@@ -15,7 +15,7 @@ def _orphan(b: Bench, key: str = "key") -> Flow[Held]:
 
 
 @scenario()
-def a_quarantined_orphan_is_not_run_again(b: Bench) -> Flow[None]:
+def a_quarantined_orphan_is_not_run_again(b: ScenarioContext) -> Flow[None]:
     """When its lease is over every claim, its own included, is answered `Unknown`, since then."""
     held = yield from _orphan(b)
     for claim in (b.claim(quarantine=True), b.claim(), held.claim):
@@ -27,14 +27,14 @@ def a_quarantined_orphan_is_not_run_again(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_orphan_is_unknown_before_anybody_claims(b: Bench) -> Flow[None]:
+def an_orphan_is_unknown_before_anybody_claims(b: ScenarioContext) -> Flow[None]:
     """Operators see it as unknown from the moment its lease is over, without a sweep."""
     held = yield from _orphan(b)
     expect((yield from b.record()), Record, state="unknown", owner=held.claim.owner, fence=held.fence)
 
 
 @scenario()
-def a_quarantined_claim_runs_like_any_other(b: Bench) -> Flow[None]:
+def a_quarantined_claim_runs_like_any_other(b: ScenarioContext) -> Flow[None]:
     """While its lease runs: busy for others, its own for its owner, completed in the end."""
     held = yield from b.hold(quarantine=True)
     expect((yield from held.claim), Granted, fence=held.granted.fence, attempt=1)
@@ -44,7 +44,7 @@ def a_quarantined_claim_runs_like_any_other(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_late_owner_may_still_say_what_happened(b: Bench) -> Flow[None]:
+def a_late_owner_may_still_say_what_happened(b: ScenarioContext) -> Flow[None]:
     """The owner of an unknown record completes or fails it, whether or not somebody has asked meanwhile."""
     for to in SETTLED:
         for asked in (False, True):
@@ -59,7 +59,7 @@ def a_late_owner_may_still_say_what_happened(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_unknown_record_is_not_revived(b: Bench) -> Flow[None]:
+def an_unknown_record_is_not_revived(b: ScenarioContext) -> Flow[None]:
     """Its late owner's renewal and release are `Lost`: only an outcome ends it."""
     orphan = yield from _orphan(b, "orphan")
     told = yield from b.hold("told", quarantine=True)
@@ -75,7 +75,7 @@ def an_unknown_record_is_not_revived(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_claim_may_be_told_unknown(b: Bench) -> Flow[None]:
+def a_claim_may_be_told_unknown(b: ScenarioContext) -> Flow[None]:
     """A handler that ended without saying what happened quarantines its record; told twice, it is `already`."""
     held = yield from b.hold(quarantine=True)
     told = expect((yield from held.settle("unknown")), Completed, already=False, recreated=False)
@@ -87,7 +87,7 @@ def a_claim_may_be_told_unknown(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_released_quarantine_claim_runs_again(b: Bench) -> Flow[None]:
+def a_released_quarantine_claim_runs_again(b: ScenarioContext) -> Flow[None]:
     """What was released before it started is no orphan, also when the release is long over."""
     held = yield from b.hold("at once", lease=SHORT, quarantine=True)
     expect((yield from held.settle("released", count_attempt=False)), Completed)
@@ -102,7 +102,7 @@ def a_released_quarantine_claim_runs_again(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def resolve_to_done_answers_from_then_on(b: Bench) -> Flow[None]:
+def resolve_to_done_answers_from_then_on(b: ScenarioContext) -> Flow[None]:
     """The value of the prober or operator is replayed for the window it gives."""
     held = yield from b.hold(lease=SHORT, quarantine=True, journal=b"payload")
     yield from b.later()
@@ -116,7 +116,7 @@ def resolve_to_done_answers_from_then_on(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def resolve_to_absent_lets_it_run_again(b: Bench) -> Flow[None]:
+def resolve_to_absent_lets_it_run_again(b: ScenarioContext) -> Flow[None]:
     """The key is new, and its late owner's completion is `Lost` before and after the next claim."""
     held = yield from _orphan(b)
     forgotten = expect((yield from Resolve(b.id(), held.fence, "absent")), Forgotten)
@@ -130,7 +130,7 @@ def resolve_to_absent_lets_it_run_again(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def resolve_to_absent_keeps_a_journal_for_the_sweep(b: Bench) -> Flow[None]:
+def resolve_to_absent_keeps_a_journal_for_the_sweep(b: ScenarioContext) -> Flow[None]:
     """Its source never sends again: the payload stays, as of a claim that was released before anything happened."""
     held = yield from b.hold(quarantine=True, journal=b"rpayload")
     expect((yield from held.renew(step=("step", b"r"))), Renewed)
@@ -151,7 +151,7 @@ def resolve_to_absent_keeps_a_journal_for_the_sweep(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def resolve_to_claimed_goes_on_with_the_next_attempt(b: Bench) -> Flow[None]:
+def resolve_to_claimed_goes_on_with_the_next_attempt(b: ScenarioContext) -> Flow[None]:
     """Nothing had happened: attempts, steps and journal stay, who resolved it has the claim, its late owner has not."""
     held = yield from b.hold(quarantine=True, journal=b"rpayload")
     expect((yield from held.renew(step=("step", b"r"))), Renewed)
@@ -175,7 +175,7 @@ def resolve_to_claimed_goes_on_with_the_next_attempt(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_orphan_resolved_to_claimed_is_unknown_again_when_that_owner_dies(b: Bench) -> Flow[None]:
+def an_orphan_resolved_to_claimed_is_unknown_again_when_that_owner_dies(b: ScenarioContext) -> Flow[None]:
     """Its lease ran out and nobody said so: one may take it over the fence that was seen, for as long as a lease."""
     held = yield from _orphan(b)
     heir = b.claim(lease=SHORT, quarantine=True)
@@ -187,7 +187,7 @@ def an_orphan_resolved_to_claimed_is_unknown_again_when_that_owner_dies(b: Bench
 
 
 @scenario()
-def resolve_compares_the_fence_it_saw(b: Bench) -> Flow[None]:
+def resolve_compares_the_fence_it_saw(b: ScenarioContext) -> Flow[None]:
     """A record that is not the one that was looked at stays unknown."""
     held = yield from _orphan(b)
     for fence in (held.fence - 1, held.fence + 1):
@@ -197,7 +197,7 @@ def resolve_compares_the_fence_it_saw(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def resolve_decides_only_what_is_unknown(b: Bench) -> Flow[None]:
+def resolve_decides_only_what_is_unknown(b: ScenarioContext) -> Flow[None]:
     """Running, released, done, failed, forgotten and absent records are `Lost` to it, and stay."""
     running = yield from b.hold("running", quarantine=True)
     released = yield from b.hold("released", quarantine=True)
@@ -223,7 +223,7 @@ def resolve_decides_only_what_is_unknown(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_unknown_record_may_be_forgotten(b: Bench) -> Flow[None]:
+def an_unknown_record_may_be_forgotten(b: ScenarioContext) -> Flow[None]:
     """Nobody runs it, so forget needs no force; the fence and state seen are compared."""
     held = yield from _orphan(b)
     expect((yield from Forget(b.id(), state="claimed")), Lost)

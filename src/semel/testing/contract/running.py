@@ -15,7 +15,7 @@ from semel.testing.clock import ManualClock
 from semel.testing.contract.bench import (
     Advance,
     AtOnce,
-    Bench,
+    ScenarioContext,
     Hear,
     Heard,
     Listen,
@@ -133,7 +133,7 @@ class _Session:
         self.harness = harness
         self.ear = _Ear()
         self._scenario = scenario
-        self._flow = scenario.flow(Bench(harness.unit_us, manual=harness.clock is not None))
+        self._flow = scenario.flow(ScenarioContext(harness.unit_us, manual=harness.clock is not None))
         self._trace: deque[str] = deque(maxlen=TRACE_LINES)
         self._command: Command[Any] | None = None
 

@@ -8,8 +8,8 @@ from semel.testing.contract.bench import (
     LONG,
     SETTLED,
     SHORT,
-    Bench,
-    Held,
+    ScenarioContext,
+    HeldClaim,
     check,
     equal,
     expect,
@@ -20,7 +20,7 @@ from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, Renewe
 
 
 @scenario()
-def a_completed_event_is_replayed(b: Bench) -> Flow[None]:
+def a_completed_event_is_replayed(b: ScenarioContext) -> Flow[None]:
     """Every duplicate of a completed event gets the stored value and nothing runs."""
     held = yield from b.hold()
     done = expect((yield from held.settle("done", b'j{"id":1}')), Completed, already=False, recreated=False)
@@ -32,7 +32,7 @@ def a_completed_event_is_replayed(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_failed_event_is_replayed(b: Bench) -> Flow[None]:
+def a_failed_event_is_replayed(b: ScenarioContext) -> Flow[None]:
     """A permanent failure is stored and answers every duplicate."""
     held = yield from b.hold()
     expect((yield from held.settle("failed", b'j["E","no"]')), Completed, already=False, recreated=False)
@@ -40,7 +40,7 @@ def a_failed_event_is_replayed(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_repeated_completion_is_already_there(b: Bench) -> Flow[None]:
+def a_repeated_completion_is_already_there(b: ScenarioContext) -> Flow[None]:
     """A completion or failure sent again after a lost reply is `already`, and its first value stays."""
     for to in SETTLED:
         held = yield from b.hold(to)
@@ -51,7 +51,7 @@ def a_repeated_completion_is_already_there(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def what_is_settled_stays_settled(b: Bench) -> Flow[None]:
+def what_is_settled_stays_settled(b: ScenarioContext) -> Flow[None]:
     """A done record does not become failed, nor a failed one done, not even by its own owner."""
     for to in SETTLED:
         held = yield from b.hold(to)
@@ -64,7 +64,7 @@ def what_is_settled_stays_settled(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_wrong_fence_or_owner_is_lost(b: Bench) -> Flow[None]:
+def a_wrong_fence_or_owner_is_lost(b: ScenarioContext) -> Flow[None]:
     """Whatever ends or prolongs a claim acts only with its fence and its owner; else nothing is written."""
     held = yield from b.hold()
     before = yield from b.record()
@@ -87,7 +87,7 @@ def a_wrong_fence_or_owner_is_lost(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_wrong_fence_or_owner_is_lost_on_what_is_settled(b: Bench) -> Flow[None]:
+def a_wrong_fence_or_owner_is_lost_on_what_is_settled(b: ScenarioContext) -> Flow[None]:
     """`already` too is said only to the owner with the right fence."""
     for to in SETTLED:
         held = yield from b.hold(to)
@@ -100,7 +100,7 @@ def a_wrong_fence_or_owner_is_lost_on_what_is_settled(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_zombie_changes_nothing(b: Bench) -> Flow[None]:
+def a_zombie_changes_nothing(b: ScenarioContext) -> Flow[None]:
     """An owner that was taken over is `Lost` whatever it sends, while its successor runs and afterwards."""
     zombie = yield from b.hold(lease=SHORT)
     yield from b.later()
@@ -116,14 +116,14 @@ def a_zombie_changes_nothing(b: Bench) -> Flow[None]:
     expect((yield from b.claim()), Known, value=b"rheir", fence=heir.fence)
 
 
-def _all_lost(held: Held) -> Flow[None]:
+def _all_lost(held: HeldClaim) -> Flow[None]:
     for to in ENDS:
         expect((yield from held.settle(to, b"rlost")), Lost)
     expect((yield from held.renew()), Lost)
 
 
 @scenario()
-def a_lease_over_but_not_taken_over_may_still_end(b: Bench) -> Flow[None]:
+def a_lease_over_but_not_taken_over_may_still_end(b: ScenarioContext) -> Flow[None]:
     """Nobody else ran, so the late owner's completion, failure, release and renewal count."""
     for to in SETTLED:
         held = yield from b.hold(to, lease=SHORT)
@@ -144,7 +144,7 @@ def a_lease_over_but_not_taken_over_may_still_end(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_released_key_is_free_at_once(b: Bench) -> Flow[None]:
+def a_released_key_is_free_at_once(b: ScenarioContext) -> Flow[None]:
     """After a release the next claim runs, as the next attempt, with what the record knows."""
     held = yield from b.hold(fingerprint=b"\1print", event_type="order")
     yield from held.renew(step=("mail", b"rsent"))
@@ -161,7 +161,7 @@ def a_released_key_is_free_at_once(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_release_gives_up_ownership(b: Bench) -> Flow[None]:
+def a_release_gives_up_ownership(b: ScenarioContext) -> Flow[None]:
     """A renewal or completion in flight cannot revive a released claim; a repeated release is `Lost`."""
     held = yield from b.hold()
     expect((yield from held.settle("released", delay=LONG)), Completed)
@@ -174,7 +174,7 @@ def a_release_gives_up_ownership(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_delayed_release_holds_everybody_off(b: Bench) -> Flow[None]:
+def a_delayed_release_holds_everybody_off(b: ScenarioContext) -> Flow[None]:
     """Until the delay is over everybody is busy for the rest of it, the releaser too."""
     held = yield from b.hold(lease=SHORT)
     expect((yield from held.settle("released", delay=LONG)), Completed)
@@ -185,7 +185,7 @@ def a_delayed_release_holds_everybody_off(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_delayed_release_ends(b: Bench) -> Flow[None]:
+def a_delayed_release_ends(b: ScenarioContext) -> Flow[None]:
     """When the delay is over the key is claimed again, although the lease would have run on."""
     held = yield from b.hold(lease=LONG)
     expect((yield from held.settle("released", delay=SHORT)), Completed)
@@ -195,7 +195,7 @@ def a_delayed_release_ends(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_release_may_give_the_attempt_back(b: Bench) -> Flow[None]:
+def a_release_may_give_the_attempt_back(b: ScenarioContext) -> Flow[None]:
     """What was released before it started, or by a shutdown, does not count as an attempt."""
     attempts = []
     for count_attempt in (False, True, False, False, True):
@@ -207,7 +207,7 @@ def a_release_may_give_the_attempt_back(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_release_keeps_the_window_apart(b: Bench) -> Flow[None]:
+def a_release_keeps_the_window_apart(b: ScenarioContext) -> Flow[None]:
     """A release moves the expiry with the lease, so that attempts are remembered for the window."""
     held = yield from b.hold(lease=LONG, window=LONG)
     before = yield from b.record()
@@ -219,10 +219,10 @@ def a_release_keeps_the_window_apart(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def an_absent_record_is_not_released(b: Bench) -> Flow[None]:
+def an_absent_record_is_not_released(b: ScenarioContext) -> Flow[None]:
     """Releasing, renewing or quarantining a record that is not there is `Lost` and writes nothing."""
     now = yield from b.now()
-    held = Held(b.claim(), _granted_at(now), b.unit_us)
+    held = HeldClaim(b.claim(), _granted_at(now), b.unit_us)
     expect((yield from held.settle("released")), Lost)
     expect((yield from held.settle("unknown")), Lost)
     expect((yield from held.renew()), Lost)
@@ -238,11 +238,11 @@ def _granted_at(fence: int) -> Granted:
 
 
 @scenario()
-def a_lost_record_is_recreated(b: Bench) -> Flow[None]:
+def a_lost_record_is_recreated(b: ScenarioContext) -> Flow[None]:
     """The store lost the record of an effect that exists: its completion is written, and said so."""
     for to in SETTLED:
         now = yield from b.now()
-        held = Held(b.claim(to, lease=SHORT, window=LONG), _granted_at(now), b.unit_us)
+        held = HeldClaim(b.claim(to, lease=SHORT, window=LONG), _granted_at(now), b.unit_us)
         expect((yield from held.settle(to, b"rlost")), Completed, recreated=True, already=False)
         record = yield from b.record(to)
         equal(record.expires_at, now + b.us(SHORT) + b.us(LONG), "expires_at")
@@ -254,23 +254,23 @@ def a_lost_record_is_recreated(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_lost_sliding_record_keeps_its_window(b: Bench) -> Flow[None]:
+def a_lost_sliding_record_keeps_its_window(b: ScenarioContext) -> Flow[None]:
     """Recreated where the window counts from the claim: it expires at the fence plus the window."""
     now = yield from b.now()
-    held = Held(b.claim(lease=SHORT, window=LONG, sliding=True), _granted_at(now), b.unit_us)
+    held = HeldClaim(b.claim(lease=SHORT, window=LONG, sliding=True), _granted_at(now), b.unit_us)
     expect((yield from held.settle("done", b"rlost")), Completed, recreated=True)
     record = yield from b.record()
     equal(record.expires_at, now + b.us(LONG), "expires_at")
 
 
 @scenario()
-def what_would_have_expired_is_not_recreated(b: Bench) -> Flow[None]:
+def what_would_have_expired_is_not_recreated(b: ScenarioContext) -> Flow[None]:
     """A completion so late that its record would be gone anyway is answered alike and written nowhere."""
     now = yield from b.now()
     for to in SETTLED:
         for sliding, age in ((False, 2 * LONG + 1), (True, LONG + 1)):
             key = f"{to}-{sliding}"
-            held = Held(b.claim(key, sliding=sliding), _granted_at(now - b.us(age)), b.unit_us)
+            held = HeldClaim(b.claim(key, sliding=sliding), _granted_at(now - b.us(age)), b.unit_us)
             expect((yield from held.settle(to, b"rlost")), Completed, recreated=True)
             expect((yield from Lookup(b.id(key))), Absent)
             heir = yield from b.hold(key)
@@ -278,10 +278,10 @@ def what_would_have_expired_is_not_recreated(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_fence_ahead_of_the_clock_still_grows(b: Bench) -> Flow[None]:
+def a_fence_ahead_of_the_clock_still_grows(b: ScenarioContext) -> Flow[None]:
     """A store that lost its data, and whose clock went back too, goes on from the fence of a recreated record."""
     ahead = (yield from b.now()) + b.us(LONG)
-    held = Held(b.claim(), _granted_at(ahead), b.unit_us)
+    held = HeldClaim(b.claim(), _granted_at(ahead), b.unit_us)
     expect((yield from held.settle("done", b"r")), Completed, recreated=True)
     forgotten = expect((yield from Forget(b.id())), Forgotten)
     heir = yield from b.hold()
@@ -289,10 +289,10 @@ def a_fence_ahead_of_the_clock_still_grows(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_lost_record_claimed_anew_is_not_overwritten(b: Bench) -> Flow[None]:
+def a_lost_record_claimed_anew_is_not_overwritten(b: ScenarioContext) -> Flow[None]:
     """Once another claimed the lost key, the first run's completion is `Lost`."""
     now = yield from b.now()
-    lost = Held(b.claim(), _granted_at(now - 1), b.unit_us)
+    lost = HeldClaim(b.claim(), _granted_at(now - 1), b.unit_us)
     heir = yield from b.hold()
     expect((yield from lost.settle("done", b"rlost")), Lost)
     expect((yield from heir.settle("done", b"rheir")), Completed, recreated=False)
@@ -303,7 +303,7 @@ def a_lost_record_claimed_anew_is_not_overwritten(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_renewal_moves_lease_and_expiry_alike(b: Bench) -> Flow[None]:
+def a_renewal_moves_lease_and_expiry_alike(b: ScenarioContext) -> Flow[None]:
     """The lease runs on from now, and the expiry moves by the same amount."""
     held = yield from b.hold(lease=LONG, window=LONG)
     before = yield from b.record()
@@ -322,7 +322,7 @@ def a_renewal_moves_lease_and_expiry_alike(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_renewed_claim_outlives_its_first_lease(b: Bench) -> Flow[None]:
+def a_renewed_claim_outlives_its_first_lease(b: ScenarioContext) -> Flow[None]:
     """A handler of several leases keeps its key, and completes as if nothing had been."""
     held = yield from b.hold(lease=SHORT, window=SHORT)
     expect((yield from held.renew(LONG)), Renewed)
@@ -332,7 +332,7 @@ def a_renewed_claim_outlives_its_first_lease(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_renewal_may_shorten(b: Bench) -> Flow[None]:
+def a_renewal_may_shorten(b: ScenarioContext) -> Flow[None]:
     """A renewal sets the lease to now plus its length, be that sooner than before."""
     held = yield from b.hold(lease=LONG)
     expect((yield from held.renew(SHORT)), Renewed)
@@ -342,7 +342,7 @@ def a_renewal_may_shorten(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_take_over_tells_what_it_knows_better(b: Bench) -> Flow[None]:
+def a_take_over_tells_what_it_knows_better(b: ScenarioContext) -> Flow[None]:
     """Event type and metadata of a take-over replace the old ones; without them, the old ones stay."""
     for key, event_type, meta in (("none", "", None), ("better", "order.paid", b"new")):
         held = yield from b.hold(key, event_type="order", meta=b"old")
@@ -352,7 +352,7 @@ def a_take_over_tells_what_it_knows_better(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def a_record_tells_what_it_was_claimed_with(b: Bench) -> Flow[None]:
+def a_record_tells_what_it_was_claimed_with(b: ScenarioContext) -> Flow[None]:
     """Operators see event type, metadata, fingerprint and times as the claim gave them."""
     held = yield from b.hold(event_type="order.paid", meta=b"\x00meta\xff", fingerprint=b"\1fp")
     record = yield from b.record()

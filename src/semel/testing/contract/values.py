@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from semel.core.commands import Flow, Granted, Known, Lookup
-from semel.testing.contract.bench import SETTLED, Bench, Held, equal, expect, scenario
+from semel.testing.contract.bench import SETTLED, ScenarioContext, HeldClaim, equal, expect, scenario
 from semel.types import Absent, Completed, Record
 
 VALUE_BYTES = 256 * 1024
@@ -58,7 +58,7 @@ KEYS = [
 
 
 @scenario()
-def values_come_back_byte_for_byte(b: Bench) -> Flow[None]:
+def values_come_back_byte_for_byte(b: ScenarioContext) -> Flow[None]:
     """Empty is not missing, missing is not empty, and a large value is whole; done and failed alike."""
     for to in SETTLED:
         for name, value in VALUES.items():
@@ -71,7 +71,7 @@ def values_come_back_byte_for_byte(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def payloads_and_notes_come_back_byte_for_byte(b: Bench) -> Flow[None]:
+def payloads_and_notes_come_back_byte_for_byte(b: ScenarioContext) -> Flow[None]:
     """The same for journals, steps and metadata."""
     for name, value in VALUES.items():
         held = yield from b.hold(name, journal=value, meta=value)
@@ -82,7 +82,7 @@ def payloads_and_notes_come_back_byte_for_byte(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def keys_are_taken_as_they_are(b: Bench) -> Flow[None]:
+def keys_are_taken_as_they_are(b: ScenarioContext) -> Flow[None]:
     """Quotes, wildcards, any script, spaces, case and length: nothing is folded, cut or read as a command."""
     for number, key in enumerate(KEYS):
         yield from b.finish(key, b"%d" % number)
@@ -92,10 +92,10 @@ def keys_are_taken_as_they_are(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def tenants_and_consumers_are_apart(b: Bench) -> Flow[None]:
+def tenants_and_consumers_are_apart(b: ScenarioContext) -> Flow[None]:
     """The same key of another tenant or consumer is another event; nothing of the one shows in the other."""
     places = [b.id(tenant="-a"), b.id(tenant="-b"), b.id(consumer="mail"), b.id(consumer="Mail")]
-    held: list[Held] = []
+    held: list[HeldClaim] = []
     for place in places:
         held.append((yield from b.hold(place, fingerprint=b"\1%d" % len(held))))
     for number, each in enumerate(held):
@@ -106,7 +106,7 @@ def tenants_and_consumers_are_apart(b: Bench) -> Flow[None]:
 
 
 @scenario()
-def names_that_read_alike_are_apart(b: Bench) -> Flow[None]:
+def names_that_read_alike_are_apart(b: ScenarioContext) -> Flow[None]:
     """Parts that would be equal when joined, whatever stands between them, name different records."""
     names = list(_alike(b.tenant))
     for name in names:
