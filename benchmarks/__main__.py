@@ -13,8 +13,7 @@ import msgspec
 
 import semel
 from benchmarks import bloom, hooks, inbox, memory, outbox, postgres, redis, runner, service, sqlite, tiers
-from semel.cli.gauge.measure import Measurement
-from semel.cli.gauge.plot import svg
+from semel.cli.bench.measure import Measurement, svg
 
 MODULES: dict[str, Any] = {
     "memory": memory,

@@ -5,8 +5,8 @@ from hashlib import sha256
 from math import ceil, log
 from pathlib import Path
 
-from semel.cli.gauge.measure import Fresh, Job, Measurement, compare
-from semel.digests import digest
+from semel.cli.bench.measure import Fresh, Job, Measurement, compare
+from semel.core.ids import digest
 from semel.stores.bloom import Bloom
 from semel.testing import ManualClock
 
@@ -103,4 +103,6 @@ def wrong() -> Measurement:
 
 def _bound(what: str, most: float, measure: Callable[[], float]) -> Measurement:
     """A figure that must not be above a bound; the ratio is bound over figure, so 1 and more is within."""
-    return Measurement(store="bloom", what=what, rate=most, limit=f"bound {most:g}", limit_rate=measure(), aim=1.0)
+    return Measurement(
+        store="bloom", what=what, rate=most, limit=f"bound {most:g}", limit_rate=measure(), aim=1.0
+    )

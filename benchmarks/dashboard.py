@@ -19,7 +19,7 @@ from typing import Any
 import httpx2
 
 from semel.core.commands import Admit, Claim, Settle
-from semel.forks import new_owner
+from semel.runtime.process import new_owner
 from semel.server.app import create_app
 from semel.server.settings import Limits, ServeSettings
 from semel.stores.sqlite import SqliteStore

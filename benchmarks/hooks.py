@@ -6,15 +6,15 @@ from typing import Any
 
 import semel
 from benchmarks.memory import COUNT
-from semel.base import raised
-from semel.cli.gauge import subjects
-from semel.cli.gauge.measure import Measurement, compare
-from semel.cli.gauge.subjects import nothing
-from semel.client import Semel
-from semel.drive import drive
+from semel.cli.bench import workloads
+from semel.cli.bench.measure import Measurement, compare
+from semel.cli.bench.workloads import nothing
+from semel.client.base import raised
+from semel.client.client import Semel
 from semel.observe.events import HookEvent
 from semel.observe.history import HistoryHook
 from semel.observe.logging import LogHook
+from semel.runtime.executor import drive
 from semel.types import Done
 
 
@@ -61,9 +61,9 @@ def _row(name: str, hook: Any) -> Measurement:
     return compare(
         "hooks",
         f"run, {name} listens" if hook is None else f"run, with {name}",
-        subjects.running(_client(hook), COUNT),
+        workloads.running(_client(hook), COUNT),
         "run of a client that never asks",
-        subjects.running(deaf, COUNT),
+        workloads.running(deaf, COUNT),
         0.95 if hook is None else None,
     )
 

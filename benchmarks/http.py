@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 import semel
-from semel.asgi import AsgiIdempotency, by_authorization
+from semel.http.asgi import AsgiIdempotency, by_authorization
 
 COUNT = 300
 ROUNDS = 9

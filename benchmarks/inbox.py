@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 import semel
-from semel.cli.gauge.measure import Job, Measurement, compare
+from semel.cli.bench.measure import Job, Measurement, compare
 
 EVENTS = 200
 """Events of one transaction."""

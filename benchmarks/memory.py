@@ -5,16 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import semel
-from semel.cli.gauge import subjects
-from semel.cli.gauge.measure import Fresh, Job, Measurement, compare
-from semel.cli.gauge.memory import RawMemory
-from semel.cli.gauge.subjects import nothing
+from semel.cli.bench import workloads
+from semel.cli.bench.measure import Fresh, Job, Measurement, compare
+from semel.cli.bench.raw_memory import RawMemory
+from semel.cli.bench.workloads import nothing
 from semel.codec import encode
-from semel.context import Context, _current
 from semel.core.commands import Claim, Granted, Settle
-from semel.forks import new_owner
-from semel.keeper import LiveClaim
 from semel.keys import check
+from semel.runtime.context import Context, _current
+from semel.runtime.keeper import LiveClaim
+from semel.runtime.process import new_owner
 from semel.types import Done
 
 COUNT = 20_000
@@ -28,11 +28,11 @@ def rows(_folder: Path) -> list[Measurement]:
     raw = RawMemory(COUNT)
     return [
         compare(
-            "memory", "mark, one by one", subjects.marking_singly(client("m", mode="mark"), COUNT),
+            "memory", "mark, one by one", workloads.marking_singly(client("m", mode="mark"), COUNT),
             raw.single_limit, raw.single(), 0.9,
         ),
         compare(
-            "memory", "mark_many of 500", subjects.marking(client("m", mode="mark"), COUNT, BATCH),
+            "memory", "mark_many of 500", workloads.marking(client("m", mode="mark"), COUNT, BATCH),
             raw.batch_limit, raw.batch(BATCH), 0.8,
         ),
         compact_mark(),
@@ -54,8 +54,8 @@ def compact_mark() -> Measurement:
     packed = semel.open(semel.MemoryStore(records_max=10**7, compact=True), consumer="m", mode="mark")
     packed.mark("warm")
     return compare(
-        "memory", "mark_many of 500, compact", subjects.marking(packed, COUNT, BATCH),
-        "mark_many of 500", subjects.marking(client("m", mode="mark"), COUNT, BATCH),
+        "memory", "mark_many of 500, compact", workloads.marking(packed, COUNT, BATCH),
+        "mark_many of 500", workloads.marking(client("m", mode="mark"), COUNT, BATCH),
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def run() -> Measurement:
     return compare(
         "memory",
         "run, one by one",
-        subjects.running(leases, COUNT),
+        workloads.running(leases, COUNT),
         "by hand",
         Job(limit, COUNT, theirs),
         0.6,
@@ -116,7 +116,7 @@ def replay() -> Measurement:
         "replay, one by one",
         Job(subject, COUNT, fresh),
         "run",
-        subjects.running(leases, COUNT),
+        workloads.running(leases, COUNT),
         1.0,
     )
 
@@ -125,6 +125,6 @@ def claim_complete(size: int) -> Measurement:
     """Claims and completions in batches, against the same with batches of one."""
     leases = client("b")
     return compare(
-        "memory", f"claim + complete of {size}", subjects.claiming(leases, COUNT, size),
-        "of 1", subjects.claiming(leases, COUNT, 1),
+        "memory", f"claim + complete of {size}", workloads.claiming(leases, COUNT, size),
+        "of 1", workloads.claiming(leases, COUNT, 1),
     )  # fmt: skip

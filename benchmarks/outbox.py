@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 import semel
 from semel import Message
-from semel.cli.gauge.measure import Job, Measurement, compare
-from semel.core.relaying import OutboxRow as Taken
+from semel.cli.bench.measure import Job, Measurement, compare
+from semel.core.relay_flow import OutboxRow as Taken
 from semel.outbox.relay import Relay
-from semel.outbox.rows import rows_for
 from semel.outbox.sinks import kafka, nats, rabbitmq
 from semel.outbox.sinks.redis import fields_of
 from semel.outbox.sinks.stdout import StdoutSink
+from semel.outbox.tables import rows_for
 
 MESSAGES = 20_000
 TRANSACTIONS = 500

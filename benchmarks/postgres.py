@@ -9,10 +9,10 @@ import psycopg
 
 import semel
 from benchmarks.sqlite import THREADS, threads
-from semel.cli.gauge import subjects
-from semel.cli.gauge.measure import Measurement, compare
-from semel.cli.gauge.postgres import RawPostgres
-from semel.cli.gauge.subjects import nothing
+from semel.cli.bench import workloads
+from semel.cli.bench.measure import Measurement, compare
+from semel.cli.bench.raw_postgres import RawPostgres
+from semel.cli.bench.workloads import nothing
 
 COUNT = 20_000
 BATCH = 500
@@ -44,24 +44,28 @@ class Bench:
         """Each with the limit measured beside it."""
         loop, row = self.raw.loop(ROUNDS, BATCH), self.raw.autocommit(SINGLES)
         with self.client("marks", mode="mark") as marks:
-            job = subjects.marking(marks, COUNT, BATCH)
+            job = workloads.marking(marks, COUNT, BATCH)
             yield compare("postgres", "mark_many of 500", job, "server-side loop", loop, 0.65)
             yield compare("postgres", "mark_many of 500", job, "autocommit row", row, 30)
             yield compare(
-                "postgres", "mark, one by one", subjects.marking_singly(marks, SINGLES), "autocommit row", row
+                "postgres",
+                "mark, one by one",
+                workloads.marking_singly(marks, SINGLES),
+                "autocommit row",
+                row,
             )
         for size in (1, 10, 100, 500, 1000):
             yield self.claim_complete(size)
         with self.client("runs") as leases:
-            many = subjects.running_many(leases, COUNT, BATCH)
-            replays = subjects.replaying(leases, COUNT, BATCH)
+            many = workloads.running_many(leases, COUNT, BATCH)
+            replays = workloads.replaying(leases, COUNT, BATCH)
             yield compare("postgres", "replay of 500", replays, "run_many of 500", many, 1.0)
             yield compare("postgres", "run_many of 500", many, "server-side loop", loop)
             yield compare(
-                "postgres", "run, one by one", subjects.running(leases, SINGLES), "autocommit row", row
+                "postgres", "run, one by one", workloads.running(leases, SINGLES), "autocommit row", row
             )
             yield compare("postgres", f"run, {THREADS} threads", threads(leases), "autocommit row", row)
-        with subjects.Crowd(semel.aopen(f"{self.url}?schema=tasks", consumer="tasks")) as crowd:
+        with workloads.Crowd(semel.aopen(f"{self.url}?schema=tasks", consumer="tasks")) as crowd:
             for tasks in (50, 500):
                 yield compare(
                     "postgres", f"run, {tasks} tasks", crowd.running(tasks, tasks * 10), "autocommit row", row
@@ -82,7 +86,7 @@ class Bench:
         rounds = max(1, min(SINGLES, COUNT // size))
         with self.client(f"claims{size}") as leases:
             return compare(
-                "postgres", f"claim + complete of {size}", subjects.claiming(leases, count, size),
+                "postgres", f"claim + complete of {size}", workloads.claiming(leases, count, size),
                 "server-side loop", self.raw.loop(rounds, size), 0.12 if size == BATCH else None,
             )  # fmt: skip
 
@@ -94,9 +98,9 @@ class Bench:
         ):
             with self.client(f"size_{table}", "&readable_keys=false", mode=mode) as client:
                 job = (
-                    subjects.marking(client, COUNT, BATCH)
+                    workloads.marking(client, COUNT, BATCH)
                     if mode == "mark"
-                    else subjects.claiming(client, COUNT, BATCH)
+                    else workloads.claiming(client, COUNT, BATCH)
                 )
                 for _ in range(2):
                     job.fresh()
@@ -117,7 +121,7 @@ class Bench:
                 self.client(f"grown_{mode}", mode=mode) as grown,
             ):
                 self.fill(f"grown_{mode}")
-                make = subjects.marking if mode == "mark" else subjects.claiming
+                make = workloads.marking if mode == "mark" else workloads.claiming
                 for client in (grown, small):  # the first touch of a page after a checkpoint costs extra log
                     warm = make(client, COUNT, BATCH)
                     warm.fresh()

@@ -15,9 +15,9 @@ import redis
 import redis.asyncio
 
 import semel
-from semel.cli.gauge import subjects
-from semel.cli.gauge.measure import REPEATS, Fresh, Job, Measurement, compare, rate
-from semel.cli.gauge.subjects import nothing, spread
+from semel.cli.bench import workloads
+from semel.cli.bench.measure import REPEATS, Fresh, Job, Measurement, compare, rate
+from semel.cli.bench.workloads import nothing, spread
 
 COUNT = 20_000
 BATCH = 500
@@ -71,11 +71,11 @@ class Bench:
 
     def marking(self, marks: semel.Semel) -> Job:
         """Marks of 500."""
-        return subjects.marking(marks, COUNT, BATCH)
+        return workloads.marking(marks, COUNT, BATCH)
 
     def claiming(self, size: int) -> Job:
         """Claims and completions in batches."""
-        return subjects.claiming(self.client(f"claims{size}"), COUNT if size >= 100 else 2_000, size)
+        return workloads.claiming(self.client(f"claims{size}"), COUNT if size >= 100 else 2_000, size)
 
     # --- limits ---
 
@@ -125,8 +125,8 @@ class Bench:
         """Duplicates in batches of 500, against new events in batches of 500."""
         leases = self.client("replays")
         return compare(
-            "redis", "replay of 500", subjects.replaying(leases, COUNT, BATCH),
-            "run_many of 500", subjects.running_many(leases, COUNT, BATCH), 1.0,
+            "redis", "replay of 500", workloads.replaying(leases, COUNT, BATCH),
+            "run_many of 500", workloads.running_many(leases, COUNT, BATCH), 1.0,
         )  # fmt: skip
 
     def tasks(self, tasks: int) -> Measurement:
@@ -141,7 +141,7 @@ class Bench:
 
                 await spread(PEERS, theirs.keys, one)
 
-        with subjects.Crowd(semel.aopen(self.url, consumer="tasks", mode="mark")) as crowd:
+        with workloads.Crowd(semel.aopen(self.url, consumer="tasks", mode="mark")) as crowd:
             return compare(
                 "redis", f"mark, {tasks} tasks", crowd.marking(tasks, COUNT),
                 f"redis.asyncio, {PEERS} tasks", Job(lambda: asyncio.run(peer()), SINGLES, theirs), 10,

@@ -18,7 +18,7 @@ from statistics import median
 from msgspec import Struct
 
 import semel
-from semel.cli.gauge.measure import Job, rate
+from semel.cli.bench.measure import Job, rate
 from semel.core.commands import Admit, Claim, Granted, Purge, Settle
 from semel.stores.postgres import PostgresStore
 from tests.services import postgres

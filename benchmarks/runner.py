@@ -17,7 +17,7 @@ import psycopg
 import redis
 
 from benchmarks.consumers import AT_ONCE, BATCH, GROUP, JOB, Job
-from semel.cli.gauge.measure import Measurement
+from semel.cli.bench.measure import Measurement
 
 MESSAGES = 4_000
 ROUNDS = 3

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 import semel
-from semel.cli.gauge import subjects
-from semel.cli.gauge.measure import Fresh, Job, Measurement, compare
+from semel.cli.bench import workloads
+from semel.cli.bench.measure import Fresh, Job, Measurement, compare
 
 BATCH = 500
 COUNT = 10_000
@@ -62,9 +62,9 @@ def on(kind: str, url: str, nothing: int, folder: Path) -> Iterator[Measurement]
         yield compare(kind, "claim + complete of 1", alone, "bare endpoint", bare_alone)
         crowd = f"claim + complete of 1, {CALLERS} at once"
         yield compare(kind, crowd, crowded(port), "bare endpoint", crowded(nothing))
-        limit = subjects.claiming(direct, COUNT, BATCH)
+        limit = workloads.claiming(direct, COUNT, BATCH)
         yield compare(kind, "claim + complete of 500", claims(port, BATCH, COUNT), "no HTTP", limit)
-        store = subjects.claiming(over, COUNT, BATCH)
+        store = workloads.claiming(over, COUNT, BATCH)
         yield compare(kind, "claim + complete of 500, http store", store, "no HTTP", limit)
         yield compare(kind, "events of 500", events(port), "claim + complete", limit)
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import semel
-from semel.cli.gauge import subjects
-from semel.cli.gauge.measure import Fresh, Job, Measurement, compare
-from semel.cli.gauge.sqlite import RawSqlite
-from semel.cli.gauge.subjects import nothing
+from semel.cli.bench import workloads
+from semel.cli.bench.measure import Fresh, Job, Measurement, compare
+from semel.cli.bench.raw_sqlite import RawSqlite
+from semel.cli.bench.workloads import nothing
 
 COUNT = 20_000
 BATCH = 500
@@ -32,36 +32,36 @@ class Bench:
         """Each with the limit measured beside it."""
         marks = self.client("marks", mode="mark")
         yield compare(
-            "sqlite", "mark_many of 500", subjects.marking(marks, COUNT, BATCH),
+            "sqlite", "mark_many of 500", workloads.marking(marks, COUNT, BATCH),
             "bare insert of 500", self.raw("marks").batches(COUNT, BATCH), 0.9,
         )  # fmt: skip
         marks = self.client("marks2", mode="mark")
         yield compare(
-            "sqlite", "mark_many of 500", subjects.marking(marks, COUNT, BATCH),
+            "sqlite", "mark_many of 500", workloads.marking(marks, COUNT, BATCH),
             "autocommit row", self.raw("rows").autocommit(SINGLES), 18,
         )  # fmt: skip
         for size in (1, 10, 100, 500, 1000):
             count = COUNT if size >= 100 else SINGLES  # small batches commit often
             yield compare(
                 "sqlite", f"claim + complete of {size}",
-                subjects.claiming(self.client(f"claims{size}"), count, size),
+                workloads.claiming(self.client(f"claims{size}"), count, size),
                 f"bare insert of {size}", self.raw(f"claims{size}").batches(count, size),
                 0.35 if size == BATCH else None,
             )  # fmt: skip
         leases = self.client("replays")
         yield compare(
-            "sqlite", "replay of 500", subjects.replaying(leases, COUNT, BATCH),
-            "run_many of 500", subjects.running_many(leases, COUNT, BATCH), 1.0,
+            "sqlite", "replay of 500", workloads.replaying(leases, COUNT, BATCH),
+            "run_many of 500", workloads.running_many(leases, COUNT, BATCH), 1.0,
         )  # fmt: skip
         yield compare(
-            "sqlite", "run_many of 500", subjects.running_many(self.client("runs"), COUNT, BATCH),
+            "sqlite", "run_many of 500", workloads.running_many(self.client("runs"), COUNT, BATCH),
             "bare insert of 500", self.raw("runs").batches(COUNT, BATCH),
         )  # fmt: skip
         yield compare(
             "sqlite", f"run, {THREADS} threads", threads(self.client("threads")),
             "autocommit row", self.raw("threads").autocommit(SINGLES), 1.5,
         )  # fmt: skip
-        with subjects.Crowd(semel.aopen(self.url("tasks"), consumer="tasks")) as crowd:
+        with workloads.Crowd(semel.aopen(self.url("tasks"), consumer="tasks")) as crowd:
             yield compare(
                 "sqlite", f"run, {TASKS} tasks", crowd.running(TASKS, TASKS * 10),
                 "autocommit row", self.raw("tasks").autocommit(SINGLES), 5,

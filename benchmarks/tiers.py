@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import semel
-from semel.cli.gauge.measure import Fresh, Job, Measurement, compare
-from semel.cli.gauge.subjects import nothing
+from semel.cli.bench.measure import Fresh, Job, Measurement, compare
+from semel.cli.bench.workloads import nothing
 from semel.stores.postgres import PostgresStore
 
 BATCH = 500

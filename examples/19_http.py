@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import semel
-from semel.asgi import AsgiIdempotency
+from semel.http.asgi import AsgiIdempotency
 
 charges: list[int] = []
 

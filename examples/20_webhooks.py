@@ -7,8 +7,8 @@ import time
 import httpx2
 
 import semel
-from semel import webhooks
-from semel.signing import signatures, signer_of
+from semel.ingest import webhooks
+from semel.ingest.signing import signatures, signer_of
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of at least 16 bytes").decode()
 ran = asyncio.Event()

@@ -8,7 +8,7 @@ from contextlib import closing
 from websockets.asyncio.server import ServerConnection, serve
 
 import semel
-from semel.sockets import Event, EventTable, Intake, Listener
+from semel.ingest.sockets import Event, EventTable, Intake, Listener
 
 EVENTS = 10
 done: set[str] = set()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from semel import extras
+from semel.runtime import extras
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))

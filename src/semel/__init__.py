@@ -11,15 +11,15 @@ charge(order)      # runs once; a duplicate returns the first receipt
 from typing import TYPE_CHECKING
 
 from semel import errors, keys
-from semel.aclient import AsyncSemel
-from semel.base import ClaimOutcome
-from semel.claims import Claimed
-from semel.cleaner import AsyncCleaner, Cleaner, PurgeResult
-from semel.client import Semel, aopen, open
-from semel.context import Context, current, step
+from semel.client.base import ClaimOutcome
+from semel.client.claims import Claimed
+from semel.client.cleaner import AsyncCleaner, Cleaner, PurgeResult
+from semel.client.client import Semel, aopen, open
+from semel.client.client_async import AsyncSemel
+from semel.client.guard import AsyncGuarded, Guarded, unwrap
+from semel.client.items import ObserveCounts
 from semel.core.commands import Purged, StoreSettings
-from semel.core.ports import AsyncStore, Capabilities, Store
-from semel.decorators import AsyncGuarded, Guarded, unwrap
+from semel.core.protocols import AsyncStore, Capabilities, Store
 from semel.errors import (
     AttemptsExhausted,
     ClaimLost,
@@ -66,9 +66,9 @@ from semel.errors import (
     WrongDatabase,
 )
 from semel.outbox.message import Message
-from semel.plans import ObserveCounts
 from semel.policy import Policy
-from semel.stores.memory import MemoryStore
+from semel.runtime.context import Context, current, step
+from semel.stores.memory.store import MemoryStore
 from semel.types import (
     Absent,
     Busy,
@@ -201,7 +201,7 @@ __all__ = [
 
 
 if TYPE_CHECKING:
-    from semel.outbox.producer import aproducer, producer
+    from semel.outbox.publish import aproducer, producer
     from semel.stores.tiered import tiered
 
     __version__: str
@@ -214,9 +214,9 @@ else:
     def __getattr__(name: str) -> object:
         """What is slow to find or to load, and not always needed."""
         if name in ("aproducer", "producer"):
-            from semel.outbox import producer
+            from semel.outbox import publish
 
-            return getattr(producer, name)
+            return getattr(publish, name)
         if name == "tiered":
             from semel.stores.tiered import tiered
 

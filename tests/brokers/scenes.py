@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import semel
-from semel.aclient import AsyncSemel
 from semel.brokers import RunnerLimits
-from semel.brokers.kafka_transactions import KafkaTransaction
-from semel.stores.memory import MemoryStore
+from semel.brokers.kafka.transactions import KafkaTransaction
+from semel.client.client_async import AsyncSemel
+from semel.stores.memory.store import MemoryStore
 from semel.testing.broker_contract import Sent
 from tests.brokers.topics import Pipe
 from tests.brokers.transformer import LEASE_S, copied

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import semel
-from semel.brokers import Arrival, RunnerLimits, Route, Runner
+from semel.brokers import Arrival, Route, Runner, RunnerLimits
 from semel.errors import NotInHandler, UsageError
 from semel.testing.queue import Queue
 from tests.brokers.test_runner import Paid, client, queue, send, working

@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 
 import semel
 from semel.brokers import Arrival, Route, Runner, source_for
-from semel.brokers.letters import letter_of
+from semel.brokers.dead_letters import letter_of
 from semel.testing.broker_contract import Sent
 from tests.brokers import test_sqs
 from tests.brokers.places import Made, kafka, nats, rabbitmq, sqs

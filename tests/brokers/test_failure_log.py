@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from semel.brokers.failure_log import FailureLog
-from semel.limited_log import BURST, RateLimit
-from semel.outage_log import OutageLog
+from semel.observe.limited_log import BURST, OutageLog, RateLimit
 
 
 class Steady:

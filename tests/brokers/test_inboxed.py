@@ -12,11 +12,10 @@ import psycopg
 import pytest
 
 import semel
-from semel.brokers import Arrival, RunnerLimits, Route, Runner
+from semel.brokers import Arrival, Route, Runner, RunnerLimits
 from semel.brokers.attempts import Attempt, Attempts
-from semel.brokers.dead import DeadLetter, replay
-from semel.brokers.desks import AsyncPostgresDesk
-from semel.brokers.letters import headers_of
+from semel.brokers.dead_letters import DeadLetter, headers_of, replay
+from semel.brokers.transaction_connections import AsyncPostgresDesk
 from semel.errors import UsageError
 from semel.testing.queue import Queue
 from tests.brokers.test_runner import Paid, queue, send, working

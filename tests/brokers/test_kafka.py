@@ -11,9 +11,9 @@ import pytest
 
 import semel
 from semel.brokers import Arrival, Runner, Source
-from semel.brokers.kafka import from_url
-from semel.brokers.kafka_client import CLIENT_LOG
-from semel.brokers.offsets import Offsets
+from semel.brokers.kafka.client import CLIENT_LOG
+from semel.brokers.kafka.offsets import Offsets
+from semel.brokers.kafka.source import from_url
 from semel.errors import Fenced
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Scene, Sent

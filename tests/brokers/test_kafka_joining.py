@@ -12,8 +12,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 import semel
-from semel.brokers import Arrival, Runner, Source, kafka
-from semel.brokers.kafka import from_url
+from semel.brokers import Arrival, Runner, Source
+from semel.brokers.kafka import source as kafka_source
+from semel.brokers.kafka.source import from_url
 from semel.errors import UsageError
 from semel.testing.broker_contract import Sent
 from tests.brokers.topics import Topic
@@ -51,13 +52,13 @@ async def anything(source: Source) -> list[Arrival]:
 
 
 async def test_a_topic_that_appears_within_seconds_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, looked = threading.Event(), kafka.topics_of
+    asked, looked = threading.Event(), kafka_source.topics_of
 
     def topics_of(*arguments: Any) -> Any:
         asked.set()
         return looked(*arguments)
 
-    monkeypatch.setattr("semel.brokers.kafka.topics_of", topics_of)
+    monkeypatch.setattr("semel.brokers.kafka.source.topics_of", topics_of)
     topic = await asyncio.to_thread(Announced)
     source = from_url(f"{topic.url}&session_s=1.5")
     await source.open()

@@ -16,11 +16,11 @@ from confluent_kafka import Producer
 
 import semel
 from semel.brokers import Arrival, Runner
-from semel.brokers.kafka_transactions import KafkaTransaction, Output
-from semel.brokers.letters import letter_of
-from semel.claims import Claimed
+from semel.brokers.dead_letters import letter_of
+from semel.brokers.kafka.transactions import KafkaTransaction, Output
+from semel.client.claims import Claimed
 from semel.errors import Fenced, ModeMismatch, UsageError
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.testing.broker_contract import Sent
 from tests.brokers.scenes import Died, Scene, kill, started, woken, worker
 from tests.brokers.topics import Pipe
@@ -318,7 +318,7 @@ def test_the_modes_are_not_mixed_up() -> None:
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
     (tmp_path / "app.py").write_text(
-        "from semel.brokers.kafka_transactions import Output\n"
+        "from semel.brokers.kafka.transactions import Output\n"
         "def transform(message):\n    return Output(message.body.upper())\n"
     )
     return tmp_path

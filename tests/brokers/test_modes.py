@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import semel
-from semel.brokers import Arrival, RunnerLimits, Runner
+from semel.brokers import Arrival, Runner, RunnerLimits
 from semel.observe import events
 from semel.testing.queue import Queue
 from tests.brokers.test_runner import client, queue, send, working

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from semel.brokers import runner
-from semel.brokers.inboxed import InboxHandling
+from semel.brokers.handling import work_for
+from semel.brokers.inbox_handling import InboxHandling
 from semel.brokers.runner import Runner
-from semel.brokers.work import work_for
 from semel.testing import broker_contract, broker_scene
 from tests.brokers.test_queue import InProcess
 

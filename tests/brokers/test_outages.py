@@ -14,7 +14,7 @@ import pytest
 import redis.asyncio
 
 import semel
-from semel.brokers import Arrival, RunnerLimits, Runner, source_for
+from semel.brokers import Arrival, Runner, RunnerLimits, source_for
 from semel.brokers.outages import backoff_s
 from semel.testing.queue import Queue
 from tests.brokers.test_runner import working
@@ -62,7 +62,9 @@ async def test_a_store_that_goes_away_pauses_the_loop(tmp_path: Path, lease: str
     with redis_service.own(tmp_path, appendfsync="always") as server:
         policy = semel.Policy(retry_delay_s=0.02)
         async with semel.aopen(server.url, consumer="billing", lease=lease, policy=policy) as once:
-            runner = Runner(queue.source(), handler(effects), once=once, pace=RunnerLimits(batch=20, concurrency=4))
+            runner = Runner(
+                queue.source(), handler(effects), once=once, pace=RunnerLimits(batch=20, concurrency=4)
+            )
 
             async def scene() -> None:
                 await until(lambda: len(effects.ran) > 40)
@@ -100,7 +102,9 @@ async def broken(
         return await receive(limit, wait_s)
 
     source.receive = counted  # type: ignore[method-assign]
-    runner = Runner(source, handler(effects), once=once, pace=RunnerLimits(batch=20, concurrency=4, in_hand=40))
+    runner = Runner(
+        source, handler(effects), once=once, pace=RunnerLimits(batch=20, concurrency=4, in_hand=40)
+    )
 
     async def settled() -> bool:
         return not await unsettled()

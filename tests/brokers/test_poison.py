@@ -12,7 +12,7 @@ import pytest
 
 import semel
 import semel.brokers
-from semel.brokers.letters import letter_of
+from semel.brokers.dead_letters import letter_of
 from semel.testing.broker_contract import Sent
 from tests.brokers.places import Made, kafka, nats, rabbitmq, redis, sqs
 from tests.cli.processes import ROOT, environment

@@ -6,7 +6,7 @@ import pytest
 
 import semel
 from semel import CannotTell, DidNotHappen, Happened, Inquiry
-from semel.brokers import RunnerLimits, Route, Runner
+from semel.brokers import Route, Runner, RunnerLimits
 from semel.core.commands import Admit, Claim, Item
 from semel.testing.queue import Queue
 from tests.brokers.test_runner import Paid, send, working

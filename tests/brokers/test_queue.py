@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from semel.brokers.letters import headers_of
+from semel.brokers.dead_letters import headers_of
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
 from semel.testing.queue import Queue, QueueSource

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import semel
-from semel.brokers import Arrival, RunnerLimits, Route, Runner
+from semel.brokers import Arrival, Route, Runner, RunnerLimits
 from semel.errors import KeyMissing
 from semel.testing.queue import Queue
 from tests.waiting import until
@@ -344,7 +344,9 @@ async def test_one_slow_message_does_not_hold_up_the_others(queue: Queue) -> Non
         go.set()
         await until(lambda: len(queue) == 0)
 
-    await working(Runner(queue.source(), charge, once=client(), pace=RunnerLimits(batch=10, concurrency=3)), scene)
+    await working(
+        Runner(queue.source(), charge, once=client(), pace=RunnerLimits(batch=10, concurrency=3)), scene
+    )
     assert ran[-1] == "k0"
 
 

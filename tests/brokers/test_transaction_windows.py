@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from semel.brokers.kafka_batch import Piece
-from semel.brokers.kafka_marks import Where
-from semel.brokers.kafka_transactions import KafkaTransaction
-from semel.claims import Claimed
-from semel.stores.memory import MemoryStore
+from semel.brokers.kafka.batch import Piece
+from semel.brokers.kafka.transactions import KafkaTransaction
+from semel.brokers.kafka.transactor import Where
+from semel.client.claims import Claimed
+from semel.stores.memory.store import MemoryStore
 from tests.brokers.scenes import Died, Scene, woken, worker
 from tests.brokers.topics import Pipe
 from tests.faults.table import GUARANTEES, Cell

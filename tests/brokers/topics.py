@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
-from semel.brokers.kafka import from_url
+from semel.brokers.kafka.source import from_url
 from semel.brokers.source import Source
 from semel.testing.broker_contract import Sent
 from tests.services import kafka as service

@@ -16,8 +16,8 @@ import msgspec
 
 import semel
 from semel.brokers import Arrival, RunnerLimits
-from semel.brokers.kafka_transactions import KafkaTransaction, Output
-from semel.brokers.kafka_transactor import TransactionResult, PartitionBatch
+from semel.brokers.kafka.transactions import KafkaTransaction, Output
+from semel.brokers.kafka.transactor import PartitionBatch, TransactionResult
 
 
 async def copied(message: Arrival, pause_s: float = 0.0) -> Output:

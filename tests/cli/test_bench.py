@@ -18,14 +18,13 @@ import pytest
 import redis as driver
 
 import semel as library
-from semel.cli.gauge.measure import REPEATS, Fresh, Job, Measurement, compare, rate
-from semel.cli.gauge.plot import bars, svg
-from semel.cli.reach import StoreAccess
+from semel.cli.bench.measure import REPEATS, Fresh, Job, Measurement, bars, compare, rate, svg
+from semel.cli.store_access import StoreAccess
 from semel.core.commands import Claim, Count, Granted
-from semel.core.ports import Store
+from semel.core.protocols import Store
 from semel.errors import StoreError
 from semel.server import benchmarks
-from semel.stores.postgres.urls import from_url
+from semel.stores.postgres import from_url
 from semel.stores.sqlite import SqliteStore
 from tests.cli.shell import PATIENCE_S, Ended, cold, environment, terminal
 from tests.services import postgres

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from semel.cli.storm.audit import audit
-from semel.cli.storm.messages import PHASES
-from semel.cli.storm.plan import draw
-from semel.cli.storm.queue import VISIBILITY_S, DemoQueue
-from semel.cli.storm.run import DemoProgress
-from semel.cli.storm.worker import DemoFolder
+from semel.cli.demo.queue import PHASES, VISIBILITY_S, DemoQueue, draw
+from semel.cli.demo.report import audit
+from semel.cli.demo.run import DemoProgress
+from semel.cli.demo.worker import DemoFolder
 from tests.cli.processes import SEMEL, WITHIN_S, Terminal, semel, start, warm
 from tests.leftovers import await_none_left, marked_processes
 from tests.services.guard import MARKER
@@ -69,14 +67,14 @@ def test_the_control_shows_doubles(tmp_path: Path) -> None:
 MUTANTS = {
     "the mark is committed before the effect": (
         """
-import semel.inbox.boxes
-first = semel.inbox.boxes.Inbox.first
+import semel.inbox.inbox
+first = semel.inbox.inbox.Inbox.first
 def early(self, key, **more):
     answer = first(self, key, **more)
     self._handle._connection.execute("COMMIT")
     self._handle._connection.execute("BEGIN IMMEDIATE")
     return answer
-semel.inbox.boxes.Inbox.first = early
+semel.inbox.inbox.Inbox.first = early
 """,
         "events were lost",
     ),

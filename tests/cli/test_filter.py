@@ -12,7 +12,7 @@ import pytest
 
 import semel as library
 from semel.cli.filter import Keys, Malformed, Sieve, _marking
-from semel.cli.lines import Block, LineWriter
+from semel.cli.line_io import Block, LineWriter
 from semel.stores.sqlite import SqliteStore
 from semel.stores.sqlite.stream import marking
 from tests.cli.processes import ROOT, SEMEL, WITHIN_S, Terminal, environment, run_page, semel, start, warm

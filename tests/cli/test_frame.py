@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import semel as library
-from semel.extras import install_command
+from semel.runtime.extras import install_command
 from tests.cli.shell import PATIENCE_S, cold, environment, semel
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import typer
 
 import semel as library
 from semel.cli.app import app
-from semel.cli.examples import EXAMPLES
+from semel.cli.help import EXAMPLES
 from semel.stores.registry import store_for
 from semel.stores.sqlite.store import SqliteStore
 from tests.cli.render_reference import FOLDER, command_paths

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.cli import exits
+from semel.cli import output
 from semel.cli.settings import NAMES
 from tests.cli.shell import ROOT, semel
 from tests.cli.test_records import WHOLE
@@ -24,7 +24,7 @@ def test_every_setting_is_named() -> None:
 
 
 def test_every_exit_code_is_named() -> None:
-    codes = {value for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
+    codes = {value for name, value in vars(output).items() if name.isupper() and isinstance(value, int)}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)} == codes
 
 

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 import semel
 from semel.clock import SystemClock
 from semel.core.commands import Answer, Claim, Item, Settle
-from semel.core.ports import AsyncStore, Capabilities, Listener, Store
+from semel.core.protocols import AsyncStore, Capabilities, Listener, Store
 from semel.errors import StoreUnavailable
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 
 GUARD_S = 10.0

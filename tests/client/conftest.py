@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from semel import keeper
+from semel.runtime import keeper
 from tests.client.clients import KINDS, Either, Kind, Place
 from tests.waiting import until
 

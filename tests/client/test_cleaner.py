@@ -53,7 +53,9 @@ BATCHES = (Purged(5000, 90.0, more=True), Purged(5000, 70.0, more=True), Purged(
 WHOLE = semel.PurgeResult(10007, 2, 90.0)
 
 
-def collect(rounds: list[semel.PurgeResult], count: int) -> tuple[threading.Event, Callable[[semel.PurgeResult], None]]:
+def collect(
+    rounds: list[semel.PurgeResult], count: int
+) -> tuple[threading.Event, Callable[[semel.PurgeResult], None]]:
     enough = threading.Event()
 
     def done(made: semel.PurgeResult) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 import semel
 from semel import Busy, Done, Mismatch
-from semel.coalesce import BATCH_MAX, Coalescer, Direct, LoopCoalescer, channel_for
 from semel.core.commands import Claim, Granted, Item, Lookup, Mark, Renew, Settle
 from semel.errors import StoreClosed
-from semel.stores.memory import MemoryStore
+from semel.runtime.channel import BATCH_MAX, Coalescer, Direct, LoopCoalescer, channel_for
+from semel.stores.memory.store import MemoryStore
 from semel.types import Completed, Lost, Renewed, Unavailable
 from tests.client.clients import GUARD_S, Either, Native, Place, Spy, in_thread, only_async
 from tests.client.conftest import semel_threads

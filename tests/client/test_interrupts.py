@@ -19,7 +19,7 @@ import pytest
 import semel
 from semel import Done
 from semel.core.commands import Lookup
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from tests.client.clients import Spy
 from tests.waiting import await_true

@@ -14,7 +14,7 @@ import pytest
 
 import semel
 from semel import Done
-from semel.cli.shown import readable, value_text
+from semel.observe.formatting import readable, value_text
 from tests.client.clients import Either, Place, in_thread
 
 pytestmark = pytest.mark.anyio

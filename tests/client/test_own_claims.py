@@ -10,10 +10,10 @@ import pytest
 
 import semel
 from semel import Delivery, Done, Errored
-from semel.context import held_owners
 from semel.core.commands import Sleep
-from semel.drive import AsyncHands, Executor
-from semel.stores.memory import MemoryStore
+from semel.runtime.context import held_owners
+from semel.runtime.executor import AsyncHands, Executor
+from semel.stores.memory.store import MemoryStore
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,8 @@ import pytest
 
 import semel
 from semel import Delivery
+from semel.client.records import AsyncRecords, AsyncWindows, Records, Windows
 from semel.inbox import AsyncInbox, Inbox
-from semel.records import AsyncRecords, AsyncWindows, Records, Windows
 from tests.client.clients import KINDS, Either, Place
 
 PAIRS = [

@@ -9,7 +9,7 @@ import pytest
 import semel
 from semel import CannotTell, Delivery, DidNotHappen, Done, Errored, Failed, Happened, Inquiry, Unknown
 from semel.core.commands import Lookup, Resolve
-from semel.digests import idempotency_key
+from semel.core.ids import idempotency_key
 from semel.types import Unavailable
 from tests.client.clients import Either, Place, down, in_thread, only_async, only_sync
 

@@ -15,8 +15,8 @@ import pytest
 
 import semel
 from semel import Claimed, Done
-from semel.forks import new_owner
-from semel.stores.memory import MemoryStore
+from semel.runtime.process import new_owner
+from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from tests.client.clients import GUARD_S, Gate, Spy
 from tests.client.conftest import semel_threads

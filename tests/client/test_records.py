@@ -3,8 +3,9 @@
 import pytest
 
 import semel
-from semel import Absent, Busy, Completed, Done, Forgotten, Lost, audit
+from semel import Absent, Busy, Completed, Done, Forgotten, Lost
 from semel.core.commands import Scan, Settle
+from semel.observe import audit
 from tests.client.clients import Either, Place, down
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +25,7 @@ async def test_lookup_changes_nothing(client: Either) -> None:
 
 
 async def test_list_by_state_and_prefix_in_pages(client: Either, monkeypatch: pytest.MonkeyPatch) -> None:
-    from semel import records
+    from semel.client import records
 
     monkeypatch.setattr(records, "PAGE_MAX", 3)
     for number in range(8):

@@ -353,7 +353,7 @@ async def test_a_batch_cancelled_twice_waits_for_its_handlers(place: Place) -> N
 async def test_a_pool_interrupted_from_outside_records_what_its_handlers_did(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from semel.lazily import futures
+    from semel.runtime.process import futures
 
     client = place.open()
     real, strikes = futures.wait, [KeyboardInterrupt()]

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 import semel
-from semel.coalesce import BATCH_MAX
 from semel.core.commands import Item, Mark
-from semel.stores.memory import MemoryStore
+from semel.runtime.channel import BATCH_MAX
+from semel.stores.memory.store import MemoryStore
 from tests.client.clients import Native, Spy
 from tests.waiting import until
 

@@ -7,8 +7,8 @@ import pytest
 
 import semel
 from semel import Done, Errored
-from semel.context import STEPS_MAX
 from semel.core.commands import Forget, Renew
+from semel.runtime.context import STEPS_MAX
 from tests.client.clients import Either, Place, down
 
 pytestmark = pytest.mark.anyio

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 import semel
-from semel import Done, drive, runtime
+from semel import Done
 from semel.core.commands import Claim, ReadSettings, SetWindow
+from semel.runtime import engine, executor
 from tests.client.clients import Either, Place, happens, in_thread, only_sync
 
 pytestmark = pytest.mark.anyio
@@ -90,8 +91,8 @@ async def test_when_the_window_is_over_the_event_is_new(place: Place) -> None:
 async def test_a_change_elsewhere_applies_within_the_refresh(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert runtime.SETTINGS_LIVE_S < 10
-    monkeypatch.setattr(runtime, "SETTINGS_LIVE_S", 0.05)
+    assert engine.SETTINGS_LIVE_S < 10
+    monkeypatch.setattr(engine, "SETTINGS_LIVE_S", 0.05)
     client, other = place.open(window="2h"), place.open(window="2h")
     await client.run("k", lambda: 1)
     await other.windows("set", "9h")
@@ -150,8 +151,8 @@ async def test_wrong_windows_are_refused(client: Either) -> None:
 async def test_a_window_changed_while_a_handler_runs_applies_to_its_completion(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "SETTINGS_LIVE_S", 0.0)
-    monkeypatch.setattr(drive, "SETTINGS_LIVE_S", 0.0)
+    monkeypatch.setattr(engine, "SETTINGS_LIVE_S", 0.0)
+    monkeypatch.setattr(executor, "SETTINGS_LIVE_S", 0.0)
     client = place.open(window="2h")
     hours = iter((5, 6, 7))
 

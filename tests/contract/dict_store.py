@@ -27,13 +27,13 @@ from semel.core.commands import (
     Renew,
     Resolve,
     Scan,
-    StoreSettings,
     Settle,
     SetWindow,
+    StoreSettings,
     SwitchMode,
 )
-from semel.core.looks import UNFINISHED, counted_state
-from semel.core.ports import Capabilities, Listener
+from semel.core.machine import UNFINISHED, counted_state
+from semel.core.protocols import Capabilities, Listener
 from semel.types import Id, Mode, Record, Stats
 
 

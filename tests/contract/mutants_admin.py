@@ -8,7 +8,7 @@ from unicodedata import normalize
 from msgspec.structs import replace
 
 from semel.core.commands import Admit, Answer, Claim, Item, Mark, Marked, Scan, Settle, SetWindow, SwitchMode
-from semel.core.ports import Capabilities
+from semel.core.protocols import Capabilities
 from semel.types import Id, Mode, Record
 from tests.contract.dict_store import DictStore
 from tests.contract.mutants import MUTANTS, caught_by

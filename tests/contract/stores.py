@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from semel.clock import Clock
-from semel.core.ports import Capabilities, Store, HasAsyncTwin
-from semel.stores.memory import MemoryStore
+from semel.core.protocols import Capabilities, HasAsyncTwin, Store
+from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.testing import ManualClock
 from semel.testing.contract.running import AnyStore

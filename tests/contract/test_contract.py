@@ -11,10 +11,10 @@ import pytest
 
 from semel.clock import Clock
 from semel.core.commands import Answer, Flow, Item
-from semel.core.ports import Listener
-from semel.stores.memory import MemoryStore
+from semel.core.protocols import Listener
+from semel.stores.memory.store import MemoryStore
 from semel.testing import ManualClock, store_contract
-from semel.testing.contract.bench import ScenarioContext, Scenario, check
+from semel.testing.contract.harness import Scenario, ScenarioContext, check
 from semel.testing.store_contract import Colour, Harness
 from tests.contract.dict_store import DictStore
 from tests.contract.stores import KINDS, Kind

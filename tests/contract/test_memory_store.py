@@ -4,7 +4,7 @@ import os
 
 from semel.core.commands import Claim, Count, Granted, Item, Known, Lookup, Mark, Marked, Renew, Settle
 from semel.errors import StoreFull
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.testing import ManualClock
 from semel.types import Completed, Record, Unavailable
 

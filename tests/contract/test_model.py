@@ -31,7 +31,7 @@ from semel.core.commands import (
     Resolve,
     Settle,
 )
-from semel.core.ports import Store
+from semel.core.protocols import Store
 from semel.testing import ManualClock
 from semel.types import (
     FOREVER,

@@ -13,7 +13,7 @@ import pytest
 
 from semel.clock import SystemClock
 from semel.core.commands import Claim, Granted, Mark, Settle
-from semel.core.ports import Store
+from semel.core.protocols import Store
 from semel.stores.sqlite import SqliteStore
 from semel.types import Completed
 from tests.contract.mutants import GetThenSet

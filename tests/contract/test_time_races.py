@@ -14,7 +14,7 @@ import pytest
 
 from semel.clock import SystemClock
 from semel.core.commands import Claim, Granted, Purge, Settle
-from semel.core.ports import Store
+from semel.core.protocols import Store
 from semel.types import Completed
 from tests.contract.mutants import LateEventsAreNew
 from tests.contract.stores import KINDS, Kind

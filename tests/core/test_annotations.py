@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 import semel
-from semel.annotations import parameter_type, return_type, signature_of
 from semel.brokers.routes import reader
 from semel.brokers.source import Arrival
+from semel.runtime.annotations import parameter_type, return_type, signature_of
 
 
 class Order(msgspec.Struct):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.digests import DIGEST_BYTES, digest, fingerprint, idempotency_key, scope
+from semel.core.ids import DIGEST_BYTES, digest, fingerprint, idempotency_key, scope
 from semel.types import Id
 
 # Few letters and the separators that people use: most examples would collide if the parts were only joined.

@@ -5,8 +5,8 @@ import time
 import pytest
 
 import semel
+from semel.core.ids import KINDS, TWITTER_EPOCH_MS, check_kind, time_in
 from semel.errors import KeyInvalid, PolicyInvalid
-from semel.ids import KINDS, TWITTER_EPOCH_MS, check_kind, time_in
 
 KNOWN = [
     ("uuid7", "017f22e2-79b0-7cc3-98c4-dc0c0c07398f", 1_645_557_742_000),  # RFC 9562, appendix A.6

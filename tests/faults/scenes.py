@@ -9,11 +9,11 @@ from typing import Any
 
 from semel.core import flows
 from semel.core.commands import Claim, Flow, Granted, Lookup, Mark, Renew, Scan
-from semel.core.ports import Store
-from semel.core.verdicts import Task
-from semel.digests import idempotency_key
+from semel.core.ids import idempotency_key
+from semel.core.protocols import Store
+from semel.core.settlement import Task
 from semel.policy import Policy
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.testing import ManualClock
 from semel.testing.faults import Died, Driver, Strike

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from semel.core.commands import Claim
-from semel.core.ports import Store
+from semel.core.protocols import Store
 from semel.testing import ManualClock
 from semel.testing.faults import FAULTS, Died, Driver, Strike
 from semel.types import Absent, Done, Record

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.core.ports import Store
+from semel.core.protocols import Store
 from semel.testing import ManualClock
 from semel.testing.faults import FAULTS, Died, Driver, Strike
 from tests.faults.scenes import STORES, Scene, strike

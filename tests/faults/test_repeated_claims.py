@@ -8,7 +8,7 @@ import pytest
 
 import semel
 from semel.core.commands import Answer, Claim, Item
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.types import Mode, Record
 
 MARGIN_S = 0.002

@@ -11,8 +11,8 @@ import uvicorn
 
 import semel
 from semel import AsyncSemel, MemoryStore
-from semel.asgi import AsgiIdempotency
 from semel.http import Rules
+from semel.http.asgi import AsgiIdempotency
 from tests.http.apps import Shop
 from tests.waiting import await_true
 

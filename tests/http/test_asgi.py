@@ -14,9 +14,9 @@ import pytest
 
 import semel
 from semel import MemoryStore
-from semel.asgi import AsgiIdempotency, by_authorization
 from semel.core.commands import Scan
 from semel.http import Preset, Rules
+from semel.http.asgi import AsgiIdempotency, by_authorization
 from tests.http.apps import WAIT_S, Shop
 from tests.http.conftest import House
 

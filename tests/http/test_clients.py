@@ -12,8 +12,8 @@ import httpx2
 import pytest
 import stripe
 
-from semel.asgi import by_authorization
 from semel.http import Rules
+from semel.http.asgi import by_authorization
 from tests.http.apps import WAIT_S
 from tests.http.conftest import House, Served
 from tests.services import postgres, redis
@@ -69,7 +69,7 @@ class Bank:
 
 def test_stripes_own_client_retries_and_charges_once(serve: Callable[..., Served]) -> None:
     import semel
-    from semel.asgi import AsgiIdempotency
+    from semel.http.asgi import AsgiIdempotency
 
     bank = Bank(lose=2)
     client = semel.aopen(semel.MemoryStore(), consumer="bank")

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Depends, FastAPI, Response
 
 import semel
 from semel import AsyncSemel, MemoryStore
-from semel.asgi import AsgiIdempotency, by_authorization
-from semel.fastapi import Idempotent, IdempotentRoute
 from semel.http import Rules
+from semel.http.asgi import AsgiIdempotency, by_authorization
+from semel.http.fastapi import Idempotent, IdempotentRoute
 from tests.http.conftest import Served
 
 Serve = Callable[..., Served]

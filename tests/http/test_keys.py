@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.errors import RecordCorrupt
-from semel.http.keys import KEY_CHARS_MAX, KeyMalformed, digest_of_credentials, payload_of, read, scoped
-from semel.http.replies import Reply, pack, unpack
+from semel.http.responses import Reply, pack, unpack
+from semel.http.rules import KEY_CHARS_MAX, KeyMalformed, digest_of_credentials, payload_of, read, scoped
 from semel.keys import check
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=KEY_CHARS_MAX)

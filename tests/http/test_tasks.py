@@ -9,8 +9,8 @@ import pytest
 
 import semel
 from semel import MemoryStore
-from semel.asgi import AsgiIdempotency
 from semel.http import Rules
+from semel.http.asgi import AsgiIdempotency
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 END = {"type": "http.response.body", "body": b"done"}

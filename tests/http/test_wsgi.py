@@ -17,7 +17,7 @@ import semel
 from semel import MemoryStore
 from semel.core.commands import Scan
 from semel.http import Rules
-from semel.wsgi import WsgiIdempotency, by_authorization
+from semel.http.wsgi import WsgiIdempotency, by_authorization
 from tests.http.apps import WAIT_S
 
 

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import semel
-from semel.asgi import AsgiIdempotency
 from semel.http import Rules
+from semel.http.asgi import AsgiIdempotency
 from tests.waiting import until
 
 

@@ -10,7 +10,7 @@ import pytest
 import semel
 from semel import Busy, Delivery, Done, Errored
 from semel.core.commands import Forget, Lookup
-from semel.digests import fingerprint
+from semel.core.ids import fingerprint
 from semel.inbox import aretry, is_undone, retry
 from semel.types import Absent
 from tests.inbox.bench import CONSUMER, Bench

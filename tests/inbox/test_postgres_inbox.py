@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import scoped_session, sessionmaker
 
 import semel
-import semel.digests
+import semel.core.ids
+from semel.connections import handle_for
 from semel.core.commands import Purge, Scan
-from semel.handles import handle_for
 from semel.inbox import AsyncInbox, Inbox, retry
 from tests.inbox.bench import CONSUMER, Bench
 from tests.inbox.kinds import Psycopg
@@ -129,7 +129,7 @@ def test_what_turns_out_to_be_claimed_while_waiting_takes_the_others_back(bench:
     with opened(bench) as once, bench.other() as connection, bench.other() as other:
         inbox = once.inbox(connection)
         once.records.stats()
-        digest = semel.digests.digest(("", CONSUMER, "raced")).hex()
+        digest = semel.core.ids.digest(("", CONSUMER, "raced")).hex()
         other.execute(
             f"INSERT INTO {handle_schema(bench)}.records (digest, state, owner, fence, lease_until, attempt,"
             f" expires_at, consumer_id) VALUES ('{digest}', 0, 'o', 1, 4102444800000000, 1, 4102444800000000, 1)"

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from semel.client.items import ItemBuilder
+from semel.connections import CallerConnection, handle_for
 from semel.core.commands import Forget, Granted, Purge, Scan
 from semel.errors import (
     NoTransaction,
@@ -19,11 +21,9 @@ from semel.errors import (
     ValueTooLarge,
     WrongDatabase,
 )
-from semel.handles import CallerConnection, handle_for
 from semel.inbox import Inbox, inbox_for
-from semel.plans import ItemBuilder
 from semel.policy import Policy
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.testing import ManualClock
 from semel.types import Done

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from semel import keys
 from semel.errors import KeyInvalid, KeyMissing
 from semel.keys import Envelope
-from semel.keys.cloudevents import compose
+from semel.keys.identity import compose
 
 STRUCTURED = {
     "specversion": "1.0",

@@ -131,7 +131,9 @@ def test_bad_key_is_refused_and_the_search_does_not_go_on() -> None:
 
 
 def test_bare_mapping_is_a_body() -> None:
-    assert keys.find({"id": "e-1", "headers": {"message_id": "no"}}, body="id") == FoundKey("e-1", "body", "id")
+    assert keys.find({"id": "e-1", "headers": {"message_id": "no"}}, body="id") == FoundKey(
+        "e-1", "body", "id"
+    )
 
 
 def test_foreign_message_object_will_do() -> None:

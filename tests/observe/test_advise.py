@@ -18,8 +18,8 @@ from semel.observe import events
 from semel.observe.advise import CANDIDATES_S, Lags, advise, from_history, from_metrics
 from semel.observe.history import HistoryHook, HistoryLine, read
 from semel.observe.prometheus import PrometheusHook
-from semel.stores.memory import MemoryStore
-from semel.testing.clock import ManualClock
+from semel.stores.memory.store import MemoryStore
+from semel.testing import ManualClock
 from tests.cli.shell import semel, terminal
 
 DAY = 86400.0

@@ -13,12 +13,11 @@ import pytest
 
 import semel as library
 from semel import Message
-from semel.core.relaying import RowFailure
+from semel.core.relay_flow import RowFailure
 from semel.observe import doctor
 from semel.observe.doctor import PAGE_ROWS, Finding, examine, of_source
-from semel.observe.probing import StoreFacts
-from semel.observe.sources import SourceFacts
-from semel.outbox import examining
+from semel.observe.probes import SourceFacts, StoreFacts
+from semel.outbox import tables
 from semel.stores.registry import store_for
 from tests.cli.shell import semel
 from tests.outbox.tools import KINDS, Place
@@ -273,7 +272,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 
 def outbox(place: Place, level: str) -> list[Finding]:
-    return [each for each in asyncio.run(examining.examine(place.url)) if each.level == level]
+    return [each for each in asyncio.run(tables.examine(place.url)) if each.level == level]
 
 
 def test_an_outbox_that_nobody_empties(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +281,7 @@ def test_an_outbox_that_nobody_empties(place: Place, monkeypatch: pytest.MonkeyP
     place.orders(2, 2)
     assert outbox(place, "warning") == []
     assert "5 messages wait" in outbox(place, "ok")[0].what
-    monkeypatch.setattr(examining, "STALLED_S", 0.0)
+    monkeypatch.setattr(tables, "STALLED_S", 0.0)
     (stalled,) = outbox(place, "warning")
     assert "semel relay" in stalled.fix
     place.write(Message("later", {}, not_before=datetime.now(UTC) + timedelta(days=1)))

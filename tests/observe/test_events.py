@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import semel
-from semel.claims import Claimed
+from semel.client.claims import Claimed
 from semel.core.commands import Claim, Settle
 from semel.errors import StoreUnavailable
 from semel.observe import events
-from semel.stores.memory import MemoryStore
-from semel.testing.clock import ManualClock
+from semel.stores.memory.store import MemoryStore
+from semel.testing import ManualClock
 from tests.observe.listening import Heard, listened
 
 NO_WAIT = semel.Policy(wait_s=0)
@@ -34,7 +34,9 @@ def test_a_first_delivery_and_its_duplicate(colour: str) -> None:
     with listened(colour, "memory:") as (once, heard):
         once.run("a", one)
         assert heard.names() == ["Received", "Claimed", "Began", "Ended", "Completed"]
-        assert {each.owner for each in heard.of(events.DeliveryEvent)} == {heard.only(events.ClaimedEvent).owner}
+        assert {each.owner for each in heard.of(events.DeliveryEvent)} == {
+            heard.only(events.ClaimedEvent).owner
+        }
         assert heard.only(events.Began).handler == "one"
         heard.all.clear()
         once.run("a", one)

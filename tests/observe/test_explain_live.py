@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from semel.observe.explain import Explanation, explain
-from semel.observe.probing import probe, weaknesses
-from semel.observe.sources import SourceProbe, SourceFacts
+from semel.observe.probes import SourceFacts, SourceProbe, probe, weaknesses
 from semel.stores.registry import store_for
 from tests.cli.shell import semel
 from tests.services import postgres, redis

@@ -20,9 +20,9 @@ from confluent_kafka.cimpl import NewTopic
 from nats.js.api import ConsumerConfig, StorageType
 from nats.js.errors import NotFoundError
 
-from semel.brokers.circumstances import look_at
+from semel.brokers.probes import look_at
 from semel.errors import SourceUnavailable, UsageError
-from semel.observe.sources import SourceFacts
+from semel.observe.probes import SourceFacts
 from tests.cli.shell import Ended, Warm, semel
 from tests.services import kafka, rabbitmq, redis, server, sqs
 from tests.services import nats as nats_service

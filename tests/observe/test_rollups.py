@@ -8,12 +8,20 @@ import pytest
 
 import semel
 from semel.core.commands import Answer, Item, Lookup
-from semel.core.ports import Store
+from semel.core.protocols import Store
 from semel.errors import StoreUnavailable, UsageError
 from semel.observe import events
+from semel.observe.counters import (
+    LAGS_S,
+    OTHER,
+    TOOK_S,
+    ConsumerCounters,
+    CounterHook,
+    MinuteCounts,
+    quantile,
+)
 from semel.observe.rollups import CONSUMER, SPREAD, TENANT, RollupHook, Writer, hours
-from semel.observe.tally import LAGS_S, OTHER, TOOK_S, ConsumerCounters, MinuteCounts, CounterHook, quantile
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.testing import ManualClock
 from semel.types import Record, Unavailable
 from tests.contract.stores import KINDS, Kind

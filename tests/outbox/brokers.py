@@ -9,7 +9,7 @@ from uuid import uuid4
 import msgspec
 from msgspec.structs import replace
 
-from semel.core.relaying import OutboxRow
+from semel.core.relay_flow import OutboxRow
 
 WAIT_S = 20.0
 SIZE_MAX = 200_000

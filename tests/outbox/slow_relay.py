@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from semel.core.relaying import OutboxRow, Sent
+from semel.core.relay_flow import OutboxRow, Sent
 from semel.outbox.postgres import PostgresRows
 from semel.outbox.relay import Relay
 from semel.outbox.sinks import sink_for
-from semel.stores.postgres.urls import from_url
+from semel.stores.postgres import from_url
 
 
 class Halting:

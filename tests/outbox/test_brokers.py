@@ -8,13 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from semel import Message
-from semel.core.relaying import Published, PublishRefused, NotPublished, waves
+from semel.core.relay_flow import NotPublished, Published, PublishRefused, waves
 from semel.errors import PolicyInvalid, SinkUnavailable, SinkUnknown
 from semel.keys import cloudevent
 from semel.keys.message import Envelope
-from semel.outbox.sinks import Sink, sink_for
+from semel.outbox.sinks import LATER, Sink, sink_for
 from semel.outbox.sinks.sqs import group_of
-from semel.outbox.sinks.turns import LATER
 from tests.outbox.brokers import BROKERS, StandardSqs, rows
 from tests.outbox.tools import Place, drain
 from tests.services import server

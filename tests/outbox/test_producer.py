@@ -8,7 +8,7 @@ import pytest
 
 import semel
 from semel import Message
-from semel.core.relaying import Published, PublishRefused, OutboxRow, NotPublished
+from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused
 from semel.errors import SinkUnavailable, UsageError
 from semel.keys.identity import Identity
 from semel.keys.message import Envelope

@@ -13,7 +13,7 @@ import pytest
 import semel
 from semel import Message
 from semel.errors import NoTransaction, StoreRefused, UsageError, ValueNotEncodable, ValueTooLarge
-from semel.outbox.ids import derived, minted
+from semel.outbox.message import derived, minted
 from tests.django_connections import connection_to, forget
 from tests.outbox.tools import Place
 

@@ -10,15 +10,15 @@ import pytest
 import semel
 from semel import Message
 from semel.core.commands import Flow, Purged
-from semel.core.relaying import (
+from semel.core.relay_flow import (
+    NotPublished,
     Published,
-    PublishRows,
     PublishRefused,
+    PublishRows,
+    RelayResult,
     Retrying,
     SettleRows,
-    RelayResult,
     TakeRows,
-    NotPublished,
     relay_step,
 )
 from semel.outbox.relay import Relay
@@ -54,7 +54,7 @@ class Dying(Relay):
                 raise Killed
             return answer
 
-        from semel.drive import adrive
+        from semel.runtime.executor import adrive
 
         try:
             await adrive(self.step(self._retrying, ordered=self.sink.ordered), perform)
@@ -111,7 +111,9 @@ async def test_order_holds_per_aggregate_under_failures(place: Place, ordered: b
     def answer(row: Any) -> Any:
         nonlocal calls
         calls += 1
-        return (Published(), PublishRefused("no", of_message=calls % 2 == 0), NotPublished("?"))[calls * 7 % 11 % 3]
+        return (Published(), PublishRefused("no", of_message=calls % 2 == 0), NotPublished("?"))[
+            calls * 7 % 11 % 3
+        ]
 
     sink = ListSink(answer, ordered=ordered)
     relay = Relay(
@@ -147,7 +149,9 @@ async def test_a_dead_row_stops_its_aggregate_alone(place: Place) -> None:
 async def test_a_dead_row_that_is_retried_goes_first(place: Place) -> None:
     ids = place.orders(1, 3)
     healed = False
-    sink = ListSink(lambda row: Published() if healed or row.id != ids[0] else PublishRefused("no", of_message=True))
+    sink = ListSink(
+        lambda row: Published() if healed or row.id != ids[0] else PublishRefused("no", of_message=True)
+    )
     await drain(place, sink, retrying=Retrying(attempts_max=1))
     assert sink.ids() == []
     healed = True

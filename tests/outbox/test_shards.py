@@ -9,11 +9,11 @@ import psycopg
 import pytest
 
 from semel import Message
-from semel.core.relaying import Published, OutboxRow
+from semel.core.relay_flow import OutboxRow, Published
 from semel.outbox.postgres import SHARDS, PostgresRows
 from semel.outbox.relay import Relay
 from semel.outbox.sinks import sink_for
-from semel.stores.postgres.urls import from_url
+from semel.stores.postgres import from_url
 from tests.cli.shell import ROOT, environment
 from tests.outbox.brokers import Redis
 from tests.outbox.tools import ListSink, Place, drain, first_order

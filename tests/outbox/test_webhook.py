@@ -11,11 +11,10 @@ import pytest
 import standardwebhooks
 from msgspec.structs import replace
 
-from semel.core.relaying import Published, PublishRefused, NotPublished
+from semel.core.relay_flow import NotPublished, Published, PublishRefused
 from semel.errors import PolicyInvalid
 from semel.outbox import Retrying
-from semel.outbox.sinks.addresses import Allowed, is_public
-from semel.outbox.sinks.webhook import CALLS_MAX, WebhookSink
+from semel.outbox.sinks.webhook import CALLS_MAX, Allowed, WebhookSink, is_public
 from tests.outbox.brokers import rows
 from tests.outbox.targets import Target, certificate, status, target
 from tests.outbox.tools import Place, drain

@@ -9,9 +9,9 @@ import psycopg
 
 import semel
 from semel import Message
-from semel.core.relaying import Published, OutboxRow, Sent, NotPublished
+from semel.core.relay_flow import NotPublished, OutboxRow, Published, Sent
 from semel.outbox.relay import Relay
-from semel.outbox.rows import Entry, Rows, rows_for
+from semel.outbox.tables import Entry, Rows, rows_for
 from tests.services import postgres
 
 KINDS = ["sqlite", "postgres"]

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from semel.clock import Clock
-from semel.core.ports import Capabilities, Store
+from semel.core.protocols import Capabilities, Store
 from semel.server.app import create_app
 from semel.server.settings import Limits, ServeSettings
 from semel.stores.http.store import HttpStore

@@ -9,10 +9,10 @@ from typing import Any
 
 from semel.codec import encode
 from semel.core.commands import Admit, Answer, Claim, Settle
-from semel.core.ports import Store
-from semel.forks import new_owner
+from semel.core.protocols import Store
+from semel.observe.counters import ConsumerCounters, CounterHook, MinuteCounts, StoreCounts
 from semel.observe.rollups import Writer
-from semel.observe.tally import ConsumerCounters, MinuteCounts, StoreCounts, CounterHook
+from semel.runtime.process import new_owner
 from semel.server import benchmarks
 from semel.types import Mode
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from semel import audit
 from semel.codec import encode
 from semel.core.commands import Claim, Granted, Scan, Settle
-from semel.server.dashboard.door import COOKIE
+from semel.observe import audit
+from semel.server.dashboard.auth import COOKIE
 from semel.server.settings import ServeSettings
 from semel.stores.sqlite import SqliteStore
 from tests.cli.processes import semel

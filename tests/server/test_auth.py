@@ -11,10 +11,10 @@ import pytest
 from semel.core.commands import Scan
 from semel.errors import PolicyInvalid
 from semel.server import tokens
-from semel.server.dashboard.door import COOKIE
+from semel.server.dashboard.auth import COOKIE
 from semel.server.service import TOKEN_LIVE_S, Service
 from semel.server.settings import ServeSettings
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from tests.cli.processes import SEMEL, Terminal, semel
 from tests.server.stores import KINDS, store_url

@@ -12,12 +12,12 @@ from websockets.sync.client import connect
 from semel.core.commands import Admit
 from semel.server import tokens
 from semel.server.app import create_app
-from semel.server.callers import Caller
-from semel.server.dashboard.desk import LIVE_PER_TOKEN_MAX
-from semel.server.dashboard.door import Viewer
+from semel.server.auth import Caller
+from semel.server.dashboard.auth import Viewer
+from semel.server.dashboard.state import LIVE_PER_TOKEN_MAX
 from semel.server.serving import FILES_SPARE, connections_max
 from semel.server.settings import Limits, ServeSettings
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from tests.server.tools import Running, serving, token_for
 

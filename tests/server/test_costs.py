@@ -14,21 +14,20 @@ import pytest
 from msgspec.msgpack import Ext
 from msgspec.structs import replace
 
-from semel.cli.shown import readable
 from semel.codec import encode
 from semel.core.commands import Claim, Count, Lookup, Renew, Settle
 from semel.errors import RecordCorrupt
-from semel.forks import new_owner
 from semel.observe.events import Hooks
-from semel.packed_limits import HASHED_MAX, check_packed
-from semel.server.callers import Caller
-from semel.server.costs import Costs
-from semel.server.limits import LiveClaims
+from semel.observe.formatting import readable
+from semel.observe.packed_limits import HASHED_MAX, check_packed
+from semel.runtime.process import new_owner
+from semel.server.auth import Caller
+from semel.server.limits import Costs, LiveClaims
 from semel.server.problems import HttpProblem
 from semel.server.settings import Limits, ServeSettings
 from semel.server.slow_lane import SlowLane
 from semel.stores.http.store import HttpStore
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.types import Record, Unavailable
 from tests.server.tools import Running, serving, token_for

@@ -104,8 +104,8 @@ def short_left(tmp_path: Path) -> int:
 def test_nothing_is_done_that_cannot_be_written_down(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from semel import audit as trail
     from semel.errors import StoreUnavailable
+    from semel.observe import audit as trail
 
     def broken(*_: object, **__: object) -> object:
         raise StoreUnavailable("the audit cannot be written")

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from semel.server import tokens
-from semel.server.dashboard.door import COOKIE
+from semel.server.dashboard.auth import COOKIE
 from semel.server.settings import ServeSettings
 from semel.stores.sqlite import SqliteStore
 from tests.server.scenes import some_benchmarks

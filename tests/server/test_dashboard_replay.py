@@ -15,9 +15,9 @@ import pytest
 from msgspec.structs import replace
 
 from semel.core.commands import Lookup
-from semel.intake import Intake
+from semel.ingest.intake import Intake
 from semel.server.app import create_app
-from semel.server.dashboard.door import COOKIE
+from semel.server.dashboard.auth import COOKIE
 from semel.server.events import incoming
 from semel.server.settings import ServeSettings
 from semel.stores.sqlite import SqliteStore
@@ -233,8 +233,8 @@ def test_only_an_admin_of_the_tenant_replays(place: Place) -> None:
 def test_nothing_is_replayed_that_cannot_be_written_down(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from semel import audit
     from semel.errors import StoreUnavailable
+    from semel.observe import audit
 
     def broken(*_: object, **__: object) -> object:
         raise StoreUnavailable("the audit cannot be written")

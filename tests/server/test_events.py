@@ -14,7 +14,7 @@ from websockets.sync.client import connect
 from semel.server.app import create_app
 from semel.server.events import incoming
 from semel.server.settings import ServeSettings
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from tests.server.tools import Running, serving, token_for
 from tests.services import postgres, redis

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semel.server.settings import Limits, ServeSettings
-from semel.testing.contract.values import KEYS
+from semel.testing.contract.payloads import KEYS
 from tests.server.tools import JSON, Running, serving
 
 

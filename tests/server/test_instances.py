@@ -11,8 +11,8 @@ import pytest
 import semel
 from semel.core.commands import Claim, Granted, Mark, Marked
 from semel.errors import StoreUnavailable, StoreUncertain
-from semel.stores.http.astore import AsyncHttpStore
 from semel.stores.http.store import HttpStore
+from semel.stores.http.store_async import AsyncHttpStore
 from semel.types import Busy, Unavailable
 from tests.faults.proxy import Proxy
 from tests.server.tools import Running, process

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from semel.core.commands import Admit, Claim, Count, Granted, Item, Known, Lookup, Settle
 from semel.server.settings import Limits, ServeSettings
-from semel.stores.http import wire
+from semel.stores.http import encoding
 from semel.stores.http.store import HttpStore
 from semel.types import Busy, Completed, Record
 from tests.server.tools import Running, serving
@@ -29,14 +29,14 @@ def test_both_formats_say_the_same(service: Running) -> None:
     items: list[Item] = [claim("formats"), Admit("", "billing", "lease"), Count("")]
     packed = service.client.post(
         "/v1/items",
-        content=wire.batch_of([wire.encode_item(each) for each in items]),
-        headers={"content-type": wire.ITEMS_MSGPACK},
+        content=encoding.batch_of([encoding.encode_item(each) for each in items]),
+        headers={"content-type": encoding.ITEMS_MSGPACK},
     )
-    assert packed.headers["content-type"] == wire.ITEMS_MSGPACK
+    assert packed.headers["content-type"] == encoding.ITEMS_MSGPACK
     json = service.post("/v1/items", [{"type": "lookup", "id": ["", "billing", "formats"]}])
     assert json.headers["content-type"] == "application/json"
-    granted, mode, stats = wire.answers_from(packed.content)
-    (record,) = wire.answers_from(json.content, packed=False)
+    granted, mode, stats = encoding.answers_from(packed.content)
+    (record,) = encoding.answers_from(json.content, packed=False)
     assert (record.fence, record.owner, mode) == (granted.fence, items[0].owner, "lease")  # type: ignore[union-attr]
     assert stats.consumers["billing"] >= 1
 

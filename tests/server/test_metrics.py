@@ -97,7 +97,9 @@ def test_a_tenants_count_is_not_taken_for_the_stores(tmp_path: Path) -> None:
         tenant.client.close()
         assert page(running)["semel_records"] == before
         running.client.get("/v1/stats")
-        assert total(page(running)["semel_records"], state="claimed") >= 1  # beside a turn that the service holds
+        assert (
+            total(page(running)["semel_records"], state="claimed") >= 1
+        )  # beside a turn that the service holds
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])

@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import (
 
 from semel.server.app import create_app
 from semel.server.settings import Limits, ServeSettings
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from tests.server.tools import serving
 
 EXAMPLES = 25

@@ -10,7 +10,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from semel.server import tokens
-from semel.server.dashboard.door import COOKIE
+from semel.server.dashboard.auth import COOKIE
 from semel.server.settings import Limits, ServeSettings
 from semel.stores.sqlite import SqliteStore
 from semel.types import Id

@@ -8,8 +8,8 @@ import pytest
 
 from semel.codec import encode
 from semel.core.commands import Claim, Scan
-from semel.forks import new_owner
-from semel.limited_log import LimitedLog
+from semel.observe.limited_log import LimitedLog
+from semel.runtime.process import new_owner
 from semel.server.settings import ServeSettings
 from semel.stores.registry import store_for
 from tests.server.stores import KINDS, store_url

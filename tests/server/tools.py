@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 
-from semel.core.ports import Store
+from semel.core.protocols import Store
 from semel.server import tokens
 from semel.server.app import create_app
 from semel.server.serving import server_for

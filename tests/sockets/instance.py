@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from starlette.routing import Route, WebSocketRoute
 
 import semel
-from semel import webhooks
-from semel.sockets import Acceptor, Event, EventTable, Intake, IntakeLimits
+from semel.ingest import webhooks
+from semel.ingest.sockets import Acceptor, Event, EventTable, Intake, IntakeLimits
 
 SETUP = json.loads(os.environ["FLEET"])
 RUNS = Path(SETUP["runs"])

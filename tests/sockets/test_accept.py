@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import semel
-from semel.sockets import Acceptor, Event, Intake
+from semel.ingest.sockets import Acceptor, Event, Intake
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ import pytest
 import semel
 from semel import Policy
 from semel.errors import AttemptsExhausted, PolicyInvalid, UsageError
-from semel.intake import Event, Intake, IntakeLimits, Receipt
+from semel.ingest.intake import Event, Intake, IntakeLimits, Receipt
 from tests.services import redis
 from tests.waiting import until
 

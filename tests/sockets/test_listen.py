@@ -17,8 +17,7 @@ import pytest
 
 import semel
 from semel.errors import PolicyInvalid
-from semel.sockets import Event, Fields, Intake, Invalid, Listener, IntakeLimits
-from semel.sockets.listen import Backoff
+from semel.ingest.sockets import Backoff, Event, Fields, Intake, IntakeLimits, Invalid, Listener
 from tests.services import postgres, redis, server
 from tests.sockets.fleet import environment
 from tests.sockets.source import Source, source

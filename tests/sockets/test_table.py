@@ -12,9 +12,9 @@ import pytest
 
 import semel
 from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
-from semel.intake import Event
-from semel.sockets import Columns, EventTable, Intake
-from semel.sockets.columns import columns_of
+from semel.ingest.event_columns import columns_of
+from semel.ingest.intake import Event
+from semel.ingest.sockets import Columns, EventTable, Intake
 from tests.services import postgres
 from tests.sockets.fleet import Fleet
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from semel.core.commands import Answer, Item
-from semel.core.ports import AsyncStore, Listener
+from semel.core.protocols import AsyncStore, Listener
 from semel.testing import ManualClock
 
 T = TypeVar("T")

@@ -6,8 +6,7 @@ import tracemalloc
 
 from semel.clock import SystemClock
 from semel.core.commands import Forget, Lookup
-from semel.stores.compact import CompactMarks
-from semel.stores.marks import Steady
+from semel.stores.memory.marks import CompactMarks, Steady
 from semel.types import Absent, Forgotten, Record
 
 SECOND_US = 1_000_000

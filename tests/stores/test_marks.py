@@ -13,8 +13,8 @@ import pytest
 import semel
 from semel.clock import SystemClock
 from semel.errors import KeyInvalid, StoreFull
-from semel.stores.marks import BATCH_MIN, HAS_GIL, Marker, MemoryMarks, Steady
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.marks import BATCH_MIN, HAS_GIL, Marker, MemoryMarks, Steady
+from semel.stores.memory.store import MemoryStore
 
 SECOND_US = 1_000_000
 LONG_US = 3600 * SECOND_US

@@ -11,9 +11,10 @@ import httpx2
 import pytest
 
 import semel
-from semel import Policy, webhooks
+from semel import Policy
 from semel.errors import UsageError
-from semel.webhooks import Event, IntakeLimits, Receiver
+from semel.ingest import webhooks
+from semel.ingest.webhooks import Event, IntakeLimits, Receiver
 from tests.services import redis, server
 from tests.sockets.fleet import uvicorn
 from tests.waiting import await_true, until
@@ -186,7 +187,7 @@ async def test_a_store_that_is_away_is_503_and_the_repeat_is_taken(tmp_path: Pat
 
 
 async def test_too_many_waiting_is_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semel.webhooks.receiver.HOLD_S", 0.05)
+    monkeypatch.setattr("semel.ingest.webhooks.HOLD_S", 0.05)
     seen = Seen()
     seen.gate.clear()
     pace = IntakeLimits(concurrency=1, pending_max=2)

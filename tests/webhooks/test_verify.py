@@ -9,10 +9,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel import webhooks
 from semel.errors import PolicyInvalid
-from semel.webhooks import Challenge, WebhookRefused, Scheme, Verified
-from semel.webhooks.verify import headers_of
+from semel.ingest import webhooks
+from semel.ingest.webhook_schemes import headers_of
+from semel.ingest.webhooks import Challenge, Scheme, Verified, WebhookRefused
 from tests.webhooks import signed
 from tests.webhooks.signed import BODY, NOW, OTHER, SECRET
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import semel
 from semel.brokers import Arrival
-from semel.intake import Event
+from semel.ingest.intake import Event
 from tests.whole.scene import Scene, UserDatabase, pause
 
 __all__ = ["WORK_MAX_S", "note", "on_feed", "on_message", "on_served", "transfer", "transfer_chain"]

@@ -3,10 +3,19 @@
 One loop (`runner`) and one small file for each broker; `source` says what a broker has to offer.
 """
 
-from semel.brokers.pace import RunnerCounters, RunnerLimits
+from semel.brokers.retry_queue import RunnerCounters, RunnerLimits
 from semel.brokers.routes import Middleware, Route
 from semel.brokers.runner import Runner
-from semel.brokers.source import Arrival, DeadLetterInfo, Source
-from semel.brokers.urls import source_for
+from semel.brokers.source import Arrival, DeadLetterInfo, Source, source_for
 
-__all__ = ["Arrival", "RunnerCounters", "DeadLetterInfo", "Middleware", "RunnerLimits", "Route", "Runner", "Source", "source_for"]
+__all__ = [
+    "Arrival",
+    "RunnerCounters",
+    "DeadLetterInfo",
+    "Middleware",
+    "RunnerLimits",
+    "Route",
+    "Runner",
+    "Source",
+    "source_for",
+]

@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from semel.aclient import AsyncSemel
 from semel.brokers.source import Arrival
+from semel.client.client_async import AsyncSemel
 from semel.core.commands import Claim, Granted, Item, Lookup
 from semel.core.machine import NOBODY
-from semel.core.verdicts import replay
+from semel.core.settlement import replay
 from semel.types import Delivery, Outcome, Record
 from semel.windows import OFF
 

@@ -3,7 +3,7 @@
 import logging
 
 from semel.brokers.source import DeadLetterInfo
-from semel.limited_log import RateLimit
+from semel.observe.limited_log import RateLimit
 
 __all__ = ["FailureLog"]
 

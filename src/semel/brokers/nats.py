@@ -14,10 +14,8 @@ from nats.errors import NoServersError
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
-from semel.brokers.dead import DeadLetter
-from semel.brokers.letters import headers_of
-from semel.brokers.source import Arrival, DeadLetterInfo
-from semel.brokers.urls import options_of
+from semel.brokers.dead_letters import DeadLetter, headers_of
+from semel.brokers.source import Arrival, DeadLetterInfo, options_of
 from semel.errors import MessageTooLarge, SourceRefused, SourceUnavailable, UsageError
 
 __all__ = ["JetStream", "NatsOptions", "connect", "from_url"]

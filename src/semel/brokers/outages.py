@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from semel.brokers.source import Source
 from semel.errors import SourceUnavailable
-from semel.lazily import asyncio
-from semel.outage_log import OutageLog
+from semel.observe.limited_log import OutageLog
+from semel.runtime.process import asyncio
 
 __all__ = ["OUTAGE_MAX_S", "RECEIVE_WAIT_S", "SourceLink", "backoff_s"]
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from semel.aclient import AsyncSemel
 from semel.brokers.source import Arrival
+from semel.client.client_async import AsyncSemel
 from semel.core.commands import Admit, Claim, Granted, Item, Lookup
+from semel.core.ids import digest
 from semel.core.machine import NOBODY
-from semel.digests import digest
 from semel.errors import StoreUnavailable
-from semel.lazily import asyncio
+from semel.runtime.process import asyncio
 from semel.types import Id, Record, Unavailable
 
 __all__ = ["Progress"]

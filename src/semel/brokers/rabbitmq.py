@@ -23,10 +23,8 @@ from aio_pika.exceptions import (
 )
 from aiormq.exceptions import ChannelAccessRefused, ConnectionNotAllowed
 
-from semel.brokers.dead import DeadLetter
-from semel.brokers.letters import headers_of
-from semel.brokers.source import Arrival, DeadLetterInfo
-from semel.brokers.urls import options_of
+from semel.brokers.dead_letters import DeadLetter, headers_of
+from semel.brokers.source import Arrival, DeadLetterInfo, options_of
 from semel.errors import SemelError, SourceRefused, SourceUnavailable, UsageError
 
 __all__ = ["RabbitmqOptions", "RabbitQueue", "from_url"]

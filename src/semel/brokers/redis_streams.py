@@ -22,10 +22,8 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from semel.brokers.dead import DeadLetter
-from semel.brokers.letters import headers_of
-from semel.brokers.source import Arrival, DeadLetterInfo
-from semel.brokers.urls import options_of
+from semel.brokers.dead_letters import DeadLetter, headers_of
+from semel.brokers.source import Arrival, DeadLetterInfo, options_of
 from semel.errors import SemelError, SourceRefused, SourceUnavailable
 
 __all__ = ["RedisStreamsOptions", "RedisStream", "from_url"]

@@ -24,20 +24,18 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from semel.aclient import AsyncSemel
 from semel.brokers.dead_letters import DeadLetters, letter_for
 from semel.brokers.failure_log import FailureLog
+from semel.brokers.handling import Handling, work_for
 from semel.brokers.outages import RECEIVE_WAIT_S, SourceLink, backoff_s
-from semel.brokers.pace import RunnerCounters, RunnerLimits
-from semel.brokers.room import RetryQueue
+from semel.brokers.retry_queue import FailureCounts, RetryQueue, RunnerCounters, RunnerLimits
 from semel.brokers.routes import Route, event_facts, route_for
 from semel.brokers.source import Arrival, DeadLetterInfo, Source
-from semel.brokers.tally import FailureCounts
-from semel.brokers.work import Handling, work_for
+from semel.client.client_async import AsyncSemel
 from semel.core.commands import Granted
-from semel.core.verdicts import NotStarted, postponed
+from semel.core.settlement import NotStarted, postponed
 from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
-from semel.lazily import asyncio
+from semel.runtime.process import asyncio
 from semel.types import (
     Busy,
     Delivery,

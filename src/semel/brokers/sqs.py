@@ -18,10 +18,8 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
-from semel.brokers.dead import DeadLetter
-from semel.brokers.letters import headers_of
-from semel.brokers.source import Arrival, DeadLetterInfo, unfolded, untexted
-from semel.brokers.urls import options_of
+from semel.brokers.dead_letters import DeadLetter, headers_of
+from semel.brokers.source import Arrival, DeadLetterInfo, options_of, unfolded, untexted
 from semel.errors import MessageTooLarge, SemelError, SourceRefused, SourceUnavailable, UsageError
 
 __all__ = ["SqsOptions", "SqsQueue", "from_url"]

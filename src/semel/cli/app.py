@@ -7,26 +7,73 @@ from typing import Annotated, Any
 import typer
 
 from semel.cli.advise import advise
-from semel.cli.bench import bench
-from semel.cli.config import config as config_group
+from semel.cli.bench.command import bench
 from semel.cli.consume import consume
-from semel.cli.consumers import consumer
+from semel.cli.consumers import consumer, window
 from semel.cli.dlq import dlq
 from semel.cli.doctor import doctor
 from semel.cli.explain import explain
 from semel.cli.help import App, HelpGroup
-from semel.cli.history import history
 from semel.cli.listen import listen
-from semel.cli.options import Globals
-from semel.cli.outbox import outbox
-from semel.cli.records import forget, list_records, resolve, show
-from semel.cli.relay import relay
-from semel.cli.serve import serve
-from semel.cli.tokens import token
-from semel.cli.upkeep import migrate, purge, stats
-from semel.cli.windows import window
+from semel.cli.maintenance import migrate, purge, stats
+from semel.cli.options import (
+    ConsumerOption,
+    Globals,
+    JsonOption,
+    LeaseOption,
+    ModeOption,
+    StoreOption,
+    TenantOption,
+    WindowOption,
+    serve_options,
+    settings_for,
+)
+from semel.cli.outbox import outbox, relay
+from semel.cli.output import print_json, print_rows, redacted
+from semel.cli.records import forget, history, list_records, resolve, show
+from semel.cli.serve import serve, token
 
-__all__ = ["app"]
+__all__ = ["app", "config"]
+
+config: App = App()
+
+
+@config.callback()
+def _config() -> None:
+    """Look at the settings."""
+
+
+@config.command("show")
+def show_config(
+    store: StoreOption = None,
+    consumer: ConsumerOption = None,
+    tenant: TenantOption = None,
+    window: WindowOption = None,
+    lease: LeaseOption = None,
+    mode: ModeOption = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Show every setting with its value and its origin; passwords in URLs are hidden.
+
+    The first that has a value wins: flag, SEMEL_* variable, file named by a SEMEL_*_FILE variable, semel.toml, default.
+    """
+    settings = settings_for(
+        store=store, consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode
+    )
+    shown = {
+        begin + name: (redacted(value) if isinstance(value, str) else value, found.origin(name))
+        for begin, found in (("", settings), ("serve.", serve_options()))
+        for name, value in found.model_dump().items()
+    }
+    if as_json:
+        print_json({name: {"value": value, "origin": origin} for name, (value, origin) in shown.items()})
+        return
+    rows = [(name, "" if value is None else str(value), origin) for name, (value, origin) in shown.items()]
+    print_rows(("SETTING", "VALUE", "FROM"), rows)
+
+
+config_group = config
 
 
 class Root(HelpGroup):
@@ -101,7 +148,7 @@ def _add_if_there(name: str, module: str, function: str) -> None:
         app.command(name, **_PASSING.get(name, {}))(getattr(importlib.import_module(module), function))
 
 
-_add_if_there("demo", "semel.cli.demo", "demo")
+_add_if_there("demo", "semel.cli.demo.command", "demo")
 _add_if_there("filter", "semel.cli.filter", "filter_lines")
 _add_if_there("once", "semel.cli.once", "once")
 app.command("consume")(consume)

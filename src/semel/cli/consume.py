@@ -1,12 +1,13 @@
 """`semel consume`: run a handler for what a broker delivers, once for each key."""
 
+import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.exits import OK, TRY_LATER, USAGE, CommandExit
-from semel.cli.handlers import loaded
 from semel.cli.options import (
     ConsumerOption,
     LeaseOption,
@@ -15,20 +16,66 @@ from semel.cli.options import (
     StoreOption,
     TenantOption,
     WindowOption,
+    loaded,
     parse_duration_us,
     settings_for,
     sources_of,
     text,
 )
+from semel.cli.output import OK, TRY_LATER, USAGE, CommandExit, redacted, say
+from semel.client.client_async import AsyncSemel
+from semel.errors import SemelError, StoreError
+from semel.observe.probes import SourceFacts, SourceProbe, of_windows
+from semel.windows import exact_text
+
+__all__ = ["consume", "quiet_clients", "warn_of_short_windows"]
+
+CLIENTS = ("aiormq", "aio_pika", "nats", "botocore", "aiobotocore")
+"""They log each failed attempt as an error, with tracebacks."""
+
+
+def quiet_clients() -> None:
+    """Log nothing of the clients' own but in `--log-level debug`."""
+    if not logging.getLogger().isEnabledFor(logging.DEBUG):
+        for name in CLIENTS:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+ASK_S = 10.0
+
+
+async def warn_of_short_windows(once: AsyncSemel, urls: Sequence[str]) -> None:
+    """Compare the window in force with what each broker says. One that does not answer is reported by its runner."""
+    if once.mode == "observe":
+        return
+    with suppress(StoreError):  # then the client's own counts
+        await once._runtime.arefresh()  # noqa: SLF001 - a look at the settings, which nobody is given
+    window_us = once._window_known("")  # noqa: SLF001 - as above
+    from semel.brokers.probes import look_at
+
+    for url in urls:
+        with suppress(SemelError, TimeoutError):
+            facts = await asyncio.wait_for(look_at(url), ASK_S)
+            for line in warnings(facts, window_us, once.consumer):
+                say(redacted(f"warning: {line}"))
+
+
+def warnings(facts: SourceFacts, window_us: int, consumer: str) -> list[str]:
+    """What to say of one source and the window."""
+    if facts.horizon_s is None:
+        after = f"what comes after the window of {exact_text(window_us)} runs again"
+        return [f"how long {facts.name} may deliver a message again is unknown: {after}"]
+    around = SourceProbe(sources=(facts,), consumer=consumer)
+    return [f"{each.what} Change: {each.fix}." for each in of_windows(around, window_us)]
+
 
 if TYPE_CHECKING:
-    from semel.aclient import AsyncSemel
-    from semel.brokers import RunnerLimits, Runner
-    from semel.brokers.kafka_transactions import KafkaTransaction
+    from semel.brokers import Runner, RunnerLimits
+    from semel.brokers.kafka.transactions import KafkaTransaction
     from semel.cli.settings import CliSettings
+    from semel.client.client_async import AsyncSemel
     from semel.policy import Policy
 
-__all__ = ["consume"]
 
 OutputOption = Annotated[
     str | None,
@@ -121,7 +168,7 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     """
     import semel
     from semel.brokers import RunnerLimits
-    from semel.lazily import asyncio
+    from semel.runtime.process import asyncio
 
     target = loaded(handler)
     settings = settings_for(
@@ -176,7 +223,7 @@ def _transactions(
     handler: Any, urls: Sequence[str], once: Any, pace: "RunnerLimits", key: Any, output: str, marks: str
 ) -> "list[KafkaTransaction]":
     """Consumers that write what comes of their messages in the transaction that moves their offsets."""
-    from semel.brokers.kafka_transactions import KafkaTransaction
+    from semel.brokers.kafka.transactions import KafkaTransaction
 
     if not callable(handler) or not all(url.startswith("kafka:") for url in urls):
         raise CommandExit("--mode transaction takes one handler and --from kafka://...", USAGE)
@@ -193,10 +240,11 @@ async def _consume(
     *,
     until_idle: bool,
 ) -> int:
-    from semel.cli.broker_logs import quiet_clients
+    pass
     from semel.cli.output import say
-    from semel.cli.short_windows import warn_of_short_windows
-    from semel.lazily import asyncio
+
+    pass
+    from semel.runtime.process import asyncio
 
     quiet_clients()
     _stop_on_signals(asyncio.get_running_loop(), runners)

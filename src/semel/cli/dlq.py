@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.exits import NOT_FOUND, USAGE, CommandExit
 from semel.cli.help import App
 from semel.cli.options import (
     ConsumerOption,
@@ -16,10 +15,10 @@ from semel.cli.options import (
     settings_for,
     text,
 )
-from semel.cli.output import confirm, print_json, print_rows, say
+from semel.cli.output import NOT_FOUND, USAGE, CommandExit, confirm, print_json, print_rows, say
 
 if TYPE_CHECKING:
-    from semel.brokers.dead import DeadLetter, DeadLetterQueue
+    from semel.brokers.dead_letters import DeadLetter, DeadLetterQueue
     from semel.cli.settings import CliSettings
     from semel.types import Mode
 
@@ -103,8 +102,8 @@ def replay_dead(
     yes: YesOption = False,
 ) -> int:
     """Let dead messages run again: forget the failure, publish the message anew, remove the letter."""
-    from semel.brokers.dead import replay
-    from semel.client import aopen
+    from semel.brokers.dead_letters import replay
+    from semel.client.client import aopen
     from semel.errors import UsageError
 
     if bool(ids) == every or (new_key is not None and len(ids or ()) != 1):
@@ -137,7 +136,7 @@ def replay_dead(
 
 def _mode_of(settings: "CliSettings", consumer: str) -> "Mode":
     """The mode that the store has recorded for a consumer."""
-    from semel.cli.reach import opened
+    from semel.cli.store_access import opened
 
     with opened(settings) as reach:
         return reach.stored_settings().modes.get((settings.tenant or "", consumer), "lease")
@@ -145,7 +144,7 @@ def _mode_of(settings: "CliSettings", consumer: str) -> "Mode":
 
 def _at(url: str, work: Callable[["DeadLetterQueue"], Awaitable[None]]) -> None:
     from semel.brokers import source_for
-    from semel.lazily import asyncio
+    from semel.runtime.process import asyncio
 
     async def open_and_work() -> None:
         source: Any = source_for(url)

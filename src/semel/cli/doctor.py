@@ -5,10 +5,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 
-from semel.cli.exits import FAILED, UNAVAILABLE, CommandExit
 from semel.cli.options import JsonOption, SourcesOption, StoreOption, settings_for, sources_of
-from semel.cli.output import console, print_json, print_rows, redacted, table
-from semel.cli.reach import existing
+from semel.cli.output import (
+    FAILED,
+    UNAVAILABLE,
+    CommandExit,
+    console,
+    print_json,
+    print_rows,
+    redacted,
+    table,
+)
+from semel.cli.store_access import existing
 from semel.errors import SemelError
 from semel.observe.doctor import Finding, examine, of_source
 from semel.windows import duration_us
@@ -56,13 +64,13 @@ def doctor(store: StoreOption = None, source: SourcesOption = None, *, as_json: 
 
 
 def _outbox(url: str) -> list[Finding]:
-    from semel.outbox.examining import examine as examine_outbox
+    from semel.outbox.tables import examine as examine_outbox
 
     return asyncio.run(examine_outbox(url))
 
 
 def _source(url: str, lease_us: int) -> Iterator[Finding]:
-    from semel.brokers.circumstances import look_at
+    from semel.brokers.probes import look_at
 
     began = perf_counter()
     try:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from semel.cli.exits import BAD_CONFIGURATION, FAILED, UNAVAILABLE, CommandExit
 from semel.cli.options import (
     ConsumerOption,
     JsonOption,
@@ -23,16 +22,26 @@ from semel.cli.options import (
     settings_for,
     sources_of,
 )
-from semel.cli.output import console, print_json, print_rows, redacted, say, table
-from semel.cli.reach import StoreAccess, exists, found, opened
-from semel.cli.shown import exact_text
+from semel.cli.output import (
+    BAD_CONFIGURATION,
+    FAILED,
+    UNAVAILABLE,
+    CommandExit,
+    console,
+    print_json,
+    print_rows,
+    redacted,
+    say,
+    table,
+)
+from semel.cli.store_access import StoreAccess, exists, found, opened
 from semel.core.commands import Scan
 from semel.errors import SemelError, SourceUnavailable, StoreUnavailable
 from semel.observe.explain import Explanation
 from semel.observe.explain import explain as explained
+from semel.observe.formatting import exact_text
 from semel.observe.guarantees import WINDOWS, GuaranteeCell, Sink, Weakness
-from semel.observe.probing import keys_of, weaknesses
-from semel.observe.sources import SourceProbe, Keys, SourceFacts
+from semel.observe.probes import Keys, SourceFacts, SourceProbe, keys_of, weaknesses
 from semel.observe.window_in_force import SAMPLE, WindowInForce, window_in_force
 from semel.policy import OnUnavailable
 from semel.types import Mode
@@ -162,7 +171,7 @@ def looked_at(urls: Sequence[str]) -> list[SourceFacts]:
     """What the brokers say about the sources. Raises `UsageError` and `SourceUnavailable`."""
     if not urls:
         return []
-    from semel.brokers.circumstances import look_at
+    from semel.brokers.probes import look_at
 
     async def look() -> list[SourceFacts]:
         return [await look_at(url) for url in urls]
@@ -218,7 +227,9 @@ def _explained(
     return told, window
 
 
-def _recorded(reach: StoreAccess, consumer: str, mode: Mode, said: WindowInForce) -> tuple[Mode, WindowInForce]:
+def _recorded(
+    reach: StoreAccess, consumer: str, mode: Mode, said: WindowInForce
+) -> tuple[Mode, WindowInForce]:
     """The mode that the store has for the consumer, and the window that is in force for it."""
     settings, stored = reach.settings, reach.stored_settings()
     scope = (settings.tenant or "", consumer)

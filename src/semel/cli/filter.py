@@ -13,14 +13,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from semel.cli.exits import BAD_CONFIGURATION, FAILED, USAGE, CommandExit
-from semel.cli.lines import Block, LineReader, LineWriter
-from semel.cli.options import ConsumerOption, StoreOption, TenantOption, WindowOption, settings_for
-from semel.cli.sizes import parse_bytes, plural, size_text
+from semel.cli.line_io import Block, LineReader, LineWriter
+from semel.cli.options import (
+    ConsumerOption,
+    StoreOption,
+    TenantOption,
+    WindowOption,
+    parse_bytes,
+    plural,
+    settings_for,
+    size_text,
+)
+from semel.cli.output import BAD_CONFIGURATION, FAILED, USAGE, CommandExit
 from semel.keys.limits import KEY_BYTES_MAX
 
 if TYPE_CHECKING:
-    from semel.client import Semel
+    from semel.client.client import Semel
 
 __all__ = ["filter_lines"]
 
@@ -212,7 +220,7 @@ class Keys:
 
 def _decoder(path: str) -> Callable[[list[bytes]], list[str]] | None:
     """Read one nested member of many lines and skip the rest; `None` where an index may be meant."""
-    from semel.keys.paths import parse
+    from semel.keys.extract import parse
 
     segments = parse(path)
     if any(segment.isdecimal() for segment in segments):
@@ -339,7 +347,9 @@ class Sieve:
                 passed.append(lines[position])
         return passed
 
-    def _look(self, block: Block, lines: list[bytes]) -> tuple[list[str | None], set[int], CommandExit | None]:
+    def _look(
+        self, block: Block, lines: list[bytes]
+    ) -> tuple[list[str | None], set[int], CommandExit | None]:
         """The keys one by one; `None` for a line without. Ends before a line that is to stop it all."""
         keys: list[str | None] = []
         kept: set[int] = set()
@@ -407,7 +417,7 @@ def _client(settings: Any, *, remembered: bool) -> "Semel":
 
 def _marking(client: "Semel", tenant: str) -> Marking:
     """How this store holds marks back until the lines are written."""
-    from semel.stores.memory import MemoryStore
+    from semel.stores.memory.store import MemoryStore
 
     store = client.store
     if isinstance(store, MemoryStore):

@@ -7,9 +7,90 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from semel.cli.examples import EXAMPLES
+__all__ = ["App", "EXAMPLES", "HelpGroup"]
 
-__all__ = ["App", "HelpGroup"]
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "demo": ("semel demo", "semel demo --control --seed 7"),
+    "filter": (
+        "semel filter --key id events.jsonl > new.jsonl",
+        "semel filter --key order.id --store sqlite:///seen.db --output new.jsonl events.jsonl.gz",
+    ),
+    "once": (
+        "semel once --key nightly-2026-11-15 -- ./export.sh --fast",
+        "semel once --key import-7 --wait 10m --keep-failures -- ./import.sh",
+    ),
+    "consume": (
+        "semel consume app:handle --from 'redis://localhost/0?stream=orders&group=billing'",
+        "semel consume app:handle --from 'amqp://localhost/?queue=orders' --store sqlite:///events.db --until-idle",
+    ),
+    "show": ("semel show evt_1", "semel show evt_1 --consumer billing --json"),
+    "list": (
+        "semel list --state failed --older-than 1h",
+        "semel list --prefix order- --consumer billing --json",
+        "semel list --consumer semel.audit",
+    ),
+    "forget": ("semel forget evt_1 --consumer billing", "semel forget evt_1 --force --yes"),
+    "resolve": (
+        'semel resolve evt_7 --fence 1794787589483465 --done --value \'{"mail": "sent"}\'',
+        "semel resolve evt_8 --fence 1794787589483466 --absent",
+    ),
+    "purge": ("semel purge --dry-run", "semel purge --watch --every 10m"),
+    "stats": ("semel stats --store sqlite:///events.db", "semel stats --watch --every 5s"),
+    "relay": (
+        "semel relay --from sqlite:///app.db --to stdout: --until-empty",
+        "semel relay --from postgresql://localhost/app --to kafka://localhost:9092 --metrics 9000",
+    ),
+    "listen": (
+        "semel listen wss://feed.example.com/events app:handle",
+        "semel listen ws://localhost:8000/feed --persist sqlite:///events.db --key meta.id",
+    ),
+    "serve": ("semel serve", "semel serve --host 0.0.0.0 --port 8787 --store postgresql://localhost/app"),
+    "migrate": (
+        "semel migrate --store sqlite:///events.db",
+        "semel migrate --store postgresql://localhost/app --sql",
+    ),
+    "explain": (
+        "semel explain --mode lease --sink keyed",
+        "semel explain --from sqs://eu-west-1/orders --consumer billing --require lease",
+    ),
+    "doctor": ("semel doctor --store sqlite:///events.db", "semel doctor --json"),
+    "advise": (
+        "semel advise /var/log/semel --consumer billing --plot lags.svg",
+        "semel advise --metrics http://localhost:9000/metrics",
+    ),
+    "history": ("semel history /var/log/semel --key evt_1", "semel history /var/log/semel --since 7d --json"),
+    "bench": ("semel bench --store sqlite:///events.db --seconds 60", "semel bench --json"),
+    "window set": (
+        "semel window set billing 24h",
+        "semel window set billing off --type heartbeat",
+        "semel window set billing 7d --existing --yes",
+    ),
+    "window get": ("semel window get billing", "semel window get billing --type heartbeat --json"),
+    "window list": ("semel window list", "semel window list --consumer billing"),
+    "window unset": ("semel window unset billing --type heartbeat",),
+    "consumer list": ("semel consumer list --store sqlite:///events.db",),
+    "consumer show": ("semel consumer show billing",),
+    "consumer set-mode": ("semel consumer set-mode billing quarantine",),
+    "config show": ("semel config show", "semel config show --json"),
+    "dlq list": ("semel dlq list --from 'redis://localhost/0?stream=orders&group=billing'",),
+    "dlq show": ("semel dlq show 1731700000000-0 --from 'redis://localhost/0?stream=orders&group=billing'",),
+    "dlq replay": (
+        "semel dlq replay 1731700000000-0 --from 'redis://localhost/0?stream=orders&group=billing'",
+        "semel dlq replay --all --yes --from 'redis://localhost/0?stream=orders&group=billing'",
+    ),
+    "outbox list": ("semel outbox list --store sqlite:///app.db", "semel outbox list --dead --json"),
+    "outbox show": ("semel outbox show 019a8f0e-5d0c-7c3e-8f5a-2b1d6c7e9f00",),
+    "outbox retry": ("semel outbox retry --all", "semel outbox retry 019a8f0e-5d0c-7c3e-8f5a-2b1d6c7e9f00"),
+    "outbox drop": ("semel outbox drop 019a8f0e-5d0c-7c3e-8f5a-2b1d6c7e9f00 --yes",),
+    "token create": (
+        "semel token create ann --role read",
+        "semel token create shop --tenant shop --role write --expires 90d",
+    ),
+    "token list": ("semel token list",),
+    "token rotate": ("semel token rotate 7f31a34c715d17a5 --grace 7d",),
+    "token revoke": ("semel token revoke 7f31a34c715d17a5 --yes",),
+}
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NUMBER = re.compile(r"<(?:int|float)(?: range)?>")

@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.exits import BAD_CONFIGURATION, USAGE, CommandExit
-from semel.cli.handlers import loaded
 from semel.cli.options import (
     ConsumerOption,
     LeaseOption,
     StoreOption,
     TenantOption,
     WindowOption,
+    loaded,
     parse_duration_us,
     settings_for,
     text,
 )
+from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit
 
 if TYPE_CHECKING:
     from semel.cli.settings import CliSettings
-    from semel.intake import Event, Undertaker
-    from semel.sockets import EventTable
+    from semel.ingest.intake import Event, Undertaker
+    from semel.ingest.sockets import EventTable
 
 __all__ = ["listen"]
 
@@ -110,10 +110,10 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
     finished, the rest is left to the others.
     """
     from semel import Policy
-    from semel.intake import IntakeLimits
-    from semel.lazily import asyncio
-    from semel.sockets import EventTable, Fields
-    from semel.sockets.columns import columns_of
+    from semel.ingest.event_columns import columns_of
+    from semel.ingest.intake import IntakeLimits
+    from semel.ingest.sockets import EventTable, Fields
+    from semel.runtime.process import asyncio
 
     table = None if persist is None else EventTable(persist, columns=columns_of(columns))
     process = _process(handler, table)
@@ -164,8 +164,8 @@ async def _listen(
 
     import semel
     from semel.cli.output import redacted, say
-    from semel.lazily import asyncio
-    from semel.sockets import Intake, Listener
+    from semel.ingest.sockets import Intake, Listener
+    from semel.runtime.process import asyncio
 
     once = semel.aopen(
         settings.store,
@@ -208,7 +208,7 @@ def _grave(file: Path | None) -> "Undertaker | None":
     async def bury(event: "Event", error: Exception) -> None:
         import msgspec
 
-        from semel.lazily import asyncio
+        from semel.runtime.process import asyncio
 
         letter = {"id": event.id, "type": event.type, "error": repr(error), "payload": event.payload}
         await asyncio.to_thread(write, msgspec.json.encode(letter) + b"\n")
@@ -226,5 +226,7 @@ def _headers(file: Path | None) -> dict[str, str]:
         raise CommandExit(f"{file} cannot be read: {error}", BAD_CONFIGURATION) from None
     pairs = [line.partition(":") for line in lines]
     if any(not colon or not name.strip() for name, colon, _ in pairs):
-        raise CommandExit(f"{file}: each line is a header, such as Authorization: Bearer ...", BAD_CONFIGURATION)
+        raise CommandExit(
+            f"{file}: each line is a header, such as Authorization: Bearer ...", BAD_CONFIGURATION
+        )
     return {name.strip(): value.strip() for name, _, value in pairs}

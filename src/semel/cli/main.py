@@ -4,7 +4,7 @@ import importlib.util
 import sys
 import traceback
 
-from semel.extras import install_command
+from semel.runtime.extras import install_command
 
 __all__ = ["main"]
 
@@ -41,30 +41,30 @@ def _run() -> int:
     import typer
     from typer.exceptions import TyperException
 
-    from semel.cli import exits
+    from semel.cli import output
     from semel.cli.app import app
     from semel.errors import SemelError
 
     try:
         answer = app(standalone_mode=False, prog_name="semel")
-    except exits.CommandExit as stop:
+    except output.CommandExit as stop:
         return _ended(str(stop), stop.code)
     except SemelError as error:
-        return _ended(str(error), exits.code_of(error))
+        return _ended(str(error), output.code_of(error))
     except TyperException as error:
         return _misused(error)
     except typer.Abort:
-        return exits.INTERRUPTED
+        return output.INTERRUPTED
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _ended(f"{where}{error.strerror or error}", exits.FAILED)
+        return _ended(f"{where}{error.strerror or error}", output.FAILED)
     except Exception as error:  # noqa: BLE001 - whatever it is, the user gets a line and not a stack
         return _ended(
-            f"unexpected {type(error).__name__}: {error}; semel --debug ... shows where", exits.FAILED
+            f"unexpected {type(error).__name__}: {error}; semel --debug ... shows where", output.FAILED
         )
-    return answer if isinstance(answer, int) else exits.OK
+    return answer if isinstance(answer, int) else output.OK
 
 
 def _ended(message: str, code: int) -> int:
@@ -79,8 +79,7 @@ def _ended(message: str, code: int) -> int:
 
 def _misused(error: object) -> int:
     """A wrong option or argument: what is wrong, and where to read on. Without any argument: the help."""
-    from semel.cli.exits import USAGE
-    from semel.cli.output import say
+    from semel.cli.output import USAGE, say
 
     context = getattr(error, "ctx", None)
     message = error.format_message()  # type: ignore[attr-defined]

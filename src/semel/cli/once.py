@@ -5,20 +5,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.exits import DUPLICATE, FAILED, TRY_LATER, UNAVAILABLE, USAGE, CommandExit
 from semel.cli.options import (
     ConsumerOption,
     LeaseOption,
     StoreOption,
     TenantOption,
     WindowOption,
+    parse_bytes,
     parse_duration_us,
     settings_for,
+    size_text,
 )
-from semel.cli.sizes import parse_bytes, size_text
+from semel.cli.output import DUPLICATE, FAILED, TRY_LATER, UNAVAILABLE, USAGE, CommandExit
 
 if TYPE_CHECKING:
-    from semel.cli.child import ProcessResult
+    from semel.cli.child_process import ProcessResult
     from semel.types import Outcome
 
 __all__ = ["once"]
@@ -126,7 +127,7 @@ class CommandRun:
     def __call__(self) -> dict[str, Any]:
         """Raises `CommandFailed` for what is to run again."""
         import semel
-        from semel.cli.child import Child
+        from semel.cli.child_process import Child
 
         current = semel.current()
         child = Child(self._command, output_bytes_max=self._output_bytes_max, lost=lambda: current.lost)
@@ -168,11 +169,17 @@ class OnceResult:
                 code: int = value["code"]
                 return code
             case Busy(retry_after_s):
-                raise CommandExit(f"{self._key} is in flight; its lease ends in {retry_after_s:.1f} s", TRY_LATER)
+                raise CommandExit(
+                    f"{self._key} is in flight; its lease ends in {retry_after_s:.1f} s", TRY_LATER
+                )
             case _ if ended is not None and ended.lost:
-                raise CommandExit(f"{self._key}: the claim was lost, so the command was terminated", TRY_LATER)
+                raise CommandExit(
+                    f"{self._key}: the claim was lost, so the command was terminated", TRY_LATER
+                )
             case Lost():
-                raise CommandExit(f"{self._key}: the command ran, but another run took the key over", TRY_LATER)
+                raise CommandExit(
+                    f"{self._key}: the command ran, but another run took the key over", TRY_LATER
+                )
             case Errored(CommandFailed() as failed):
                 return failed.code
             case Errored(error) | Failed(error):

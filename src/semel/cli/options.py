@@ -1,17 +1,17 @@
 """The options that several commands share, and the settings that they stand for."""
 
 import logging
+import re
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.exits import USAGE, CommandExit
+from semel.cli.output import USAGE, CommandExit
 from semel.errors import PolicyInvalid
+from semel.runtime.process import named
 from semel.windows import duration_us
-
-if TYPE_CHECKING:
-    from semel.cli.settings import ServeOptions, CliSettings
 
 __all__ = [
     "ConsumerOption",
@@ -25,12 +25,20 @@ __all__ = [
     "TenantOption",
     "WindowOption",
     "YesOption",
+    "ending_on_signals",
+    "loaded",
+    "parse_bytes",
     "parse_duration_us",
+    "plural",
     "serve_options",
     "settings_for",
+    "size_text",
     "sources_of",
     "text",
 ]
+
+if TYPE_CHECKING:
+    from semel.cli.settings import CliSettings, ServeOptions
 
 
 class Globals:
@@ -147,3 +155,56 @@ def one_of(given: dict[str, bool]) -> str:
     if len(chosen) != 1:
         raise CommandExit(f"give one of {', '.join(given)}", USAGE)
     return chosen[0]
+
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]*)", re.IGNORECASE)
+
+
+def plural(number: int, thing: str) -> str:
+    """So many things: `1 line`, `2 lines`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """The bytes of a size option."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _UNITS:
+        raise typer.BadParameter(
+            f"{text!r} is not a size; write it like 64KiB, 16MiB or 1000", param_hint=repr(option)
+        )
+    return round(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def size_text(size_bytes: int) -> str:
+    """A size in its largest binary unit: `64 KiB`."""
+    size, units = float(size_bytes), ["bytes", "KiB", "MiB", "GiB"]
+    while size >= 2**10 and len(units) > 1:
+        size /= 2**10
+        units.pop(0)
+    return f"{size:.4g} {units[0]}"
+
+
+class ending_on_signals:  # noqa: N801 - reads as what it does: with ending_on_signals()
+    """SIGTERM and SIGHUP raise `SystemExit`, unless they are ignored."""
+
+    def __enter__(self) -> None:
+        def end(number: int, _frame: object) -> None:
+            raise SystemExit(128 + number)
+
+        heeded = [
+            number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
+        ]
+        self._before = {number: signal.signal(number, end) for number in heeded}
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def loaded(spec: str) -> Any:
+    """The object that `module:name` names. Raises `CommandExit` for what is no such name, and `PolicyInvalid`."""
+    module, colon, name = spec.partition(":")
+    if not (module and colon and name):
+        raise CommandExit(f"{spec!r} names no handler; write module:function, such as app:handle", USAGE)
+    return named(spec)

@@ -2,14 +2,12 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 import typer
 
-from semel import audit
-from semel.cli import shown
-from semel.cli.exits import FAILED, TRY_LATER, USAGE, CommandExit
 from semel.cli.options import (
     ConsumerOption,
     DryRunOption,
@@ -20,20 +18,36 @@ from semel.cli.options import (
     YesOption,
     one_of,
     parse_duration_us,
+    plural,
     settings_for,
     text,
 )
-from semel.cli.output import confirm, console, print_json, print_rows, say, table
-from semel.cli.reach import OWN, StoreAccess, opened
-from semel.cli.sizes import plural
+from semel.cli.output import (
+    FAILED,
+    NOT_FOUND,
+    TRY_LATER,
+    USAGE,
+    CommandExit,
+    confirm,
+    console,
+    duration_text,
+    local_time,
+    print_json,
+    print_rows,
+    say,
+    table,
+)
+from semel.cli.store_access import OWN, StoreAccess, opened
+from semel.client.records import Oblivion, Resolution
 from semel.codec import encode
 from semel.core.commands import Count, Forget, Page, Resolve, Scan
-from semel.records import Oblivion, Resolution
+from semel.observe import audit, formatting
+from semel.observe.history import HistoryLine, read
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record
 from semel.windows import resolve as window_of
 from semel.windows import window_us
 
-__all__ = ["forget", "list_records", "resolve", "show"]
+__all__ = ["forget", "history", "list_records", "resolve", "show"]
 
 PAGE_MAX = 500
 WIDE_COLUMNS = 100
@@ -58,15 +72,17 @@ def show(
         found = reach.records_of(key)
         if not found:
             raise reach.no_record(key)
-    now = shown.now_us()
+    now = formatting.now_us()
     if as_json:
-        print_json({"records": [shown.document(record, now) for record in found]})
+        print_json({"records": [formatting.document(record, now) for record in found]})
     elif sys.stdout.isatty():
         for number, record in enumerate(found):
-            console().print("\n" if number else "", table(("", ""), shown.lines(record, now)), sep="", end="")
+            console().print(
+                "\n" if number else "", table(("", ""), formatting.lines(record, now)), sep="", end=""
+            )
     else:
         for record in found:
-            print_rows((), shown.lines(record, now))
+            print_rows((), formatting.lines(record, now))
 
 
 def list_records(
@@ -102,7 +118,7 @@ def list_records(
     state, attempt, first seen, age, expires in, tenant.
     """
     settings = settings_for(store=store, consumer=consumer, tenant=tenant)
-    seen_before = None if older_than is None else shown.now_us() - older_than
+    seen_before = None if older_than is None else formatting.now_us() - older_than
     with opened(settings) as reach:
         scan = Scan(settings.tenant, settings.consumer, state, prefix, seen_before, limit=PAGE_MAX)
         pages = _pages(reach, scan, limit, internal=internal)
@@ -111,7 +127,7 @@ def list_records(
             return
         empty = True
         for page in pages:
-            now = shown.now_us()
+            now = formatting.now_us()
             if page.records:
                 empty = False
                 _print_records(page.records, now)
@@ -127,11 +143,11 @@ def list_records(
 
 def _print_records(records: Sequence[Record], now: int) -> None:
     if not sys.stdout.isatty():
-        print_rows((), [shown.row(record, now) for record in records])
+        print_rows((), [formatting.row(record, now) for record in records])
         return
     screen = console()
-    rows = [shown.screen_row(record, now, wide=screen.width >= WIDE_COLUMNS) for record in records]
-    screen.print(table(shown.SCREEN_HEADERS, rows))
+    rows = [formatting.screen_row(record, now, wide=screen.width >= WIDE_COLUMNS) for record in records]
+    screen.print(table(formatting.SCREEN_HEADERS, rows))
 
 
 def _is_internal(record: Record) -> bool:
@@ -164,9 +180,9 @@ def _print_documents(pages: Iterator[Page]) -> None:
     sys.stdout.write('{"records": [')
     separator, more = "\n  ", False
     for page in pages:
-        now = shown.now_us()
+        now = formatting.now_us()
         for record in page.records:
-            sys.stdout.write(separator + msgspec.json.encode(shown.summary(record, now)).decode())
+            sys.stdout.write(separator + msgspec.json.encode(formatting.summary(record, now)).decode())
             separator = ",\n  "
         more = page.cursor is not None
     sys.stdout.write(f'\n], "more": {"true" if more else "false"}}}\n')
@@ -212,7 +228,7 @@ def forget(
     with opened(settings_for(store=store, consumer=consumer, tenant=tenant)) as reach:
         record = reach.record_of(key)
         what = f"{key!r} of consumer {record.consumer!r} ({record.state}, attempt {record.attempt})"
-        if shown.claim_of(record, shown.now_us()) == "running" and not force:
+        if formatting.claim_of(record, formatting.now_us()) == "running" and not force:
             raise _running(what)
         if dry_run:
             say(f"Would forget {what}.")
@@ -283,7 +299,7 @@ def resolve(
         answer: Resolution = reach.act(item)
     match answer:
         case Completed():
-            say(f"{key!r} is done: duplicates get {value or 'null'} for {shown.exact_text(lasting)}.")
+            say(f"{key!r} is done: duplicates get {value or 'null'} for {formatting.exact_text(lasting)}.")
         case Forgotten():
             say(f"{key!r} is new again: its next delivery runs.")
         case Lost():
@@ -296,3 +312,38 @@ def _undecided(key: str, record: Record, fence: int) -> CommandExit:
     return CommandExit(
         f"{key!r} has the fence {record.fence}, not {fence}: look at it again before you decide", FAILED
     )
+
+
+def history(
+    place: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where a HistoryHook writes, or one of its files.")
+    ],
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="KEY", callback=text, help="Only this key.")
+    ] = None,
+    consumer: ConsumerOption = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="DURATION", help="Not older than this: 7d.")
+    ] = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what a HistoryHook wrote down: how each delivery ended, oldest first.
+
+    Keys that were written as digests are found by their plain text too. Exit code 5: nothing was found.
+    """
+    if not place.exists():
+        raise CommandExit(f"{place} does not exist", NOT_FOUND)
+    since_us = 0 if since is None else formatting.now_us() - parse_duration_us(since, "--since")
+    lines = list(read(place, consumer=consumer, key=key, since_us=since_us))
+    if as_json:
+        print_json({"lines": [msgspec.to_builtins(line) for line in lines]})
+    else:
+        print_rows(("AT", "EVENT", "CONSUMER", "KEY", "REASON", "LAG", "ERROR"), map(_row, lines))
+    if not lines:
+        raise CommandExit("nothing was found", NOT_FOUND)
+
+
+def _row(line: HistoryLine) -> tuple[str, ...]:
+    lag = "" if line.lag_s is None else duration_text(round(line.lag_s * 1e6))
+    return (local_time(line.at_us), line.event, line.consumer, line.key, line.reason, lag, line.error)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from pydantic import PrivateAttr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from semel.cli.exits import BAD_CONFIGURATION, USAGE, CommandExit
+from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit
 from semel.errors import PolicyInvalid
 from semel.keys.limits import check_consumer
 from semel.policy import LEASE_MAX_S, LEASE_MIN_S
@@ -242,7 +242,9 @@ def _from_secrets(model: type[Sourced]) -> Found:
                     f"{variable} names {path}, which cannot be read: {error}", BAD_CONFIGURATION
                 ) from None
             if len(secret) > SECRET_CHARS_MAX:
-                raise CommandExit(f"{variable} names {path}, which is too long for a setting", BAD_CONFIGURATION)
+                raise CommandExit(
+                    f"{variable} names {path}, which is too long for a setting", BAD_CONFIGURATION
+                )
             found[name] = (secret, f"{variable} ({path})")
     return found
 
@@ -261,7 +263,9 @@ def _from_file(config: Path | None, model: type[Sourced]) -> Found:
     if model.table:
         content = tables[model.table]
         if not isinstance(content, dict):
-            raise CommandExit(f"{path}: {model.table} is a table; write [{model.table}] above it", BAD_CONFIGURATION)
+            raise CommandExit(
+                f"{path}: {model.table} is a table; write [{model.table}] above it", BAD_CONFIGURATION
+            )
     known, begin = tuple(model.model_fields), f"{model.table}." if model.table else ""
     for name in content:
         if name not in known:

@@ -1,6 +1,6 @@
 """The protocol, written once: generators that yield commands and are sent their answers.
 
-No I/O, no clock, no thread and no event loop in here; `semel.drive` runs a flow either way. A process may
+No I/O, no clock, no thread and no event loop in here; `semel.runtime.executor` runs a flow either way. A process may
 die at any `yield`: what then holds is the table in `docs/explain/guarantees.md`, proved by killing it there.
 
     claim ──► Granted ──► Invoke ──► Settle(done | failed | released | unknown) ──► Outcome
@@ -39,9 +39,9 @@ from semel.core.commands import (
     Watch,
 )
 from semel.core.machine import is_apart
-from semel.core.verdicts import (
-    Task,
+from semel.core.settlement import (
     Settlement,
+    Task,
     answer_of,
     conclude,
     exhausted,

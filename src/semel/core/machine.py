@@ -10,7 +10,18 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from semel.core.commands import Claim, Forget, Granted, Known, Lookup, RecordItem, Renew, Resolve, Settle
+from semel.core.commands import (
+    Claim,
+    Forget,
+    Granted,
+    Known,
+    Lookup,
+    RecordItem,
+    Renew,
+    Resolve,
+    Scan,
+    Settle,
+)
 from semel.errors import RecordCorrupt
 from semel.types import (
     FOREVER,
@@ -18,13 +29,17 @@ from semel.types import (
     Busy,
     Completed,
     Forgotten,
+    Id,
     Late,
     Lost,
     Mismatch,
     Record,
     Renewed,
+    State,
     Unknown,
 )
+
+__all__ = ["RELEASED", "UNFINISHED", "counted_state", "fits", "mark_record"]
 
 TOMBSTONE_US = 12 * 3600 * 1_000_000
 """How long a forgotten key keeps its fence: the longest that a lease may last, so no run outlives it."""
@@ -350,3 +365,40 @@ _RULES: dict[type, Callable[[Record | None, Any, int, Record | None], Decision]]
     Forget: _forget,
     Resolve: _resolve,
 }
+
+
+RELEASED = "released"
+"""How statistics count a claim that nobody holds: its attempt failed, and the next delivery runs."""
+UNFINISHED: tuple[State, ...] = ("claimed", "unknown")
+"""The counted states that forbid another mode."""
+
+
+def mark_record(record_id: Id, expires_at: int) -> Record:
+    """A mark as a record: done, without owner or value."""
+    return Record(
+        id=record_id,
+        state="done",
+        owner=b"",
+        fence=1,
+        lease_until=0,
+        attempt=1,
+        expires_at=min(expires_at, FOREVER),
+        first_seen=0,
+    )
+
+
+def counted_state(record: Record) -> str:
+    """The state as which statistics count a record: its own, or `released`."""
+    return RELEASED if record.state == "claimed" and not record.owner else record.state
+
+
+def fits(record: Record, item: Scan, now: int) -> bool:
+    """Whether a record is looked for."""
+    return (
+        item.tenant in (None, record.id[0])
+        and item.consumer in (None, record.id[1])
+        and item.state in (None, record.state)
+        and record.id[2].startswith(item.prefix)
+        and (item.seen_before is None or record.first_seen < item.seen_before)
+        and (not item.orphaned or (record.state == "claimed" and record.lease_until <= now))
+    )

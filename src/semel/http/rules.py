@@ -1,24 +1,150 @@
 """The settings of the middlewares, and what they make of a request and of a finished handler."""
 
+import re
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, TypeVar, assert_never
+from urllib.parse import quote
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from semel.aclient import AsyncSemel
-from semel.client import Semel
-from semel.errors import ModeMismatch, NotApplied, PolicyInvalid, UsageError
-from semel.extras import install_command
-from semel.http import problems
-from semel.http.keys import KeyMalformed, read
-from semel.http.presets import PRESETS, SERVER_ERRORS, Preset
-from semel.http.problems import problem
-from semel.http.replies import Reply, pack
+from semel.client.client import Semel
+from semel.client.client_async import AsyncSemel
+from semel.errors import LateEvent, ModeMismatch, NotApplied, PolicyInvalid, UsageError
+from semel.http import responses
+from semel.http.responses import RETRY_SOON_S, Reply, pack, problem, unpack
+from semel.keys.limits import KEY_BYTES_MAX
 from semel.policy import ATTEMPTS_LIMIT, VALUE_BYTES_LIMIT
-from semel.types import Errored, Outcome
+from semel.runtime.extras import install_command
+from semel.types import Busy, Done, Errored, Failed, Late, Lost, Mismatch, Outcome, Unavailable, Unknown
 
-__all__ = ["STREAMED", "ResponseFailed", "RequestRefused", "Rules", "Unkept", "is_stranger", "prepared", "verdict"]
+__all__ = [
+    "Front",
+    "HEADER",
+    "KeyMalformed",
+    "PRESETS",
+    "Preset",
+    "RequestRefused",
+    "ResponseFailed",
+    "Rules",
+    "STREAMED",
+    "Unkept",
+    "answer",
+    "digest_of_credentials",
+    "is_stranger",
+    "payload_of",
+    "prepared",
+    "read",
+    "scoped",
+    "verdict",
+]
+
+BEFORE_EXECUTION = frozenset({400, 401, 403, 429})
+"""Refused before anything was done: badly formed, not known, not allowed, too many."""
+CLIENT_ERRORS, SERVER_ERRORS = 400, 500
+"""Where they begin."""
+DAY_S = 86_400.0
+
+
+class Preset(Struct, frozen=True):
+    """What is kept, and for how long at least. Make your own where none of `PRESETS` fits."""
+
+    name: str
+    keeps: Callable[[int], bool]
+    """Whether a response with this status answers every retry; else the claim is released and a retry runs."""
+    window_s_min: float = 0.0
+    """A shorter window of the client is lengthened to this."""
+
+
+PRESETS: dict[str, Preset] = {
+    preset.name: preset
+    for preset in (
+        Preset("ietf", lambda status: status < SERVER_ERRORS and status not in BEFORE_EXECUTION),
+        Preset("stripe-v1", lambda status: status not in BEFORE_EXECUTION, DAY_S),
+        Preset("stripe-v2", lambda status: status < CLIENT_ERRORS, 30 * DAY_S),
+    )
+}
+"""`ietf`: what the handler decided, not its failures. `stripe-v1`: its failures too. `stripe-v2`: successes only."""
+
+
+HEADER = b"idempotency-key"
+KEY_CHARS_MAX = 255
+"""As the field's best known clients and servers have it."""
+FIELD_BYTES_MAX = 1024
+"""A string with every character escaped, and parameters: more than that is no key."""
+NOBODY = "*"
+"""Stands for the caller where none is told from another; a caller of that name is written %2A."""
+
+_PLAIN_STRING = re.compile(rb'"([\x20\x21\x23-\x5b\x5d-\x7e]+)"')
+_BARE = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+
+
+class KeyMalformed(ValueError):
+    """The header holds no key; the text says why, and goes to the client."""
+
+
+def read(fields: Sequence[bytes], *, strict: bool) -> str:
+    """The key in the header's fields. Raises `KeyMalformed`.
+
+    `"8e03"` is a structured string; bare printable ASCII is taken as it is unless `strict`. Both spell one key.
+    """
+    if len(fields) != 1:
+        raise KeyMalformed("the header is given more than once")
+    field = fields[0].strip(b" \t")
+    if len(field) > FIELD_BYTES_MAX:
+        raise KeyMalformed(f"the key is longer than {KEY_CHARS_MAX} characters")
+    found = _PLAIN_STRING.fullmatch(field)
+    if found is not None:
+        key = found[1].decode("ascii")
+    elif strict or field.startswith(b'"'):
+        key = _structured(field)
+    elif _BARE.fullmatch(field):
+        key = field.decode("ascii")
+    else:
+        raise KeyMalformed("the key is not printable ASCII")
+    if not 0 < len(key) <= KEY_CHARS_MAX:
+        raise KeyMalformed(f"the key has {len(key)} characters; 1 to {KEY_CHARS_MAX} are allowed")
+    return key
+
+
+def _structured(field: bytes) -> str:
+    """The value of an RFC 9651 item, which must be a string; its parameters mean nothing here."""
+    from http_sf import StructuredFieldError, parse
+
+    try:
+        item = parse(field, tltype="item")
+    except StructuredFieldError as error:
+        raise KeyMalformed('the key is not a structured-field string such as "8e03978e-40d5"') from error
+    value = item[0] if isinstance(item, tuple) else item
+    if not isinstance(value, str):  # a token or a display string is none
+        raise KeyMalformed('the key is not a structured-field string such as "8e03978e-40d5"')
+    return value
+
+
+def scoped(method: str, route: str, caller: str | None, key: str) -> str:
+    """The record's key: what one caller asked of one route under one key, and nobody else elsewhere.
+
+    The first three parts hold no space, so that no two scopes read the same. Past what a store takes, its digest.
+    """
+    whose = NOBODY if caller is None else quote(caller, safe="")
+    text = f"{method} {quote(route, safe='/{}:')} {whose} {key}"
+    if len(text) <= KEY_BYTES_MAX:  # ASCII: as many bytes as characters
+        return text
+    return "sha256:" + sha256(text.encode()).hexdigest()
+
+
+def payload_of(path: bytes, query: bytes, body: bytes) -> bytes:
+    """What two requests under one key must agree on."""
+    return b"%d:%b%d:%b%b" % (len(path), path, len(query), query, body)
+
+
+def digest_of_credentials(authorization: bytes) -> str | None:
+    """A caller's name from what it authenticates with; `None` for nothing. The credentials themselves are not kept."""
+    return sha256(authorization).hexdigest()[:32] if authorization.strip() else None
+
 
 C = TypeVar("C", Semel, AsyncSemel)
 
@@ -150,22 +276,24 @@ def key_in(rules: Rules, fields: list[bytes]) -> str | None:
         if not rules.required:
             return None
         detail = "Send a header Idempotency-Key with a value of your own, the same on every retry."
-        raise RequestRefused(problem(problems.MISSING, detail, rules.docs))
+        raise RequestRefused(problem(responses.MISSING, detail, rules.docs))
     try:
         return read(fields, strict=rules.strict)
     except KeyMalformed as error:
-        raise RequestRefused(problem(problems.MALFORMED, f"{error}.", rules.docs)) from error
+        raise RequestRefused(problem(responses.MALFORMED, f"{error}.", rules.docs)) from error
 
 
 def caller_unknown(rules: Rules) -> RequestRefused:
     """Without a caller two of them might share a key, and one get the other's response."""
-    return RequestRefused(problem(problems.CALLER_UNKNOWN, "Authenticate, and send the request again.", rules.docs))
+    return RequestRefused(
+        problem(responses.CALLER_UNKNOWN, "Authenticate, and send the request again.", rules.docs)
+    )
 
 
 def too_large(rules: Rules) -> RequestRefused:
     """The body cannot be compared with that of a retry."""
     detail = f"With an Idempotency-Key a body has at most {rules.request_bytes_max} bytes."
-    return RequestRefused(problem(problems.TOO_LARGE, detail, rules.docs))
+    return RequestRefused(problem(responses.TOO_LARGE, detail, rules.docs))
 
 
 def failed(rules: Rules) -> Reply:
@@ -173,7 +301,7 @@ def failed(rules: Rules) -> Reply:
     detail = (
         "The server failed while it handled this request. A retry with the same key is answered the same."
     )
-    return problem(problems.FAILED, detail, rules.docs)
+    return problem(responses.FAILED, detail, rules.docs)
 
 
 def streams(headers: list[tuple[bytes, bytes]], bytes_max: int) -> tuple[bool, int | None]:
@@ -209,3 +337,78 @@ def is_stranger(outcome: Outcome[Any]) -> bool:
             return status in NOT_ACCEPTED
         case _:
             return False
+
+
+class Front(Generic[C]):
+    """The client behind a middleware; an exchange's `payload` is what its requests are told apart by."""
+
+    def __init__(self, client: C, rules: Rules | None) -> None:
+        self.rules: Rules = rules or Rules()
+        self.client: C = prepared(client, self.rules, attrgetter("payload"))
+        self.keeps_errors: bool = keeps_errors(self.client, self.rules)
+        self._methods = frozenset(self.rules.methods)
+
+    def max_age(self) -> tuple[bytes, bytes]:
+        """The header that says how long keys are remembered."""
+        return MAX_AGE, b"%d" % window_s_of(self.client)
+
+
+REPLAYED = (b"idempotent-replayed", b"true")
+
+
+def answer(docs: str, outcome: Outcome[Any], own: Reply | None) -> Reply:
+    """The response to an outcome; `own`: what this request's handler answered. Raises the handler's own error."""
+    match outcome:
+        case Done():
+            return _done(docs, outcome, own)
+        case Errored(error):
+            if own is None or not isinstance(error, ResponseFailed):
+                raise error
+            return own
+        case Unknown(_, error) if error is not None:
+            if own is None or not isinstance(error, ResponseFailed):
+                raise error
+            return own
+        case _:
+            return _refused(docs, outcome)
+
+
+def _done(docs: str, done: Done[Any], own: Reply | None) -> Reply:
+    if done.replayed and done.kept:
+        stored = unpack(done.value)
+        return Reply(stored.status, [*stored.headers, REPLAYED], stored.body)
+    if done.replayed:
+        detail = "The request was executed. Its response was long, or a stream, and was not kept."
+        return problem(responses.RESPONSE_NOT_KEPT, detail, docs)
+    if done.recorded and own is not None:
+        return own
+    detail = "Send it again with the same key: it may run again."
+    return problem(responses.NOT_RECORDED, detail, docs, RETRY_SOON_S)
+
+
+def _refused(
+    docs: str, outcome: Busy | Mismatch | Lost[Any] | Unknown | Unavailable | Failed | Late
+) -> Reply:
+    match outcome:
+        case Busy(retry_after_s):
+            detail = "Send the same request again later; it will then be answered, or run."
+            return problem(responses.RUNNING, detail, docs, retry_after_s)
+        case Mismatch():
+            detail = (
+                "Path, query or body differ from the first use of this key. A new request needs a new key."
+            )
+            return problem(responses.MISMATCH, detail, docs)
+        case Lost():
+            detail = "Send it again with the same key: it is answered with the result that counts."
+            return problem(responses.LOST, detail, docs, RETRY_SOON_S)
+        case Unknown():
+            detail = "The request may or may not have been executed. It is not run again; ask the operator."
+            return problem(responses.UNKNOWN, detail, docs)
+        case Unavailable():
+            return problem(responses.UNAVAILABLE, "Send it again later.", docs, RETRY_SOON_S)
+        case Failed():
+            return problem(responses.GIVEN_UP, "It is not tried again. A new request needs a new key.", docs)
+        case Late(age_s):
+            raise LateEvent(f"the key passes for an event {age_s:g} s old; give HTTP a consumer of its own")
+        case _:
+            assert_never(outcome)

@@ -3,18 +3,21 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from semel.core.ports import AsyncStore, Store
-from semel.handles import AsyncCallerConnection, CallerConnection
-from semel.inbox.boxes import AsyncInbox, Inbox, Tell, Windows
-from semel.inbox.trouble import aretry, is_undone, retry
-from semel.inbox.words import InboxStatements
-from semel.plans import ItemBuilder
+from semel.client.items import ItemBuilder
+from semel.connections import AsyncCallerConnection, CallerConnection
+from semel.core.protocols import AsyncStore, Store
+from semel.inbox.base import InboxStatements, aretry, is_undone, retry
+from semel.inbox.inbox import AsyncInbox, Inbox, Tell, Windows
 
 __all__ = ["AsyncInbox", "Inbox", "ainbox_for", "aretry", "inbox_for", "is_undone", "retry"]
 
 
 def inbox_for(
-    handle: CallerConnection, store: Any, plan: ItemBuilder, connect: Callable[[], Windows], tell: Tell | None = None
+    handle: CallerConnection,
+    store: Any,
+    plan: ItemBuilder,
+    connect: Callable[[], Windows],
+    tell: Tell | None = None,
 ) -> Inbox:
     """The inbox on a handle that blocks. Raises `TypeError` where handle and store are of different kinds."""
     return Inbox(handle, _words(handle, store, plan), plan, connect, tell)
@@ -31,7 +34,9 @@ def ainbox_for(
     return AsyncInbox(handle, _words(handle, store, plan), plan, connect, tell)
 
 
-def _words(handle: CallerConnection | AsyncCallerConnection, store: Store | AsyncStore, plan: ItemBuilder) -> InboxStatements:
+def _words(
+    handle: CallerConnection | AsyncCallerConnection, store: Store | AsyncStore, plan: ItemBuilder
+) -> InboxStatements:
     if handle.dialect == "sqlite":
         from semel.inbox.sqlite import SqliteInboxStatements
         from semel.stores.sqlite import SqliteStore

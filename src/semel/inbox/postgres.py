@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from semel.digests import digest, digests_of
+from semel.client.items import ItemBuilder
+from semel.connections import Statement, Talk, code_of
+from semel.core.ids import digest, digests_of
 from semel.errors import ModeMismatch, OutcomeUnknown, StillRunning, StoreUnavailable, WrongDatabase
-from semel.handles import Statement, Talk, code_of
-from semel.inbox.words import Value, InboxStatements
-from semel.plans import ItemBuilder
-from semel.stores.postgres import wire
+from semel.inbox.base import InboxStatements, Value
+from semel.stores.postgres import encoding
 from semel.stores.postgres.batch import SendCalls
 from semel.stores.postgres.batch import Talk as StoreTalk
 from semel.stores.postgres.store import AsyncPostgresStore, PostgresStore
@@ -51,15 +51,15 @@ class PostgresInboxStatements(InboxStatements):
         places = sorted(range(len(keys)), key=digests.__getitem__)
         names = None
         if self._store.place.readable_keys:
-            names = array([wire.storable(keys[place]) for place in places])
+            names = array([encoding.storable(keys[place]) for place in places])
         ((verdict, detail, place, firsts),) = yield from self._say(
             FIRST,
             self._store.identity,
-            wire.storable(self.tenant),
-            wire.storable(self.consumer),
+            encoding.storable(self.tenant),
+            encoding.storable(self.consumer),
             "{" + ",".join([digests[place].hex() for place in places]) + "}",
             names,
-            wire.storable(event_type) or None,
+            encoding.storable(event_type) or None,
             window_us,
             self.attempt,
             self.wait_ms,

@@ -10,17 +10,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from semel.client.items import ItemBuilder
+from semel.connections import PauseStep, Row, Statement, Talk
 from semel.core.commands import Lookup, Renew
+from semel.core.ids import digest
 from semel.core.machine import check, differs, standing
-from semel.digests import digest
 from semel.errors import ModeMismatch, OutcomeUnknown, StillRunning, StoreUnavailable, WrongDatabase
-from semel.handles import PauseStep, Row, Statement, Talk
-from semel.inbox.words import Value, InboxStatements
-from semel.plans import ItemBuilder
+from semel.inbox.base import InboxStatements, Value
 from semel.stores.rows import QUARANTINE, SLIDING, STATE_MASK
-from semel.stores.sqlite import SqliteStore, locks, wire
+from semel.stores.sqlite import SqliteStore, encoding, locks
+from semel.stores.sqlite.errors import is_busy, translated
 from semel.stores.sqlite.store import RETRY_MAX_S, RETRY_MIN_S
-from semel.stores.sqlite.trouble import is_busy, translated
 from semel.types import Id, Record
 
 __all__ = ["BUSY_SNAPSHOT", "SqliteInboxStatements"]
@@ -29,7 +29,7 @@ BUSY_SNAPSHOT = 517
 """The transaction has read an older state, from which SQLite lets nobody begin to write."""
 _BARE = STATE_MASK | QUARANTINE | SLIDING
 COLUMNS = ", ".join(
-    f"+state & {_BARE}" if name == "state" else f"+{name}" for name in wire.COLUMNS.split(", ")
+    f"+state & {_BARE}" if name == "state" else f"+{name}" for name in encoding.COLUMNS.split(", ")
 )
 """The plus takes the columns' declared types away, so that no converter of the caller gets at them. A mark
 needs neither the steps nor the journal of a claim, so the state does not say that there are some."""
@@ -68,7 +68,7 @@ class SqliteInboxStatements(InboxStatements):
 
     def unmark(self, keys: Sequence[str]) -> Talk[None]:
         """Take back marks of this transaction."""
-        for some in wire.chunks([digest((self.tenant, self.consumer, key)) for key in keys]):
+        for some in encoding.chunks([digest((self.tenant, self.consumer, key)) for key in keys]):
             places = ",".join("?" * len(some))
             yield from self._say(
                 f"DELETE FROM semel_records WHERE digest IN ({places}) AND owner = ?", *some, self.attempt
@@ -144,28 +144,28 @@ class SqliteInboxStatements(InboxStatements):
         """The row number and record of each key."""
         digests = {digest((self.tenant, self.consumer, key)): key for key in keys}
         found: dict[str, tuple[int | None, Record | None]] = dict.fromkeys(keys, (None, None))
-        for some in wire.chunks(list(digests)):
-            for row in (yield from self._say(wire.select_records(len(some), COLUMNS), *some)):
+        for some in encoding.chunks(list(digests)):
+            for row in (yield from self._say(encoding.select_records(len(some), COLUMNS), *some)):
                 key = digests[row[1]]
-                found[key] = (row[0], wire.from_row(row, (self.tenant, self.consumer, key)))
+                found[key] = (row[0], encoding.from_row(row, (self.tenant, self.consumer, key)))
         return found
 
     def _write(self, marks: list[tuple[int | None, Record]]) -> Talk[None]:
         consumer_id = yield from self._consumer_id()
-        inserts: list[wire.Row] = []
+        inserts: list[encoding.Row] = []
         for rowid, record in marks:
-            row = wire.to_row(record, wire.DONE)
-            at = wire.purge_at(record, None)
+            row = encoding.to_row(record, encoding.DONE)
+            at = encoding.purge_at(record, None)
             if rowid is None:
                 key = record.key if self._store.readable_keys else None
                 inserts.append((None, digest(record.id), consumer_id, key, at, *row))
             else:
-                yield from self._say(wire.UPDATE_RECORD, *row, rowid)
-                yield from self._say(wire.MOVE_RECORD, at, rowid)
+                yield from self._say(encoding.UPDATE_RECORD, *row, rowid)
+                yield from self._say(encoding.MOVE_RECORD, at, rowid)
                 yield from self._say("DELETE FROM semel_extras WHERE id = ?", rowid)
                 yield from self._say("DELETE FROM semel_journal WHERE id = ?", rowid)
-        for some in wire.chunks(inserts):
-            statement, _, places = wire.INSERT_RECORD.partition(" VALUES ")
+        for some in encoding.chunks(inserts):
+            statement, _, places = encoding.INSERT_RECORD.partition(" VALUES ")
             yield from self._say(
                 f"{statement} VALUES {','.join([places] * len(some))}",
                 *[part for row in some for part in row],

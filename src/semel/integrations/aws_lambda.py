@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from semel.brokers.routes import event_facts, reader
 from semel.brokers.source import Arrival, unfolded, untexted
-from semel.client import Semel
+from semel.client.client import Semel
 from semel.errors import GiveUp, KeyInvalid, KeyMissing
 from semel.keys.identity import Identity
 from semel.types import Delivery, Done, Outcome

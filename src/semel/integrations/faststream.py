@@ -15,7 +15,7 @@ from faststream import BaseMiddleware
 from faststream.exceptions import AckMessage, NackMessage, RejectMessage, SkipMessage
 from msgspec.structs import replace
 
-from semel.aclient import AsyncSemel
+from semel.client.client_async import AsyncSemel
 from semel.errors import GiveUp, KeyInvalid, KeyMissing, UsageError
 from semel.keys.identity import Identity
 from semel.keys.message import Envelope

@@ -9,7 +9,6 @@ Limits: `check`, `check_consumer`.
 """
 
 from semel.keys.canonical import dumps as canonical_json
-from semel.keys.cloudevents import CloudEvent, cloudevent
 from semel.keys.extract import (
     Body,
     Content,
@@ -23,7 +22,7 @@ from semel.keys.extract import (
     header,
     path,
 )
-from semel.keys.identity import FoundKey, Identity, Origin, find
+from semel.keys.identity import CloudEvent, FoundKey, Identity, Origin, cloudevent, find
 from semel.keys.limits import (
     CONSUMER_BYTES_MAX,
     KEY_BYTES_MAX,

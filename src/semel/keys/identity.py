@@ -2,17 +2,175 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
-from semel.errors import KeyMissing
-from semel.keys.cloudevents import find_cloudevent
-from semel.keys.extract import Body, Content, KeySpec, KeyExtractor, extractor
-from semel.keys.limits import check
+from semel.errors import KeyInvalid, KeyMissing
+from semel.keys.extract import Body, Content, KeyExtractor, KeySpec, extractor
+from semel.keys.limits import KEY_BYTES_MAX, check
 from semel.keys.message import HeaderIndex, Incoming, as_key, headers_of, payload_of
+from semel.keys.schemes import derive
 
-__all__ = ["FoundKey", "Identity", "Origin", "find"]
+__all__ = [
+    "CloudEvent",
+    "FoundKey",
+    "Identity",
+    "Origin",
+    "attribute_of",
+    "attributes_of",
+    "cloudevent",
+    "compose",
+    "find",
+    "find_cloudevent",
+    "instant",
+]
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+
+# (prefix of the header, whether its values are percent-encoded): HTTP and NATS, Kafka, AMQP in both its spellings.
+_BINDINGS = (("ce-", True), ("ce_", False), ("cloudevents:", False), ("cloudevents_", False))
+_NAMES = {
+    name: tuple(prefix + name for prefix, _ in _BINDINGS) for name in ("id", "time", "type")
+}  # a message that is no CloudEvent is told by these at once
+_DATE_DIGITS = 8
+_ESCAPED = re.compile(r"\\(.)")
+
+
+class _Structured(msgspec.Struct):
+    specversion: str
+    source: str
+    id: str
+
+
+_decode = msgspec.json.Decoder(_Structured).decode
+
+
+class CloudEvent(KeyExtractor):
+    """The key of a CloudEvent in binary mode (headers) or structured mode (a JSON body)."""
+
+    __slots__ = ()
+
+    def __call__(self, event: Any, /) -> str:
+        """Read source and id. Raises `KeyMissing` where either is absent: an SDK may invent an id, semel does not."""
+        found = find_cloudevent(headers_of(event), payload_of(event))
+        if found is None:
+            raise KeyMissing(
+                "the message is no CloudEvent with both source and id (headers ce-*, ce_*, cloudEvents:*, "
+                "or a JSON body with specversion); have the producer set them"
+            )
+        return found[0]
+
+    def __repr__(self) -> str:
+        return "CloudEvent()"
+
+
+def cloudevent() -> CloudEvent:
+    """Read the key from a CloudEvent's source and id, in whichever mode it came."""
+    return CloudEvent()
+
+
+def compose(source: str, event_id: str) -> str:
+    """Join source and id so that no other pair gives the same key: `ce:<length of source>:<source>:<id>`.
+
+    A pair too long for a key becomes `ce:v1.<SHA-256>`. Raises `KeyInvalid` for control characters.
+    """
+    key = f"ce:{len(source)}:{source}:{event_id}"
+    if len(key) > KEY_BYTES_MAX or len(key.encode(errors="replace")) > KEY_BYTES_MAX:
+        return derive([("source", source), ("id", event_id)], namespace="ce", version=1, allow_floats=False)
+    return check(key)
+
+
+def find_cloudevent(headers: HeaderIndex, payload: Any) -> tuple[str, str] | None:
+    """Return the key and where it stood, or None for a message that is no complete CloudEvent."""
+    for prefix, encoded in _BINDINGS if headers.first(_NAMES["id"]) else ():
+        event_id, source = headers.get(prefix + "id"), headers.get(prefix + "source")
+        if event_id is not None and source is not None:
+            if encoded:
+                event_id, source = _decoded(event_id), _decoded(source)
+            return compose(source, event_id), f"headers {prefix}source and {prefix}id"
+    pair = _structured(payload)
+    return None if pair is None else (compose(*pair), "source and id in the body")
+
+
+def attribute_of(headers: HeaderIndex, name: Literal["time", "type"]) -> str | None:
+    """Return one attribute of an event in binary mode, by whichever binding it came."""
+    for prefix, encoded in _BINDINGS if headers.first(_NAMES[name]) else ():
+        value = headers.get(prefix + name)
+        if value is not None:
+            return _decoded(value) if encoded else value
+    return None
+
+
+def attributes_of(headers: HeaderIndex) -> dict[str, str]:
+    """Return all attributes of an event in binary mode; none where no binding has both source and id."""
+    for prefix, encoded in _BINDINGS:
+        if headers.get(prefix + "id") is None or headers.get(prefix + "source") is None:
+            continue
+        found = {name.removeprefix(prefix): headers.get(name) for name in headers.beginning(prefix)}
+        return {
+            name: _decoded(value) if encoded else value for name, value in found.items() if value is not None
+        }
+    return {}
+
+
+def instant(time: str) -> "datetime":
+    """Return the attribute `time` as an instant: RFC 3339, or AMQP's milliseconds. Raises `ValueError`."""
+    from datetime import UTC, datetime
+
+    if time.isdecimal() and len(time) > _DATE_DIGITS:
+        return datetime.fromtimestamp(int(time) / 1000, UTC)
+    moment = datetime.fromisoformat(time)
+    if moment.tzinfo is None:
+        raise ValueError(f"the time {time} has no time zone")
+    return moment
+
+
+def _structured(payload: Any) -> tuple[str, str] | None:
+    """Recognise structured mode by its required members: a WebSocket has no content type to tell."""
+    members: Any = payload
+    if isinstance(payload, bytes):
+        if b'"specversion"' not in payload:  # spares other bodies the decoding
+            return None
+        members = _members(payload)
+    if not isinstance(members, Mapping):
+        return None
+    version, source, event_id = members.get("specversion"), members.get("source"), members.get("id")
+    if (
+        isinstance(version, str)
+        and isinstance(source, str)
+        and isinstance(event_id, str)
+        and source
+        and event_id
+    ):
+        return source, event_id
+    return None
+
+
+def _members(payload: bytes) -> Mapping[str, Any] | None:
+    """Read the three members that identify a CloudEvent, and skip the rest."""
+    try:
+        event = _decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return {"specversion": event.specversion, "source": event.source, "id": event.id}
+
+
+def _decoded(value: str) -> str:
+    """Undo what the HTTP binding does to values, so that both modes give one key: quotes, then percent signs."""
+    if len(value) > 1 and value[0] == value[-1] == '"':
+        value = _ESCAPED.sub(r"\1", value[1:-1])
+    if "%" not in value:
+        return value
+    from urllib.parse import unquote
+
+    try:
+        return unquote(value, errors="strict")
+    except UnicodeDecodeError as error:
+        raise KeyInvalid(f"the CloudEvents header value {value!r} is not percent-encoded UTF-8") from error
+
 
 Origin: TypeAlias = Literal[
     "explicit", "cloudevents", "idempotency-key", "broker", "header", "body", "content"

@@ -5,9 +5,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.errors import KeyInvalid, PolicyInvalid
-from semel.keys.extract import Content
+from semel.keys.extract import Content, parse, walk
 from semel.keys.message import json_body, payload_of
-from semel.keys.paths import parse, walk
 from semel.types import Delivery
 from semel.windows import OFF, WINDOW_MAX_S, Duration, duration_us, window_us
 

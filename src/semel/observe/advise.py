@@ -7,7 +7,7 @@ from math import ceil
 
 from msgspec import Struct
 
-from semel.digests import digest
+from semel.core.ids import digest
 from semel.errors import UsageError
 from semel.observe.history import HistoryLine
 

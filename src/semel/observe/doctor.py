@@ -10,13 +10,12 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from semel.core.commands import Count, Lookup, ReadSettings, Renew, Scan
-from semel.core.ports import Store
+from semel.core.protocols import Store
 from semel.errors import SemelError, StoreError
-from semel.forks import new_owner
 from semel.observe.explain import of_store
-from semel.observe.probing import LAG_WARN_S, StoreFacts, probe
+from semel.observe.probes import LAG_WARN_S, SourceFacts, StoreFacts, of_patience, probe
 from semel.observe.rollups import TENANT as ROLLUPS
-from semel.observe.sources import SourceFacts, of_patience
+from semel.runtime.process import new_owner
 from semel.types import Lost, Record, State, Stats, Unavailable
 
 __all__ = ["Finding", "Level", "examine", "of_source"]

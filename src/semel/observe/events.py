@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from semel.lazily import logging
+from semel.runtime.process import logging
 from semel.types import Stats
 
 __all__ = [

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from semel.core.ports import AsyncStore, Store
+from semel.core.protocols import AsyncStore, Store
 from semel.errors import PolicyInvalid
 from semel.observe.guarantees import GuaranteeCell, Sink, Weakness, cells, holds_at_least
-from semel.observe.sources import SourceProbe, of_circumstances
+from semel.observe.probes import SourceProbe, of_circumstances
 from semel.policy import OnUnavailable, check_fits
 from semel.stores.tiered import AsyncTieredStore, TieredStore
 from semel.types import Mode

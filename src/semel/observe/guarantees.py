@@ -127,7 +127,9 @@ def cells(mode: Mode, sink: Sink, *, probe: bool = False) -> dict[str, Guarantee
     return GUARANTEES[f"lease, {sink} sink" if mode == "lease" else mode]
 
 
-def holds_at_least(offered: dict[str, GuaranteeCell | None], required: dict[str, GuaranteeCell | None]) -> bool:
+def holds_at_least(
+    offered: dict[str, GuaranteeCell | None], required: dict[str, GuaranteeCell | None]
+) -> bool:
     """Whether what is offered is in every window as good as what is required: the same, or the effect once."""
     return all(
         mine is None or theirs is None or mine in (_ONCE, theirs)

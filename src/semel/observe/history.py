@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from semel.digests import digest
-from semel.forks import restart_after_fork
+from semel.core.ids import digest
 from semel.observe import events
+from semel.runtime.process import restart_after_fork
 from semel.windows import Duration, duration_us
 
 __all__ = ["HistoryHook", "HistoryLine", "read"]

@@ -3,7 +3,7 @@
 import logging
 from typing import Literal, TypeAlias
 
-from semel.digests import digest
+from semel.core.ids import digest
 from semel.observe import events
 
 __all__ = ["KeysShown", "LogHook"]

@@ -6,9 +6,9 @@ Needs the extra `otel`, which is the API alone: without an SDK in the program no
 from collections.abc import Callable
 from typing import Any
 
-from semel.digests import digest
-from semel.extras import install_command
+from semel.core.ids import digest
 from semel.observe import events
+from semel.runtime.extras import install_command
 
 try:
     from opentelemetry import context as otel_context

@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from semel.extras import install_command
 from semel.observe import events
+from semel.runtime.extras import install_command
 from semel.types import Stats
 
 try:

@@ -13,12 +13,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from semel.core.commands import Admit, Answer, Claim, Granted, Item, Lookup, Renew, Settle
-from semel.core.ports import AsyncStore, Store
+from semel.core.protocols import AsyncStore, Store
 from semel.errors import SemelError, StoreUnavailable, UsageError
-from semel.forks import new_owner, restart_after_fork
-from semel.lazily import logging
+from semel.observe.counters import CounterHook, MinuteCounts
 from semel.observe.events import HookEvent
-from semel.observe.tally import MinuteCounts, CounterHook
+from semel.runtime.process import logging, new_owner, restart_after_fork
 from semel.stores.registry import store_for
 from semel.types import Lost, Record, Renewed, Unavailable
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from semel.core.relaying import Retrying
+from semel.core.relay_flow import Retrying
 from semel.outbox.message import Message
 
 __all__ = ["Message", "Relay", "Retrying"]

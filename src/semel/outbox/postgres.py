@@ -9,24 +9,24 @@ from typing import Any
 
 import psycopg
 
-from semel.core.relaying import RowFailure, OutboxRow
+from semel.core.relay_flow import OutboxRow, RowFailure
 from semel.errors import StoreRefused
-from semel.outbox.rows import (
+from semel.outbox.tables import (
     COLUMNS,
     ENTRY_COLUMNS,
     FOREVER,
     KEEP_US,
     STATES,
-    OutboxCounts,
     Entry,
+    OutboxCounts,
     State,
     entry_of,
     row_of,
 )
-from semel.stores.postgres.lines import CONTEXT, AsyncLine
-from semel.stores.postgres.statements import outbox_channel_of
+from semel.stores.postgres.errors import translated
+from semel.stores.postgres.pool import CONTEXT, AsyncLine
+from semel.stores.postgres.schema import outbox_channel_of
 from semel.stores.postgres.store import PostgresStore
-from semel.stores.postgres.trouble import translated
 
 __all__ = ["PostgresRows"]
 

@@ -10,22 +10,22 @@ from typing import Any
 from msgspec import Struct
 
 from semel.core.commands import Command
-from semel.core.relaying import (
+from semel.core.relay_flow import (
+    NotPublished,
     PublishRows,
+    RelayResult,
     Retrying,
     Sent,
     SettleRows,
-    RelayResult,
     Taken,
     TakeRows,
-    NotPublished,
     relay_step,
 )
-from semel.drive import adrive
 from semel.errors import PolicyInvalid, SinkUnavailable, StoreUnavailable, UsageError
-from semel.outage_log import OutageLog
-from semel.outbox.rows import OutboxCounts, Rows, rows_for
+from semel.observe.limited_log import OutageLog
 from semel.outbox.sinks import Sink, sink_for
+from semel.outbox.tables import OutboxCounts, Rows, rows_for
+from semel.runtime.executor import adrive
 from semel.windows import Duration, duration_us
 
 __all__ = ["Relay", "Totals"]

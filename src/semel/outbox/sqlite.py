@@ -9,22 +9,22 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from semel.core.relaying import RowFailure, OutboxRow
+from semel.core.relay_flow import OutboxRow, RowFailure
 from semel.errors import StoreRefused
-from semel.outbox.rows import (
+from semel.outbox.tables import (
     COLUMNS,
     ENTRY_COLUMNS,
     FOREVER,
     KEEP_US,
     STATES,
-    OutboxCounts,
     Entry,
+    OutboxCounts,
     State,
     entry_of,
     row_of,
 )
+from semel.stores.sqlite.errors import translated
 from semel.stores.sqlite.store import SqliteStore
-from semel.stores.sqlite.trouble import translated
 
 __all__ = ["SqliteRows"]
 

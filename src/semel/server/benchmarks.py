@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from semel.client.items import reachable
 from semel.codec import decode, encode
 from semel.core.commands import Admit, Answer, Claim, Forget, Granted, Item, Lookup, Settle
 from semel.errors import RecordCorrupt, StoreError
-from semel.forks import new_owner
-from semel.plans import reachable
+from semel.runtime.process import new_owner
 from semel.types import Id, Record
 
 __all__ = ["LOOKUPS", "TENANT", "Result", "Row", "keep", "results"]

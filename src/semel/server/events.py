@@ -15,26 +15,25 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from semel.aclient import AsyncSemel
 from semel.brokers.routes import in_loop
+from semel.client.client_async import AsyncSemel
+from semel.client.items import ItemBuilder
 from semel.codec import encode
 from semel.core.commands import Claim, Forget, Granted, Scan, Settle
-from semel.core.relaying import Published, OutboxRow
+from semel.core.relay_flow import OutboxRow, Published
 from semel.errors import PolicyInvalid, SemelError, SinkUnavailable, StoreError
-from semel.forks import new_owner
-from semel.intake import SWEEP_MAX_S, SWEEP_MIN_S, Event, Intake, IntakeLimits, Receipt, receipt_for
+from semel.ingest.event_table import ROWS_MAX, EventTable
+from semel.ingest.intake import SWEEP_MAX_S, SWEEP_MIN_S, Event, Intake, IntakeLimits, Receipt, receipt_for
 from semel.keys.identity import Identity
 from semel.keys.message import Envelope
-from semel.limited_log import LimitedLog
-from semel.named import named
 from semel.observe.explain import of_store
+from semel.observe.limited_log import LimitedLog
 from semel.outbox.sinks import Sink, sink_for
-from semel.plans import ItemBuilder
 from semel.policy import Policy
+from semel.runtime.process import named, new_owner
 from semel.server.problems import unavailable
+from semel.server.requests import EventOutcome
 from semel.server.service import Service
-from semel.server.shapes import EventOutcome
-from semel.sockets.table import ROWS_MAX, EventTable
 from semel.types import Delivery, Done, Forgotten, Outcome, Record, Unavailable
 from semel.windows import duration_us
 

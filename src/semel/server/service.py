@@ -6,30 +6,106 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from semel import audit
-from semel.core.commands import Admit, Answer, Claim, Count, Granted, Item, Renew, Scan, Settle
-from semel.core.ports import AsyncStore, Store, HasAsyncTwin
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from semel.core.commands import Admit, Answer, Claim, Count, Granted, Item, Mark, Marked, Renew, Scan, Settle
+from semel.core.protocols import AsyncStore, HasAsyncTwin, Store
 from semel.errors import PolicyInvalid, RecordCorrupt, SemelError, StoreError, StoreUnavailable, UsageError
-from semel.observe.events import Hook, Hooks
-from semel.runtime import Runtime
+from semel.observe import audit
+from semel.observe.events import ClaimedEvent, Hook, HookEvent, Hooks
+from semel.observe.instrument import claimed, marked, settled
+from semel.observe.prometheus import PrometheusHook
+from semel.runtime.engine import Runtime
 from semel.server import sessions, tokens
-from semel.server.believed import Believed
-from semel.server.callers import Caller, permit
-from semel.server.checks import check, check_event_journal
-from semel.server.costs import Costs, account_of
-from semel.server.growth import Growth
-from semel.server.limits import Buckets, LiveClaims
-from semel.server.metrics import Metrics
+from semel.server.auth import Caller, permit
+from semel.server.limits import Believed, Buckets, Costs, Growth, LiveClaims, account_of
 from semel.server.problems import HttpProblem, problem_of, unavailable
+from semel.server.requests import check, check_event_journal
 from semel.server.settings import ServeSettings, is_loopback
 from semel.server.slow_lane import SlowLane, answer_bytes, send_to
-from semel.server.telling import Telling
 from semel.server.tokens import Token
-from semel.stores.http.wire import ANSWER_FULL, ItemRefusal
+from semel.stores.http.encoding import ANSWER_FULL, ItemRefusal
 from semel.stores.registry import store_for
-from semel.types import Lost, Mode, Renewed, Unavailable
+from semel.types import Busy, Lost, Mode, Renewed, Unavailable
 
-__all__ = ["Service"]
+__all__ = ["Metrics", "Service", "Telling"]
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each counter, which nobody asked for
+
+
+class Metrics:
+    """The metrics of one application, and a hook that feeds them. No label holds a key or a tenant."""
+
+    def __init__(self) -> None:
+        self.registry: CollectorRegistry = CollectorRegistry()
+        self.hook: PrometheusHook = PrometheusHook(self.registry)
+        self.requests: Counter = Counter(
+            "semel_http_requests", "Requests answered.", ["route", "status"], registry=self.registry
+        )
+        self.durations: Histogram = Histogram(
+            "semel_http_request_duration_seconds", "From head to answer.", ["route"], registry=self.registry
+        )
+        self.in_flight: Gauge = Gauge(
+            "semel_http_requests_in_flight", "Requests that wait for their answers.", registry=self.registry
+        )
+
+    def __call__(self, happening: HookEvent) -> None:
+        """Count it."""
+        if type(happening) is ClaimedEvent and not happening.handler:
+            # A caller's own: it may be completed through another instance, so nobody here knows how long it is held.
+            self.hook.note_window(happening.consumer, happening.window_s)
+        else:
+            self.hook(happening)
+
+    def page(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+WAITING_MAX = 10_000
+"""Callers that wait and are told apart at a time."""
+
+
+class Telling:
+    """Tells hooks of items and their answers."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._waiting: dict[bytes, None] = {}
+        """Owners that were told `Busy`: one that waits asks again and again, and is one delivery all the same."""
+
+    def __call__(self, item: Item, answer: Answer) -> None:
+        """An item was answered."""
+        kind = type(item)
+        if kind is Claim:
+            assert isinstance(item, Claim)
+            self._claim(item, answer)
+        elif kind is Settle:
+            settled(self._hooks, (item,), (answer,))
+        elif kind is Mark and isinstance(answer, Marked):
+            assert isinstance(item, Mark)
+            marked(self._hooks, item.tenant, item.consumer, item.keys, answer.firsts)
+
+    def _claim(self, claim: Claim, answer: Answer) -> None:
+        if claim.owner not in self._waiting:
+            if isinstance(answer, Busy):
+                self._waiting[claim.owner] = None
+                if len(self._waiting) > WAITING_MAX:
+                    del self._waiting[next(iter(self._waiting))]
+            claimed(self._hooks, (claim,), (answer,))
+        elif not isinstance(answer, Busy):
+            del self._waiting[claim.owner]
+            if isinstance(answer, Granted):  # it has taken over; that it was received is told already
+                who = (*claim.id, claim.owner)
+                self._hooks(ClaimedEvent(*who, attempt=answer.attempt, first_seen=answer.first_seen))
+
 
 TOKEN_LIVE_S = 5.0
 """How long a token is believed without asking the store: a revoked one is refused after that."""
@@ -294,7 +370,9 @@ class Service:
             raise
         except Exception as error:
             if any(isinstance(item, Scan) and item.cursor for item in items):  # each store reads its own kind
-                raise HttpProblem(422, "out-of-bounds", "that is no cursor that was given out here") from error
+                raise HttpProblem(
+                    422, "out-of-bounds", "that is no cursor that was given out here"
+                ) from error
             raise
 
     def _note(self, caller: Caller, item: Item, answer: Answer) -> None:

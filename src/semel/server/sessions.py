@@ -8,10 +8,10 @@ import hashlib
 import re
 import secrets
 
+from semel.client.items import reachable
 from semel.codec import decode
 from semel.core.commands import Forget, Lookup
 from semel.errors import RecordCorrupt
-from semel.plans import reachable
 from semel.server.tokens import TENANT, Asking, keep
 from semel.types import Id, Record
 

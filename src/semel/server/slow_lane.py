@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from semel.core.commands import Answer, Count, Item, Page, Scan
-from semel.core.ports import AsyncStore, Store
+from semel.core.protocols import AsyncStore, Store
 from semel.errors import StoreError, StoreUnavailable
 from semel.observe.events import Hooks
-from semel.observe.taps import timed
+from semel.observe.instrument import timed
 from semel.server.problems import HttpProblem
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.stores.registry import store_for
 from semel.types import Record, Stats, Unavailable
 
@@ -121,7 +121,9 @@ class SlowLane:
             raise
         except Exception as error:
             if isinstance(item, Scan) and item.cursor:  # each store reads its own kind
-                raise HttpProblem(422, "out-of-bounds", "that is no cursor that was given out here") from error
+                raise HttpProblem(
+                    422, "out-of-bounds", "that is no cursor that was given out here"
+                ) from error
             raise
         return answer
 

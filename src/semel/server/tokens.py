@@ -16,13 +16,13 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from semel import audit
+from semel.client.items import reachable
 from semel.codec import decode, encode
 from semel.core.commands import Admit, Claim, Forget, Granted, Item, Lookup, Page, Scan, Settle
 from semel.errors import KeyInvalid, RecordCorrupt, StoreError
-from semel.forks import new_owner
 from semel.keys.limits import check_consumer
-from semel.plans import reachable
+from semel.observe import audit
+from semel.runtime.process import new_owner
 from semel.types import Absent, Forgotten, Id, Record
 
 __all__ = [

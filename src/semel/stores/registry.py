@@ -8,9 +8,9 @@ from importlib import import_module
 from threading import Lock
 from typing import TypeAlias
 
-from semel.core.ports import AsyncStore, Store
+from semel.core.protocols import AsyncStore, Store
 from semel.errors import StoreUnknown
-from semel.stores.memory import RECORDS_MAX, MemoryStore
+from semel.stores.memory.store import RECORDS_MAX, MemoryStore
 
 __all__ = ["store_for"]
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from semel.core.looks import RELEASED
+from semel.core.machine import RELEASED
 from semel.types import Record, State
 
 STATES: tuple[State, ...] = ("claimed", "done", "failed", "unknown", "forgotten")

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from semel.brokers.letters import letter_of
+from semel.brokers.dead_letters import letter_of
 from semel.brokers.source import Arrival, DeadLetterInfo
-from semel.claims import Claimed
+from semel.client.claims import Claimed
 from semel.policy import Policy
 from semel.testing import broker_operations
 from semel.testing.broker_outages import Outages
 from semel.testing.broker_scene import SCENARIOS, WITHIN_S, Broker, Scene, Sent, needs_order, scenario, sent
-from semel.testing.contract.bench import check, equal
+from semel.testing.contract.harness import check, equal
 
 __all__ = ["SCENARIOS", "Broker", "Scene", "Sent", "BrokerSuite", "arun", "broker_operations"]
 

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from semel.brokers.letters import letter_of
+from semel.brokers.dead_letters import letter_of
 from semel.brokers.source import Arrival, DeadLetterInfo
-from semel.claims import Claimed
+from semel.client.claims import Claimed
 from semel.errors import MessageTooLarge, SourceUnavailable
-from semel.observe.tally import CounterHook
+from semel.observe.counters import CounterHook
 from semel.policy import Policy
 from semel.testing.broker_scene import WITHIN_S, Scene, scenario, sent
-from semel.testing.contract.bench import check, equal
+from semel.testing.contract.harness import check, equal
 
 __all__ = ["STOP_S"]
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Self
 
-from semel.aclient import AsyncSemel
 from semel.brokers.runner import Runner
 from semel.brokers.source import Arrival, Source
-from semel.client import aopen
+from semel.client.client import aopen
+from semel.client.client_async import AsyncSemel
 from semel.errors import SourceRefused
-from semel.stores.memory import MemoryStore
-from semel.testing.contract.bench import check, equal
+from semel.stores.memory.store import MemoryStore
+from semel.testing.contract.harness import check, equal
 
 __all__ = ["Outages", "Reports"]
 

@@ -9,14 +9,14 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from semel.aclient import AsyncSemel
-from semel.brokers.pace import RunnerLimits
+from semel.brokers.retry_queue import RunnerLimits
 from semel.brokers.routes import Route
 from semel.brokers.runner import Runner
 from semel.brokers.source import Arrival, Source
-from semel.client import aopen
+from semel.client.client import aopen
+from semel.client.client_async import AsyncSemel
 from semel.policy import Policy
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 
 __all__ = ["SCENARIOS", "WITHIN_S", "Broker", "Scenario", "Scene", "Sent", "needs_order", "scenario", "sent"]
 

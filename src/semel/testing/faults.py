@@ -27,9 +27,9 @@ from semel.core.commands import (
     Unwatch,
     Watch,
 )
-from semel.core.ports import Capabilities, Listener, Store
+from semel.core.protocols import Capabilities, Listener, Store
 from semel.errors import StoreUnavailable
-from semel.testing.clock import ManualClock
+from semel.testing import ManualClock
 from semel.types import Unavailable
 
 __all__ = ["FAULTS", "Died", "Driver", "Fault", "Point", "Strike", "TrapStore"]

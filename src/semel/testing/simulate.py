@@ -13,11 +13,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from semel.testing._sim.modes import MODES, Mode
-from semel.testing._sim.mutants import MUTANTS
-from semel.testing._sim.scenario import SimResult, Simulation
-from semel.testing._sim.store import Flaws
-from semel.testing._sim.world import Violation
+from semel.testing.simulation.modes import MODES, Mode
+from semel.testing.simulation.mutants import MUTANTS
+from semel.testing.simulation.scenario import SimResult, Simulation
+from semel.testing.simulation.store import Flaws
+from semel.testing.simulation.world import Violation
 
 __all__ = ["MODES", "MUTANTS", "SimResult", "Summary", "Violation", "simulate", "storm"]
 

@@ -19,25 +19,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from semel.core.ports import AsyncStore, Capabilities, Store
-from semel.testing.clock import ManualClock
+from semel.core.protocols import AsyncStore, Capabilities, Store
+from semel.testing import ManualClock
 from semel.testing.contract import (
-    admin,
     batches,
     claims,
     event_time,
     expiry,
-    fingerprints,
-    forgetting,
-    lasting,
-    marks,
-    notes,
+    operators,
+    payloads,
     quarantine,
     settles,
-    values,
 )
-from semel.testing.contract.bench import SCENARIOS, Need, Scenario, equal
-from semel.testing.contract.bench import check as require
+from semel.testing.contract import batches as contract_batches
+from semel.testing.contract.harness import SCENARIOS, Need, Scenario, equal
+from semel.testing.contract.harness import check as require
 from semel.testing.contract.running import AnyStore, Harness, arun, run
 
 __all__ = [
@@ -58,15 +54,15 @@ PARTS = (
     settles,
     expiry,
     event_time,
-    fingerprints,
-    forgetting,
+    payloads,
+    operators,
     quarantine,
-    notes,
-    values,
-    marks,
+    payloads,
+    payloads,
+    contract_batches,
     batches,
-    admin,
-    lasting,
+    operators,
+    contract_batches,
 )
 """The modules that hold the scenarios; importing them has filled the table."""
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from semel.errors import PolicyInvalid, StoreRefused
 from semel.stores.bloom import Bloom, Filter
-from semel.stores.bloom.files import _HEAD
+from semel.stores.bloom.filter import _HEAD
 from semel.testing import ManualClock
 
 WINDOW_S = 90

@@ -11,8 +11,7 @@ import sys
 from typing import Any
 
 from semel.core.commands import Claim, Granted, Mark, Settle
-from semel.stores.postgres import PostgresStore
-from semel.stores.postgres.urls import from_url
+from semel.stores.postgres import PostgresStore, from_url
 from semel.types import Completed
 
 _GIVEN = os.environ.get("ATTACKED_KEYS")

@@ -6,15 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from semel import ids
 from semel.clock import Clock
+from semel.core import ids
 from semel.core.commands import Admit, RecordItem
-from semel.core.ports import Capabilities
-from semel.stores.postgres import AsyncPostgresStore, PostgresStore
+from semel.core.protocols import Capabilities
+from semel.stores.postgres import AsyncPostgresStore, PostgresStore, from_url
 from semel.stores.postgres.batch import PostgresBatch
-from semel.stores.postgres.urls import from_url
-from semel.testing import ManualClock
-from semel.testing.clock import START_US
+from semel.testing import START_US, ManualClock
 from tests.services import postgres
 from tests.stores.shells import InLoop, ticking
 

@@ -177,7 +177,7 @@ def test_a_cleaner_killed_in_the_middle_leaves_nothing_to_repair(
     script = (
         "import os, signal, sys\n"
         "from semel.core.commands import Purge\n"
-        "from semel.stores.postgres.urls import from_url\n"
+        "from semel.stores.postgres import from_url\n"
         "from semel.testing import ManualClock\n"
         "store = from_url(sys.argv[1]); store.clock = ManualClock(int(sys.argv[2])); store.open()\n"
         "for _ in range(3): store.send([Purge(100)])\n"

@@ -13,10 +13,10 @@ import psycopg
 import pytest
 
 from semel.core.commands import Claim, Granted, Mark, Settle
-from semel.digests import digest
-from semel.stores.postgres import PostgresStore, talk
+from semel.core.ids import digest
+from semel.stores.postgres import PostgresStore, queries
 from semel.stores.postgres import batch as batching
-from semel.stores.postgres.consumers import RACES_MAX
+from semel.stores.postgres.batch import RACES_MAX
 from semel.types import Busy, Completed, Lost
 from tests.services import postgres
 from tests.stores.postgres import places
@@ -108,7 +108,7 @@ def test_overlapping_batches_in_opposite_order_never_deadlock(tmp_path: Path) ->
 def test_the_same_batches_deadlock_when_nobody_sorts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(talk, "sorted", lambda found, **_: list(found), raising=False)
+    monkeypatch.setattr(queries, "sorted", lambda found, **_: list(found), raising=False)
     stores = [counting(Unsorted, tmp_path), counting(Unsorted, tmp_path)]
     with contextlib.suppress(threading.BrokenBarrierError):  # so many that somebody comes late
         attack(stores, patience_s=10)
@@ -143,7 +143,7 @@ def test_a_key_that_others_keep_changing_is_busy_in_the_end() -> None:
     item = Claim(("", "c", "k"), b"o" * 16, MINUTE_US, MINUTE_US)
     batch = batching.PostgresBatch([item], {("", "c"): 1})
     (stage,) = batching.stages(batch)
-    said = talk.say(batch, stage)
+    said = queries.say(batch, stage)
     asked = [next(said).name]
     with contextlib.suppress(StopIteration):
         while len(asked) < 100:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from semel.core.commands import Claim, Known, Lookup, Mark, Renew, Settle
-from semel.stores.postgres import PostgresStore, from_url, talk, wire
+from semel.stores.postgres import PostgresStore, encoding, from_url, queries
 from semel.stores.postgres import batch as batching
 from tests.services import postgres
 from tests.stores.postgres import places
@@ -82,7 +82,7 @@ def explain(store: PostgresStore, items: list[Any]) -> dict[str, Any]:
     """How the server carries out the statement of these items, and what it did."""
     batch = batching.PostgresBatch(items, store.consumers)
     (stage,) = batching.stages(batch)
-    ask = next(talk.say(batch, stage))
+    ask = next(queries.say(batch, stage))
     with store._opened().line() as line:
         line.execute("BEGIN")
         cursor = line.execute(
@@ -202,13 +202,13 @@ def test_packed_arrays_are_what_the_server_reads(store: PostgresStore) -> None:
         row = line.execute(
             "SELECT %(u)b, %(b)b, %(i)b, %(s)b, %(y)b, %(t)b, %(e)b",
             {
-                "u": wire.uuids(digests),
-                "b": wire.bigints([1, None, -(2**62)]),
-                "i": wire.integers([7, 7]),
-                "s": wire.smallints([None]),
-                "y": wire.byteas([b"", None, b"\0x"]),
-                "t": wire.texts(["a", None, "\u00e4"]),
-                "e": wire.byteas([]),
+                "u": encoding.uuids(digests),
+                "b": encoding.bigints([1, None, -(2**62)]),
+                "i": encoding.integers([7, 7]),
+                "s": encoding.smallints([None]),
+                "y": encoding.byteas([b"", None, b"\0x"]),
+                "t": encoding.texts(["a", None, "\u00e4"]),
+                "e": encoding.byteas([]),
             },
         ).fetchone()
     assert row is not None
@@ -218,6 +218,6 @@ def test_packed_arrays_are_what_the_server_reads(store: PostgresStore) -> None:
 
 @pytest.mark.parametrize("text", ["", "plain", "\0", "a\0b", "\ue000", "\ue000\0", "\0\ue000\ue000\u2400"])
 def test_every_text_can_be_stored(text: str) -> None:
-    assert "\0" not in wire.storable(text)
-    assert wire.original(wire.storable(text)) == text
-    assert wire.storable(text + "more").startswith(wire.storable(text))
+    assert "\0" not in encoding.storable(text)
+    assert encoding.original(encoding.storable(text)) == text
+    assert encoding.storable(text + "more").startswith(encoding.storable(text))

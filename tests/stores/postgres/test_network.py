@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from semel.core.commands import Claim, Forget, Granted, Known, Lookup, Mark, Marked, Renew, Settle
-from semel.core.ports import Store
+from semel.core.protocols import Store
 from semel.errors import StoreUnavailable
-from semel.stores.postgres.urls import from_url
+from semel.stores.postgres import from_url
 from semel.types import Busy, Completed, Lost, Record, Renewed, Unavailable
 from tests.faults.proxy import Mode, Proxy
 from tests.stores.postgres import places

@@ -33,7 +33,7 @@ from semel.core.commands import (
 )
 from semel.errors import IdsMismatch, PolicyInvalid, StoreUnavailable, UsageError
 from semel.stores.postgres import PostgresStore, batch, from_url, partitions
-from semel.stores.postgres.talk import say
+from semel.stores.postgres.queries import say
 from semel.testing import ManualClock
 from semel.types import Absent, Completed, Late, Lost, Renewed, Unavailable
 from tests.cli.shell import semel as run_semel

@@ -14,9 +14,9 @@ import pytest
 import semel
 from semel.core.commands import Claim, Granted, Known, Settle
 from semel.errors import StoreRefused
-from semel.stores.postgres.urls import from_url
+from semel.stores.postgres import from_url
 from semel.testing import ManualClock, store_contract
-from semel.testing.contract.bench import Scenario
+from semel.testing.contract.harness import Scenario
 from semel.testing.contract.running import AnyStore
 from semel.testing.store_contract import Colour, Harness
 from semel.types import Busy, Done

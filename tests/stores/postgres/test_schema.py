@@ -11,8 +11,7 @@ import pytest
 from semel.core.commands import Claim, Granted, Scan, Settle
 from semel.errors import PolicyInvalid, StoreRefused
 from semel.stores.postgres import PostgresStore, from_url, schema_sql
-from semel.stores.postgres.schema import VERSION, migrations
-from semel.stores.postgres.statements import statements
+from semel.stores.postgres.schema import VERSION, migrations, statements
 from tests.services import postgres
 from tests.stores.postgres import places
 

@@ -13,7 +13,7 @@ import pytest
 from semel.core.commands import Claim, Granted, Mark, Settle
 from semel.errors import StoreClosed, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from semel.stores.postgres import PostgresStore
-from semel.stores.postgres.trouble import translated
+from semel.stores.postgres.errors import translated
 from semel.types import Completed, Unavailable
 from tests.services import postgres
 from tests.services.postgres import Own

@@ -10,7 +10,7 @@ import pytest
 
 import semel
 from semel.core.commands import Claim
-from semel.stores.postgres.urls import from_url
+from semel.stores.postgres import from_url
 from semel.types import Done
 from tests.services import postgres
 from tests.stores.postgres import places

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from semel.core.ports import Store
+from semel.core.protocols import Store
 from semel.stores.redis import AsyncRedisStore, RedisStore
 from tests.services import redis
 from tests.stores.redis.tools import Make

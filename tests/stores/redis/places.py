@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from semel.clock import Clock
-from semel.core.ports import Capabilities
+from semel.core.protocols import Capabilities
 from semel.stores.redis import RedisStore
 from semel.testing import ManualClock
 from tests.services import redis

@@ -20,9 +20,9 @@ from semel.core.commands import (
     SetWindow,
     SwitchMode,
 )
-from semel.stores.redis import RedisStore, checks
+from semel.stores.redis import RedisStore, server_checks
 from semel.testing import ManualClock, store_contract
-from semel.testing.contract.bench import Scenario
+from semel.testing.contract.harness import Scenario
 from semel.testing.store_contract import Colour, Harness
 from semel.types import Completed
 from tests.services import redis, server
@@ -97,14 +97,14 @@ def test_a_thousand_keys_need_few_calls(store: RedisStore, monkeypatch: pytest.M
 def test_slots_are_what_the_server_says(store: RedisStore) -> None:
     port = store._core.place.addresses[0][1]
     for bucket in range(64):
-        assert redis.ask(port, "CLUSTER", "KEYSLOT", f"{{{bucket}}}") == checks.slot_of(bucket)
+        assert redis.ask(port, "CLUSTER", "KEYSLOT", f"{{{bucket}}}") == server_checks.slot_of(bucket)
 
 
 class Move:
     """A slot on its way from one master to another."""
 
     def __init__(self, cluster: redis.OwnCluster, bucket: int) -> None:
-        self.slot = checks.slot_of(bucket)
+        self.slot = server_checks.slot_of(bucket)
         self.names = cluster.names
         slots = redis.ask(cluster.ports[0], "CLUSTER", "SLOTS")
         self.source: int = next(
@@ -231,7 +231,7 @@ def _keys() -> list[str]:
 
 
 def _bucket(key: str) -> int:
-    from semel.digests import digest
+    from semel.core.ids import digest
 
     return digest(("", "consumer", key))[0] & 63
 
@@ -246,7 +246,7 @@ def test_a_batch_goes_on_where_a_node_does_not_answer(
         lost = store._core.map.masters[0]
         here = tuple(("127.0.0.1", 1) if node == lost else node for node in store._core.map.buckets)
         whole = store._core.map
-        store._core.map = checks.Map(whole.masters, here)
+        store._core.map = server_checks.Map(whole.masters, here)
         monkeypatch.setattr(store._core, "locating", nothing)
         claims = [claim(f"key {number}") for number in range(200)]
         answers = store.send(claims)

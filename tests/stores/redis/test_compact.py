@@ -11,9 +11,9 @@ import redis as driver
 from semel.core.commands import Count, Forget, Lookup, Mark, Marked
 from semel.errors import PolicyInvalid, StoreFull
 from semel.stores.redis import RedisStore, from_url
-from semel.stores.redis.compact import bins_for
+from semel.stores.redis.marks import bins_for
 from semel.testing import ManualClock, store_contract
-from semel.testing.contract.bench import Scenario
+from semel.testing.contract.harness import Scenario
 from semel.testing.store_contract import Colour, Harness
 from semel.types import Absent, Forgotten, Record, Unavailable
 from tests.services import redis

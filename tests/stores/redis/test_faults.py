@@ -338,7 +338,7 @@ def test_a_strangers_key_is_nobodys_record(make: Make, own: redis.Own) -> None:
 
 
 def _keys_of(own: redis.Own, *keys: str) -> dict[str, bytes]:
-    from semel.digests import digest
+    from semel.core.ids import digest
 
     return {
         key: b"semel:{%d}:%b" % (digest(name)[0] & 63, digest(name))

@@ -7,9 +7,9 @@ import pytest
 import redis as driver
 
 from semel.core.commands import Count, Forget, Lookup, Mark, Marked
-from semel.core.ports import Store
+from semel.core.protocols import Store
 from semel.errors import StoreFull
-from semel.stores.redis import parts, plain
+from semel.stores.redis import calls, marks
 from semel.types import Absent, Forgotten, Record, Unavailable
 from tests.faults.proxy import Proxy
 from tests.services import redis
@@ -72,7 +72,7 @@ def test_a_mark_lasts_no_less_than_its_window(own: redis.Own, window_us: int, wi
         (part,) = exchange.plain_marks(0, Mark("", "marks", ["a"], window_us))
         assert (
             b"\r\nPX\r\n$%d\r\n%d\r\n" % (len(str(window_ms)), window_ms)
-            in plain._call(exchange, part, first=True).packed
+            in marks._call(exchange, part, first=True).packed
         )
         if window_us == MINUTE_US:
             with driver.Redis(port=own.port) as raw:
@@ -143,6 +143,6 @@ def test_an_epoch_that_nobody_wrote_confuses_no_connection(make: Make, own: redi
 
 @pytest.mark.parametrize("total", [1, 31, 47, 48, 100, 500, 1000, 5000])
 def test_pieces_hold_every_item_once(total: int) -> None:
-    slices = list(parts.pieces(total))
+    slices = list(calls.pieces(total))
     assert [at for each in slices for at in range(each.start, each.stop)] == list(range(total))
-    assert all(each.stop - each.start <= parts.ITEMS_MAX for each in slices)
+    assert all(each.stop - each.start <= calls.ITEMS_MAX for each in slices)

@@ -11,7 +11,7 @@ import semel
 from semel.errors import PolicyInvalid, StoreRefused, StoreUnavailable, UsageError
 from semel.observe.explain import explain
 from semel.stores.redis import RedisStore, from_url
-from semel.stores.redis.checks import version_text
+from semel.stores.redis.server_checks import version_text
 from tests.services import redis, server
 from tests.stores.redis.tools import claim, finish, kinds, opened
 from tests.stores.shells import InLoop

@@ -27,9 +27,9 @@ from semel.core.commands import (
     SwitchMode,
 )
 from semel.errors import StoreRefused
-from semel.stores.redis import RedisStore, admin, parts
+from semel.stores.redis import RedisStore, admin, calls
 from semel.stores.redis.records import NULL
-from semel.testing.contract.values import KEYS
+from semel.testing.contract.payloads import KEYS
 from semel.types import Completed, Record, Unavailable
 from tests.services import redis
 from tests.stores.redis.tools import MINUTE_US, S, claim, done, finish, kinds, opened, spied
@@ -65,7 +65,7 @@ def all_keys(raw: driver.Redis, at: str) -> list[bytes]:
 
 
 def key_of(raw: driver.Redis, at: str, key: str) -> bytes:
-    from semel.digests import digest
+    from semel.core.ids import digest
 
     each = digest(("", "consumer", key))
     return b"%b:{%d}:%b" % (at.partition("prefix=")[2].encode(), each[0] & 63, each)
@@ -197,7 +197,7 @@ def test_large_answers_come_in_parts(store: RedisStore, monkeypatch: pytest.Monk
     asked = spied(store, monkeypatch)
     answers = store.send([claim(key) for key in keys])
     assert all(isinstance(answer, Known) and answer.value == value for answer in answers)
-    assert len(asked) >= len(keys) * len(value) // (parts.REPLY_BYTES_MAX + len(value))
+    assert len(asked) >= len(keys) * len(value) // (calls.REPLY_BYTES_MAX + len(value))
     looked = store.send([Lookup(("", "consumer", key)) for key in keys])
     assert all(isinstance(record, Record) and record.value == value for record in looked)
 
@@ -274,7 +274,7 @@ def test_wait_replicas_counts_what_did_not_arrive(at: str, caplog: pytest.LogCap
 
 
 def test_an_older_server_is_told_without_flags(store: RedisStore) -> None:
-    from semel.stores.redis.scripting import ALLOW_OOM, scripts_for
+    from semel.stores.redis.calls import ALLOW_OOM, scripts_for
 
     old, new = scripts_for(shebang=False), scripts_for(shebang=True)
     assert new.settle.text == ALLOW_OOM + old.settle.text

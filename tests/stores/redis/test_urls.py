@@ -3,7 +3,7 @@
 import pytest
 
 import semel
-from semel.core.ports import AsyncStore, Store, HasAsyncTwin
+from semel.core.protocols import AsyncStore, HasAsyncTwin, Store
 from semel.errors import PolicyInvalid, StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore, from_url
 from semel.stores.registry import store_for

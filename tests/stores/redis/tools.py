@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from semel.core.commands import Answer, Claim, Granted, Settle
-from semel.core.ports import Store
+from semel.core.protocols import Store
 from semel.stores.redis import RedisStore
-from semel.stores.redis.parts import RedisCall
+from semel.stores.redis.calls import RedisCall
 from semel.types import Id
 
 S = 1_000_000

@@ -10,7 +10,7 @@ import pytest
 from semel.core.commands import ReadSettings
 from semel.errors import PolicyInvalid, StoreClosed, StoreRefused, StoreUnavailable
 from semel.stores.sqlite import SqliteStore, from_url, schema, schema_sql
-from semel.stores.sqlite.probe import APPLICATION_ID, network_mount
+from semel.stores.sqlite.schema import APPLICATION_ID, network_mount
 from tests.stores.sqlite.tools import claim, finish, hashes, hold, line, lookup, process, say
 
 
@@ -208,7 +208,7 @@ def test_network_file_systems_are_told_by_their_mount(path: str, kind: str | Non
 
 
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semel.stores.sqlite.probe.network_mount", lambda mounts, path: "nfs4")
+    monkeypatch.setattr("semel.stores.sqlite.schema.network_mount", lambda mounts, path: "nfs4")
     refused(tmp_path / "a.db", r"network file system \(nfs4\)")
 
 

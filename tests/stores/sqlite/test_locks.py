@@ -22,9 +22,9 @@ import semel
 from semel.cli.main import main
 from semel.errors import StoreRefused
 from semel.observe.doctor import examine
-from semel.observe.probing import weaknesses
+from semel.observe.probes import weaknesses
 from semel.observe.rollups import RollupHook
-from semel.outbox.rows import rows_for
+from semel.outbox.tables import rows_for
 from semel.server.settings import ServeSettings
 from semel.stores.sqlite import SqliteStore
 from semel.stores.sqlite.locks import RESERVED_BYTE, SHARED_BYTE, parse_locks

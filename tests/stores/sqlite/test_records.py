@@ -27,12 +27,12 @@ from semel.core.commands import (
     Scan,
     SetWindow,
 )
+from semel.core.ids import time_in
 from semel.core.machine import standing
 from semel.errors import KeyInvalid, RecordCorrupt
-from semel.ids import time_in
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.stores.rows import flags_of
-from semel.stores.sqlite import SqliteStore, wire
+from semel.stores.sqlite import SqliteStore, encoding
 from semel.testing import ManualClock
 from semel.types import FOREVER, Absent, Busy, Completed, Record, Unavailable
 from tests.stores.sqlite.tools import HOUR, LEASE, SECOND, WINDOW, claim, finish, hold, lookup, named, settle
@@ -62,9 +62,9 @@ def test_a_row_brings_back_its_record(record: Record, settled_at: int) -> None:
         record = Record(
             **{name: getattr(record, name) for name in Record.__struct_fields__} | {"settled_at": settled_at}
         )
-    row = wire.to_row(record, flags_of(record))
+    row = encoding.to_row(record, flags_of(record))
     stored = (7, b"d", *row[:8], 5, *row[8:])
-    assert wire.from_row(stored, record.id) == record
+    assert encoding.from_row(stored, record.id) == record
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from semel.clock import Clock
-from semel.core.ports import Capabilities, Store
+from semel.core.protocols import Capabilities, Store
 from semel.stores.sqlite import SqliteStore
 from semel.stores.tiered import MemoryCache, TieredStore, tiered
-from semel.stores.tiered.redis import RedisCache
+from semel.stores.tiered.redis_cache import RedisCache
 from semel.testing import ManualClock
 from tests.services import redis
 from tests.stores.postgres import places as postgres_places

@@ -11,10 +11,10 @@ from typing import Any
 
 from semel.core.commands import Claim, Forget, Granted, Item, Known, Settle
 from semel.stores.bloom import Bloom
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.stores.tiered import MemoryCache, TieredStore
-from semel.stores.tiered.ports import Copy, Put
-from semel.stores.tiered.tier import Fact, Tier, Wanted
+from semel.stores.tiered.protocols import Copy, Put
+from semel.stores.tiered.rules import Fact, Tier, Wanted
 from semel.testing import ManualClock
 from semel.types import Completed, Forgotten
 

@@ -9,7 +9,7 @@ import pytest
 
 import semel
 from semel.core.commands import Answer, Item
-from semel.stores.postgres.urls import from_url
+from semel.stores.postgres import from_url
 from semel.stores.tiered import TieredStore, tiered
 from semel.types import Done
 from tests.faults.proxy import Proxy

@@ -11,11 +11,11 @@ import pytest
 
 import semel
 from semel.core.commands import Count, Forget, Granted, Known
-from semel.digests import digest
+from semel.core.ids import digest
 from semel.errors import StoreRefused
 from semel.stores.sqlite import SqliteStore
 from semel.stores.tiered import TieredStore, tiered
-from semel.stores.tiered.tier import Write
+from semel.stores.tiered.rules import Write
 from semel.types import Done, Forgotten, Stats, Unavailable
 from tests.faults.proxy import Proxy
 from tests.services import redis, server

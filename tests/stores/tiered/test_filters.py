@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from semel.core.commands import Granted, Known, Mark, Marked
-from semel.digests import digest
+from semel.core.ids import digest
 from semel.errors import PolicyInvalid, StoreUnavailable
 from semel.stores.bloom import Bloom, rebuild
 from semel.stores.tiered import MemoryCache, tiered

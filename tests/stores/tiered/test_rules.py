@@ -9,10 +9,10 @@ import pytest
 
 from semel.core.commands import Forget, Granted, Known, Lookup, Mark, Marked, Resolve, Settle, SetWindow
 from semel.errors import PolicyInvalid, StoreClosed, StoreRefused, StoreUnavailable
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.stores.tiered import Cache, MemoryCache, from_url, tiered, url_of
-from semel.stores.tiered.tier import COPY_BYTES_MAX, COUNTS, AskStore, Write
+from semel.stores.tiered.rules import COPY_BYTES_MAX, COUNTS, AskStore, Write
 from semel.testing import ManualClock
 from semel.types import Absent, Busy, Completed, Forgotten, Mismatch, Record, Unavailable
 from tests.services import redis

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from semel.core.commands import Answer, Item
-from semel.core.ports import Capabilities
+from semel.core.protocols import Capabilities
 from semel.errors import StoreUnavailable
-from semel.stores.memory import MemoryStore
+from semel.stores.memory.store import MemoryStore
 from semel.stores.tiered import Cache, MemoryCache, TieredStore, tiered
-from semel.stores.tiered.tier import Step
+from semel.stores.tiered.rules import Step
 from semel.testing import ManualClock
 from semel.types import Stats
 from tests.stores.redis.tools import MINUTE_US, S, claim, done, finish, kinds

@@ -8,12 +8,20 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from semel.brokers.kafka_client import ClientErrors, DaemonThread
-from semel.core.relaying import Published, PublishRefused, OutboxRow, Sent, NotPublished
+from semel.brokers.kafka.client import ClientErrors, DaemonThread
+from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
-from semel.outbox.sinks import destination_of, options_of, refused, unavailable
-from semel.outbox.sinks.turns import BEGIN_MAX_S, HELD, LATER, stretches
+from semel.outbox.sinks import (
+    BEGIN_MAX_S,
+    HELD,
+    LATER,
+    destination_of,
+    options_of,
+    refused,
+    stretches,
+    unavailable,
+)
 
 __all__ = ["KafkaSink", "from_url"]
 

@@ -9,10 +9,9 @@ import nats
 import nats.errors
 import nats.js.errors
 
-from semel.core.relaying import Published, PublishRefused, OutboxRow, Sent, NotPublished
+from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.outbox.message import attributes
-from semel.outbox.sinks import destination_of, options_of, refused, unavailable
-from semel.outbox.sinks.turns import in_turns
+from semel.outbox.sinks import destination_of, in_turns, options_of, refused, unavailable
 
 __all__ = ["NatsSink", "from_url"]
 

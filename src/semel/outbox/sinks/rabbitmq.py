@@ -10,10 +10,9 @@ from aio_pika.abc import DeliveryMode
 from aio_pika.exceptions import AMQPException, ChannelClosed, DeliveryError
 
 from semel.brokers.rabbitmq import REFUSALS
-from semel.core.relaying import Published, PublishRefused, OutboxRow, Sent, NotPublished
+from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.outbox.message import attributes
-from semel.outbox.sinks import destination_of, options_of, refused, unavailable
-from semel.outbox.sinks.turns import in_turns
+from semel.outbox.sinks import destination_of, in_turns, options_of, refused, unavailable
 
 __all__ = ["RabbitmqSink", "from_url"]
 

@@ -10,11 +10,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisError, ResponseError
 
-from semel.core.relaying import Published, PublishRefused, OutboxRow, Sent, NotPublished
+from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
-from semel.outbox.sinks import destination_of, options_of, refused, unavailable
-from semel.outbox.sinks.turns import HELD, stretches
+from semel.outbox.sinks import HELD, destination_of, options_of, refused, stretches, unavailable
 
 __all__ = ["RedisSink", "from_url"]
 

@@ -15,10 +15,9 @@ from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
 from semel.brokers.sqs import REFUSALS
-from semel.core.relaying import Published, PublishRefused, OutboxRow, Sent, NotPublished
+from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.outbox.message import attributes
-from semel.outbox.sinks import destination_of, options_of, refused, unavailable
-from semel.outbox.sinks.turns import BEGIN_MAX_S, HELD, LATER
+from semel.outbox.sinks import BEGIN_MAX_S, HELD, LATER, destination_of, options_of, refused, unavailable
 
 __all__ = ["SqsSink", "from_url"]
 

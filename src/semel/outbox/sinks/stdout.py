@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from semel.core.relaying import Published, OutboxRow, Sent
+from semel.core.relay_flow import OutboxRow, Published, Sent
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
 

@@ -11,15 +11,15 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from semel.errors import SemelError
-from semel.server.dashboard import benchmarks, checks, flight, outboxes, overview, records, stores, windows
-from semel.server.dashboard.desk import Dashboard
-from semel.server.dashboard.door import LoginNeeded, form_of, log_in, log_out
+from semel.server.dashboard import benchmarks, checks, in_flight, outboxes, overview, records, stores, windows
+from semel.server.dashboard.auth import LoginNeeded, form_of, log_in, log_out
 from semel.server.dashboard.rendering import Sealed, asset, page
+from semel.server.dashboard.state import Dashboard
 from semel.server.problems import HttpProblem, problem_of
 
 __all__ = ["create_pages"]
 
-PAGES = (overview, records, flight, windows, outboxes, stores, benchmarks, checks)
+PAGES = (overview, records, in_flight, windows, outboxes, stores, benchmarks, checks)
 
 
 def create_pages(desk: Dashboard) -> Starlette:

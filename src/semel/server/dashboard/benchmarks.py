@@ -4,9 +4,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from semel.cli.shown import now_us
+from semel.observe.formatting import now_us
 from semel.server.benchmarks import LOOKUPS, Result, results
-from semel.server.dashboard.desk import Dashboard
+from semel.server.dashboard.state import Dashboard
 
 __all__ = ["routes"]
 

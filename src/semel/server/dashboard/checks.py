@@ -8,19 +8,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from semel import audit
 from semel.cli.output import redacted
 from semel.core.commands import Page, Scan
-from semel.core.ports import AsyncStore, Store
+from semel.core.protocols import AsyncStore, Store
+from semel.observe import audit
 from semel.observe.doctor import Finding, examine
 from semel.observe.explain import Explanation
 from semel.observe.explain import explain as explained
 from semel.observe.guarantees import WINDOWS, Weakness
-from semel.observe.probing import weaknesses
+from semel.observe.probes import weaknesses
 from semel.observe.window_in_force import WindowInForce
-from semel.server.dashboard.desk import Dashboard, range_of
-from semel.server.dashboard.door import Viewer
-from semel.stores.memory import MemoryStore
+from semel.server.dashboard.auth import Viewer
+from semel.server.dashboard.state import Dashboard, range_of
+from semel.stores.memory.store import MemoryStore
 from semel.stores.registry import store_for
 from semel.types import Mode
 

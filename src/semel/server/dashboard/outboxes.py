@@ -10,9 +10,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from semel.errors import StoreUnknown, UsageError
-from semel.outbox.rows import Entry, Rows, rows_for
-from semel.server.dashboard.desk import Dashboard
-from semel.server.dashboard.door import form_of
+from semel.outbox.tables import Entry, Rows, rows_for
+from semel.server.dashboard.auth import form_of
+from semel.server.dashboard.state import Dashboard
 from semel.server.problems import HttpProblem
 
 __all__ = ["routes"]

@@ -9,8 +9,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from semel.errors import StoreError
-from semel.server.dashboard.desk import Dashboard, range_of
-from semel.server.dashboard.door import LoginNeeded, Viewer
+from semel.server.dashboard.auth import LoginNeeded, Viewer
+from semel.server.dashboard.state import Dashboard, range_of
 from semel.server.problems import HttpProblem
 
 __all__ = ["routes"]

@@ -9,19 +9,19 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from semel import audit
-from semel.cli.shown import document, now_us, summary
+from semel.client.items import reachable
 from semel.codec import encode
 from semel.core.commands import Forget, Lookup, Page, Resolve, Scan
 from semel.errors import KeyInvalid, StoreUnavailable
 from semel.keys.limits import check as check_key
-from semel.plans import reachable
-from semel.server.callers import permit
-from semel.server.dashboard.desk import Dashboard
-from semel.server.dashboard.door import Viewer, form_of
-from semel.server.dashboard.looks import DEFAULT_WINDOW_US, OWN_TENANTS, records_of
+from semel.observe import audit
+from semel.observe.formatting import document, now_us, summary
+from semel.server.auth import permit
+from semel.server.dashboard.auth import Viewer, form_of
+from semel.server.dashboard.recent_events import strip
 from semel.server.dashboard.rendering import DASH
-from semel.server.dashboard.strips import strip
+from semel.server.dashboard.state import Dashboard
+from semel.server.dashboard.store_reader import DEFAULT_WINDOW_US, OWN_TENANTS, records_of
 from semel.server.problems import HttpProblem
 from semel.types import Absent, Busy, Id, Lost, Record, State
 from semel.windows import resolve

@@ -14,7 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semel.cli.output import duration_text
-from semel.cli.shown import exact_text
+from semel.observe.formatting import exact_text
 
 __all__ = ["Sealed", "asset", "page"]
 

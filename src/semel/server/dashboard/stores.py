@@ -6,9 +6,9 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from semel.core.commands import Purge
-from semel.server.dashboard.desk import Dashboard, range_of
-from semel.server.dashboard.door import form_of
-from semel.stores.tiered.tier import COUNTS
+from semel.server.dashboard.auth import form_of
+from semel.server.dashboard.state import Dashboard, range_of
+from semel.stores.tiered.rules import COUNTS
 
 __all__ = ["routes"]
 

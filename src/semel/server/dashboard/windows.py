@@ -12,11 +12,11 @@ from semel.core.commands import SetWindow
 from semel.errors import SemelError
 from semel.keys.limits import check_consumer
 from semel.observe.advise import Advice
-from semel.observe.tally import LAGS_S, ConsumerCounters
-from semel.server.dashboard.desk import Dashboard
-from semel.server.dashboard.door import Viewer, form_of
+from semel.observe.counters import LAGS_S, ConsumerCounters
+from semel.server.dashboard.auth import Viewer, form_of
 from semel.server.dashboard.figures import advice
-from semel.server.dashboard.looks import DEFAULT_WINDOW_US
+from semel.server.dashboard.state import Dashboard
+from semel.server.dashboard.store_reader import DEFAULT_WINDOW_US
 from semel.server.problems import HttpProblem, problem_of
 from semel.windows import PRESETS, window_us
 

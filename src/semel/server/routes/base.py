@@ -8,8 +8,8 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from semel.server.callers import Caller
-from semel.server.guard import read_body
+from semel.server.auth import Caller
+from semel.server.middleware import read_body
 from semel.server.problems import HttpProblem, malformed
 from semel.server.service import Service
 from semel.server.tokens import Role

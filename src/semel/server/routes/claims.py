@@ -11,32 +11,32 @@ from fastapi import APIRouter, FastAPI, Request
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from semel.cli.shown import error_of, readable
+from semel.client.items import ItemBuilder, time_us
 from semel.codec import encode
 from semel.core.commands import Answer, Claim, Granted, Item, Known, Renew, Settle
-from semel.digests import idempotency_key
+from semel.core.ids import idempotency_key
 from semel.errors import ValueInvalid
-from semel.plans import ItemBuilder, time_us
+from semel.observe.formatting import error_of, readable
 from semel.policy import Policy
 from semel.server.openapi import Document
 from semel.server.problems import HttpProblem
-from semel.server.routes.base import Asked, answer, asked, beside_loop, many, read
-from semel.server.shapes import (
+from semel.server.requests import (
     ClaimAsked,
+    ClaimHandle,
     ClaimOutcome,
     ClaimOutcomes,
     ClaimsAsked,
     Completing,
     Ending,
     Failing,
-    ClaimHandle,
     Releasing,
     Renewing,
-    SettleReply,
     SettleReplies,
+    SettleReply,
 )
+from semel.server.routes.base import Asked, answer, asked, beside_loop, many, read
 from semel.server.slow_lane import answer_bytes
-from semel.stores.http.wire import ItemRefusal
+from semel.stores.http.encoding import ItemRefusal
 from semel.types import Busy, Completed, Late, Lost, Mismatch, Renewed, Unavailable, Unknown
 from semel.windows import resolve
 

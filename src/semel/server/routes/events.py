@@ -8,10 +8,11 @@ from fastapi import APIRouter, FastAPI, Request, WebSocket
 from starlette.responses import Response
 from starlette.websockets import WebSocketDisconnect
 
-from semel.server.callers import Caller
+from semel.server.auth import Caller
 from semel.server.events import Events, IncomingEvent, incoming
 from semel.server.openapi import Document
 from semel.server.problems import HttpProblem, malformed
+from semel.server.requests import EventOutcome, EventOutcomes
 from semel.server.routes.base import (
     JSON,
     TENANT_HEADER,
@@ -23,7 +24,6 @@ from semel.server.routes.base import (
     wrong_type,
 )
 from semel.server.service import TOKEN_LIVE_S, Service
-from semel.server.shapes import EventOutcome, EventOutcomes
 
 __all__ = ["add"]
 

@@ -7,13 +7,13 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
 
 from semel.core.commands import Answer, Item
-from semel.server.callers import scoped, unscoped
+from semel.server.auth import scoped, unscoped
 from semel.server.openapi import Document
 from semel.server.problems import HttpProblem, malformed
 from semel.server.routes.base import JSON, answer, asked, body_of, content_type, many, wrong_type
 from semel.server.service import refusal
-from semel.stores.http import wire
-from semel.stores.http.wire import ItemRefusal
+from semel.stores.http import encoding
+from semel.stores.http.encoding import ItemRefusal
 
 __all__ = ["add"]
 
@@ -37,7 +37,7 @@ GRANTED: list[dict[str, Any]] = [
         }
     }
 ]
-TYPES = (JSON, wire.ITEMS_JSON, wire.ITEMS_MSGPACK)
+TYPES = (JSON, encoding.ITEMS_JSON, encoding.ITEMS_MSGPACK)
 
 
 class StoreDocument(msgspec.Struct, frozen=True):
@@ -111,10 +111,10 @@ async def carry_out(request: Request) -> Response:
     if kind not in TYPES:
         raise wrong_type(request, *TYPES)
     ask = asked(request, "read")
-    packed = kind == wire.ITEMS_MSGPACK
+    packed = kind == encoding.ITEMS_MSGPACK
     body = await body_of(request)
     try:
-        items = wire.items_from(body, packed=packed)
+        items = encoding.items_from(body, packed=packed)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise malformed(error) from error
     many(len(items), ask.service, ask.caller)
@@ -127,7 +127,9 @@ async def carry_out(request: Request) -> Response:
         except HttpProblem as problem:
             answers.append(refusal(problem))
     found = iter(await ask.service.carry_out(ask.caller, mine))
-    answers = [each if isinstance(each, ItemRefusal) else unscoped(ask.caller, next(found)) for each in answers]
+    answers = [
+        each if isinstance(each, ItemRefusal) else unscoped(ask.caller, next(found)) for each in answers
+    ]
     if answers and all(isinstance(each, ItemRefusal) for each in answers):
         raise HttpProblem(answers[0].status, answers[0].title, answers[0].detail)
-    return Response(wire.answers_to(answers, packed=packed), media_type=kind)
+    return Response(encoding.answers_to(answers, packed=packed), media_type=kind)

@@ -6,14 +6,24 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Path, Query, Request
 from starlette.responses import Response
 
-from semel import audit
-from semel.cli.shown import document as document_of
-from semel.cli.shown import exact_text, now_us, summary
-from semel.core.commands import Count, Forget, Lookup, Page, Purge, ReadSettings, Scan, StoreSettings, SetWindow
+from semel.core.commands import (
+    Count,
+    Forget,
+    Lookup,
+    Page,
+    Purge,
+    ReadSettings,
+    Scan,
+    SetWindow,
+    StoreSettings,
+)
+from semel.observe import audit
+from semel.observe.formatting import document as document_of
+from semel.observe.formatting import exact_text, now_us, summary
 from semel.server.openapi import Document
 from semel.server.problems import HttpProblem
+from semel.server.requests import Purging, WindowAsked
 from semel.server.routes.base import Asked, answer, asked, beside_loop, read
-from semel.server.shapes import Purging, WindowAsked
 from semel.server.slow_lane import answer_bytes
 from semel.types import Absent, Busy, Record, State, Stats
 from semel.windows import window_us
@@ -73,7 +83,9 @@ def _add_records(routes: APIRouter, document: Document) -> None:
         found = await ask.service.one(ask.caller, Forget(record.id, force))
         if isinstance(found, Busy):
             after = {"Retry-After": str(max(1, round(found.retry_after_s)))}
-            raise HttpProblem(409, "running", "a claim runs; wait for it, or force it with ?force=true", after)
+            raise HttpProblem(
+                409, "running", "a claim runs; wait for it, or force it with ?force=true", after
+            )
         if isinstance(found, Absent):
             raise _nothing(key)
         return answer({"forgotten": key})

@@ -1,14 +1,14 @@
 """Bloom filters: a few bits per id, and never an answer of their own. "Maybe" is always confirmed by an exact store."""
 
 from semel.core.commands import Page, Scan
-from semel.core.ports import Store
-from semel.digests import digest
+from semel.core.ids import digest
+from semel.core.protocols import Store
 from semel.errors import StoreUnavailable, StoreUnknown
-from semel.extras import install_command
-from semel.stores.tiered.ports import Filter, Fullness
+from semel.runtime.extras import install_command
+from semel.stores.tiered.protocols import Filter, Fullness
 
 try:
-    from semel.stores.bloom.rotating import Bloom
+    from semel.stores.bloom.filter import Bloom
 except ModuleNotFoundError as _missing:
     if _missing.name != "rbloom":
         raise

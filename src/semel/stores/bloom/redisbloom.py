@@ -6,9 +6,9 @@ from math import log2
 from typing import Any
 
 from semel.errors import StoreRefused, StoreUnavailable, StoreUnknown
-from semel.extras import install_command
-from semel.stores.bloom.settings import BloomLayout, layout
-from semel.stores.tiered.ports import Fullness
+from semel.runtime.extras import install_command
+from semel.stores.bloom.filter import BloomLayout, layout
+from semel.stores.tiered.protocols import Fullness
 from semel.windows import Duration
 
 try:

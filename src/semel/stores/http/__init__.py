@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from semel.errors import StoreUnknown
-from semel.extras import install_command
+from semel.runtime.extras import install_command
 
 if TYPE_CHECKING:
     from semel.stores.http.store import HttpStore
@@ -15,8 +15,8 @@ def from_url(url: str) -> "HttpStore":
     """The store that the URL names; nothing is opened. Raises `PolicyInvalid` for options it does not know."""
     try:
         from semel.stores.http.store import (
-            HttpStore,
-        )  # not above: the server reads `wire` without this driver
+            HttpStore,  # not above: the server reads `wire` without this driver
+        )
     except ModuleNotFoundError as error:
         if error.name != "httpx2":
             raise

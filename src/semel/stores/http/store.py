@@ -7,20 +7,20 @@ from typing import Any
 import httpx2
 
 from semel.core.commands import Answer, Item
-from semel.core.ports import AsyncStore, Capabilities, Listener
-from semel.forks import restart_after_fork
-from semel.stores.http import wire
-from semel.stores.http.talk import ABOUT_PATH, DROPPED, FAILED, ITEMS_PATH, RequestPart, HttpRequests
+from semel.core.protocols import AsyncStore, Capabilities, Listener
+from semel.runtime.process import restart_after_fork
+from semel.stores.http import encoding
+from semel.stores.http.requests import ABOUT_PATH, DROPPED, FAILED, ITEMS_PATH, HttpRequests, RequestPart
 
 __all__ = ["HttpStore"]
 
-_HEADERS = {"content-type": wire.ITEMS_MSGPACK, "accept": wire.ITEMS_MSGPACK}
+_HEADERS = {"content-type": encoding.ITEMS_MSGPACK, "accept": encoding.ITEMS_MSGPACK}
 
 
 class HttpStore:
     """Any store behind a server. Its name: the URL without the token.
 
-    The options stand in the URL or are given by name; `semel.stores.http.options.Options` lists them. What the
+    The options stand in the URL or are given by name; `semel.stores.http.requests.Options` lists them. What the
     server cannot answer now is `Unavailable`, item by item; what it refuses raises `StoreRefused`.
     """
 
@@ -41,7 +41,7 @@ class HttpStore:
 
     def twin(self) -> AsyncStore:
         """The same store for an event loop, not yet connected."""
-        from semel.stores.http.astore import AsyncHttpStore
+        from semel.stores.http.store_async import AsyncHttpStore
 
         url, options = self._made_with
         return AsyncHttpStore(url, **options)

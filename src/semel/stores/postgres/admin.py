@@ -15,16 +15,15 @@ from semel.core.commands import (
     Purged,
     ReadSettings,
     Scan,
-    StoreSettings,
     SetWindow,
+    StoreSettings,
     SwitchMode,
 )
 from semel.core.machine import standing
 from semel.errors import PolicyInvalid, RecordCorrupt
-from semel.stores.postgres import wire
-from semel.stores.postgres.batch import SendCalls, PostgresBatch, Talk
+from semel.stores.postgres import encoding
+from semel.stores.postgres.batch import PostgresBatch, SendCalls, Talk, ask_for
 from semel.stores.postgres.calendar import ALARM_US
-from semel.stores.postgres.consumers import ask_for
 from semel.stores.postgres.partitions import live_us, look, set_up, tend, warn
 from semel.stores.rows import CODES, COUNTED
 from semel.types import Mode, Record, Stats
@@ -67,7 +66,7 @@ def answer(batch: PostgresBatch, position: int) -> Talk[Answer]:
 def _scan(batch: PostgresBatch, item: Scan) -> Talk[Page]:
     """A page of records as they stand: in the order of their digests, then those in partitions by their ids' time."""
     after_time, after = _place(item.cursor)
-    found: list[wire.Row] = []
+    found: list[encoding.Row] = []
     parameters: dict[str, Any] = {
         "now": batch.now,
         "after": after,
@@ -87,9 +86,11 @@ def _scan(batch: PostgresBatch, item: Scan) -> Talk[Page]:
     rows = found[: item.limit]
     records: list[Record] = []
     for now, key, tenant, consumer, _, *columns in rows:
-        name = str(columns[0]).replace("-", "") if key is None else wire.original(key)
+        name = str(columns[0]).replace("-", "") if key is None else encoding.original(key)
         try:
-            stored = wire.from_row(tuple(columns), (wire.original(tenant), wire.original(consumer), name))
+            stored = encoding.from_row(
+                tuple(columns), (encoding.original(tenant), encoding.original(consumer), name)
+            )
         except RecordCorrupt:
             if item.orphaned:
                 continue  # one that does not read must not keep the others from being taken over
@@ -100,7 +101,7 @@ def _scan(batch: PostgresBatch, item: Scan) -> Talk[Page]:
     return Page(records, _cursor(rows[-1]) if len(found) > item.limit else None)
 
 
-def _cursor(row: wire.Row) -> str:
+def _cursor(row: encoding.Row) -> str:
     """Where to go on: behind this row, of either table."""
     return str(row[5]) if row[4] is None else f"{row[4]}:{row[5]}"
 
@@ -143,7 +144,7 @@ def _purge_batch(batch: PostgresBatch, item: Purge) -> Talk[Purged]:
         "purge", {"now": batch.now, "limit": item.limit, "examined": examined_max}
     )
     more = gone > item.limit or (
-        examined == examined_max and bool(gone or early) and latest <= now // wire.GRANULE_US
+        examined == examined_max and bool(gone or early) and latest <= now // encoding.GRANULE_US
     )
     lag_s = 0.0 if oldest is None else (now - oldest) / 1e6
     if count >= item.limit:
@@ -160,7 +161,9 @@ def _purge_marks(batch: PostgresBatch, limit: int) -> Talk[tuple[int, bool]]:
     until = min(blocks, block + 1 + limit * EXAMINED_PER_REMOVED // MARKS_PER_BLOCK)
     if not blocks:
         return 0, False
-    removed = yield SendCalls("purge_marks", {"now": batch.now, "block": block, "until": until, "limit": limit})
+    removed = yield SendCalls(
+        "purge_marks", {"now": batch.now, "block": block, "until": until, "limit": limit}
+    )
     if len(removed) == limit:
         until = block  # there may be more on the same pages
     more = until < blocks
@@ -187,7 +190,7 @@ def _count(batch: PostgresBatch, item: Count) -> Talk[Stats]:
     """How much is held, counted row by row: a full scan, for which the planner may choose as for no single key."""
     parameters = {"now": batch.now, "tenant": None if item.tenant is None else _text(item.tenant)}
     found = yield from look(batch)
-    rows: list[wire.Row] = []
+    rows: list[encoding.Row] = []
     yield SendCalls("begin")
     yield SendCalls("any_plan")
     for name in ("count_rest", "count", "count_timed"):
@@ -199,7 +202,7 @@ def _count(batch: PostgresBatch, item: Count) -> Talk[Stats]:
     expired = marks = 0
     bytes_used: int | None = None
     for _, kind, consumer, state, live, number, extreme in rows:
-        who = wire.original(consumer)
+        who = encoding.original(consumer)
         if kind == BYTES:
             bytes_used = extreme
         elif kind == MARKS:
@@ -231,11 +234,18 @@ def _read_settings() -> Talk[StoreSettings]:
     lived_us = (yield from live_us()) if any(ids for *_, ids in modes) else 0
     return StoreSettings(
         {
-            (wire.original(tenant), wire.original(consumer), wire.original(event_type)): window_us
+            (encoding.original(tenant), encoding.original(consumer), encoding.original(event_type)): window_us
             for tenant, consumer, event_type, window_us in windows
         },
-        {(wire.original(tenant), wire.original(consumer)): mode for tenant, consumer, mode, _ in modes},
-        {(wire.original(tenant), wire.original(consumer)): ids for tenant, consumer, _, ids in modes if ids},
+        {
+            (encoding.original(tenant), encoding.original(consumer)): mode
+            for tenant, consumer, mode, _ in modes
+        },
+        {
+            (encoding.original(tenant), encoding.original(consumer)): ids
+            for tenant, consumer, _, ids in modes
+            if ids
+        },
         lived_us,
     )
 
@@ -312,4 +322,4 @@ def _switch_mode(batch: PostgresBatch, item: SwitchMode) -> Talk[int]:
 
 def _text(text: str) -> str:
     text.encode()  # raises where it is no text at all
-    return wire.storable(text)
+    return encoding.storable(text)

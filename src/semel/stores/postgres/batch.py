@@ -6,13 +6,14 @@ from typing import Any, TypeAlias, TypeVar
 from msgspec import Struct
 
 from semel.core.commands import Answer, Claim, Forget, Item, Lookup, Mark, RecordItem, Renew, Resolve, Settle
-from semel.digests import digest, digests_of
-from semel.errors import KeyInvalid, UsageError
-from semel.ids import time_in
-from semel.stores.postgres import wire
+from semel.core.ids import digest, digests_of, time_in
+from semel.errors import KeyInvalid, StoreUnavailable, UsageError
+from semel.stores.postgres import encoding
 from semel.stores.postgres.calendar import Retention
-from semel.stores.postgres.wire import Row
+from semel.stores.postgres.encoding import Row
 from semel.types import Absent, Id, Unavailable
+
+__all__ = ["RACES_MAX", "ask_for", "know", "meet"]
 
 T = TypeVar("T")
 
@@ -104,7 +105,7 @@ class PostgresBatch:
         """The parameter that a statement on partitions has beside the others."""
         if not positions or positions[0] not in self.id_times:
             return {}
-        return {"id_times": wire.bigints([self.id_times[position] for position in positions])}
+        return {"id_times": encoding.bigints([self.id_times[position] for position in positions])}
 
     def ask(self, name: str, positions: Sequence[int], parameters: Mapping[str, Any]) -> SendCalls:
         """A statement for the table in which these items' records are; all of them are in one."""
@@ -120,13 +121,13 @@ class PostgresBatch:
 
     def key_of(self, item: RecordItem, *, needed: bool) -> str | None:
         """The readable key, where it is kept."""
-        return wire.storable(item.id[2]) if self.readable_keys or needed else None
+        return encoding.storable(item.id[2]) if self.readable_keys or needed else None
 
 
 def _is_text(scope: Scope) -> bool:
     try:
-        wire.check_name(scope[0])
-        wire.check_name(scope[1])
+        encoding.check_name(scope[0])
+        encoding.check_name(scope[1])
     except KeyInvalid:
         return False  # refused by itself when its turn comes
     return True
@@ -218,7 +219,7 @@ def _keys_of(batch: PostgresBatch, position: int, kind: str) -> Sequence[bytes] 
             marked = batch.marked[position] = digests_of(item.tenant, item.consumer, item.keys)
             return marked
         if kind == "claim" and item.event_type:
-            wire.check_name(item.event_type)
+            encoding.check_name(item.event_type)
         key = batch.digests[position] = digest(item.id)
         ids = batch.kinds.get(item.id[:2]) if batch.kinds else None
         if ids is not None and not _route(batch, position, ids):
@@ -251,3 +252,58 @@ def _route(batch: PostgresBatch, position: int, ids: str) -> bool:
         )
         return False
     return True
+
+
+RACES_MAX = 8
+"""How often something is looked at again that others change under our hands."""
+
+
+def know(batch: PostgresBatch, scopes: set[Scope], *, timed: bool | None = None) -> Talk[None]:
+    """Have a number for each consumer; they are remembered, so this is said once.
+
+    `timed`: whether their items were taken for ids with a time, so that one that turns out otherwise is refused.
+    """
+    for _ in range(RACES_MAX):
+        for scope in scopes - batch.consumers.keys():
+            number = batch.known.get(scope)
+            if number is not None:
+                batch.consumers[scope] = number
+        unknown = dict.fromkeys(sorted(scopes - batch.consumers.keys()), True)
+        if not unknown:
+            return
+        for scope, ids in (yield from ask_for(batch, unknown)).items():
+            if timed is not None and bool(ids) is not timed:
+                raise StoreUnavailable(f"consumer {scope[1]!r} was entered or removed meanwhile; try again")
+            batch.consumers[scope] = batch.known[scope]
+    raise StoreUnavailable("consumers are entered and removed at the same time; try again")
+
+
+def meet(batch: PostgresBatch, _positions: Sequence[int]) -> Talk[None]:
+    """Learn what the routes of the items depend on; consumers of items that make records are entered."""
+    unknown = batch.unknown()
+    for _ in range(RACES_MAX):
+        if not unknown:
+            return
+        found = yield from ask_for(batch, dict(sorted(unknown.items())))
+        # One that another transaction has entered after our snapshot is in neither half of the answer: ask again.
+        unknown = {scope: make for scope, make in unknown.items() if make and scope not in found}
+
+
+def ask_for(batch: PostgresBatch, unknown: Mapping[Scope, bool]) -> Talk[dict[Scope, str]]:
+    """Have numbers for those that are to have one; answers with the kinds of ids of all that have one."""
+    rows = yield SendCalls(
+        "consumers",
+        {
+            "tenants": encoding.texts([encoding.storable(tenant) for tenant, _ in unknown]),
+            "names": encoding.texts([encoding.storable(consumer) for _, consumer in unknown]),
+            "makes": encoding.smallints([int(make) for make in unknown.values()]),
+        },
+    )
+    found: dict[Scope, str] = {}
+    for tenant, consumer, number, ids in rows:
+        scope = (encoding.original(tenant), encoding.original(consumer))
+        found[scope] = ids
+        if ids:
+            batch.kinds[scope] = ids  # before its number: who finds that one asks no more
+        batch.known[scope] = number
+    return found

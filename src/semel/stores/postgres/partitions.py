@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from semel.errors import StoreRefused
 from semel.stores.postgres import calendar
-from semel.stores.postgres.batch import SendCalls, PostgresBatch, Talk
+from semel.stores.postgres.batch import PostgresBatch, SendCalls, Talk
 from semel.stores.postgres.calendar import ALARM_US, GRACE_US, LIVE_US, STEP, Partition, PartitionStep
 from semel.windows import duration_us
 
@@ -130,7 +130,9 @@ def _make_missing(batch: PostgresBatch, schema: str) -> Talk[str]:
     if refused in NOT_MADE:
         return str(refused)
     found = yield from look(batch)
-    bounds = calendar.missing(PartitionStep.of(found.step), found.live_us, found.low, found.partitions, found.now)
+    bounds = calendar.missing(
+        PartitionStep.of(found.step), found.live_us, found.low, found.partitions, found.now
+    )
     if found.low is None and bounds:
         yield SendCalls("note", {"name": "low_water", "value": str(bounds[0][0])})
     for lower, upper in bounds:

@@ -1,6 +1,7 @@
 """Migrations and start checks: what a database must be before it is trusted with records."""
 
 import re
+from functools import lru_cache
 from importlib.resources import files
 
 from msgspec import Struct
@@ -9,9 +10,64 @@ from msgspec.structs import replace
 from semel.errors import PolicyInvalid, StoreRefused
 from semel.stores.postgres.batch import SendCalls, Talk
 from semel.stores.postgres.calendar import ALARM_US
-from semel.stores.postgres.statements import outbox_channel_of
 
-__all__ = ["SCHEMA", "VERSION", "check_schema_name", "migrations", "schema_sql"]
+__all__ = [
+    "SCHEMA",
+    "VERSION",
+    "channel_of",
+    "check_schema_name",
+    "migrations",
+    "outbox_channel_of",
+    "schema_sql",
+    "statements",
+]
+
+_BLOCK = re.compile(
+    r"^-- (fragment|query): (\w+)\n(.*?)(?=^-- (?:fragment|query): |\Z)", re.MULTILINE | re.DOTALL
+)
+_FRAGMENT = re.compile(r"\{(\w+)\}")
+_ONLY = re.compile(r"\{(plain|timed) ([^{}]*)\}")
+TABLES = {"plain": "records", "timed": "timed_records"}
+"""Where records are: all together, or in partitions by the time inside their ids."""
+_COMMENT = re.compile(r"\s+--[^\n']*$", re.MULTILINE)
+_CHANNEL_CHARS_MAX = 57
+_OUTBOX_CHANNEL_CHARS_MAX = 50
+
+
+def channel_of(schema: str) -> str:
+    """The channel on which changes in a schema are told; names are cut to what the server takes."""
+    return f"semel_{schema[:_CHANNEL_CHARS_MAX]}"
+
+
+def outbox_channel_of(schema: str) -> str:
+    """The channel on which new messages in a schema's outbox are told."""
+    return f"semel_outbox_{schema[:_OUTBOX_CHANNEL_CHARS_MAX]}"
+
+
+@lru_cache(maxsize=64)
+def statements(schema: str) -> dict[str, str]:
+    """The text of each statement. `schema` has been checked to be a plain name."""
+    source = (files("semel.stores.postgres") / "queries.sql").read_text(encoding="utf-8")
+    fragments = {"schema": f'"{schema}"', "name": schema, "channel": channel_of(schema)}
+    queries: dict[str, str] = {}
+    for kind, name, text in _BLOCK.findall(source):
+        filled = _FRAGMENT.sub(
+            lambda match: fragments.get(match[1], match[0]), _COMMENT.sub("", text).strip()
+        )
+        if kind == "fragment":
+            fragments[name] = filled
+        else:
+            queries[name] = _for_table(filled, schema, "plain")
+            if "{records}" in filled:
+                queries[f"{name}_timed"] = _for_table(filled, schema, "timed")
+    return queries | {"begin": "BEGIN", "commit": "COMMIT", "rollback": "ROLLBACK"}
+
+
+def _for_table(text: str, schema: str, kind: str) -> str:
+    """The statement for one of the two tables."""
+    chosen = _ONLY.sub(lambda match: match[2] if match[1] == kind else "", text)
+    return chosen.replace("{records}", f'"{schema}".{TABLES[kind]}')
+
 
 SCHEMA = "semel"
 VERSION = 5
@@ -90,7 +146,9 @@ def has_tables() -> Talk[bool]:
 
 
 def _check(name: str) -> Talk[SchemaState]:
-    ((version, recovering, read_only, encoding, commit, fsync, full_pages, clock_us),) = yield SendCalls("server")
+    ((version, recovering, read_only, encoding, commit, fsync, full_pages, clock_us),) = yield SendCalls(
+        "server"
+    )
     if version < OLDEST:
         raise StoreRefused(f"{name} is PostgreSQL {version // 10000}; {OLDEST // 10000} or newer is needed")
     if recovering:

@@ -58,7 +58,9 @@ class PostgresTarget(Struct, frozen=True, kw_only=True):
         try:
             conninfo = conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
-            if (mine := re.search(rf"[?&]({'|'.join(PostgresOptions.__annotations__)})=([^&]*)", url)) is not None:
+            if (
+                mine := re.search(rf"[?&]({'|'.join(PostgresOptions.__annotations__)})=([^&]*)", url)
+            ) is not None:
                 raise PolicyInvalid(
                     f"{mine[1]} is an option of semel's, which the driver's URL has not: write"
                     f" PostgresStore(url, {mine[1]}={mine[2]!r}), or give the whole URL to semel.open() or"

@@ -12,18 +12,16 @@ import psycopg
 
 from semel.clock import Clock
 from semel.core.commands import Answer, Item, Mark
-from semel.core.ports import Capabilities, Listener
+from semel.core.protocols import Capabilities, Listener
 from semel.errors import StoreClosed, StoreError, StoreFull, StoreUnavailable
-from semel.forks import restart_after_fork
-from semel.stores.postgres.batch import SendCalls, PostgresBatch, Scope, Stage, Talk, stages
-from semel.stores.postgres.lines import AsyncLine, AsyncLines, PostgresConnection, PostgresPool
-from semel.stores.postgres.listening import LoopListener, ThreadListener
-from semel.stores.postgres.schema import SchemaState, has_tables, prepare
+from semel.runtime.process import restart_after_fork
+from semel.stores.postgres.batch import PostgresBatch, Scope, SendCalls, Stage, Talk, stages
+from semel.stores.postgres.errors import is_cut, is_transient, is_unplaced, translated
+from semel.stores.postgres.notifications import ChangeListeners, LoopListener, ThreadListener
+from semel.stores.postgres.pool import AsyncLine, AsyncLines, PostgresConnection, PostgresPool
+from semel.stores.postgres.queries import say
+from semel.stores.postgres.schema import SchemaState, has_tables, prepare, statements
 from semel.stores.postgres.settings import PostgresOptions, PostgresTarget
-from semel.stores.postgres.statements import statements
-from semel.stores.postgres.talk import say
-from semel.stores.postgres.trouble import is_cut, is_transient, is_unplaced, translated
-from semel.stores.postgres.watching import ChangeListeners
 
 __all__ = ["AsyncPostgresStore", "PostgresStore"]
 
@@ -236,7 +234,9 @@ class PostgresStore(_PostgresBase):
         with self._lock:
             if self._lines is not None:
                 return self._lines
-            lines = PostgresPool(self.place.parameters(), lines_max=self.place.pool_max, wait_s=self.place.wait_s)
+            lines = PostgresPool(
+                self.place.parameters(), lines_max=self.place.pool_max, wait_s=self.place.wait_s
+            )
             try:
                 with lines.line() as line:
                     self.found(self._converse(line, prepare(self.name, self.place.schema)))

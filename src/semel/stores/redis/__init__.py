@@ -1,11 +1,11 @@
 """Records in Redis or Valkey: fast, shared by many machines, as durable as the server is set up to be."""
 
 from semel.errors import StoreUnknown
-from semel.extras import install_command
+from semel.runtime.extras import install_command
 
 try:
-    from semel.stores.redis.astore import AsyncRedisStore
     from semel.stores.redis.store import RedisStore
+    from semel.stores.redis.store_async import AsyncRedisStore
 except ModuleNotFoundError as _missing:
     if _missing.name != "redis":
         raise

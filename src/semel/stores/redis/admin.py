@@ -12,19 +12,18 @@ from semel.core.commands import (
     Purged,
     ReadSettings,
     Scan,
-    StoreSettings,
     SetWindow,
+    StoreSettings,
     SwitchMode,
 )
-from semel.core.looks import UNFINISHED, counted_state, fits
-from semel.core.machine import standing
-from semel.digests import DIGEST_BYTES
+from semel.core.ids import DIGEST_BYTES
+from semel.core.machine import UNFINISHED, counted_state, fits, standing
 from semel.errors import KeyInvalid, PolicyInvalid, RecordCorrupt
+from semel.stores.redis import encoding
 from semel.stores.redis import records as layout
-from semel.stores.redis import wire
+from semel.stores.redis.calls import CallPart, Nodes, RedisCall, RedisPause, RedisQuery, Refresh, Steps
+from semel.stores.redis.errors import kind_of, other_node, translated
 from semel.stores.redis.exchange import PAUSE_FIRST_S, PAUSE_MAX_S, RedisExchange
-from semel.stores.redis.parts import RedisQuery, RedisCall, Nodes, CallPart, RedisPause, Refresh, Steps
-from semel.stores.redis.trouble import kind_of, other_node, translated
 from semel.types import Mode, Record, Stats, Unavailable
 
 SCAN_COUNT = 1000
@@ -146,12 +145,15 @@ def is_record(x: RedisExchange, key: bytes) -> bool:
     return len(key) > DIGEST_BYTES and head.endswith(b"}:") and head in x.layout.records
 
 
-def outlines(x: RedisExchange, keys: list[bytes], now: int) -> Generator[Any, Any, list[tuple[bytes, Record]]]:
+def outlines(
+    x: RedisExchange, keys: list[bytes], now: int
+) -> Generator[Any, Any, list[tuple[bytes, Record]]]:
     """The records of these keys as they stand, without their payloads; what does not read is left out."""
     found: list[tuple[bytes, Record]] = []
     for some in _slices(keys):
         calls = [
-            RedisCall([b"GETRANGE", key, 0, OUTLINE_BYTES - 1], bucket=key[-DIGEST_BYTES] & 63) for key in some
+            RedisCall([b"GETRANGE", key, 0, OUTLINE_BYTES - 1], bucket=key[-DIGEST_BYTES] & 63)
+            for key in some
         ]
         replies = yield from readable(x, *calls)
         for key, raw in zip(some, replies, strict=True):
@@ -181,13 +183,17 @@ def readable(x: RedisExchange, *calls: RedisCall) -> Steps:
     return replies
 
 
-def whole(x: RedisExchange, some: Iterable[tuple[bytes, Record]], now: int) -> Generator[Any, Any, list[Record]]:
+def whole(
+    x: RedisExchange, some: Iterable[tuple[bytes, Record]], now: int
+) -> Generator[Any, Any, list[Record]]:
     """The same records with all they hold; those that are gone meanwhile are left out."""
     pairs = list(some)
     records: list[Record] = []
     for start in range(0, len(pairs), 100):
         part = pairs[start : start + 100]
-        replies = yield from ask(x, *(RedisCall([b"GET", key], bucket=key[-DIGEST_BYTES] & 63) for key, _ in part))
+        replies = yield from ask(
+            x, *(RedisCall([b"GET", key], bucket=key[-DIGEST_BYTES] & 63) for key, _ in part)
+        )
         for (_, outline), raw in zip(part, replies, strict=True):
             if raw is not None:
                 record = standing(layout.unpack(raw, outline.id), now)
@@ -326,7 +332,7 @@ def count_marks(x: RedisExchange, keys: list[bytes], at: int) -> Steps:
             if expires_at == b"" or (
                 expires_at is not None and expires_at.isdigit() and int(expires_at) > at
             ):
-                scope = names.get(key[head : head + wire.TAG_BYTES], ("", ""))
+                scope = names.get(key[head : head + encoding.TAG_BYTES], ("", ""))
                 found[scope] = found.get(scope, 0) + 1
     for some in _slices(sets):
         replies = yield from readable(x, *(RedisCall([b"SCARD", key]) for key in some))
@@ -334,7 +340,7 @@ def count_marks(x: RedisExchange, keys: list[bytes], at: int) -> Steps:
             start = len(x.layout.compact)
             length, _, generation = key.rpartition(b":")[2].partition(b".")
             if isinstance(number, int) and (int(generation) + 2) * int(length) > at:
-                scope = names.get(key[start : start + wire.TAG_BYTES], ("", ""))
+                scope = names.get(key[start : start + encoding.TAG_BYTES], ("", ""))
                 found[scope] = found.get(scope, 0) + number
     return found
 
@@ -348,7 +354,7 @@ def purge(x: RedisExchange, item: Purge, now: bytes) -> Steps:
     at = yield from time_of(x, now)
     if item.dry_run:
         return Purged(0)
-    limit = max(1, item.limit // wire.BUCKETS)
+    limit = max(1, item.limit // encoding.BUCKETS)
     replies = yield from ask(
         x,
         *(
@@ -404,7 +410,7 @@ def _pairs(reply: list[bytes]) -> Iterable[tuple[bytes, bytes]]:
 
 def set_window(x: RedisExchange, item: SetWindow, now: bytes) -> Steps:
     """Store or remove a window; with `existing`, move the expiries of settled records that still stand."""
-    field = wire.scope_name(item.tenant, item.consumer) + item.event_type.encode()
+    field = encoding.scope_name(item.tenant, item.consumer) + item.event_type.encode()
     if item.window_us is None:
         yield from ask(x, RedisCall([b"HDEL", x.layout.windows, field]))
         return None
@@ -430,7 +436,7 @@ def _move_existing(x: RedisExchange, item: SetWindow, window_us: int, now: bytes
                 part.places.append(len(part.places))
                 part.items.append(item)  # type: ignore[attr-defined]  # made as a list above
                 part.keys.append(key)
-                part.args.append(wire.rewindow(window_us))
+                part.args.append(encoding.rewindow(window_us))
         for part in moved.values():
             answers: list[Any] = [None] * len(part.keys)
             yield from x.ask_all([part], answers, now)
@@ -441,7 +447,7 @@ def _move_existing(x: RedisExchange, item: SetWindow, window_us: int, now: bytes
 
 def admit(x: RedisExchange, item: Admit) -> Steps:
     """The consumer's mode, recorded now if it had none."""
-    field = wire.scope_name(item.tenant, item.consumer)
+    field = encoding.scope_name(item.tenant, item.consumer)
     mine = f"{item.mode} {item.ids}".rstrip().encode()
     replies = yield from ask(
         x, RedisCall([b"HSETNX", x.layout.modes, field, mine]), RedisCall([b"HGET", x.layout.modes, field])
@@ -458,7 +464,7 @@ def switch_mode(x: RedisExchange, item: SwitchMode, now: bytes) -> Steps:
     for _, record in (yield from outlines(x, keys, at)):
         unfinished += record.id[:2] == scope and counted_state(record) in UNFINISHED
     if not unfinished:
-        field = wire.scope_name(*scope)
+        field = encoding.scope_name(*scope)
         (stored,) = yield from ask(x, RedisCall([b"HGET", x.layout.modes, field]))
         ids = "" if stored is None else _recorded(stored)[1]
         switched = f"{item.mode} {ids}".rstrip().encode()

@@ -9,22 +9,24 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from semel.core.commands import Answer, Claim, Granted, Item, Mark, Marked
-from semel.digests import digests_of
+from semel.core.ids import digests_of
 from semel.errors import KeyInvalid, RecordCorrupt, SemelError, StoreRefused, StoreUnavailable
-from semel.stores.redis import compact, plain, trouble, wire
-from semel.stores.redis.options import RedisOptions
-from semel.stores.redis.parts import (
+from semel.stores.redis import encoding, errors
+from semel.stores.redis import marks as redis_marks
+from semel.stores.redis.calls import (
     AHEAD_ITEMS,
     REPLY_BYTES_MAX,
     Address,
     Ahead,
-    RedisQuery,
-    RedisCall,
-    KeyLayout,
     CallPart,
+    KeyLayout,
     PartKind,
+    RedisCall,
     RedisPause,
+    RedisQuery,
     Refresh,
+    Script,
+    Scripts,
     Step,
     Steps,
     cut,
@@ -37,9 +39,9 @@ from semel.stores.redis.parts import (
     some,
     take_marks,
 )
-from semel.stores.redis.scripting import Script, Scripts
-from semel.stores.redis.trouble import translated
-from semel.stores.redis.waits import Waits
+from semel.stores.redis.errors import translated
+from semel.stores.redis.settings import RedisOptions
+from semel.stores.redis.waiting import Waits
 from semel.types import Busy, Completed, Forgotten, Id, Unavailable
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.25
@@ -71,7 +73,9 @@ class RedisExchange:
         self._channel: bytes = layout.channel if cluster else b"?" + layout.channel
         self._new_token = new_token
         self.token: bytes = new_token()
-        self.bins_wanted: int = compact.bins_for(options.marks_expected) if options.marks == "compact" else 0
+        self.bins_wanted: int = (
+            redis_marks.bins_for(options.marks_expected) if options.marks == "compact" else 0
+        )
         """How many sets a consumer's compact marks shall have; 0: marks are plain keys."""
         self._plainly: bool = not (cluster or self.bins_wanted or self._on_lost)
         """Marks need no script."""
@@ -95,8 +99,8 @@ class RedisExchange:
         parts: list[CallPart] = []
         sent = 0
         yield from self._introduce(items)
-        if not now and self._plainly and plain.serves(items):
-            yield from plain.carry_out(self, items, answers)  # type: ignore[arg-type]  # it serves only marks
+        if not now and self._plainly and redis_marks.serves(items):
+            yield from redis_marks.carry_out(self, items, answers)  # type: ignore[arg-type]  # it serves only marks
             return answers
         for start, kind, run in runs(items):
             if kind == "admin":
@@ -111,7 +115,7 @@ class RedisExchange:
                     sent = len(parts)
         yield from self.ask_all(parts, answers, now, sent)
         if self.bins_wanted:
-            yield from compact.look_again(self, items, answers, now)
+            yield from redis_marks.look_again(self, items, answers, now)
         return answers
 
     def _pieces(
@@ -139,7 +143,9 @@ class RedisExchange:
         except StoreUnavailable as error:
             return Unavailable(error)
 
-    def _parts(self, kind: PartKind, start: int, run: Sequence[Any], answers: list[Answer]) -> Iterable[CallPart]:
+    def _parts(
+        self, kind: PartKind, start: int, run: Sequence[Any], answers: list[Answer]
+    ) -> Iterable[CallPart]:
         try:
             encoded = self._encode(kind, run)
         except _FAULTS:
@@ -165,8 +171,8 @@ class RedisExchange:
                 keys = [records[each[0] & 63] + each for each in digests]
                 yield from cut(CallPart(kind, places, items, keys, args, common=common))
 
-    def _encode(self, kind: PartKind, run: Sequence[Any]) -> list[wire.Encoded]:
-        return wire.claims(run, readable=self.readable_keys) if kind == "claim" else wire.ends(run)
+    def _encode(self, kind: PartKind, run: Sequence[Any]) -> list[encoding.Encoded]:
+        return encoding.claims(run, readable=self.readable_keys) if kind == "claim" else encoding.ends(run)
 
     def _by_bucket(self, whole: CallPart) -> Iterable[CallPart]:
         """A part for each bucket; `whole` has digests instead of keys."""
@@ -183,9 +189,9 @@ class RedisExchange:
         if self.bins_wanted:
             for piece in pieces(len(item.keys)):
                 places = list(range(piece.start, piece.stop))
-                yield compact.part_of(self, at, item, places, item.keys[piece])
+                yield redis_marks.part_of(self, at, item, places, item.keys[piece])
             return
-        tag = wire.tag_of(item.tenant, item.consumer)
+        tag = encoding.tag_of(item.tenant, item.consumer)
         marks, args = [head + tag for head in self.layout.marks], [b"%d" % item.window_us]
         if not self.cluster:
             yield from self.plain_marks(at, item)
@@ -202,7 +208,7 @@ class RedisExchange:
 
     def plain_marks(self, at: int, item: Mark) -> Iterable[CallPart]:
         """The parts of a mark on one server, the first of them small."""
-        tag = wire.tag_of(item.tenant, item.consumer)
+        tag = encoding.tag_of(item.tenant, item.consumer)
         marks, args = [head + tag for head in self.layout.marks], [b"%d" % item.window_us]
         for piece in pieces(len(item.keys)):
             digests = digests_of(item.tenant, item.consumer, item.keys[piece])
@@ -215,8 +221,8 @@ class RedisExchange:
             if type(item) is not Mark or (item.tenant, item.consumer) in self.scopes:
                 continue
             scope = (item.tenant, item.consumer)
-            field = wire.tag_of(*scope)
-            call = RedisCall([b"HSET", self.layout.scopes, field, wire.scope_name(*scope)])
+            field = encoding.tag_of(*scope)
+            call = RedisCall([b"HSET", self.layout.scopes, field, encoding.scope_name(*scope)])
             (reply,) = yield RedisQuery([call])
             if not isinstance(reply, Exception):
                 self.scopes.add(scope)
@@ -307,10 +313,15 @@ class RedisExchange:
         return self.scripts.mark if part.kind == "mark" else self.scripts.compact
 
     def _redirect(
-        self, part: CallPart, error: Exception, again: list[CallPart], later: list[CallPart], answers: list[Answer]
+        self,
+        part: CallPart,
+        error: Exception,
+        again: list[CallPart],
+        later: list[CallPart],
+        answers: list[Answer],
     ) -> bool:
         """Find the way on for a part that was not carried out; whether to look for the masters again."""
-        kind = trouble.kind_of(error)
+        kind = errors.kind_of(error)
         part.node, part.asking = None, False
         match kind:
             case "text" if not part.as_text:
@@ -318,7 +329,7 @@ class RedisExchange:
                 again.append(part)
             case "moved" | "ask" if part.hops < HOPS_MAX:
                 part.hops += 1
-                part.node, part.asking = trouble.other_node(error), kind == "ask"
+                part.node, part.asking = errors.other_node(error), kind == "ask"
                 again.append(part)
                 return kind == "moved"
             case "moved" | "ask":
@@ -358,7 +369,7 @@ class RedisExchange:
         if part.kind == "mark":
             take_marks(part, letters, answers)
         elif part.kind == "compact":
-            other = compact.take(self, part, now, letters, details, answers)
+            other = redis_marks.take(self, part, now, letters, details, answers)
             again += [] if other is None else [other]
         elif part.kind == "claim":
             self._take_claims(part, now, letters, details, answers, again, later)
@@ -375,12 +386,12 @@ class RedisExchange:
         for at, (place, item, letter) in enumerate(zip(part.places, part.items, letters, strict=True)):
             if letter == 70 and granted is not None:  # noqa: PLR2004 - F
                 answers[place] = granted
-            elif letter in wire.AGAIN:
+            elif letter in encoding.AGAIN:
                 left.append(at)
             else:
-                detail = next(details) if letter in wire.CLAIM_DETAILED else b""
+                detail = next(details) if letter in encoding.CLAIM_DETAILED else b""
                 try:
-                    answers[place] = wire.claim_answer(chr(letter), detail, item, now)
+                    answers[place] = encoding.claim_answer(chr(letter), detail, item, now)
                 except RecordCorrupt as error:
                     answers[place] = Unavailable(error)
         leave(part, left, letters, again, later)
@@ -397,12 +408,12 @@ class RedisExchange:
                 answers[place] = completed
             elif letter == 110:  # noqa: PLR2004 - n
                 unnamed.append(at)
-            elif letter in wire.AGAIN:
+            elif letter in encoding.AGAIN:
                 left.append(at)
             else:
-                detail = next(details) if letter in wire.END_DETAILED else b""
+                detail = next(details) if letter in encoding.END_DETAILED else b""
                 try:
-                    answers[place] = wire.end_answer(chr(letter), detail, item, now)
+                    answers[place] = encoding.end_answer(chr(letter), detail, item, now)
                 except RecordCorrupt as error:
                     answers[place] = Unavailable(error)
                 if letter == 82:  # noqa: PLR2004 - R
@@ -411,7 +422,8 @@ class RedisExchange:
             named = some(part, unnamed)
             named.common = b""
             named.args = [
-                wire.settle(item, wire.name_of(item.id, readable=self.readable_keys)) for item in named.items
+                encoding.settle(item, encoding.name_of(item.id, readable=self.readable_keys))
+                for item in named.items
             ]
             again.append(named)
         leave(part, left, letters, again, later)

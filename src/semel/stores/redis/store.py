@@ -12,14 +12,14 @@ from redis.retry import Retry
 
 from semel.clock import Clock
 from semel.core.commands import Answer, Item
-from semel.core.ports import AsyncStore, Listener
+from semel.core.protocols import AsyncStore, Listener
 from semel.errors import StoreUnavailable
-from semel.forks import restart_after_fork
-from semel.stores.redis import plain
-from semel.stores.redis.checks import ServerFacts, told_by
-from semel.stores.redis.core import RedisState, RedisStoreBase, link_options, pack
-from semel.stores.redis.parts import Address, Ahead, RedisQuery, RedisCall, Nodes, RedisPause, Refresh, Steps
-from semel.stores.redis.replies import BROKEN, as_message, unsent
+from semel.runtime.process import restart_after_fork
+from semel.stores.redis import marks
+from semel.stores.redis.base import RedisState, RedisStoreBase, link_options, pack
+from semel.stores.redis.calls import Address, Ahead, Nodes, RedisCall, RedisPause, RedisQuery, Refresh, Steps
+from semel.stores.redis.errors import BROKEN, as_message, unsent
+from semel.stores.redis.server_checks import ServerFacts, told_by
 
 IDLE_MAX = 8
 """Connections kept for one node while nobody uses them."""
@@ -60,12 +60,12 @@ class RedisConnection:
     def read_lines(self, calls: list[RedisCall]) -> list[list[bytes]]:
         """The answers of commands that answer with a line each; nothing else may be under way."""
         data = b""
-        while plain.missing_lines(data, calls) > 0:
+        while marks.missing_lines(data, calls) > 0:
             more = self.connection._sock.recv(LINES_BYTES)
             if not more:
                 raise ConnectionError("the server has hung up")
             data += more
-        return plain.in_lines(data, calls)
+        return marks.in_lines(data, calls)
 
     def is_stale(self) -> bool:
         """Whether there is something to read where nothing should be: the end of the connection."""
@@ -83,7 +83,7 @@ class RedisConnection:
 class RedisStore(RedisStoreBase):
     """A store in a Redis or Valkey server, cluster, or behind sentinels. Its name: the URL without the password.
 
-    The options stand in the URL or are given by name; `semel.stores.redis.options.Options` lists them. `clock` is
+    The options stand in the URL or are given by name; `semel.stores.redis.settings.Options` lists them. `clock` is
     for tests: without it the server's clock decides. One batch is one round trip, on a cluster one per node.
     """
 
@@ -110,7 +110,7 @@ class RedisStore(RedisStoreBase):
 
     def twin(self) -> AsyncStore:
         """The same store for an event loop, not yet connected."""
-        from semel.stores.redis.astore import AsyncRedisStore
+        from semel.stores.redis.store_async import AsyncRedisStore
 
         url, clock, options = self._made_with
         return AsyncRedisStore(url, clock=clock, **options)
@@ -207,7 +207,9 @@ class RedisStore(RedisStoreBase):
             if isinstance(link, RedisConnection):
                 self._drop(link)
 
-    def _send_ahead(self, link: RedisConnection | Exception | None, calls: list[RedisCall]) -> RedisConnection | Exception:
+    def _send_ahead(
+        self, link: RedisConnection | Exception | None, calls: list[RedisCall]
+    ) -> RedisConnection | Exception:
         """Send on the connection on which the others are under way, or begin one."""
         if link is None:
             return self._start(self._core.address(calls[0]), calls)

@@ -3,12 +3,12 @@
 import sqlite3
 from typing import Any
 
-from semel.core.commands import Admit, Count, Page, Purge, Purged, Scan, StoreSettings, SetWindow, SwitchMode
+from semel.core.commands import Admit, Count, Page, Purge, Purged, Scan, SetWindow, StoreSettings, SwitchMode
 from semel.core.machine import standing
 from semel.errors import RecordCorrupt
 from semel.stores.rows import CODES, COUNTED, EXTRAS, JOURNAL, SLIDING
-from semel.stores.sqlite import wire
-from semel.stores.sqlite.wire import (
+from semel.stores.sqlite import encoding
+from semel.stores.sqlite.encoding import (
     COUNTED_STATE,
     EPOCH_US,
     GONE_AT,
@@ -30,7 +30,7 @@ _PURGE_OUTBOX = f"""
 DELETE FROM semel_outbox WHERE seq IN (
     SELECT seq FROM semel_outbox WHERE {_MESSAGE_GONE} ORDER BY gone_at LIMIT :limit)
 """
-_SCAN_COLUMNS = wire.COLUMNS.replace("id,", "r.id,", 1)
+_SCAN_COLUMNS = encoding.COLUMNS.replace("id,", "r.id,", 1)
 
 
 def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
@@ -70,7 +70,7 @@ def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
         key, tenant, consumer = row[-3:]
         record_id = (tenant, consumer, row[1].hex() if key is None else key)
         try:
-            record = standing(wire.from_row(row[:-3], record_id, *beside), now)
+            record = standing(encoding.from_row(row[:-3], record_id, *beside), now)
         except RecordCorrupt:
             if item.orphaned:
                 continue  # one that does not read must not keep the others from being taken over
@@ -80,20 +80,22 @@ def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
     return Page(records, str(rows[-1][0]) if more else None)
 
 
-def extras_of(connection: sqlite3.Connection | sqlite3.Cursor, rows: list[wire.Row]) -> list[tuple[Any, ...]]:
+def extras_of(
+    connection: sqlite3.Connection | sqlite3.Cursor, rows: list[encoding.Row]
+) -> list[tuple[Any, ...]]:
     """Steps, meta, anchor, horizon and journal of each row; rows without them cost nothing."""
     nothing = (None,) * 5
     wanted = [row[0] for row in rows if type(row[2]) is int and row[2] & (EXTRAS | JOURNAL)]
     if not wanted:
         return [nothing] * len(rows)
     found: dict[int, tuple[Any, ...]] = {}
-    for ids in wire.chunks(wanted):
+    for ids in encoding.chunks(wanted):
         found |= {
             rowid: tuple(beside)
             for rowid, *beside in connection.execute(
                 "SELECT +r.id, +e.steps, +e.meta, +e.anchor, +e.horizon, +j.payload FROM semel_records AS r"
                 " LEFT JOIN semel_extras AS e ON e.id = r.id LEFT JOIN semel_journal AS j ON j.id = r.id"
-                f" WHERE r.id IN ({wire.places(len(ids))})",
+                f" WHERE r.id IN ({encoding.places(len(ids))})",
                 ids,
             )
         }
@@ -108,17 +110,17 @@ def purge(connection: sqlite3.Connection, item: Purge, now: int) -> tuple[Purged
     minute = at // GRANULE_US
     rows = connection.execute(
         f"SELECT id, purge_at, {GONE_AT} FROM semel_records WHERE purge_at <= ? ORDER BY purge_at LIMIT ?",
-        (minute + 1 + wire.PURGE_SLACK, item.limit * EXAMINED_PER_REMOVED),
+        (minute + 1 + encoding.PURGE_SLACK, item.limit * EXAMINED_PER_REMOVED),
     ).fetchall()
     gone = [row for row in rows if row[2] <= at]
     early = [
         (-(-gone_at // GRANULE_US), rowid) for rowid, due, gone_at in rows if gone_at > at and due <= minute
     ]
     removed = gone[: item.limit]
-    for ids in wire.chunks([row[0] for row in removed]):
+    for ids in encoding.chunks([row[0] for row in removed]):
         for table in ("semel_records", "semel_extras", "semel_journal"):
-            connection.execute(f"DELETE FROM {table} WHERE id IN ({wire.places(len(ids))})", ids)
-    connection.executemany(wire.MOVE_RECORD, early)
+            connection.execute(f"DELETE FROM {table} WHERE id IN ({encoding.places(len(ids))})", ids)
+    connection.executemany(encoding.MOVE_RECORD, early)
     more = len(gone) > item.limit or (
         len(rows) == item.limit * EXAMINED_PER_REMOVED and bool(gone or early) and rows[-1][1] <= minute
     )
@@ -142,8 +144,10 @@ def _purge_marks(connection: sqlite3.Connection, limit: int, at: int) -> tuple[i
     ).fetchall()
     gone = [digest for digest, expires_at in rows if expires_at <= at]
     more = len(gone) > limit or len(rows) == limit * EXAMINED_PER_REMOVED
-    for digests in wire.chunks(gone[:limit]):
-        connection.execute(f"DELETE FROM semel_marks WHERE digest IN ({wire.places(len(digests))})", digests)
+    for digests in encoding.chunks(gone[:limit]):
+        connection.execute(
+            f"DELETE FROM semel_marks WHERE digest IN ({encoding.places(len(digests))})", digests
+        )
     if more:
         reached = gone[limit - 1] if len(gone) > limit else rows[-1][0]
         connection.execute("INSERT OR REPLACE INTO semel_meta VALUES (?, ?)", (_MARKS_CURSOR, reached))

@@ -24,13 +24,12 @@ from semel.core.commands import (
     SetWindow,
     SwitchMode,
 )
+from semel.core.ids import digest, digests_of, time_in
 from semel.core.machine import check, decide
-from semel.digests import digest, digests_of
 from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
-from semel.ids import time_in
 from semel.stores.rows import EXTRAS, JOURNAL, flags_of, has_extras
-from semel.stores.sqlite import admin, wire
-from semel.stores.sqlite.wire import EPOCH_US, Stored
+from semel.stores.sqlite import admin, encoding
+from semel.stores.sqlite.encoding import EPOCH_US, Stored
 from semel.types import FOREVER, Absent, Forgotten, Id, Record, Unavailable
 
 RECORD_ITEMS = frozenset((Claim, Renew, Settle, Lookup, Forget, Resolve))
@@ -194,15 +193,15 @@ class SqliteBatch:
             digests.append(key)
             fitting.append(position)
         positions[:] = fitting
-        for some in wire.chunks(list(unread)):
-            asked = wire.padded(some)
-            rows = self._connection.execute(wire.select_records(len(asked)), asked).fetchall()
+        for some in encoding.chunks(list(unread)):
+            asked = encoding.padded(some)
+            rows = self._connection.execute(encoding.select_records(len(asked)), asked).fetchall()
             if not rows:
                 continue
             for row, beside in zip(rows, admin.extras_of(self._connection, rows), strict=True):
                 key = row[1]
                 try:
-                    record = wire.from_row(row, unread[key], *beside)
+                    record = encoding.from_row(row, unread[key], *beside)
                 except RecordCorrupt as error:
                     self._broken[key] = error
                     continue
@@ -255,11 +254,11 @@ class SqliteBatch:
         self._broken.clear()
 
     def _write(self) -> None:
-        claims: list[wire.Row] = []
-        others: list[wire.Row] = []
-        settled: list[wire.Row] = []
-        updated: list[wire.Row] = []
-        moved: list[wire.Row] = []
+        claims: list[encoding.Row] = []
+        others: list[encoding.Row] = []
+        settled: list[encoding.Row] = []
+        updated: list[encoding.Row] = []
+        moved: list[encoding.Row] = []
         scope: Scope | None = None
         consumer_id, rowid = 0, self._next_rowid()
         for key in self._dirty:
@@ -271,22 +270,29 @@ class SqliteBatch:
                 if (tenant, consumer) != scope:
                     scope = (tenant, consumer)
                     consumer_id = self._consumer_id(scope)
-                stored = Stored(key, rowid, wire.purge_at(record, None), record)
+                stored = Stored(key, rowid, encoding.purge_at(record, None), record)
                 rowid += 1
                 readable = self._readable_keys or record.journal is not None or record.quarantine
                 text = name if readable else None
-                if wire.is_plain_claim(record, state):
-                    claims.append(wire.to_claim_row(record, stored, consumer_id, text))
+                if encoding.is_plain_claim(record, state):
+                    claims.append(encoding.to_claim_row(record, stored, consumer_id, text))
                 else:
                     others.append(
-                        (stored.rowid, key, consumer_id, text, stored.purge_at, *wire.to_row(record, state))
+                        (
+                            stored.rowid,
+                            key,
+                            consumer_id,
+                            text,
+                            stored.purge_at,
+                            *encoding.to_row(record, state),
+                        )
                     )
             else:
-                stored = Stored(key, before.rowid, wire.purge_at(record, before.purge_at), record)
-                if wire.is_settling(record, before.record):
-                    settled.append(wire.to_settled_row(record, state, before.rowid))
+                stored = Stored(key, before.rowid, encoding.purge_at(record, before.purge_at), record)
+                if encoding.is_settling(record, before.record):
+                    settled.append(encoding.to_settled_row(record, state, before.rowid))
                 else:
-                    updated.append((*wire.to_row(record, state), before.rowid))
+                    updated.append((*encoding.to_row(record, state), before.rowid))
                 if stored.purge_at != before.purge_at:
                     moved.append((stored.purge_at, before.rowid))
             if state & (EXTRAS | JOURNAL) or (before is not None and _has_beside(before.record)):
@@ -296,11 +302,11 @@ class SqliteBatch:
                 self.claims[record.id] = stored if record.state == "claimed" else None
         self._seen.next_rowid = rowid
         for statement, rows in (
-            (wire.INSERT_CLAIM, claims),
-            (wire.INSERT_RECORD, others),
-            (wire.UPDATE_SETTLED, settled),
-            (wire.UPDATE_RECORD, updated),
-            (wire.MOVE_RECORD, moved),
+            (encoding.INSERT_CLAIM, claims),
+            (encoding.INSERT_RECORD, others),
+            (encoding.UPDATE_SETTLED, settled),
+            (encoding.UPDATE_RECORD, updated),
+            (encoding.MOVE_RECORD, moved),
         ):
             if rows:
                 self._connection.executemany(statement, rows)
@@ -315,12 +321,12 @@ class SqliteBatch:
 
     def _write_beside(self, rowid: int, record: Record, before: Record | None) -> None:
         """Steps, meta, anchor and journal have tables of their own, written only when they change."""
-        if before is None or wire.to_extras(record) != wire.to_extras(before):
+        if before is None or encoding.to_extras(record) != encoding.to_extras(before):
             if has_extras(record):
                 self._connection.execute(
                     "INSERT OR REPLACE INTO semel_extras (id, steps, meta, anchor, horizon)"
                     " VALUES (?, ?, ?, ?, ?)",
-                    (rowid, *wire.to_extras(record)),
+                    (rowid, *encoding.to_extras(record)),
                 )
             else:
                 self._connection.execute("DELETE FROM semel_extras WHERE id = ?", (rowid,))
@@ -398,10 +404,10 @@ class SqliteBatch:
         now = self._now - EPOCH_US
         expires_at = now + item.window_us
         firsts: list[bool] = []
-        for some in wire.chunks(digests):
-            sent = wire.padded(some)
+        for some in encoding.chunks(digests):
+            sent = encoding.padded(some)
             rows = self._connection.execute(
-                wire.insert_marks(len(sent)), (consumer_id, expires_at, now, *sent)
+                encoding.insert_marks(len(sent)), (consumer_id, expires_at, now, *sent)
             ).fetchall()
             if len(rows) == len(some):
                 firsts += [True] * len(some)

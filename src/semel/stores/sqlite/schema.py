@@ -1,14 +1,191 @@
 """The schema: numbered migrations, each applied once, and the connection that runs them."""
 
+import os
 import re
 import sqlite3
+import time
 from collections.abc import Iterator
 from importlib.resources import files
+from pathlib import Path
+from typing import Literal, TypeAlias
+from urllib.parse import quote
 
 from semel.errors import StoreRefused
-from semel.stores.sqlite.probe import ADOPT_HINT, APPLICATION_ID, Kind
+from semel.stores.sqlite.errors import is_busy, is_no_database
 
-__all__ = ["VERSION", "migrate", "migrations", "schema_sql"]
+__all__ = [
+    "ADOPT_HINT",
+    "APPLICATION_ID",
+    "Kind",
+    "VERSION",
+    "inspect",
+    "migrate",
+    "migrations",
+    "network_mount",
+    "schema_sql",
+    "uri",
+]
+
+APPLICATION_ID = 0x73656D6C
+"""`seml`: what marks a file as made by semel."""
+ADOPT_HINT = "add ?adopt=true to its URL (in Python: adopt=True) to put semel's tables beside its own"
+_MOUNT_POINT = 4
+"""Which field of a line of mountinfo it is."""
+_TRIES = 20
+_TRY_AGAIN_S = 0.05
+"""A file that another process is just creating looks damaged or foreign for a moment."""
+
+Kind: TypeAlias = Literal["new", "own", "guest"]
+"""`new`: to be made. `own`: made by semel. `guest`: another application's, semel's tables beside its own."""
+
+NETWORK_KINDS = frozenset(
+    ("nfs", "nfs3", "nfs4", "cifs", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gfs2",
+     "ocfs2", "ncpfs", "coda", "beegfs", "orangefs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs",
+     "fuse.rclone", "fuse.davfs", "davfs", "fuse.gcsfuse", "fuse.goofys", "fuse.juicefs")
+)  # fmt: skip
+
+
+def uri(path: str, **options: str | int) -> str:
+    """The path as SQLite's URI."""
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    return f"file:{quote(path)}?{query}"
+
+
+def inspect(path: str, *, adopt: bool, version_known: int) -> Kind:
+    """Say what the file is. Raises `StoreRefused` where it must not be used; its bytes stay as they are.
+
+    Only SQLite opens the file. If this process opened and closed it in any other way, the system would drop every
+    lock that the process holds on it, and another process would take itself for the last user.
+    """
+    _check_place(path)
+    for remaining in reversed(range(_TRIES)):
+        before = _state_of_files(path)
+        try:
+            return _inspect(path, adopt=adopt, version_known=version_known)
+        except _Unclear as unclear:
+            if not remaining or not _being_written(path, before):
+                raise StoreRefused(str(unclear)) from unclear.__cause__
+            time.sleep(_TRY_AGAIN_S)
+    raise AssertionError("the last try answers")
+
+
+class _Unclear(Exception):
+    """Not usable as it looks now; another process may be about to change that."""
+
+
+def _check_place(path: str) -> None:
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise StoreRefused(f"the folder {folder} does not exist; create it first")
+    if Path(path).is_dir():
+        raise StoreRefused(f"{path} is a folder; name a file in it")
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        mounts = ""
+    kind = network_mount(mounts, os.path.realpath(path))
+    if kind is not None:
+        raise StoreRefused(
+            f"{path} is on a network file system ({kind}), where SQLite's locks do not hold;"
+            " use a local disk, or a store that is a server"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StoreRefused(f"the folder {folder} cannot be written; SQLite keeps its log beside the file")
+    if Path(path).exists() and not os.access(path, os.R_OK | os.W_OK):
+        raise StoreRefused(f"{path} cannot be read and written; check its rights")
+
+
+def network_mount(mountinfo: str, path: str) -> str | None:
+    """The kind of network file system that `path` lies on, `None` for a local one.
+
+    `mountinfo`: the text of /proc/self/mountinfo.
+    """
+    best, best_kind = "", ""
+    for line in mountinfo.splitlines():
+        fields, _, rest = line.partition(" - ")
+        parts = fields.split(" ")
+        if len(parts) <= _MOUNT_POINT or not rest:
+            continue
+        point = parts[_MOUNT_POINT].encode("latin-1", "replace").decode("unicode_escape", "replace")
+        below = path == point or path.startswith(point.rstrip("/") + "/")
+        if below and len(point) >= len(best):
+            best, best_kind = point, rest.split(" ")[0]
+    return best_kind if best_kind in NETWORK_KINDS else None
+
+
+def _state_of_files(path: str) -> list[tuple[int, int] | None]:
+    """The size and the time of change of the database, its rollback journal and its log."""
+    states: list[tuple[int, int] | None] = []
+    for suffix in ("", "-journal", "-wal"):
+        try:
+            stat = Path(path + suffix).stat()
+        except OSError:
+            states.append(None)
+        else:
+            states.append((stat.st_size, stat.st_mtime_ns))
+    return states
+
+
+def _being_written(path: str, before: list[tuple[int, int] | None]) -> bool:
+    """Whether another process has written since `before`, or has begun to write."""
+    now = _state_of_files(path)
+    return now != before or any(state is not None for state in now[1:])
+
+
+def _inspect(path: str, *, adopt: bool, version_known: int) -> Kind:
+    try:
+        if not Path(path).stat().st_size:
+            return "new"
+    except FileNotFoundError:
+        return "new"
+    try:
+        application_id, tables, version = _look(path)
+    except sqlite3.DatabaseError as error:
+        raise _unclear(path, error) from error
+    if version is not None:
+        if version > version_known:
+            raise StoreRefused(
+                f"{path} has schema version {version}, this semel knows {version_known}; use a newer semel"
+            )
+        return "own" if application_id == APPLICATION_ID else "guest"
+    if not tables:
+        return "new"
+    if adopt and application_id != APPLICATION_ID:
+        return "guest"
+    raise _Unclear(f"{path} is a database of another application; name another file, or {ADOPT_HINT}")
+
+
+def _unclear(path: str, error: sqlite3.DatabaseError) -> _Unclear:
+    if is_busy(error):
+        return _Unclear(f"{path} is locked by another program: {error}")
+    if is_no_database(error):
+        return _Unclear(f"{path} is not an SQLite database; name another file")
+    return _Unclear(f"{path} is damaged or cut short: {error}; restore a backup or name another file")
+
+
+def _look(path: str) -> tuple[int, list[str], int | None]:
+    """The application id, the tables and semel's schema version.
+
+    `immutable` leaves no trace, but does not see a log, and cannot undo what a killed writer left half done.
+    """
+    if Path(path + "-wal").exists():
+        opened = sqlite3.connect(uri(path, mode="ro"), uri=True)
+    elif Path(path + "-journal").exists():
+        opened = sqlite3.connect(uri(path, mode="rw"), uri=True)
+    else:
+        opened = sqlite3.connect(uri(path, immutable=1), uri=True)
+    try:
+        (application_id,) = opened.execute("PRAGMA application_id").fetchone()
+        tables = [name for (name,) in opened.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        if "semel_meta" not in tables:
+            return application_id, tables, None
+        row = opened.execute("SELECT value FROM semel_meta WHERE name = 'schema_version'").fetchone()
+        if row is None or type(row[0]) is not int:
+            raise sqlite3.DatabaseError("semel_meta does not say which schema it is")
+        return application_id, tables, row[0]
+    finally:
+        opened.close()
+
 
 VERSION = 2
 """The last migration that this semel knows."""

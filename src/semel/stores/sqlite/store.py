@@ -16,13 +16,46 @@ from weakref import WeakSet
 
 from semel.clock import Clock, SystemClock
 from semel.core.commands import Answer, Item
-from semel.core.ports import Capabilities, Listener
+from semel.core.protocols import Capabilities, Listener
 from semel.errors import PolicyInvalid, StoreClosed, StoreFull, StoreRefused, StoreUnavailable
-from semel.stores.sqlite import locks, probe, schema
-from semel.stores.sqlite.batch import FRUGAL, READS, SqliteBatch, FileState
-from semel.stores.sqlite.clock import StoreClock
-from semel.stores.sqlite.trouble import is_busy, translated
+from semel.stores.sqlite import locks, schema
+from semel.stores.sqlite import schema as sqlite_schema
+from semel.stores.sqlite.batch import FRUGAL, READS, FileState, SqliteBatch
+from semel.stores.sqlite.errors import is_busy, translated
 from semel.types import Id
+
+__all__ = ["StoreClock"]
+
+
+class StoreClock:
+    """The wall clock plus an offset, which is raised when the wall clock steps back.
+
+    The last time given out and the offset are stored with every writing transaction, so that another
+    process, or the next run of this one, goes on from there instead of believing its wall clock.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._last_us = 0
+        self._offset_us = 0
+
+    def tick(self, last_us: int, offset_us: int) -> tuple[int, int]:
+        """The time now and the offset to store, given what is stored. Never the same time twice."""
+        with self._lock:
+            self._offset_us = max(self._offset_us, offset_us)
+            self._last_us = max(self._last_us, last_us)
+            now = self._clock.now_us() + self._offset_us
+            if now <= self._last_us:
+                self._offset_us += self._last_us + 1 - now
+                now = self._last_us + 1
+            self._last_us = now
+            return now, self._offset_us
+
+    def after_fork(self) -> None:
+        """Another thread of the parent may have held the lock, and is not here to let go."""
+        self._lock = Lock()
+
 
 BUSY_WAIT_MAX_S = 3600.0
 RETRY_MIN_S, RETRY_MAX_S = 0.00005, 0.0006
@@ -255,7 +288,7 @@ class SqliteStore:
     def _connect(self) -> None:
         schema.check_library()
         locks.refuse_inherited(self.path)
-        kind = probe.inspect(self.path, adopt=self._adopt, version_known=schema.VERSION)
+        kind = sqlite_schema.inspect(self.path, adopt=self._adopt, version_known=schema.VERSION)
         created = _create_private(self.path)
         try:
             writer, reader = self._raw_connection(), self._raw_connection()
@@ -273,7 +306,9 @@ class SqliteStore:
         self._inode = self._named.stat().st_ino
         self._writer, self._reader = writer, reader
 
-    def _prepare(self, writer: sqlite3.Connection, reader: sqlite3.Connection, kind: probe.Kind) -> None:
+    def _prepare(
+        self, writer: sqlite3.Connection, reader: sqlite3.Connection, kind: sqlite_schema.Kind
+    ) -> None:
         """Set up both connections and the schema, again from the start whenever another process is in the way."""
         deadline = time.monotonic() + self._busy_wait_s
         while True:
@@ -288,7 +323,7 @@ class SqliteStore:
 
     def _raw_connection(self) -> sqlite3.Connection:
         return sqlite3.connect(
-            probe.uri(self.path, mode="rwc"),
+            sqlite_schema.uri(self.path, mode="rwc"),
             uri=True,
             timeout=0,
             isolation_level=None,
@@ -296,7 +331,7 @@ class SqliteStore:
             cached_statements=STATEMENTS_MAX,
         )
 
-    def _set_up(self, writer: sqlite3.Connection, kind: probe.Kind) -> None:
+    def _set_up(self, writer: sqlite3.Connection, kind: sqlite_schema.Kind) -> None:
         writer.execute(f"PRAGMA synchronous = {self.synchronous}")
         writer.execute("PRAGMA fullfsync = 1")  # only macOS knows the difference
         writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
@@ -308,7 +343,7 @@ class SqliteStore:
                 writer.execute("COMMIT")
             finally:
                 _roll_back(writer)
-        if writer.execute("PRAGMA application_id").fetchone()[0] == probe.APPLICATION_ID:
+        if writer.execute("PRAGMA application_id").fetchone()[0] == sqlite_schema.APPLICATION_ID:
             writer.execute("PRAGMA journal_mode = WAL").fetchall()
 
     def _check_still_there(self) -> None:

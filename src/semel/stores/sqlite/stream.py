@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 from semel.core.commands import Mark
-from semel.digests import digests_of
-from semel.stores.sqlite.batch import SqliteBatch, FileState
+from semel.core.ids import digests_of
+from semel.stores.sqlite.batch import FileState, SqliteBatch
+from semel.stores.sqlite.errors import translated
 from semel.stores.sqlite.store import SqliteStore, _roll_back
-from semel.stores.sqlite.trouble import translated
 
 __all__ = ["Marker", "marking"]
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
-from semel.core.ports import Store, HasAsyncTwin
+from semel.core.protocols import HasAsyncTwin, Store
 from semel.errors import PolicyInvalid
 from semel.stores.registry import store_for
-from semel.stores.tiered.memory import BYTES_MAX, COPIES_MAX, MemoryCache
-from semel.stores.tiered.ports import AsyncCache, Cache, Copy, Filter, Fullness, Put, Stamp
+from semel.stores.tiered.memory_cache import BYTES_MAX, COPIES_MAX, MemoryCache
+from semel.stores.tiered.protocols import AsyncCache, Cache, Copy, Filter, Fullness, Put, Stamp
 from semel.stores.tiered.store import AsyncTieredStore, TieredStore, TwofoldTieredStore, tiers_url
 from semel.windows import Duration, duration_us
 
@@ -65,7 +65,7 @@ def _cache(url: str, window_us: int) -> Cache:
             )
         return MemoryCache(copies_max=copies_max, bytes_max=bytes_max)
     if scheme.startswith(("redis", "valkey")):
-        from semel.stores.tiered.redis import RedisCache
+        from semel.stores.tiered.redis_cache import RedisCache
 
         return RedisCache(url, cache_window_us=window_us)
     raise PolicyInvalid(f"{scheme}: cannot be a cache; a cache is redis:, valkey: or memory:")

@@ -9,13 +9,12 @@ from urllib.parse import urlencode
 from msgspec.structs import replace
 
 from semel.core.commands import Answer, Item
-from semel.core.ports import AsyncStore, Capabilities, Listener, Store, HasAsyncTwin
+from semel.core.protocols import AsyncStore, Capabilities, HasAsyncTwin, Listener, Store
 from semel.errors import PolicyInvalid, StoreClosed, StoreError, StoreUnavailable
-from semel.forks import restart_after_fork
-from semel.stores.tiered.breaker import Breaker
-from semel.stores.tiered.memory import AsyncMemoryCache, MemoryCache
-from semel.stores.tiered.ports import AsyncCache, Cache, Filter
-from semel.stores.tiered.tier import AskStore, Bury, Clear, Look, Step, ReadCounts, Tier, Write
+from semel.runtime.process import restart_after_fork
+from semel.stores.tiered.memory_cache import AsyncMemoryCache, MemoryCache
+from semel.stores.tiered.protocols import AsyncCache, Breaker, Cache, Filter
+from semel.stores.tiered.rules import AskStore, Bury, Clear, Look, ReadCounts, Step, Tier, Write
 from semel.windows import exact_text
 
 __all__ = ["AsyncTieredStore", "TieredStore", "tiers_url"]

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from semel.core.commands import Count, Flow, Forget, Granted, Known, Lookup
-from semel.testing.contract.bench import (
+from semel.testing.contract.harness import (
     FAR,
     LONG,
     SHORT,

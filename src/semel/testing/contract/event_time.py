@@ -4,12 +4,12 @@ from typing import Any
 
 from semel.core.commands import Claim, Flow, Forget, Granted, Known, Lookup, Resolve, SetWindow
 from semel.core.machine import AHEAD_US
-from semel.testing.contract.bench import (
+from semel.testing.contract.harness import (
     LONG,
     SETTLED,
     SHORT,
-    ScenarioContext,
     HeldClaim,
+    ScenarioContext,
     Send,
     check,
     equal,
@@ -36,7 +36,13 @@ OLD_PRINT, NEW_PRINT = b"\1old", b"\1new"
 
 
 def at(
-    b: ScenarioContext, time_us: int, key: str = "key", *, apart: float = APART, lateness: float = LONG, **more: Any
+    b: ScenarioContext,
+    time_us: int,
+    key: str = "key",
+    *,
+    apart: float = APART,
+    lateness: float = LONG,
+    **more: Any,
 ) -> Claim:
     """A claim of an event that happened at `time_us`."""
     more = {"event_time_us": time_us, "apart_us": b.us(apart), "sliding": True} | more

@@ -1,7 +1,16 @@
 """How long things are remembered: windows, expiry, purging, sliding windows, late events."""
 
 from semel.core.commands import Count, Flow, Granted, Known, Lookup, Purge, Purged
-from semel.testing.contract.bench import LONG, SETTLED, SHORT, ScenarioContext, check, equal, expect, scenario
+from semel.testing.contract.harness import (
+    LONG,
+    SETTLED,
+    SHORT,
+    ScenarioContext,
+    check,
+    equal,
+    expect,
+    scenario,
+)
 from semel.types import FOREVER, Absent, Busy, Completed, Late, Lost, Renewed, Stats, Unknown
 
 EXPIRED, FEW = 26, 2

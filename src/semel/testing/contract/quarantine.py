@@ -3,7 +3,17 @@
 from msgspec.structs import replace
 
 from semel.core.commands import Flow, Forget, Granted, Known, Lookup, Page, Resolve, Scan, Settle
-from semel.testing.contract.bench import LONG, SETTLED, SHORT, ScenarioContext, HeldClaim, check, equal, expect, scenario
+from semel.testing.contract.harness import (
+    LONG,
+    SETTLED,
+    SHORT,
+    HeldClaim,
+    ScenarioContext,
+    check,
+    equal,
+    expect,
+    scenario,
+)
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, Renewed, Unknown
 
 

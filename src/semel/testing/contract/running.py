@@ -8,19 +8,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
-from semel.coalesce import channel_for
 from semel.core.commands import Answer, Command, Count, Item
-from semel.core.ports import AsyncStore, Store
-from semel.testing.clock import ManualClock
-from semel.testing.contract.bench import (
+from semel.core.protocols import AsyncStore, Store
+from semel.runtime.channel import channel_for
+from semel.testing import ManualClock
+from semel.testing.contract.harness import (
     Advance,
     AtOnce,
-    ScenarioContext,
     Hear,
     Heard,
     Listen,
     Reopen,
     Scenario,
+    ScenarioContext,
     Send,
     StepBack,
     Unlisten,

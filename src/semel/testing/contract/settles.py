@@ -3,13 +3,13 @@
 from typing import Any
 
 from semel.core.commands import Flow, Forget, Granted, Known, Lookup
-from semel.testing.contract.bench import (
+from semel.testing.contract.harness import (
     ENDS,
     LONG,
     SETTLED,
     SHORT,
-    ScenarioContext,
     HeldClaim,
+    ScenarioContext,
     check,
     equal,
     expect,

@@ -1,0 +1,375 @@
+"""Deliveries in transactions of the runner's own: marks and effects commit together, then the broker hears of it.
+
+::
+
+    BEGIN ──► mark all that are new ──► handler(connection, message) for each ──► COMMIT ──► ack
+                                              │ fails: undone, and each by itself on a savepoint
+                                              └ given up: claim, dead letter, `failed` record, ack
+
+A message that may have killed its process runs alone, after the others, and its attempt is recorded before it runs.
+
+A COMMIT without an answer is not guessed at: nothing is acknowledged, and the marks say at the next try which it was.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from msgspec.structs import replace
+
+from semel.brokers.attempts import Attempt, Attempts, ended_each_time
+from semel.brokers.handling import Deliveries, LastWords, Told
+from semel.brokers.progress import Progress
+from semel.brokers.retry_queue import FailureCounts
+from semel.brokers.routes import Route, in_thread
+from semel.brokers.source import Arrival
+from semel.brokers.transaction_connections import TransactionConnections, desk_for
+from semel.core.commands import Granted
+from semel.core.folding import leaders
+from semel.core.settlement import NotStarted, exhausted, postponed
+from semel.errors import ModeMismatch, NoTransaction, StoreError, UsageError, WrongDatabase
+from semel.inbox import AsyncInbox, Inbox, ainbox_for, aretry, inbox_for, retry
+from semel.runtime.context import Context, _current
+from semel.runtime.keeper import LiveClaim
+from semel.runtime.process import asyncio
+from semel.runtime.scheduler import copies
+from semel.types import Delivery, Done, Errored, Outcome, Unavailable
+
+__all__ = ["InboxHandling"]
+
+OFF_DELIVERIES = 2
+"""Times `max_attempts`: where the window of an event type is off nothing is recorded, and a message that was delivered
+more often than this is given up."""
+_alone: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = WeakKeyDictionary()
+"""One suspected message at a time in a process: only the one that runs when the process dies is charged for it."""
+
+
+class InboxHandling:
+    """One transaction for each batch, on connections of the runner's own to the store's database."""
+
+    whole = True
+
+    def __init__(self, route: Route, threads: Executor, is_stopping: Callable[[], bool]) -> None:
+        if route.blocks and route.middleware:
+            raise UsageError(
+                f"{route.name} blocks, so its transaction runs in a thread, where no middleware can be awaited;"
+                " make it async def"
+            )
+        self._route = route
+        self._once = route.once
+        self._plan = route.once._plan  # noqa: SLF001 - the runner and its client are one mechanism
+        self._threads = threads
+        self._is_stopping = is_stopping
+        self._tally = FailureCounts()
+        self._attempts = Attempts(route.once)
+        self._progress = Progress(route.once)
+        self._desk: TransactionConnections = desk_for(route.once.store, awaits=not route.blocks)
+        self._turns = asyncio.Semaphore(self._desk.at_once)
+        self._idle: list[Any] = []
+
+    # --- a batch ---
+
+    async def deliver(
+        self, deliveries: Deliveries, _share: int, last_words: LastWords, told: Told, /
+    ) -> list[Outcome[Any]]:
+        """Run what is new together, then what failed before one by one, then what may have killed its process.
+
+        Of the last, those with the most attempts come last.
+        """
+        first_at, place_of = leaders([each.key for each in deliveries])
+        outcomes: list[Any] = [None] * len(first_at)
+        new, retries, suspects = await self._sort([deliveries[at] for at in first_at])
+
+        def settle(place: int, outcome: Outcome[Any]) -> None:
+            outcomes[place] = outcome
+            told(first_at[place], outcome)
+
+        if new:
+            batch = [deliveries[first_at[place]] for place in new]
+            for place, outcome in zip(new, await self._run_new(batch, last_words), strict=True):
+                settle(place, outcome)
+        for place, number in retries:
+            settle(place, await self._run_alone(deliveries[first_at[place]], number, last_words))
+        for place in suspects:
+            settle(place, await self._run_suspect(deliveries[first_at[place]], last_words))
+        return copies(outcomes, place_of, first_at, [None] * len(deliveries))
+
+    async def _sort(self, deliveries: Deliveries) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+        """The places of what is new, of what failed before (with the next attempt's number), and of suspects."""
+        await self._once._connect()  # noqa: SLF001 - as any verb of the client
+        await self._progress.look([each.body for each in deliveries])
+        new, retries, doubtful = list[int](), list[tuple[int, int]](), list[int]()
+        for place, each in enumerate(deliveries):
+            if each.body.deliveries > 1 or (
+                each.key not in self._tally and self._progress.was_started(each.body)
+            ):
+                doubtful.append(place)
+            elif each.key in self._tally:
+                retries.append((place, self._tally.attempts(each.key) + 1))
+            else:
+                new.append(place)
+        suspects = list[tuple[int, int, int]]()
+        records = await self._attempts.lookup([deliveries[place] for place in doubtful])
+        for place, record in zip(doubtful, records, strict=True):
+            count = deliveries[place].body.deliveries
+            if count and ended_each_time(record, count):
+                assert record is not None
+                retries.append((place, record.attempt + 1))
+            else:
+                suspects.append((0 if record is None else record.attempt, count, place))
+        return new, retries, [place for _, _, place in sorted(suspects)]
+
+    async def _run_new(self, batch: Deliveries, last_words: LastWords) -> list[Outcome[Any]]:
+        async with self._turns:
+            await self._progress.start([each.body for each in batch])
+            ran = await self._transacted(batch, 1)
+        return [
+            await self._judged(each, outcome, 1, last_words) for each, outcome in zip(batch, ran, strict=True)
+        ]
+
+    async def _run_alone(
+        self, delivery: Delivery[Arrival], number: int, last_words: LastWords
+    ) -> Outcome[Any]:
+        """A message whose earlier attempts all ended: it killed nobody."""
+        if self._is_stopping():
+            return Errored(NotStarted(), 0)
+        async with self._turns:
+            [outcome] = await self._transacted([delivery], number)
+        return await self._judged(delivery, outcome, number, last_words)
+
+    async def _run_suspect(self, delivery: Delivery[Arrival], last_words: LastWords) -> Outcome[Any]:
+        """A message that may have killed its process: its attempt is recorded before it runs."""
+        async with _alone.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            if self._is_stopping():
+                return Errored(NotStarted(), 0)
+            async with self._turns:
+                attempt = await self._attempts.begin(delivery)
+                if not isinstance(attempt, Attempt):
+                    return attempt
+                outcome = await self._attempted(delivery, attempt)
+        if outcome is None:
+            error = exhausted(None, attempt.number, self._once.policy.max_attempts)
+            return await self._give_up(delivery, error, attempt.number, last_words)
+        return await self._judged(delivery, outcome, attempt.number, last_words, attempt)
+
+    async def _attempted(self, delivery: Delivery[Arrival], attempt: Attempt) -> Outcome[Any] | None:
+        """The outcome of a recorded attempt; `None`: there were too many before, and it did not run.
+
+        An attempt that says nothing about the message does not count.
+        """
+        limit = self._once.policy.max_attempts
+        if attempt.number > (limit if attempt.claim is not None else limit * OFF_DELIVERIES):
+            return None
+        try:
+            [outcome] = await self._transacted([delivery], attempt.number)
+        except BaseException:
+            await asyncio.shield(self._attempts.end(attempt, counts=False))
+            raise
+        if not isinstance(outcome, Done) and not _failed(outcome):
+            await self._attempts.end(attempt, counts=False)
+        return outcome
+
+    async def _transacted(self, batch: Deliveries, number: int) -> list[Outcome[Any]]:
+        """The batch in one transaction; where only its COMMIT is refused, each in one of its own."""
+        try:
+            return await (
+                self._in_thread(batch, number) if self._route.blocks else self._awaited(batch, number)
+            )
+        except (ModeMismatch, NoTransaction, WrongDatabase, UsageError):
+            raise  # no repetition cures it
+        except Exception as error:  # noqa: BLE001 - the database's, or of a constraint that is looked at only now
+            if isinstance(error, (StoreError, OSError, *self._desk.unavailable)):
+                return [Unavailable(error)] * len(batch)
+            if len(batch) == 1:
+                return [Errored(error, 1)]
+        return [outcome for each in batch for outcome in await self._transacted([each], number)]
+
+    async def _judged(
+        self,
+        delivery: Delivery[Arrival],
+        outcome: Outcome[Any],
+        number: int,
+        last_words: LastWords,
+        attempt: Attempt | None = None,
+    ) -> Outcome[Any]:
+        """What the runner is to hear of a delivery whose transaction has ended.
+
+        An attempt that failed is recorded, so that it counts for whoever has the message next.
+        """
+        if not _failed(outcome):
+            if isinstance(outcome, Done):
+                self._tally.forget(delivery.key)
+            return outcome
+        assert isinstance(outcome, Errored)
+        policy, error = self._once.policy, outcome.error
+        if isinstance(error, policy.permanent):
+            return await self._give_up(delivery, error, number, last_words)
+        if number >= policy.max_attempts:
+            return await self._give_up(
+                delivery, exhausted(error, number, policy.max_attempts), number, last_words
+            )
+        self._tally.note(delivery.key, number)
+        if attempt is None:
+            await self._attempts.add_failed(delivery)
+        else:
+            await self._attempts.end(attempt, counts=True)
+        return Errored(error, number, postponed(policy, number).delay_s)
+
+    async def _give_up(
+        self, delivery: Delivery[Arrival], error: Exception, attempt: int, last_words: LastWords
+    ) -> Outcome[Any]:
+        """By a claim of the key, as where records count: the dead letter, then `failed`, and nobody in between."""
+
+        async def words(each: Delivery[Arrival], why: BaseException, granted: Granted) -> None:
+            await last_words(each, why, replace(granted, attempt=attempt))
+
+        outcome = await self._once._give_up(delivery, error, words)  # noqa: SLF001 - the runner's own way in
+        if not isinstance(outcome, Errored | Unavailable):
+            self._tally.forget(delivery.key)
+        return outcome
+
+    # --- a transaction, awaited ---
+
+    async def _awaited(self, batch: Deliveries, number: int) -> list[Outcome[Any]]:
+        windows = await self._once._connect()  # noqa: SLF001 - as any verb of the client
+
+        async def connected() -> Any:
+            return windows
+
+        async with self._connection() as connection:
+            handle, left = self._desk.handle(connection), list[Delivery[Arrival]]()
+            handler = self._handler(connection, number, left)
+
+            async def transaction() -> list[Outcome[Any]]:
+                async with self._desk.begun(connection):
+                    box: AsyncInbox = ainbox_for(handle, self._once.store, self._plan, connected)
+                    outcomes = await box.run_batch(batch, handler)
+                    if left:
+                        await box.unmark([each.key for each in left])
+                    return _without(left, batch, outcomes)
+
+            return await aretry(transaction)
+
+    def _handler(
+        self, connection: Any, number: int, left: list[Delivery[Arrival]]
+    ) -> Callable[[list[Delivery[Arrival]]], Awaitable[None]]:
+        """What runs in the transaction. What a stop keeps from starting is put into `left`."""
+        reads, handler = self._route.reads, self._route.handler
+
+        async def each(deliveries: list[Delivery[Arrival]]) -> None:
+            left.clear()
+            for at, delivery in enumerate(deliveries):
+                if self._stops(deliveries, at, left):
+                    break
+                token = _current.set(self._context(delivery, number))
+                try:
+                    await call(delivery.body)
+                finally:
+                    _current.reset(token)
+
+        async def all_of_them(deliveries: list[Delivery[Arrival]]) -> None:
+            left.clear()
+            if not self._stops(deliveries, 0, left):
+                await handler(connection, [reads(delivery.body) for delivery in deliveries])
+
+        async def one(arrival: Arrival) -> Any:
+            return await handler(connection, reads(arrival))
+
+        call = self._route.around(one)
+        return all_of_them if self._route.batch else each
+
+    def _stops(self, deliveries: list[Delivery[Arrival]], at: int, left: list[Delivery[Arrival]]) -> bool:
+        """Whether a stop keeps the deliveries from `at` on from starting. Raises `NotStarted` for a single one."""
+        if not self._is_stopping():
+            return False
+        if len(deliveries) == 1:
+            raise NotStarted
+        left.extend(deliveries[at:])
+        return True
+
+    @asynccontextmanager
+    async def _connection(self) -> Any:
+        """A connection outside any transaction; one on which something went wrong is not used again."""
+        connection = self._idle.pop() if self._idle else await self._desk.connect()
+        try:
+            yield connection
+        except BaseException:
+            await self._desk.let_go(connection)
+            raise
+        self._idle.append(connection)
+
+    # --- a transaction in a thread ---
+
+    async def _in_thread(self, batch: Deliveries, number: int) -> list[Outcome[Any]]:
+        windows = await self._once._connect()  # noqa: SLF001 - as above
+        async with self._connection() as connection:
+            handle, left = self._desk.handle(connection), list[Delivery[Arrival]]()
+
+            def transaction() -> list[Outcome[Any]]:
+                with self._desk.begun(connection):
+                    box: Inbox = inbox_for(handle, self._once.store, self._plan, lambda: windows)
+                    outcomes = box.run_batch(batch, handler)
+                    if left:
+                        box.unmark([each.key for each in left])
+                    return _without(left, batch, outcomes)
+
+            def handler(deliveries: list[Delivery[Arrival]]) -> None:
+                left.clear()
+                self._call(connection, deliveries, number, left)
+
+            outcomes: list[Outcome[Any]] = await in_thread(self._threads, retry, transaction)
+            return outcomes
+
+    def _call(
+        self,
+        connection: Any,
+        deliveries: list[Delivery[Arrival]],
+        number: int,
+        left: list[Delivery[Arrival]],
+    ) -> None:
+        reads, handler = self._route.reads, self._route.handler
+        if self._route.batch:
+            if not self._stops(deliveries, 0, left):
+                handler(connection, [reads(delivery.body) for delivery in deliveries])
+            return
+        for at, delivery in enumerate(deliveries):
+            if self._stops(deliveries, at, left):
+                break
+            token = _current.set(self._context(delivery, number))
+            try:
+                handler(connection, reads(delivery.body))
+            finally:
+                _current.reset(token)
+
+    # --- both ---
+
+    def _context(self, delivery: Delivery[Arrival], number: int) -> Context:
+        """What the handler can ask about itself: there is no claim, so it has no fence and no steps to note."""
+        once = self._once
+        claim = self._plan.delivered({}, delivery)  # a name for the context; it is never sent
+        granted = Granted(fence=0, attempt=number, lease_until=0, first_seen=0)
+        kept = LiveClaim.since(claim, granted, monotonic(), once.policy.run_max_s)
+        return Context(kept, granted, None, 0, _loose=True)
+
+    async def close(self) -> None:
+        """Close the connections; those in use are closed by their users."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await asyncio.shield(self._desk.let_go(connection))
+
+
+def _without(left: Deliveries, batch: Deliveries, outcomes: Sequence[Outcome[Any]]) -> list[Outcome[Any]]:
+    """The outcomes of a batch of which a stop has left some out."""
+    out = {id(each) for each in left}
+    return [
+        Errored(NotStarted(), 0) if id(each) in out else outcome
+        for each, outcome in zip(batch, outcomes, strict=True)
+    ]
+
+
+def _failed(outcome: Outcome[Any]) -> bool:
+    """Whether the handler failed, and not only did not start."""
+    return isinstance(outcome, Errored) and not isinstance(outcome.error, NotStarted)

@@ -1,0 +1,287 @@
+"""What a transaction is made of: records of several partitions, how far each of them may go, and what waits."""
+
+import logging
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from semel.brokers.kafka.source import RecordPosition
+from semel.brokers.kafka.transactor import PartitionBatch, ProducedMessage, Where
+from semel.brokers.outages import backoff_s
+from semel.brokers.source import Arrival, DeadLetterInfo
+from semel.client.claims import Claimed
+from semel.client.client_async import AsyncSemel
+from semel.runtime.process import asyncio
+from semel.types import Delivery, Lost, Renewed, Unavailable, Verdict
+
+__all__ = ["Backlog", "Piece", "TransactionClaims", "cut", "parts_of"]
+
+
+class Piece(msgspec.Struct, eq=False):
+    """One record, from its receipt until the transaction that moves its offset is committed."""
+
+    arrival: Arrival
+    number: int = 0
+    """Within the transaction that is being made."""
+    delivery: Delivery[Arrival] | None = None
+    leader: "Piece | None" = None
+    """The first record of its key in the same transaction: this one is a copy, and goes where that one goes."""
+    claim: Claimed | None = None
+    runs: bool = False
+    """Its handler is to run, or has run."""
+    sends: Sequence[ProducedMessage] = ()
+    letter: DeadLetterInfo | None = None
+    """What it sends is its dead letter."""
+    failure: BaseException | None = None
+    """What its record will say once the letter is committed."""
+    again_s: float | None = None
+    """It does not go now; it is looked at again after so long."""
+    counts: bool = False
+    """Its attempt is used up."""
+
+    @property
+    def place(self) -> RecordPosition:
+        """Where it stands."""
+        place: RecordPosition = self.arrival.handle
+        return place
+
+    @property
+    def where(self) -> Where:
+        """Its partition."""
+        return self.place.where
+
+    @property
+    def buried(self) -> bool:
+        """Whether what it sends is its dead letter."""
+        return self.letter is not None
+
+    def renew(self) -> None:
+        """Forget what the last turn found out."""
+        self.leader = self.claim = self.failure = self.letter = self.again_s = None
+        self.runs = self.counts = False
+        self.sends = ()
+
+
+def cut(pieces: Sequence[Piece]) -> None:
+    """Hold back what is behind a record that does not go, and copies of one that does not."""
+    stopped: set[Where] = set()
+    before = -1
+    while len(stopped) != before:
+        before = len(stopped)
+        for piece in pieces:
+            leader = piece.leader
+            if piece.again_s is None and (
+                piece.where in stopped
+                or (leader is not None and (leader.again_s is not None or leader.buried))
+            ):
+                piece.again_s = 0.0
+            if piece.again_s is not None:
+                stopped.add(piece.where)
+
+
+def parts_of(pieces: Sequence[Piece]) -> list[PartitionBatch]:
+    """The transaction of what goes."""
+    found: dict[Where, tuple[Any, int, list[ProducedMessage]]] = {}
+    for piece in pieces:
+        if piece.again_s is None:
+            place = piece.place
+            sends = found[place.where][2] if place.where in found else []
+            sends += piece.sends
+            found[place.where] = (place.offsets, place.offset + 1, sends)
+    return [PartitionBatch(where, *each) for where, each in found.items()]
+
+
+class _Lane(msgspec.Struct):
+    """The records of one partition that are in hand, in order."""
+
+    offsets: Any
+    pieces: deque[Piece] = msgspec.field(default_factory=deque[Piece])
+    due_at: float = 0.0
+    alone_until: int = -1
+    """Up to this offset each record goes alone: one of them may have killed its worker."""
+
+
+class Backlog:
+    """The records in hand, by partition. They stay until they are committed, or their partition is not ours."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[Where, _Lane] = {}
+
+    def __len__(self) -> int:
+        return sum(len(lane.pieces) for lane in self._lanes.values())
+
+    def add(self, arrivals: Sequence[Arrival]) -> None:
+        """Received just now."""
+        for arrival in arrivals:
+            place: RecordPosition = arrival.handle
+            lane = self._lanes.get(place.where)
+            if lane is None or lane.offsets is not place.offsets:
+                lane = self._lanes[place.where] = _Lane(place.offsets)
+            lane.pieces.append(Piece(arrival))
+
+    def keep(self, ours: Any) -> None:
+        """Drop the records of partitions that went to others."""
+        for where, lane in list(self._lanes.items()):
+            if not lane.pieces or not ours(lane.pieces[0].place):
+                del self._lanes[where]
+
+    def _ready(self) -> list[_Lane]:
+        now = monotonic()
+        return [lane for lane in self._lanes.values() if lane.pieces and lane.due_at <= now]
+
+    def ready(self) -> int:
+        """How many records may go now."""
+        return sum(len(lane.pieces) for lane in self._ready())
+
+    def next_at(self) -> float | None:
+        """When the next partition that waits is due."""
+        return min((lane.due_at for lane in self._lanes.values() if lane.pieces), default=None)
+
+    def crowded(self, most: int) -> frozenset[Where]:
+        """The partitions that wait with so many records that no more should be received from them."""
+        now = monotonic()
+        return frozenset(
+            where for where, lane in self._lanes.items() if lane.due_at > now and len(lane.pieces) >= most
+        )
+
+    def take(self, most: int) -> list[Piece]:
+        """The next records, a fair share of each partition; they stay in hand."""
+        ready = self._ready()
+        for lane in ready:
+            if lane.pieces[0].place.offset <= lane.alone_until:
+                lane.pieces[0].renew()
+                return [lane.pieces[0]]
+        share = -(-most // max(1, len(ready)))
+        taken = [piece for lane in ready for piece in _first(lane.pieces, share)]
+        for piece in taken:
+            piece.renew()
+        return taken
+
+    def alone(self, piece: Piece) -> None:
+        """A record that was tried before may have killed its worker: it goes without neighbours."""
+        lane = self._lanes.get(piece.where)
+        if lane is not None:
+            lane.alone_until = max(lane.alone_until, piece.place.offset)
+
+    def passed(self, pieces: Sequence[Piece]) -> None:
+        """They are committed."""
+        for piece in pieces:
+            place = piece.place
+            place.offsets.done(place.offset)
+            lane = self._lanes.get(place.where)
+            if lane is not None and lane.pieces and lane.pieces[0] is piece:
+                lane.pieces.popleft()
+
+    def postpone(self, pieces: Sequence[Piece]) -> None:
+        """Let each partition wait as long as the first of its records that did not go."""
+        seen: set[Where] = set()
+        for piece in pieces:
+            if piece.again_s is not None and piece.where not in seen:
+                seen.add(piece.where)
+                lane = self._lanes.get(piece.where)
+                if lane is not None:
+                    lane.due_at = monotonic() + piece.again_s
+
+
+def _first(pieces: deque[Piece], most: int) -> Iterator[Piece]:
+    for at, piece in enumerate(pieces):
+        if at == most:
+            return
+        yield piece
+
+
+_log = logging.getLogger("semel.kafka")
+
+RETRY_FIRST_S = 0.02
+RETRY_MAX_S = 1.0
+
+Tell = Callable[[Sequence[Claimed]], Awaitable[list[Verdict]]]
+
+
+class TransactionClaims:
+    """What is claimed for the records of a transaction, through the client that claimed it."""
+
+    def __init__(self, once: AsyncSemel) -> None:
+        self._once = once
+
+    def hold(self, piece: Piece, claim: Claimed) -> None:
+        """Have the claim renewed until it is settled."""
+        piece.claim = claim
+        self._once._hold(claim)  # noqa: SLF001 - the claim and its client are one mechanism
+
+    def _drop(self, claim: Claimed) -> None:
+        self._once._drop(claim)  # noqa: SLF001
+
+    async def check(self, pieces: Sequence[Piece], outage_s: Callable[[BaseException], float]) -> None:
+        """A process that was stopped past its lease does not know it yet: ask before anything is written."""
+        late = [
+            (piece, piece.claim)
+            for piece in pieces
+            if piece.claim is not None and (piece.claim.lost or piece.claim.deadline_s <= 0)
+        ]
+        if not late:
+            return
+        answers = await self._once.renew_many([claim for _, claim in late])
+        for (piece, _), answer in zip(late, answers, strict=True):
+            if isinstance(answer, Renewed):
+                continue
+            piece.again_s = outage_s(answer.error) if isinstance(answer, Unavailable) else 0.0
+            self.forsake([piece])
+
+    async def settle(self, committed: Sequence[Piece], hurried: Callable[[], bool]) -> int:
+        """Complete what is committed, or fail it where that was its letter; returns how many were not heard."""
+        done: list[Claimed] = []
+        failed: list[tuple[Claimed, BaseException]] = []
+        for piece in committed:
+            if piece.claim is not None and piece.failure is not None:
+                failed.append((piece.claim, piece.failure))
+            elif piece.claim is not None:
+                done.append(piece.claim)
+        errors = {id(claim): error for claim, error in failed}
+
+        async def fail(claims: Sequence[Claimed]) -> list[Verdict]:
+            return await self._once.fail_many(claims, [errors[id(claim)] for claim in claims])
+
+        unheard = await self._tell(done, self._once.complete_many, hurried)
+        return unheard + await self._tell([claim for claim, _ in failed], fail, hurried)
+
+    async def _tell(self, claims: Sequence[Claimed], tell: Tell, hurried: Callable[[], bool]) -> int:
+        """Repeat what a store that is away did not hear, until the claims end: the effect has happened."""
+        tries = unheard = 0
+        while claims:
+            verdicts = await tell(claims)
+            lost = sum(isinstance(verdict, Lost) for verdict in verdicts)
+            if lost:
+                _log.warning("%d committed keys were claimed by others meanwhile", lost)
+            pairs = zip(claims, verdicts, strict=True)
+            claims = [claim for claim, verdict in pairs if isinstance(verdict, Unavailable)]
+            ended = [claim for claim in claims if claim.deadline_s <= 0 or hurried()]
+            for claim in ended:
+                self._drop(claim)
+            unheard += len(ended)
+            claims = [claim for claim in claims if claim not in ended]
+            if claims:
+                await asyncio.sleep(backoff_s(tries, RETRY_FIRST_S, RETRY_MAX_S))
+                tries += 1
+        return unheard
+
+    async def give_back(self, pieces: Sequence[Piece]) -> None:
+        """Release what did not go; only an attempt that failed by itself is used up."""
+        groups: dict[tuple[float, bool], list[Claimed]] = defaultdict(list)
+        for piece in pieces:
+            if piece.again_s is not None and piece.claim is not None:
+                groups[piece.again_s if piece.counts else 0.0, piece.counts].append(piece.claim)
+        for (delay_s, counts), claims in groups.items():
+            await self._once.release_many(claims, delay_s=delay_s, count_attempt=counts)
+            for claim in claims:
+                self._drop(claim)  # without an answer too: its lease ends by itself
+
+    def forsake(self, pieces: Sequence[Piece]) -> None:
+        """They are others' now, or nobody knows how it ended: leave the claims to their leases."""
+        for piece in pieces:
+            if piece.claim is not None:
+                self._drop(piece.claim)
+                piece.claim = None

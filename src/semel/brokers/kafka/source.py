@@ -1,0 +1,481 @@
+"""Kafka: consumer groups, and offsets that never pass a record that is not done.
+
+A log does not take single messages back: what is to be tried again stays in hand, and the committed offset stays
+before it. The client's calls block, so they have a thread of their own; rebalances are told in that thread.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic, sleep
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from semel.brokers.dead_letters import DeadLetter, headers_of
+from semel.brokers.kafka.client import CLIENT_LOG, ClientErrors, DaemonThread, error_of
+from semel.brokers.kafka.offsets import Offsets
+from semel.brokers.kafka.sending import CONFIRM_S, Sender, make_topics
+from semel.brokers.source import Arrival, DeadLetterInfo, options_of
+from semel.errors import SourceRefused, SourceUnavailable, UsageError
+from semel.runtime.process import asyncio
+
+__all__ = ["CALL_S", "KafkaSource", "KafkaOptions", "RecordPosition", "from_url", "place_of", "topics_of"]
+
+_log = logging.getLogger("semel.kafka")
+
+T = TypeVar("T")
+
+CHECK_IN_S = 9.0
+"""How often at least, times three, the client looks in at the broker while nothing is received."""
+CALL_S = 10.0
+"""How long one call may block before it is repeated."""
+REACH_S = 1.0
+"""How long brokers that were never reached, or were lost, have to answer before that is reported. Connecting goes on
+meanwhile."""
+NEW_TOPIC_S = 3.0
+"""How long a topic may take from its creation until every broker knows it."""
+LOOK_AGAIN_S = 0.2
+PATTERN = "^"
+"""How a topic's name begins that stands for all that match; there may be none yet."""
+REMOVED = "semel-dead-removed"
+"""The header of a record that says which dead letter is dealt with: a log takes nothing back."""
+
+
+class KafkaOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the URL says beside where the brokers are."""
+
+    group: str
+    topic: str = ""
+    """One topic, or several with commas; it may stand in the path instead: kafka://host/topic."""
+    dead: str = ""
+    """The topic for dead letters; by default the topic's name with `.dead`."""
+    start: Literal["earliest", "latest"] = "earliest"
+    """Where a group without offsets begins."""
+    tombstones: Literal["pass", "skip"] = "pass"
+    """What becomes of a record without a value: the handler is given `None`, or nothing runs and the offset moves."""
+    lane: Literal["partition", "key"] = "partition"
+    """What keeps its order under `--order`: a whole partition, or the messages of one key."""
+    instance: str = ""
+    """The `group.instance.id` of a static member: a quick restart then causes no rebalance."""
+    session_s: float = 10.0
+    """After so long without a sign of life the group gives the partitions to others."""
+    poll_s: float = 300.0
+    """After so long without a look at the group it expels the member; semel looks in by itself, well before."""
+    security: str = ""
+    """The `security.protocol`, such as SASL_SSL."""
+    mechanism: str = ""
+    username: str = ""
+    password: str = ""
+    ca_file: str = ""
+
+    def client(self, servers: str) -> dict[str, Any]:
+        """What every client of this broker is configured with."""
+        said = {
+            "bootstrap.servers": servers,
+            "security.protocol": self.security,
+            "sasl.mechanism": self.mechanism,
+            "sasl.username": self.username,
+            "sasl.password": self.password,
+            "ssl.ca.location": self.ca_file,
+        }
+        return {name: value for name, value in said.items() if value}
+
+
+AnyOptions = TypeVar("AnyOptions", bound=KafkaOptions)
+
+
+def from_url(url: str) -> "KafkaSource":
+    """The source that `kafka://host:9092/orders?group=billing` names; several hosts with commas."""
+    return KafkaSource(*place_of(url, KafkaOptions))
+
+
+def place_of(url: str, kind: type[AnyOptions]) -> tuple[str, AnyOptions]:
+    """Where the brokers are, and what else a URL says. Raises `UsageError`."""
+    parts = urlsplit(url)
+    path = parts.path.strip("/")
+    options: AnyOptions = options_of(url, kind, {"topic": path} if path else None)
+    if not options.topic or not options.group:
+        raise UsageError("a topic and a group are needed: kafka://localhost:9092/orders?group=billing")
+    return parts.netloc or "localhost:9092", options
+
+
+def topics_of(client: Any, needed: Collection[str]) -> dict[str, Any]:
+    """What the brokers know of their topics; waits a little for one that was made a moment ago. Blocks.
+
+    Raises `SourceRefused` for one that is not there.
+    """
+    give_up_at = monotonic() + NEW_TOPIC_S
+    while True:
+        known: dict[str, Any] = client.list_topics(timeout=CALL_S).topics
+        missing = set(needed) - known.keys()
+        if not missing:
+            return known
+        if monotonic() >= give_up_at:
+            raise SourceRefused(f"there is no topic {min(missing)}; create it first")
+        sleep(LOOK_AGAIN_S)
+
+
+class KafkaSource:
+    """One member of a consumer group."""
+
+    redelivers: bool = False
+
+    def __init__(self, servers: str, options: KafkaOptions) -> None:
+        self._servers = servers
+        self._options = options
+        self._topics = options.topic.split(",")
+        self._consumer: Any = None
+        self._sender: Sender | None = None
+        self._thread: DaemonThread | None = None
+        self._errors = ClientErrors()
+        self._subscribed = False
+        self._polled_at = 0.0
+        self.deadline_s: float = min(CHECK_IN_S, options.poll_s / 2)
+        self._offsets: dict[tuple[str, int], Offsets] = {}
+        """Of the partitions that are ours; a partition that comes back has new ones."""
+        self._ready: dict[tuple[str, int], int] = {}
+        """Positions that may be committed and are not yet: a rebalance under way refuses commits for a while."""
+        self._joined = False
+        self._read_up: set[tuple[str, int]] = set()
+        """Partitions that were received to their end, as far as we know."""
+
+    @property
+    def name(self) -> str:
+        """Topic and group, without credentials."""
+        return f"kafka://{self._servers}/{self._options.topic}?group={self._options.group}"
+
+    async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
+        if self._thread is None:
+            raise SourceUnavailable("not open")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+        except KafkaException as error:
+            raise error_of(self.name, error.args[0]) from error
+
+    async def open(self) -> None:
+        """Join the group. After a break it is the same member: the client reconnects by itself."""
+        await self.visit()
+        await self._in_thread(self._join)
+
+    async def visit(self) -> None:
+        """Be ready for the dead letters alone: to join the group would take partitions from those who work."""
+        if self._thread is None:
+            self._thread = DaemonThread("semel-kafka")
+
+    def _join(self) -> None:
+        """Subscribe as soon as a broker answers: the client itself would wait for one in silence."""
+        if self._consumer is None:
+            self._errors = ClientErrors()
+            self._consumer = Consumer(self._member(), logger=CLIENT_LOG)
+        self._check_reachable(poll=not self._subscribed)
+        if not self._subscribed:
+            self._make_graves()
+            self._consumer.subscribe(
+                self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+            )
+            self._subscribed = True
+
+    def _check_reachable(self, *, poll: bool) -> None:
+        """Raise if no broker answers. `poll`: hear the client's errors first, where no message can come."""
+        try:
+            self._consumer.list_topics(self._topics[0].lstrip(PATTERN), timeout=REACH_S)
+        except KafkaException as error:
+            if poll:
+                self._consumer.poll(0)
+            self._errors.check(self.name)
+            raise self._errors.unavailable(error) from error
+        self._errors.brokers_down = False
+
+    def _member(self) -> dict[str, Any]:
+        """How this member of the group is configured."""
+        options = self._options
+        config: dict[str, Any] = {
+            **options.client(self._servers),
+            "group.id": options.group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": options.start,
+            "partition.assignment.strategy": "cooperative-sticky",
+            "max.poll.interval.ms": round(options.poll_s * 1000),
+            "session.timeout.ms": round(options.session_s * 1000),
+            "heartbeat.interval.ms": round(options.session_s * 1000 / 5),
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "error_cb": self._errors,
+        }
+        if options.instance:
+            config["group.instance.id"] = options.instance
+        return config
+
+    # --- in the thread: rebalances ---
+
+    def _assigned(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+        self._joined = True
+        for each in partitions:
+            self._offsets[each.topic, each.partition] = Offsets()
+            self._read_up.discard((each.topic, each.partition))
+        consumer.incremental_assign(partitions)
+        consumer.resume(partitions)  # lost while it was paused, a partition would come back paused
+
+    def _revoked(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+        """They go to others. What runs is finished under its claim; the others find it done, or busy."""
+        self._commit()
+        self._let_go(partitions)
+        consumer.incremental_unassign(partitions)
+
+    def _lost(self, _consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+        self._let_go(partitions)
+
+    def _let_go(self, partitions: Sequence[TopicPartition]) -> None:
+        for each in partitions:
+            self._offsets.pop((each.topic, each.partition), None)
+            self._ready.pop((each.topic, each.partition), None)
+            self._read_up.discard((each.topic, each.partition))
+
+    # --- deliveries ---
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether nothing is left to receive: to join the group and to fetch for the first time takes a while."""
+        return self._joined and self._offsets.keys() <= self._read_up
+
+    async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
+        """What the group has for us: waits for the first, and takes what else is there."""
+        messages = await self._in_thread(self._consume, limit, wait_s)
+        return [arrival for message in messages if (arrival := self._arrival(message)) is not None]
+
+    def _consume(self, limit: int, wait_s: float) -> list[Message]:
+        self._polled_at = monotonic()
+        self._commit()
+        found: list[Message] = self._consumer.consume(1, wait_s)
+        self._errors.check(self.name)
+        if found and limit > 1:
+            found += self._consumer.consume(limit - 1, 0.0)
+        if not found and self._errors.brokers_down:
+            self._check_reachable(poll=False)
+        known = [message for message in found if not _is_of_no_topic(message)]
+        if len(known) < len(found):  # one broker does not know it; it may be new
+            topics_of(self._consumer, [name for name in self._topics if not name.startswith(PATTERN)])
+        return known
+
+    def _arrival(self, message: Message) -> Arrival | None:
+        error = message.error()
+        if error is not None:
+            if _is_end(message):
+                self._read_up.add((_known(message.topic()), _known(message.partition())))
+                return None
+            problem = error_of(self.name, error)
+            if isinstance(problem, SourceRefused):
+                raise problem
+            _log.info("%s", error)
+            return None
+        where = (_known(message.topic()), _known(message.partition()))
+        offset = _known(message.offset())
+        offsets = self._offsets.get(where)
+        if offsets is None:  # revoked between the poll and here
+            return None
+        self._read_up.discard(where)
+        offsets.received(offset)
+        if message.value() is None and self._options.tombstones == "skip":
+            self._done(where, offset)
+            return None
+        key = message.key()
+        lane = f"{where[0]}/{where[1]}"
+        if self._options.lane == "key" and key is not None:
+            lane += f"/{key!r}"
+        return Arrival(
+            headers=_pairs(message),
+            body=message.value(),
+            position=f"{where[0]}/{where[1]}/{offset}",
+            transport="kafka",
+            lane=lane,
+            handle=RecordPosition(where, offset, offsets, message.key()),
+        )
+
+    async def ack(self, arrivals: Sequence[Arrival]) -> None:
+        """Commit as far as everything before is done."""
+        for arrival in arrivals:
+            place: RecordPosition = arrival.handle
+            if self._offsets.get(place.where) is place.offsets:
+                self._done(place.where, place.offset)
+        if self._ready:
+            await self._in_thread(self._commit)
+
+    def _done(self, where: tuple[str, int], offset: int) -> None:
+        position = self._offsets[where].done(offset)
+        if position is not None:
+            self._ready[where] = position
+
+    def _commit(self) -> None:
+        """Commit what is ready; what is refused stays ready, for the next turn or for nobody."""
+        ready = dict(self._ready)
+        if not ready or self._errors.brokers_down or self._consumer is None:
+            return
+        try:
+            self._consumer.commit(
+                offsets=[TopicPartition(*where, position) for where, position in ready.items()],
+                asynchronous=False,
+            )
+        except KafkaException as refused:
+            problem = error_of(self.name, refused.args[0])
+            if isinstance(problem, SourceRefused):
+                raise problem from refused
+            _log.info("%s: to be committed again: %s", self.name, refused)
+            return
+        for where, position in ready.items():
+            if self._ready.get(where) == position:
+                del self._ready[where]
+
+    async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
+        """Nothing to say: what is not committed is delivered to whoever has the partition next."""
+
+    async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+        """Which partitions are no longer ours; and a sign of life while nothing is received."""
+        if monotonic() - self._polled_at > self.deadline_s / 3:
+            await self._in_thread(self._look_in)
+        return [each for each in arrivals if self._offsets.get(each.handle.where) is not each.handle.offsets]
+
+    def _look_in(self) -> None:
+        """Poll without taking anything: the group must not think us dead, and rebalances are told here."""
+        assigned = self._consumer.assignment()
+        self._consumer.pause(assigned)
+        self._polled_at = monotonic()
+        found = self._consumer.consume(1, 0.0)
+        for message in found:  # a partition that was assigned just now delivers before it could be paused
+            if _is_end(message):
+                self._read_up.add((_known(message.topic()), _known(message.partition())))
+            if message.error() is None:
+                where = TopicPartition(
+                    _known(message.topic()), _known(message.partition()), _known(message.offset())
+                )
+                self._consumer.seek(where)
+        self._consumer.resume(self._consumer.assignment())
+
+    # --- dead letters ---
+
+    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
+        """Produce a copy with its story to the topic of dead letters."""
+        topic = arrival.handle.where[0]
+        headers = [*arrival.headers, *((name, value.encode()) for name, value in headers_of(letter).items())]
+        await self._in_thread(self._produce, self.graves(topic), arrival.handle.key, arrival.body, headers)
+
+    def graves(self, topic: str) -> str:
+        """Where the dead letters of a topic go."""
+        return self._options.dead or f"{topic}.dead"
+
+    def _make_graves(self) -> None:
+        """Make the topics of dead letters that are missing; those of a pattern are not known yet."""
+        make_topics(
+            self._options.client(self._servers),
+            {topic: self.graves(topic) for topic in self._topics if not topic.startswith(PATTERN)},
+        )
+
+    def _produce(
+        self, topic: str, key: bytes | None, body: bytes | None, headers: list[tuple[str, bytes]]
+    ) -> None:
+        if self._sender is None:
+            self._sender = Sender(self._options.client(self._servers))
+        self._sender.send(topic, key, body, headers)
+
+    async def look(self, limit: int) -> Sequence[DeadLetter]:
+        """The oldest dead letters that are not dealt with."""
+        return await self._in_thread(self._dig, limit)
+
+    def _dig(self, limit: int) -> list[DeadLetter]:
+        config = self._options.client(self._servers) | {"group.id": f"{self._options.group}.dlq"}
+        config |= {"enable.auto.commit": False, "enable.partition.eof": True}
+        reader = Consumer(config, logger=CLIENT_LOG)
+        try:
+            left = self._assign_all(reader, self.graves(self._topics[0]))
+            found: dict[str, DeadLetter] = {}
+            while left:
+                for message in reader.consume(500, 1.0):
+                    if message.error() is not None:
+                        if _is_end(message):
+                            left.discard(_known(message.partition()))
+                        continue
+                    where, offset = _known(message.partition()), _known(message.offset())
+                    headers = {name: _text(value) for name, value in _pairs(message)}
+                    if REMOVED in headers:
+                        found.pop(headers[REMOVED], None)
+                    else:
+                        id_ = f"{where}/{offset}"
+                        found[id_] = DeadLetter.found(id_, headers, message.value() or b"")
+            return list(found.values())[:limit]
+        finally:
+            reader.close()
+
+    def _assign_all(self, reader: Any, topic: str) -> set[int]:
+        """Read a topic from its beginning; returns its partitions, each of which says when it is at its end."""
+        known = reader.list_topics(topic, timeout=CONFIRM_S).topics[topic]
+        reader.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in known.partitions])
+        return set(known.partitions)
+
+    async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
+        """Produce a message to the topic itself."""
+        encoded = [(name, value.encode()) for name, value in headers.items()]
+        await self._in_thread(self._produce, self._topics[0], None, body, encoded)
+
+    async def remove(self, dead: DeadLetter) -> None:
+        """Say that a dead letter is dealt with."""
+        await self._in_thread(
+            self._produce, self.graves(self._topics[0]), None, b"", [(REMOVED, dead.id.encode())]
+        )
+
+    async def close(self) -> None:
+        """Leave the group, so that others have the partitions at once."""
+        thread, self._thread = self._thread, None
+        try:
+            if self._consumer is not None and thread is not None:
+                await asyncio.get_running_loop().run_in_executor(thread, self._leave, self._consumer)
+        finally:  # also when nobody waits for the broker any more
+            if thread is not None:
+                thread.shutdown(wait=False)
+            self._consumer = None
+            self._offsets.clear()
+            self._read_up.clear()
+            self._joined = self._subscribed = False
+
+    def _leave(self, consumer: Any) -> None:
+        try:
+            self._commit()
+        finally:
+            # The client may raise SystemError after a callback of a failed transaction; it has left the group by then.
+            with suppress(SystemError):
+                consumer.close()
+
+
+class RecordPosition(msgspec.Struct, frozen=True, eq=False):
+    """Where a delivery stands, under which assignment of its partition."""
+
+    where: tuple[str, int]
+    offset: int
+    offsets: Offsets
+    key: bytes | None
+
+
+def _pairs(message: Message) -> Sequence[tuple[str, Any]]:
+    headers: Any = message.headers()  # typed as a mapping too, which only producers give
+    return headers or ()
+
+
+def _is_of_no_topic(message: Message) -> bool:
+    error = message.error()
+    return error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
+def _is_end(message: Message) -> bool:
+    error = message.error()
+    return error is not None and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
+
+
+def _known(value: T | None) -> T:
+    assert value is not None  # of a message without an error
+    return value
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")

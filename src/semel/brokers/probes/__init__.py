@@ -1,0 +1,27 @@
+"""Ask a live broker about a source, without consuming, declaring or changing anything: one file for each broker."""
+
+from semel.brokers.source import named
+from semel.observe.probes import SourceFacts
+
+__all__ = ["look_at"]
+
+_LOOKS: dict[str, str] = {
+    "amqp": "semel.brokers.probes.rabbitmq:look",
+    "amqps": "semel.brokers.probes.rabbitmq:look",
+    "kafka": "semel.brokers.probes.kafka:look",
+    "nats": "semel.brokers.probes.nats:look",
+    "sqs": "semel.brokers.probes.sqs:look",
+    "redis": "semel.brokers.probes.redis_streams:look",
+    "rediss": "semel.brokers.probes.redis_streams:look",
+    "valkey": "semel.brokers.probes.redis_streams:look",
+    "valkeys": "semel.brokers.probes.redis_streams:look",
+}
+
+
+async def look_at(url: str) -> SourceFacts:
+    """What the broker says about the source that a URL names; the URL is that of `source_for`.
+
+    Raises `UsageError` for a source that is not there, and `SourceUnavailable` for a broker that does not answer.
+    """
+    facts: SourceFacts = await named(url, _LOOKS)(url)
+    return facts

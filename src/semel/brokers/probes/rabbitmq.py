@@ -1,0 +1,155 @@
+"""A RabbitMQ queue: what AMQP tells, and the rest from the management API where the URL names it."""
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from math import inf
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, unquote, urlsplit
+from urllib.request import Request, urlopen
+
+import aio_pika
+import msgspec
+from aio_pika.exceptions import ChannelNotFoundEntity
+from msgspec.structs import replace
+
+from semel.brokers.rabbitmq import CONNECT_S, UNREACHABLE, RabbitQueue, from_url
+from semel.errors import SourceUnavailable, UsageError
+from semel.observe.guarantees import Weakness
+from semel.observe.probes import SourceFacts
+
+CONSUMER_TIMEOUT_S = 1800.0
+"""How long the server waits for an ack before it closes the channel, unless it was told otherwise: its default."""
+LIMITED_SINCE, DELIVERIES_MAX = 4, 20
+"""Since this version a quorum queue gives a message up after so many deliveries, unless it was told otherwise."""
+ANSWER_BYTES_MAX = 1 << 20
+
+
+async def look(url: str) -> SourceFacts:
+    """A passive declaration, which declares nothing; and one request to the management API."""
+    source = from_url(url)
+    try:
+        line = await aio_pika.connect(source.server, timeout=CONNECT_S)
+        try:
+            version = _version(line)
+            waiting = await _waiting(line, source.options.queue)
+        finally:
+            await line.close()
+    except UNREACHABLE as error:
+        raise SourceUnavailable(
+            f"{source.name} does not answer: {str(error) or type(error).__name__}"
+        ) from error
+    if waiting is not None and source.options.management:
+        return _facts(source.name, version, await asyncio.to_thread(_managed, source))
+    facts = SourceFacts(
+        name=source.name,
+        version=version,
+        deadline_s=CONSUMER_TIMEOUT_S,
+        deadline_name="consumer_timeout, by default",
+        waiting=waiting,
+    )
+    if waiting is None:
+        note = f"the queue {source.options.queue} does not exist yet: semel consume makes it"
+        return replace(facts, horizon_s=inf, horizon_name="the life of a message", notes=(note,))
+    return replace(facts, weaknesses=(_unasked(source.name),))
+
+
+async def _waiting(line: Any, queue: str) -> int | None:
+    """How many messages wait; `None`: there is no such queue."""
+    channel = await line.channel()
+    try:
+        found = await channel.declare_queue(queue, passive=True)
+    except ChannelNotFoundEntity:
+        return None
+    return int(found.declaration_result.message_count)
+
+
+def _unasked(name: str) -> Weakness:
+    return Weakness(
+        f"How long {name} may send again, how often, and whether it lasts cannot be asked over AMQP: it may"
+        " be more than the window.",
+        fix="add management=http://HOST:15672 to its URL, or say --redelivers-for",
+    )
+
+
+def _version(line: Any) -> str:
+    said = getattr(line.transport.connection, "server_properties", None) or {}
+    version = said.get("version", "")
+    return f"RabbitMQ {version.decode() if isinstance(version, bytes) else version}".strip()
+
+
+def _major(version: str) -> int:
+    number = version.removeprefix("RabbitMQ ").partition(".")[0]
+    return int(number) if number.isdecimal() else 0
+
+
+def _managed(source: RabbitQueue) -> Mapping[str, Any]:
+    """The queue as the management API shows it, under the user of the AMQP URL."""
+    parts = urlsplit(source.server)
+    host = quote(unquote(parts.path.removeprefix("/")) or "/", safe="")
+    place = (
+        f"{source.options.management.rstrip('/')}/api/queues/{host}/{quote(source.options.queue, safe='')}"
+    )
+    user = f"{unquote(parts.username or 'guest')}:{unquote(parts.password or 'guest')}"
+    asked = Request(place, headers={"Authorization": f"Basic {b64encode(user.encode()).decode()}"})  # noqa: S310 - http, checked with the options
+    try:
+        with urlopen(asked, timeout=CONNECT_S) as answer:  # noqa: S310 - as above
+            told: Mapping[str, Any] = msgspec.json.decode(answer.read(ANSWER_BYTES_MAX))
+            return told
+    except HTTPError as error:
+        raise UsageError(
+            f"the management API answers {error.code} for {source.name}: {error.reason}"
+        ) from error
+    except (URLError, OSError) as error:
+        raise SourceUnavailable(f"{source.options.management} does not answer: {error}") from error
+
+
+def _facts(name: str, version: str, told: Mapping[str, Any]) -> SourceFacts:
+    policy: Mapping[str, Any] = told.get("effective_policy_definition") or {}
+    arguments: Mapping[str, Any] = told.get("arguments") or {}
+
+    def limit(setting: str) -> Any:
+        """Of the queue's argument and its policy, the lower one, as the server decides."""
+        given = [each for each in (arguments.get(f"x-{setting}"), policy.get(setting)) if each is not None]
+        return (
+            min(given) if given and all(isinstance(each, int) for each in given) else next(iter(given), None)
+        )
+
+    lasting_ms, patience_ms = limit("message-ttl"), limit("consumer-timeout")
+    durable = bool(told.get("durable")) and not told.get("exclusive")
+    buries = limit("dead-letter-routing-key") or limit("dead-letter-exchange")
+    allowed = limit("delivery-limit")
+    if allowed is None and told.get("type") == "quorum" and _major(version) >= LIMITED_SINCE:
+        allowed = DELIVERIES_MAX
+    return SourceFacts(
+        name=name,
+        version=version,
+        deadline_s=patience_ms / 1000 if patience_ms else CONSUMER_TIMEOUT_S,
+        deadline_name="consumer_timeout" if patience_ms else "consumer_timeout, by default",
+        horizon_s=lasting_ms / 1000 if lasting_ms is not None else inf,
+        horizon_name="message-ttl",
+        deliveries_max=allowed if isinstance(allowed, int) and allowed >= 0 else None,
+        buries=str(buries or ""),
+        durable=durable,
+        weaknesses=tuple(
+            _of_queue(name, durable=durable, longest=limit("max-length"), overflow=limit("overflow"))
+        ),
+        waiting=told.get("messages_ready"),
+        in_hand=told.get("messages_unacknowledged"),
+    )
+
+
+def _of_queue(name: str, *, durable: bool, longest: Any, overflow: Any) -> Iterator[Weakness]:
+    if not durable:
+        yield Weakness(
+            f"The queue of {name} is not durable: when the server restarts, what waits in it is lost and never runs.",
+            breaks=True,
+            fix="a durable queue, best of type quorum; a queue cannot be changed, so make another",
+        )
+    if longest is not None and overflow in (None, "drop-head"):
+        yield Weakness(
+            f"The queue of {name} drops its oldest messages beyond {longest:,} (max-length): their events never run.",
+            breaks=True,
+            fix="overflow=reject-publish, so that producers are told",
+        )

@@ -1,0 +1,171 @@
+"""Connections of the runner's own to the database that holds the store, one transaction at a time on each."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any, Protocol
+
+from semel.connections import handle_for
+from semel.errors import UsageError
+from semel.runtime.extras import install_command
+from semel.runtime.process import asyncio
+
+__all__ = ["TransactionConnections", "desk_for"]
+
+
+class TransactionConnections(Protocol):
+    """How to connect, and to begin and end a transaction, with one driver."""
+
+    at_once: int
+    """How many transactions make sense at the same time."""
+    unavailable: tuple[type[Exception], ...]
+    """The driver's errors that say nothing about a message: the database is away, or busy with others."""
+
+    async def connect(self) -> Any:
+        """A new connection, outside any transaction."""
+        ...
+
+    async def let_go(self, connection: Any) -> None:
+        """Close it, whatever its state."""
+        ...
+
+    def handle(self, connection: Any) -> Any:
+        """What an inbox joins."""
+        ...
+
+    def begun(self, connection: Any) -> Any:
+        """A transaction around a block: committed at its end, rolled back when it raises."""
+        ...
+
+
+def desk_for(store: Any, *, awaits: bool) -> TransactionConnections:
+    """The desk at a store's own database, for handlers that are awaited or for those that block."""
+    if store.name.startswith("sqlite"):
+        return AsyncSqliteDesk(store.path) if awaits else SqliteDesk(store.path)
+    if store.name.startswith("postgresql"):
+        return AsyncPostgresDesk(store.place) if awaits else PostgresDesk(store.place)
+    raise UsageError(
+        f"mode 'inbox' needs a store in a database of its own transactions, and this is {store.name}"
+    )
+
+
+class _Postgres:
+    at_once: int = 1000  # the runner's concurrency is the bound
+
+    def __init__(self, place: Any) -> None:
+        import psycopg
+
+        self.unavailable: tuple[type[Exception], ...] = (psycopg.OperationalError, psycopg.InterfaceError)
+        parameters = dict(place.parameters())
+        parameters.pop("options")  # the store's own plans are not for the handler's statements
+        if "options" in place.conninfo:
+            parameters["options"] = place.conninfo["options"]
+        if not place.pooler:
+            del parameters["prepare_threshold"]
+        self._parameters = parameters
+
+    def handle(self, connection: Any) -> Any:
+        """What an inbox joins."""
+        return handle_for(connection)
+
+
+class AsyncPostgresDesk(_Postgres):
+    """Connections of `psycopg.AsyncConnection`."""
+
+    async def connect(self) -> Any:
+        """Connect to the store's database."""
+        import psycopg
+
+        return await psycopg.AsyncConnection.connect(**self._parameters)
+
+    async def let_go(self, connection: Any) -> None:
+        """Close it."""
+        await connection.close()
+
+    def begun(self, connection: Any) -> Any:
+        """The driver's own block; inside it the handler cannot commit."""
+        return connection.transaction()
+
+
+class PostgresDesk(_Postgres):
+    """Connections of `psycopg.Connection`, used in threads."""
+
+    async def connect(self) -> Any:
+        """Connect to the store's database."""
+        import psycopg
+
+        return await asyncio.to_thread(psycopg.Connection.connect, **self._parameters)
+
+    async def let_go(self, connection: Any) -> None:
+        """Close it."""
+        connection.close()
+
+    def begun(self, connection: Any) -> Any:
+        """The driver's own block; inside it the handler cannot commit."""
+        return connection.transaction()
+
+
+class _Sqlite:
+    at_once: int = 1  # there is one writer
+    unavailable: tuple[type[Exception], ...] = (sqlite3.OperationalError,)
+
+    def __init__(self, path: Any) -> None:
+        self._path = str(path)
+
+    def handle(self, connection: Any) -> Any:
+        """What an inbox joins."""
+        return handle_for(connection)
+
+
+class SqliteDesk(_Sqlite):
+    """Connections of `sqlite3`, used in threads, one after the other."""
+
+    async def connect(self) -> Any:
+        """Open the store's file."""
+        return sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+
+    async def let_go(self, connection: Any) -> None:
+        """Close it."""
+        connection.close()
+
+    @contextmanager
+    def begun(self, connection: Any) -> Iterator[None]:
+        """Begun without the lock: the inbox takes it with its first mark, and waits for it as long as it may."""
+        connection.execute("BEGIN")
+        try:
+            yield
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+
+
+class AsyncSqliteDesk(_Sqlite):
+    """Connections of `aiosqlite`."""
+
+    async def connect(self) -> Any:
+        """Open the store's file."""
+        try:
+            import aiosqlite
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"an async handler in mode inbox needs aiosqlite: {install_command('aiosqlite')}"
+            ) from error
+        return await aiosqlite.connect(self._path, isolation_level=None)
+
+    async def let_go(self, connection: Any) -> None:
+        """Close it."""
+        await connection.close()
+
+    @asynccontextmanager
+    async def begun(self, connection: Any) -> AsyncIterator[None]:
+        """As of the connection inside."""
+        await connection.execute("BEGIN")
+        try:
+            yield
+            await connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                await connection.execute("ROLLBACK")
+            raise

@@ -1,0 +1,202 @@
+"""A worker of the demo: takes deliveries, makes their effect happen, acknowledges. It may be killed anywhere."""
+
+import os
+import signal
+import socket
+import sqlite3
+import sys
+import uuid
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import semel
+from semel.cli.demo.queue import Ack, Arrived, Deliver, Go, Mode, Nack, Phase, Ready, WorkerSocket
+
+__all__ = ["LEASE_S", "DemoFolder", "work"]
+
+LEASE_S = 0.4
+"""Short, so that the demo need not wait long for the claims of the dead."""
+ATTEMPTS_MAX = 1000
+
+Halt = Callable[..., None]
+"""Called at each phase of a delivery: where the queue may kill or stop the worker."""
+Handler = Callable[[Deliver, Halt], Ack | Nack]
+
+
+class DemoFolder:
+    """The folder of one run: the store, and the ledgers that nothing keeps from holding an event twice."""
+
+    def __init__(self, folder: Path, mode: Mode) -> None:
+        self.mode: Mode = mode
+        self.database: Path = folder / f"{mode}.db"
+        self.effects: Path = folder / f"{mode}-effects.log"
+        self.sink: Path = folder / f"{mode}-sink.db"
+
+    @property
+    def store(self) -> semel.Store:
+        """The store. Every process may die, the computer will not: NORMAL is as safe here and does not wait."""
+        from semel.stores.sqlite import SqliteStore
+
+        return SqliteStore(self.database, synchronous="NORMAL", busy_wait_s=60.0)
+
+    def prepare(self) -> None:
+        """Make the tables of the application, none of them with a unique event."""
+        self.store.open()
+        with closing(sqlite3.connect(self.database)) as connection, connection:
+            connection.execute("CREATE TABLE ledger (event TEXT NOT NULL, worker INTEGER NOT NULL)")
+        self.effects.touch()
+        with closing(sqlite3.connect(self.sink)) as connection, connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("CREATE TABLE keys (key TEXT PRIMARY KEY)")
+            connection.execute("CREATE TABLE applied (event TEXT NOT NULL)")
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """The application's own connection; it says itself when a transaction begins and ends."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=60.0)
+    connection.execute("PRAGMA synchronous = NORMAL")
+    return connection
+
+
+def inbox_handler(place: DemoFolder) -> Handler:
+    """The effect and the mark are in one transaction: both, or neither."""
+    once = semel.open(place.store, consumer="demo", mode="inbox")
+    once.__enter__()  # connect now: inside our own transaction it would wait for ourselves
+    connection = connect(place.database)
+
+    def handle(delivery: Deliver, halt: Halt) -> Ack:
+        connection.execute("BEGIN IMMEDIATE")
+        inbox = once.inbox(connection)
+        first = inbox.first(delivery.event)
+        if first:
+            answer = new_answer()
+            halt("claimed")
+            connection.execute("INSERT INTO ledger VALUES (?, ?)", (delivery.event, os.getpid()))
+            inbox.store(delivery.event, answer)
+            halt("effect done")
+        else:
+            replay = inbox.replay(delivery.event)
+            answer = "" if replay is None else str(replay.value)
+        connection.execute("COMMIT")
+        if first:
+            halt("committed")
+        return Ack(delivery.number, not first, answer)
+
+    return handle
+
+
+def lease_handler(place: DemoFolder) -> Handler:
+    """The effect is elsewhere: a file that takes everything, and a sink that honours the idempotency key."""
+    policy = semel.Policy(wait_s=0, max_attempts=ATTEMPTS_MAX)
+    once = semel.open(place.store, consumer="demo", lease=LEASE_S, policy=policy)
+    sink = connect(place.sink)
+    effects = os.open(place.effects, os.O_WRONLY | os.O_APPEND)
+
+    def handle(delivery: Deliver, halt: Halt) -> Ack | Nack:
+        attempt = 1
+
+        def effect() -> str:
+            nonlocal attempt
+            current = semel.current()
+            attempt = current.attempt
+            halt("claimed", attempt)
+            os.write(effects, f"{delivery.event}\n".encode())
+            apply_once(sink, current.idempotency_key, delivery.event)
+            halt("effect done", attempt)
+            return new_answer()
+
+        number = delivery.number
+        match once.run(delivery.event, effect):
+            case semel.Done(value, replayed=True):
+                return Ack(number, duplicate=True, answer=value)
+            case semel.Done(value, recorded=True):
+                halt("committed", attempt)
+                return Ack(number, duplicate=False, answer=value, attempt=attempt)
+            case semel.Busy(retry_after_s):
+                return Nack(number, retry_after_s)
+            case semel.Lost() | semel.Done():
+                return Nack(number, lost=True)
+            case other:
+                return Nack(number, 0.1, why=repr(other))
+
+    return handle
+
+
+def apply_once(sink: sqlite3.Connection, key: str, event: str) -> None:
+    """What a system with idempotency keys of its own does: the second request with a key changes nothing."""
+    sink.execute("BEGIN IMMEDIATE")
+    if sink.execute("INSERT OR IGNORE INTO keys VALUES (?)", (key,)).rowcount:
+        sink.execute("INSERT INTO applied VALUES (?)", (event,))
+    sink.execute("COMMIT")
+
+
+def control_handler(place: DemoFolder) -> Handler:
+    """The same work without semel: handle, then acknowledge."""
+    connection = connect(place.database)
+
+    def handle(delivery: Deliver, halt: Halt) -> Ack:
+        connection.execute("BEGIN IMMEDIATE")
+        halt("claimed")
+        connection.execute("INSERT INTO ledger VALUES (?, ?)", (delivery.event, os.getpid()))
+        halt("effect done")
+        connection.execute("COMMIT")
+        halt("committed")
+        return Ack(delivery.number, duplicate=False, answer="")
+
+    return handle
+
+
+HANDLERS: dict[Mode, Callable[[DemoFolder], Handler]] = {
+    "inbox": inbox_handler,
+    "lease": lease_handler,
+    "control": control_handler,
+}
+
+
+def new_answer() -> str:
+    """What a run returns; no two runs return the same, so a replay shows whose it is."""
+    return uuid.uuid4().hex
+
+
+def work(end: socket.socket, folder: Path, mode: Mode) -> None:
+    """Serve deliveries from this socket until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the queue, which ends its workers itself
+    line = WorkerSocket(end, at_worker=True)
+    handle = HANDLERS[mode](DemoFolder(folder, mode))
+    line.say(Ready(os.getpid()))
+    waiting: deque[Deliver] = deque()
+
+    def hear() -> bool:
+        """Take in what has come; whether it says to go on."""
+        heard = list(line.hear())
+        waiting.extend(message for message in heard if isinstance(message, Deliver))
+        return any(isinstance(message, Go) for message in heard)
+
+    def halt(delivery: Deliver, phase: Phase, attempt: int = 1) -> None:
+        if delivery.watched:
+            line.say(Arrived(delivery.number, phase, attempt))
+            while not hear():
+                pass
+
+    while True:
+        while not waiting:
+            hear()
+        delivery = waiting.popleft()
+        reply = handle(delivery, lambda *at, of=delivery: halt(of, *at))
+        if isinstance(reply, Ack):
+            halt(delivery, "before ack", reply.attempt)
+        line.say(reply)
+
+
+def main(end: socket.socket, folder: Path, mode: Mode) -> int:
+    """Work until the queue is gone; returns the exit code."""
+    try:
+        work(end, folder, mode)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0
+    except Exception as error:  # noqa: BLE001 - the queue shows it
+        print(f"worker {os.getpid()}: {error!r}", file=sys.stderr, flush=True)
+        return 1
+    return 0

@@ -1,0 +1,194 @@
+"""The way to a store, below any client: looking at a consumer never records a mode for it."""
+
+import shlex
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from semel.cli.output import BAD_CONFIGURATION, NOT_FOUND, USAGE, CommandExit
+from semel.client.items import reachable
+from semel.core.commands import Command, Item, Lookup, ReadSettings
+from semel.core.commands import StoreSettings as StoreSettings
+from semel.core.protocols import AsyncStore, Store
+from semel.errors import StoreError
+from semel.keys.limits import check as check_key
+from semel.observe import audit
+from semel.stores.registry import store_for
+from semel.types import Absent, Record, Unavailable
+
+if TYPE_CHECKING:
+    from semel.cli.settings import CliSettings  # slow to import, and --help does not need it
+
+__all__ = ["OWN", "StoreAccess", "existing", "exists", "found", "opened"]
+
+R = TypeVar("R")
+OWN = "semel."
+"""How the tenants and consumers begin under which semel keeps records of its own."""
+
+
+class StoreAccess:
+    """An open store and the settings by which its records are chosen."""
+
+    def __init__(self, store: Store, settings: "CliSettings") -> None:
+        self.store = store
+        self.settings = settings
+
+    def ask(self, item: Command[R | Unavailable]) -> R:
+        """The answer of the store. Raises `StoreUnavailable` when there is none."""
+        answer: R | Unavailable = self.store.send((cast("Item", item),))[0]
+        return reachable(answer)
+
+    def act(self, item: Item, **more: Any) -> Any:
+        """The answer to what an operator does, which is written into the audit first; `more`: what to add there.
+
+        Raises `CommandExit` for a record of semel itself.
+        """
+        act = audit.act_of(item)
+        assert act is not None
+        if act.tenant.startswith(OWN) or str(act.details.get("consumer", "")).startswith(OWN):
+            raise CommandExit(
+                "records of semel itself are not changed by hand; tokens are revoked with `semel token revoke`",
+                USAGE,
+            )
+        self.note(act.tenant, act.action, **act.details, **more)
+        return reachable(self.store.send((item,))[0])
+
+    def note(self, tenant: str, action: str, **details: Any) -> None:
+        """Write an act into the audit, unless the store does so itself."""
+        if not self.store.capabilities.audits:
+            self.carry_out(audit.note(tenant, action, audit.whoami(), **details))
+
+    def carry_out(self, asking: Generator[Item, Any, R]) -> R:
+        """Run what yields items for the store, and is sent their answers."""
+        answer: Any = None
+        try:
+            while True:
+                (answer,) = self.store.send((asking.send(answer),))
+        except StopIteration as end:
+            result: R = end.value
+            return result
+
+    def stored_settings(self) -> StoreSettings:
+        """The windows and modes that the store keeps."""
+        return self.ask(ReadSettings())
+
+    def scopes(self) -> list[tuple[str, str]]:
+        """The (tenant, consumer) pairs that the settings choose: all that are known, unless they say more."""
+        tenant, consumer = self.settings.tenant, self.settings.consumer
+        known = self.stored_settings().modes
+        found = {
+            scope
+            for scope in known
+            if tenant in (None, scope[0]) and (consumer is None or consumer == scope[1])
+        }
+        if consumer is not None and not found:
+            found.add((tenant or "", consumer))
+        return sorted(found)
+
+    def scope(self, consumer: str) -> tuple[str, str]:
+        """The one known consumer of this name. Raises `CommandExit` where there is none, or one for each tenant."""
+        known = self.stored_settings().modes
+        found = [
+            scope for scope in known if scope[1] == consumer and self.settings.tenant in (None, scope[0])
+        ]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            tenants = ", ".join(sorted(repr(tenant) for tenant, _ in found))
+            raise CommandExit(
+                f"consumer {consumer!r} exists for several tenants ({tenants}); choose with --tenant", USAGE
+            )
+        raise CommandExit(
+            f"no consumer {consumer!r} in {self.store.name}{self.did_you_mean(consumer)}", NOT_FOUND
+        )
+
+    def did_you_mean(self, consumer: str) -> str:
+        """A hint at the consumer that was meant, if one is near."""
+        near = get_close_matches(consumer, {name for _, name in self.stored_settings().modes}, 1)
+        return f"; did you mean {near[0]!r}?" if near else ""
+
+    def records_of(self, key: str) -> list[Record]:
+        """The records of this key, of every consumer that the settings choose."""
+        check_key(key)
+        scopes = self.scopes()
+        answers = self.store.send([Lookup((*scope, key)) for scope in scopes])
+        found = [reachable(answer) for answer in answers]
+        return [record for record in found if not isinstance(record, Absent)]
+
+    def record_of(self, key: str) -> Record:
+        """The one record of this key. Raises `CommandExit` where there is none, or one for each of several consumers."""
+        found = self.records_of(key)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(f"{record.consumer!r}" for record in found)
+            raise CommandExit(
+                f"{key!r} has a record for several consumers ({names}); choose with --consumer", USAGE
+            )
+        raise self.no_record(key)
+
+    def no_record(self, key: str) -> CommandExit:
+        """What to say of a key that nobody knows."""
+        consumer = self.settings.consumer
+        whose = (
+            "any consumer"
+            if consumer is None
+            else f"consumer {consumer!r}{self.did_you_mean_unknown(consumer)}"
+        )
+        return CommandExit(
+            f"no record of {key!r} for {whose} in {self.store.name}: new, expired or forgotten", NOT_FOUND
+        )
+
+    def did_you_mean_unknown(self, consumer: str) -> str:
+        """A hint, only where the consumer is not known at all."""
+        known = {name for _, name in self.stored_settings().modes}
+        return "" if consumer in known else f" (not known here{self.did_you_mean(consumer)})"
+
+
+@contextmanager
+def opened(settings: "CliSettings", *, create: bool = False) -> Iterator[StoreAccess]:
+    """The store that the settings name, connected. A file that is not there is not made unless `create`."""
+    store = found(settings) if create else existing(settings)
+    store.open()
+    try:
+        yield StoreAccess(store, settings)
+    finally:
+        store.close()
+
+
+def existing(settings: "CliSettings", flag: str = "--store") -> Store:
+    """The store that the settings name, not yet connected. Raises `CommandExit` where it was never made."""
+    store = found(settings)
+    if not exists(store):
+        raise CommandExit(
+            f"{store.name} does not exist; name another with {flag}, or create it with: semel migrate --store"
+            f" {shlex.quote(store.name)}",
+            NOT_FOUND,
+        )
+    return store
+
+
+def found(settings: "CliSettings") -> Store:
+    """The store that the settings name, not yet connected."""
+    store: Store | AsyncStore = store_for(settings.store)
+    if not isinstance(store, Store):
+        raise CommandExit(
+            f"{store.name} serves event loops only; the command line cannot use it", BAD_CONFIGURATION
+        )
+    return store
+
+
+def exists(store: Store) -> bool:
+    """Whether the store was made; an empty file is none yet. True where it cannot be known before it is opened."""
+    behind: Any = getattr(store, "truth", store)
+    if hasattr(behind, "exists"):
+        try:
+            return bool(behind.exists())
+        except StoreError:
+            return True  # opening it says what is wrong
+    if not hasattr(behind, "path"):
+        return True
+    file = Path(behind.path)
+    return file.exists() and (not file.is_file() or file.stat().st_size > 0)

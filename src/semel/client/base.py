@@ -1,0 +1,454 @@
+"""What both clients hold and know; how each of them waits is in `client` and `aclient`."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from msgspec.structs import replace
+
+from semel.client.claims import Claimed
+from semel.client.items import ItemBuilder, ObserveCounts, marks_of, time_us
+from semel.core import flows
+from semel.core.commands import Claim, Flow, Granted, Mark, Renew, Settle
+from semel.core.folding import copy_of_claim, leaders, leaders_in_time
+from semel.core.protocols import AsyncStore, Store
+from semel.core.settlement import Task, replay
+from semel.errors import ClaimLost, NotRecorded, RecordCorrupt, StoreUnavailable, UsageError
+from semel.keys.limits import check_all
+from semel.keys.sliding import Sliding
+from semel.policy import Policy
+from semel.runtime.engine import Runtime
+from semel.runtime.handlers import label_of
+from semel.runtime.keeper import LiveClaim
+from semel.runtime.process import inspect
+from semel.stores.memory.store import MemoryStore
+from semel.types import (
+    Busy,
+    Delivery,
+    Done,
+    Errored,
+    Failed,
+    Late,
+    Lost,
+    Mismatch,
+    Mode,
+    Outcome,
+    Record,
+    Unavailable,
+    Unknown,
+)
+
+__all__ = ["ClaimOutcome", "Client", "raised"]
+
+T = TypeVar("T")
+
+ClaimOutcome: TypeAlias = Claimed | Done[Any] | Failed | Busy | Mismatch | Late | Unknown
+"""What `claim` comes to."""
+
+
+class Client:
+    """What both clients hold."""
+
+    awaits: bool = False
+    """Whether its verbs are awaited."""
+
+    def __init__(self, plan: ItemBuilder, runtime: Runtime) -> None:
+        self._plan = plan
+        self._runtime = runtime
+        self._admitted = False
+        self._tells_copies = isinstance(runtime.store, MemoryStore)
+        """Whether the store itself tells the first of equal keys in one mark from the others."""
+
+    def __repr__(self) -> str:
+        plan = self._plan
+        return f"{type(self).__name__}({self._runtime.store.name!r}, consumer={plan.consumer!r}, mode={plan.mode!r})"
+
+    @property
+    def consumer(self) -> str:
+        """Who processes."""
+        return self._plan.consumer
+
+    @property
+    def tenant(self) -> str:
+        """Whose records; empty where there are no tenants."""
+        return self._plan.tenant
+
+    @property
+    def mode(self) -> Mode:
+        """How the consumer works."""
+        return self._plan.mode
+
+    @property
+    def policy(self) -> Policy:
+        """How deliveries are treated."""
+        return self._plan.policy
+
+    @property
+    def store(self) -> Store | AsyncStore:
+        """Where the records live."""
+        return self._runtime.store
+
+    @property
+    def observed(self) -> ObserveCounts:
+        """What observe mode has counted in this process."""
+        return self._plan.observed
+
+    def _fingerprint(self, args: Any, kwargs: Any) -> bytes | None:
+        """What the policy takes of a handler's arguments."""
+        take = self._plan.policy.fingerprint
+        return None if take is None else take(*args, **kwargs)
+
+    def _printed(self, deliveries: Sequence[Delivery[T]]) -> Sequence[Delivery[T]]:
+        """The deliveries with what the policy takes of their bodies, where they bring none of their own."""
+        take = self._plan.policy.fingerprint
+        if take is None:
+            return deliveries
+        return [
+            each if each.fingerprint is not None else replace(each, fingerprint=take(each.body))
+            for each in deliveries
+        ]
+
+    def _claim_item(
+        self,
+        stored: Any,
+        key: str,
+        event_type: str | None,
+        fingerprint: bytes | None,
+        event_time: datetime | None,
+        journal: Any,
+        sliding: Sliding | None,
+        meta: Mapping[str, str] | None,
+    ) -> Claim:
+        self._plan.require("lease", "quarantine", "transaction", "observe")
+        self._check_journal(journal)
+        return self._plan.claim(
+            stored,
+            key,
+            fingerprint,
+            sliding_us=None if sliding is None else sliding.window_us,
+            event_type=event_type or "",
+            event_time_us=time_us(event_time),
+            journal=journal,
+            meta=meta,
+            lateness_us=None if sliding is None else sliding.lateness_us,
+        )
+
+    def _check_journal(self, journal: Any) -> None:
+        if journal is not None and self._plan.ids:
+            raise UsageError(
+                f"consumer {self._plan.consumer!r} declared ids={self._plan.ids!r}: its records are removed by the time"
+                " in the id, and a journaled claim must stay until it is finished; use a consumer without ids"
+            )
+        if journal is not None and not self._runtime.store.capabilities.durable:
+            raise UsageError(
+                f"{self._runtime.store.name} forgets on exit, and a journal must not; use sqlite:"
+            )
+
+    def _claim_items(self, stored: Any, deliveries: Sequence[str | Delivery[Any]]) -> list[Claim]:
+        self._plan.require("lease", "quarantine", "transaction", "observe")
+        claim, claims = self._plan.claim, list[Claim]()
+        if isinstance(deliveries, str | Delivery):
+            raise UsageError("claim_many takes a list of keys or deliveries; for one of them use claim")
+        for each in deliveries:
+            if isinstance(each, str):
+                claims.append(claim(stored, each))
+            elif not isinstance(each, Delivery):
+                raise UsageError(f"claim_many takes keys and deliveries, not {each!r}")
+            else:
+                self._check_journal(each.journal)
+                claims.append(self._plan.delivered(stored, each))
+        return claims
+
+    def _outcome(self, claim: Claim, answer: Any, sent_at: float) -> Any:
+        if isinstance(answer, Granted):
+            return Claimed(
+                self, claim, answer, LiveClaim.since(claim, answer, sent_at, self._plan.policy.run_max_s)
+            )
+        return replay(answer, None)
+
+    def _outcomes(self, claims: list[Claim], answers: list[Any], sent_at: float, fold: Any) -> list[Any]:
+        """The outcomes of `claim_many`: a later copy of a key is answered from the first one's answer."""
+        first_at, place_of = fold
+        outcome = self._outcome
+        outcomes: list[Any] = []
+        for claim, place in zip(claims, place_of, strict=True):
+            answer, leader = answers[place], claims[first_at[place]]
+            try:
+                answer = answer if claim is leader else copy_of_claim(leader, claim, answer)
+                outcomes.append(outcome(claim, answer, sent_at))
+            except RecordCorrupt as error:  # one that does not read must not cost the others their claims
+                outcomes.append(Unavailable(error))
+        return outcomes
+
+    def _many(
+        self,
+        stored: Any,
+        deliveries: Sequence[Delivery[Any]],
+        handler: Callable[[Any], Any],
+        last_words: Callable[[Delivery[Any], BaseException, Granted], Any] | None = None,
+        *,
+        reached: bool = True,
+    ) -> tuple[list[Any], Sequence[int], Sequence[int]]:
+        """The flows of `run_many`, one for each distinct key, and how the copies relate to them."""
+        for delivery in deliveries:
+            self._check_journal(delivery.journal)
+        first_at: Sequence[int]
+        place_of: Sequence[int]
+        if self._plan.mode == "observe":
+            first_at = place_of = range(len(deliveries))
+        elif any(delivery.lateness_us is not None for delivery in deliveries):
+            first_at, place_of = leaders_in_time([self._plan.delivered(stored, each) for each in deliveries])
+        else:
+            first_at, place_of = leaders([each.key for each in deliveries])
+        made = []
+        for at in first_at:
+            delivery = deliveries[at]
+            claim = self._plan.delivered(stored, delivery)
+            words = None if last_words is None else partial(last_words, delivery)
+            flow = self._plan.flow(claim, partial(handler, delivery.body), handler, words, reached=reached)
+            if self._runtime.hooks is not None:
+                flow = self._watched(flow, claim, handler, delivery, parks=last_words is not None)
+            made.append((flow, claim.owner))
+        return made, first_at, place_of
+
+    def _last_known(self, error: StoreUnavailable) -> Any:
+        """The windows to go on with, where the policy runs without the store. Raises the error where it does not."""
+        if self._plan.policy.on_unavailable != "run":
+            raise error
+        return self._runtime.windows
+
+    # --- those who listen ---
+
+    def _once(self, handler: Any) -> Callable[[Task], Flow[Outcome[Any]]]:
+        """The flow of an orphan, told of if somebody listens."""
+        if self._runtime.hooks is None:
+            return flows.once
+        return lambda task: self._watched(flows.once(task), task.claim, handler)
+
+    def _watched(
+        self,
+        flow: Flow[Outcome[Any]],
+        claim: Claim,
+        fn: Any,
+        delivery: Delivery[Any] | None = None,
+        *,
+        parks: bool = False,
+    ) -> Flow[Outcome[Any]]:
+        """The flow of a delivery with a tap on it. `parks`: a runner keeps it in hand while it is busy."""
+        from semel.observe.instrument import FlowObserver, name_of
+
+        hooks = self._runtime.hooks
+        assert hooks is not None
+        source, redelivered = ("", None) if delivery is None else (delivery.source, delivery.redelivered)
+        again = delivery is not None and delivery.again
+        tap = FlowObserver(hooks, claim, name_of(fn), source, redelivered, again=again, parks=parks)
+        return tap.watch(flow, awaits=self.awaits, observes=self._plan.mode == "observe")
+
+    def _tell_copies(
+        self,
+        deliveries: Sequence[Delivery[Any]],
+        handler: Any,
+        first_at: Sequence[int],
+        place_of: Sequence[int],
+        outcomes: Sequence[Outcome[Any]],
+        *,
+        parks: bool = False,
+    ) -> None:
+        """Later copies of a key in one batch have no flow of their own."""
+        hooks = self._runtime.hooks
+        if hooks is None or len(first_at) == len(deliveries):
+            return
+        from semel.observe.instrument import copied, name_of
+
+        for at, place in enumerate(place_of):
+            if first_at[place] != at:
+                copied(
+                    hooks,
+                    self._plan.id(deliveries[at].key),
+                    name_of(handler),
+                    deliveries[at],
+                    outcomes[at],
+                    parks=parks,
+                )
+
+    def _tell_claimed(self, claims: Sequence[Claim], answers: Sequence[Any]) -> None:
+        if self._runtime.hooks is not None:
+            from semel.observe.instrument import claimed
+
+            claimed(self._runtime.hooks, claims, answers)
+
+    def _tell_settled(self, items: Sequence[Any], verdicts: Sequence[Any]) -> None:
+        if self._runtime.hooks is not None:
+            from semel.observe.instrument import settled
+
+            settled(self._runtime.hooks, items, verdicts)
+
+    def _tell_left(self, claim: Claimed, to: Any, answer: Any) -> None:
+        """A `with` block has settled its claim."""
+        if self._runtime.hooks is not None:
+            item = claim.claim
+            self._tell_settled((Settle(item.id, item.owner, claim.granted.fence, to),), (answer,))
+
+    def _tell_marked(
+        self,
+        keys: Sequence[str],
+        firsts: Sequence[bool],
+        event_type: str = "",
+        meta: Mapping[str, str] | None = None,
+    ) -> None:
+        if self._runtime.hooks is not None:
+            from semel.observe.instrument import marked
+
+            event_type = event_type or self._plan.policy.event_type
+            who = (self._plan.tenant, self._plan.consumer)
+            marked(self._runtime.hooks, *who, keys, firsts, event_type=event_type, meta=meta)
+
+    def _warn_not_kept(self, fn: Any, outcome: Done[Any]) -> None:
+        """Warn at the first value of a handler that cannot be kept: its duplicates will have none."""
+        label = label_of(fn)
+        if outcome.replayed or label in self._plan.warned or not self._plan.warns_not_kept:
+            return
+        self._plan.warned.add(label)
+        warnings.warn(
+            f"what {label} returns is not kept, so a duplicate gets no value: {outcome.reason}"
+            " (or say Policy(keep_value=False))",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    def _warn_each_not_kept(self, fn: Any, outcomes: Sequence[Outcome[Any]]) -> None:
+        for outcome in outcomes:
+            if type(outcome) is Done and outcome.reason:
+                self._warn_not_kept(fn, outcome)
+                return
+
+    def _recovery(
+        self, stored: Any, handler: Callable[[Any], Any]
+    ) -> tuple[Callable[[Record], Task], list[bytes]]:
+        """How orphans are run again, and the owners of the claims made for it."""
+        task, owners = self._plan.recovery(stored, handler), list[bytes]()
+
+        def noted(record: Record) -> Task:
+            made = task(record)
+            owners.append(made.claim.owner)
+            return made
+
+        return noted, owners
+
+    def _drop_settled(self, claims: Sequence[Claimed], verdicts: Sequence[Any], keeper: Any) -> None:
+        """A claim is kept until its settle is answered."""
+        if not keeper.kept:
+            return
+        for claim, verdict in zip(claims, verdicts, strict=True):
+            if type(verdict) is not Unavailable:
+                keeper.drop(claim.claim.owner)
+
+    def _left(self, claim: Claimed, error: BaseException | None, answer: Any) -> None:
+        """A `with` block has ended. Its own error is never hidden; a good end that is not recorded is one."""
+        if error is None and isinstance(answer, Lost):
+            raise ClaimLost(f"another attempt at {claim.key!r} took over; its result counts")
+        if error is None and isinstance(answer, Unavailable):
+            raise NotRecorded(
+                f"{claim.key!r} ran, but the store could not be told: a repeat may run again"
+            ) from answer.error
+
+    def _window_known(self, event_type: str) -> int:
+        """The window in force for an event type, as far as it is known without asking."""
+        return self._plan.window_us(self._runtime.windows, event_type)
+
+    def _as_of_now(self, claim: Claimed) -> Claim:
+        """The claim with the window that is in force now: a change applies to completions from then on."""
+        item, windows = claim.claim, self._runtime.windows
+        window_us = self._plan.window_us(windows, item.event_type)
+        return item if item.sliding or item.window_us == window_us else replace(item, window_us=window_us)
+
+    def _completions(self, claims: Sequence[Claimed], values: Sequence[Any] | None) -> list[Settle]:
+        values = [None] * len(claims) if values is None else values
+        as_of_now, completion = self._as_of_now, self._plan.completion
+        return [
+            completion(as_of_now(claim), claim.granted, value)
+            for claim, value in zip(claims, values, strict=True)
+        ]
+
+    def _failures(self, claims: Sequence[Claimed], errors: Sequence[BaseException | str]) -> list[Settle]:
+        return [
+            self._plan.failure(self._as_of_now(claim), claim.granted, error)
+            for claim, error in zip(claims, errors, strict=True)
+        ]
+
+    def _releases(self, claims: Sequence[Claimed], delay_s: float, *, count_attempt: bool) -> list[Settle]:
+        return [
+            self._plan.release(claim.claim, claim.granted, delay_s, count_attempt=count_attempt)
+            for claim in claims
+        ]
+
+    def _renewals(self, claims: Sequence[Claimed]) -> list[Renew]:
+        return [self._plan.renewal(claim.claim, claim.granted) for claim in claims]
+
+    def _marks(
+        self, stored: Any, keys: Sequence[str], event_type: str
+    ) -> tuple[Mark, Callable[[Any], list[bool]]]:
+        """The mark of keys that differ, and how its answer reads for the keys as they were given."""
+        self._plan.require("mark")
+        if isinstance(keys, str):
+            raise UsageError("mark_many takes a list of keys; for one key use mark")
+        check_all(keys)
+        if self._tells_copies or len(set(keys)) == len(keys):
+            return self._plan.mark(stored, keys, event_type), marks_of
+        first_at, place_of = leaders(keys)
+
+        def unfold(answer: Any) -> list[bool]:
+            firsts = marks_of(answer)
+            return [firsts[place] and first_at[place] == at for at, place in enumerate(place_of)]
+
+        return self._plan.mark(stored, [keys[at] for at in first_at], event_type), unfold
+
+
+def as_deliveries(given: Iterable[Delivery[T] | tuple[str, T]]) -> list[Delivery[T]]:
+    """Return the deliveries, with pairs `(key, body)` made into them. Raises `UsageError` for anything else."""
+    if isinstance(given, str | bytes | Mapping | Delivery):
+        raise UsageError(f"deliveries come in a list, not in a {type(given).__name__}")
+    return [each if isinstance(each, Delivery) else _delivery_of(each) for each in given]
+
+
+def _delivery_of(pair: Any) -> Delivery[Any]:
+    match pair:
+        case (str(key), body):
+            return Delivery(key=key, body=body)
+        case _:
+            raise UsageError(
+                f"{pair!r} is not a delivery; write Delivery(key=..., body=...), or a pair (key, body)"
+            )
+
+
+def check_concurrency(concurrency: int) -> None:
+    """Raise `UsageError` for fewer than one handler at a time."""
+    if concurrency < 1:
+        raise UsageError(
+            f"concurrency is {concurrency!r}; give the number of handlers that may run at once, from 1"
+        )
+
+
+def check_own_arguments(fn: Any, event_type: str, meta: Mapping[str, str] | None) -> None:
+    """Raise `UsageError` where `event_type` or `meta` of `run` may be meant for the function."""
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return  # written in C, without a signature: then it has no such parameter that anybody could know
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    bound = fn.keywords if isinstance(fn, partial) else {}
+    for name, given in (("event_type", event_type), ("meta", meta)):
+        if given and name not in bound and (takes_any or name in parameters):
+            raise UsageError(
+                f"{name}= is an argument of run, and {label_of(fn)} takes one of that name, too; if it is for the"
+                f" function, bind it: functools.partial({label_of(fn)}, {name}=...)"
+            )
+
+
+def raised(outcome: Outcome[T]) -> Outcome[T]:
+    """The outcome, unless it was an interrupt: that goes on its way once the claim is released."""
+    if type(outcome) is Errored and not isinstance(outcome.error, Exception):
+        raise outcome.error
+    return outcome

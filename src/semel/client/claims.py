@@ -1,0 +1,106 @@
+"""A claim in the caller's own hands: what `claim` returns when the key is yours."""
+
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from semel.codec import decode
+from semel.core.commands import Claim, Granted
+from semel.core.ids import idempotency_key
+from semel.runtime.context import enter_by_hand, leave_by_hand
+from semel.runtime.keeper import LiveClaim
+
+__all__ = ["Claimed"]
+
+
+class Claimed:
+    """The exclusive right to run. Settle it with `complete`, `fail` or `release`.
+
+    `with claim:` keeps it alive until the block ends. A block that ends well completes it, one that raises
+    releases it (or fails it, as the policy says), unless it was settled inside. A block that ended well but
+    could not be recorded raises `ClaimLost` or `NotRecorded`. A bare claim is not renewed.
+    """
+
+    __slots__ = ("_client", "_kept", "claim", "granted", "settled")
+
+    def __init__(self, client: Any, claim: Claim, granted: Granted, kept: LiveClaim) -> None:
+        self._client = client
+        self._kept = kept
+        self.claim: Claim = claim
+        self.granted: Granted = granted
+        self.settled: bool = False
+
+    def __repr__(self) -> str:
+        return f"Claimed(key={self.key!r}, fence={self.fence}, attempt={self.attempt})"
+
+    @property
+    def key(self) -> str:
+        """The event's key."""
+        return self.claim.id[2]
+
+    @property
+    def fence(self) -> int:
+        """Grows with every claim of this key: a sink that remembers it refuses zombies."""
+        return self.granted.fence
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first."""
+        return self.granted.attempt
+
+    @property
+    def first_seen(self) -> int:
+        """When the event was first claimed: store clock, microseconds."""
+        return self.granted.first_seen
+
+    @property
+    def journal(self) -> Any:
+        """The payload kept with the claim, or `None`."""
+        return None if self.granted.journal is None else decode(self.granted.journal)
+
+    @property
+    def idempotency_key(self) -> str:
+        """For the systems you call: the same on every attempt."""
+        return idempotency_key(self.claim.id)
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds until the claim ends if it is not renewed any more."""
+        return self._kept.deadline - monotonic()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the keeper found the claim lost: stop, and touch nothing more."""
+        return self._kept.lost
+
+    def __enter__(self) -> Self:
+        if self._client.awaits:
+            raise TypeError("this claim belongs to an async client: write `async with claim:`")
+        self._client._hold(self)  # noqa: SLF001 - the claim and its client are one mechanism
+        enter_by_hand(self._kept)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leave_by_hand(self._kept)
+        try:
+            if not self.settled:
+                self._client._settle(self, error)  # noqa: SLF001
+        finally:
+            self._client._drop(self)  # noqa: SLF001
+
+    async def __aenter__(self) -> Self:
+        self._client._hold(self)  # noqa: SLF001
+        enter_by_hand(self._kept)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leave_by_hand(self._kept)
+        try:
+            if not self.settled:
+                await self._client._settle(self, error)  # noqa: SLF001
+        finally:
+            self._client._drop(self)  # noqa: SLF001

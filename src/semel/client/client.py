@@ -1,0 +1,471 @@
+"""The client that blocks, and the two doors: `open` and `aopen`.
+
+What it says to the store is in `plans`, the protocol in `core.flows`; here is only how it waits.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
+
+from semel.client.base import (
+    ClaimOutcome,
+    Client,
+    as_deliveries,
+    check_concurrency,
+    check_own_arguments,
+    raised,
+)
+from semel.client.claims import Claimed
+from semel.client.client_async import AsyncSemel
+from semel.client.guard import Guard, GuardOptions, KeySource, MetaSource
+from semel.client.items import ItemBuilder, reachable, unreachable
+from semel.client.records import Records, Windows
+from semel.core import flows
+from semel.core.commands import Item
+from semel.core.folding import leaders
+from semel.core.protocols import AsyncStore, HasAsyncTwin, Store
+from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
+from semel.keys.sliding import Sliding
+from semel.policy import Policy
+from semel.runtime.engine import Runtime
+from semel.runtime.executor import Executor, drive
+from semel.runtime.handlers import blocking
+from semel.runtime.scheduler import copies, drive_many
+from semel.stores.memory.store import MemoryStore
+from semel.stores.registry import store_for
+from semel.types import Completed, Delivery, Done, Lost, Mode, Outcome, Renewed, Unavailable, Verdict
+from semel.windows import Duration
+
+if TYPE_CHECKING:
+    from semel.observe.events import Hook  # loaded when somebody listens
+
+__all__ = ["Semel", "aopen", "open"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def open(
+    store: str | Store,
+    *,
+    consumer: str,
+    tenant: str = "",
+    window: Duration = "24h",
+    lease: Duration = "30s",
+    mode: Mode = "lease",
+    policy: Policy | None = None,
+    ids: str | None = None,
+    hooks: "Iterable[Hook]" = (),
+) -> "Semel":
+    """A client of a store, named by its URL or given. No I/O yet: the first use connects, or `with`.
+
+    `ids` declares that every key is an id with a time inside (`"uuid7"`, `"ulid"`, `"ksuid"`, `"snowflake"`), by
+    which a store may lay out its records and remove the old ones at once. `hooks`: callables that are told what
+    happens, one event at a time (`semel.observe`).
+    """
+    plan = ItemBuilder(
+        consumer=consumer,
+        tenant=tenant,
+        window=window,
+        lease=lease,
+        mode=mode,
+        policy=policy or Policy(),
+        ids=ids,
+    )
+    return Semel(plan, _runtime(store, mode, hooks))
+
+
+def aopen(
+    store: str | Store | AsyncStore,
+    *,
+    consumer: str,
+    tenant: str = "",
+    window: Duration = "24h",
+    lease: Duration = "30s",
+    mode: Mode = "lease",
+    policy: Policy | None = None,
+    ids: str | None = None,
+    hooks: "Iterable[Hook]" = (),
+) -> AsyncSemel:
+    """The same for an event loop. No I/O yet: the first use connects, or `async with`."""
+    plan = ItemBuilder(
+        consumer=consumer,
+        tenant=tenant,
+        window=window,
+        lease=lease,
+        mode=mode,
+        policy=policy or Policy(),
+        ids=ids,
+    )
+    runtime = _runtime(store, mode, hooks)
+    if isinstance(runtime.store, HasAsyncTwin):
+        runtime = Runtime(runtime.store.twin(), owned=True, hooks=runtime.hooks)  # made here, so closed here
+    return AsyncSemel(plan, runtime)
+
+
+def _runtime(store: str | Store | AsyncStore, mode: Mode, hooks: "Iterable[Hook]") -> Runtime:
+    owned = isinstance(store, str)
+    found = store_for(store) if isinstance(store, str) else store
+    if not isinstance(found, Store | AsyncStore):
+        raise StoreUnknown(f"{found!r} is neither a store URL nor a store")
+    if mode == "inbox":
+        if not found.capabilities.transactional:
+            raise PolicyInvalid(f"{found.name} cannot hold an inbox: your transaction does not reach it")
+        if owned and hasattr(found, "adopt"):
+            found.adopt()  # the tables belong beside the application's own
+    hooks = tuple(hooks)
+    if not hooks:
+        return Runtime(found, owned=owned)
+    from semel.observe.events import Hooks  # not loaded unless somebody listens
+
+    return Runtime(found, owned=owned, hooks=Hooks(hooks))
+
+
+class Semel(Client):
+    """A client that blocks. Use it from any thread; after a fork the child goes on with its own connections."""
+
+    def __init__(self, plan: ItemBuilder, runtime: Runtime) -> None:
+        super().__init__(plan, runtime)
+        self._hands = Executor(runtime, runtime.keeper, plan.policy, self._window_known)
+        self._perform = self._hands.__call__  # a bound method is called faster than an object
+        self.records: Records = Records(plan, self._ask, audits=runtime.store.capabilities.audits)
+        self.windows: Windows = Windows(plan, self._ask, runtime.expire_settings)
+
+    def using(self, policy: Policy) -> "Semel":
+        """The same client by another policy; both share one connection."""
+        return Semel(self._plan.using(policy), self._runtime)
+
+    @property
+    def twin(self) -> AsyncSemel:
+        """The async client of the same store; what `guard` uses for an `async def`.
+
+        Closing this client closes it too: at once, or soon where an event loop is using it. Whoever wants to
+        wait for that awaits `twin.close()` in the loop.
+        """
+        return AsyncSemel(self._plan, self._runtime.twin())
+
+    def __enter__(self) -> Self:
+        self._connect()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Send what is queued and let go. Idempotent; works while other threads wait."""
+        self._runtime.close()
+
+    def _connect(self) -> Any:
+        """Connect at first use, and keep the stored windows fresh; returns them."""
+        runtime = self._runtime
+        if not self._admitted or monotonic() >= runtime.fresh_until:
+            plan = self._plan
+            runtime.warn_in_loop()
+            runtime.connect(plan.tenant, plan.consumer, plan.mode, plan.ids)
+            if plan.mode == "inbox":
+                runtime.refresh_behind()
+            else:
+                runtime.refresh()
+            plan.check_live(runtime.windows, runtime.live_us)
+            self._admitted = True
+        return runtime.windows
+
+    def _reach(self) -> tuple[Any, bool]:
+        """The stored windows, or those last known where the policy runs without the store; whether it was reached."""
+        self._plan.check_probe()
+        try:
+            return self._connect(), True
+        except StoreUnavailable as error:
+            return self._last_known(error), False
+
+    def _ask(self, item: Item) -> Any:
+        self._connect()
+        return self._runtime.channel.send((item,))[0]
+
+    # --- run ---
+
+    @overload
+    def run(
+        self,
+        key: str,
+        fn: Callable[..., R],
+        /,
+        *args: Any,
+        event_type: str,
+        meta: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Outcome[R]: ...
+
+    @overload
+    def run(
+        self, key: str, fn: Callable[..., R], /, *args: Any, meta: Mapping[str, str], **kwargs: Any
+    ) -> Outcome[R]: ...
+
+    @overload
+    def run(self, key: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]: ...
+
+    def run(  # type: ignore[misc]  # whatever is not its own is for `fn`
+        self,
+        key: str,
+        fn: Callable[..., R],
+        /,
+        *args: Any,
+        event_type: str = "",
+        meta: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Outcome[R]:
+        """Run `fn` once for this key; a duplicate gets the first one's outcome. Two round trips, one for a duplicate.
+
+        An exception of `fn` is an outcome: `Failed` if the policy calls it permanent, else `Errored`, with the
+        claim released. Raises for wrong use, and passes interrupts on once the claim is released. `event_type`
+        selects the window, `meta` is kept with the record; all other arguments are for `fn`.
+        """
+        blocking(fn)
+        if event_type or meta is not None:
+            check_own_arguments(fn, event_type, meta)
+        call = partial(fn, *args, **kwargs) if args or kwargs else fn
+        return self._run(key, call, fn, self._fingerprint(args, kwargs), event_type, meta)
+
+    def _run(
+        self,
+        key: str,
+        call: Any,
+        fn: Any,
+        fingerprint: bytes | None,
+        event_type: str = "",
+        meta: Mapping[str, str] | None = None,
+        sliding: Sliding | None = None,
+        event_time_us: int | None = None,
+    ) -> Outcome[Any]:
+        stored, reached = self._reach()
+        claim = self._plan.called(stored, key, fingerprint, event_type, meta, sliding, event_time_us)
+        flow = self._plan.flow(claim, call, fn, reached=reached)
+        if self._runtime.hooks is not None:
+            flow = self._watched(flow, claim, fn)
+        try:
+            outcome = drive(flow, self._perform)
+        except BaseException:
+            self._hands.forsake((claim.owner,))
+            raise
+        self._hands.drop(claim.owner)
+        if type(outcome) is not Done:
+            return raised(outcome)
+        if outcome.reason:
+            self._warn_not_kept(fn, outcome)
+        return outcome
+
+    def run_many(
+        self,
+        deliveries: Iterable[Delivery[T] | tuple[str, T]],
+        handler: Callable[[T], R],
+        *,
+        concurrency: int = 1,
+    ) -> list[Outcome[R]]:
+        """Run `handler(delivery.body)` once for each key. One claim for all; outcomes in input order.
+
+        A pair `(key, body)` is a delivery, too. One delivery's failure never touches another's. Completions leave as
+        handlers finish; a crash repeats at most those under way. `concurrency`: how many handlers run at once, in
+        threads.
+        """
+        blocking(handler)
+        check_concurrency(concurrency)
+        deliveries = self._printed(as_deliveries(deliveries))
+        stored, reached = self._reach()
+        made, first_at, place_of = self._many(stored, deliveries, handler, reached=reached)
+        try:
+            outcomes = drive_many([flow for flow, _ in made], self._hands, concurrency)
+        finally:
+            self._hands.forsake(owner for _, owner in made)
+        spread = copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
+        self._tell_copies(deliveries, handler, first_at, place_of, spread)
+        self._warn_each_not_kept(handler, outcomes)
+        return spread
+
+    def sweep(self, handler: Callable[[Any], R], *, limit: int = 100) -> list[Outcome[R]]:
+        """Take over journaled claims whose owner died, and run `handler(payload)` for each."""
+        self._plan.check_probe()
+        task, owners = self._recovery(self._connect(), blocking(handler))
+        try:
+            outcomes = drive(flows.sweep(self._plan.orphans(limit), task, self._once(handler)), self._hands)
+        finally:
+            self._hands.forsake(owners)
+        return [raised(outcome) for outcome in outcomes]
+
+    def guard(
+        self,
+        *,
+        key: KeySource,
+        name: str | None = None,
+        event_type: str = "",
+        meta: MetaSource | None = None,
+        policy: Policy | None = None,
+    ) -> Guard:
+        """Decorate a function so that it runs once per key and every call returns the first one's value.
+
+        `key`: an attribute path that starts with a parameter's name (`"order.id"`), or a callable that is given
+        the arguments. An `async def` is served by the async twin.
+
+        Each function has its own records, under `NAME::KEY`: another function with the same keys shares none. The
+        name is its module and qualified name, so renaming or moving it makes its keys new; `name` keeps them.
+        `event_type` selects the window, `meta` (or what a callable makes of the arguments) is kept with the record.
+        """
+        options = GuardOptions(key=key, name=name, event_type=event_type, meta=meta)
+        return Guard(self if policy is None else self.using(policy), options)
+
+    # --- plain verbs ---
+
+    def claim(
+        self,
+        key: str,
+        *,
+        event_type: str | None = None,
+        fingerprint: bytes | None = None,
+        event_time: datetime | None = None,
+        journal: Any = None,
+        sliding: Sliding | None = None,
+        meta: Mapping[str, str] | None = None,
+    ) -> ClaimOutcome:
+        """The right to run, or what a duplicate needs to know. One round trip, no waiting.
+
+        `sliding`: what made the key, where its window slides; by event time it needs `event_time` too. `meta` is kept
+        with the record.
+        """
+        stored = self._connect()
+        item = self._claim_item(stored, key, event_type, fingerprint, event_time, journal, sliding, meta)
+        sent_at = self._hands.steady_s()
+        answer = self._runtime.channel.send((item,))[0]
+        self._tell_claimed((item,), (answer,))
+        return self._outcome(item, reachable(answer), sent_at)  # type: ignore[no-any-return]
+
+    def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
+        """Claims for all, in one round trip per 500; a later copy of a key gets `Busy`."""
+        claims = self._claim_items(self._connect(), deliveries)
+        first_at, place_of = leaders([claim.id[2] for claim in claims])
+        sent_at = self._hands.steady_s()
+        asked = [claims[at] for at in first_at]
+        answers = self._runtime.channel.send(asked)
+        self._tell_claimed(asked, answers)
+        return self._outcomes(claims, answers, sent_at, (first_at, place_of))
+
+    def complete(self, claim: Claimed, value: Any = None) -> Completed | Lost[Any]:
+        """The effect has happened: remember it. `Lost` if another attempt took over; nothing is overwritten."""
+        verdict = self.complete_many([claim], [value])[0]
+        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+
+    def fail(self, claim: Claimed, error: BaseException | str) -> Completed | Lost[Any]:
+        """It failed for good: every duplicate gets this failure."""
+        verdict = self.fail_many([claim], [error])[0]
+        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+
+    def release(
+        self, claim: Claimed, *, delay_s: float = 0.0, count_attempt: bool = True
+    ) -> Completed | Lost[Any]:
+        """Give the claim up; anybody may claim again after `delay_s`."""
+        verdict = self.release_many([claim], delay_s=delay_s, count_attempt=count_attempt)[0]
+        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+
+    def renew(self, claim: Claimed) -> Renewed | Lost[Any]:
+        """The lease once more, from now."""
+        verdict = self.renew_many([claim])[0]
+        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+
+    def complete_many(self, claims: Sequence[Claimed], values: Sequence[Any] | None = None) -> list[Verdict]:
+        """Complete all of them in one round trip per 500."""
+        self._hands.refresh()
+        return self._end(claims, self._completions(claims, values))
+
+    def fail_many(self, claims: Sequence[Claimed], errors: Sequence[BaseException | str]) -> list[Verdict]:
+        """Fail all of them in one round trip per 500."""
+        self._hands.refresh()
+        return self._end(claims, self._failures(claims, errors))
+
+    def release_many(
+        self, claims: Sequence[Claimed], *, delay_s: float = 0.0, count_attempt: bool = True
+    ) -> list[Verdict]:
+        """Release all of them in one round trip per 500."""
+        return self._end(claims, self._releases(claims, delay_s, count_attempt=count_attempt))
+
+    def renew_many(self, claims: Sequence[Claimed]) -> list[Renewed | Lost[Any] | Unavailable]:
+        """Renew all of them in one round trip per 500."""
+        return self._runtime.channel.send(self._renewals(claims))
+
+    def mark(self, key: str, *, event_type: str = "", meta: Mapping[str, str] | None = None) -> bool:
+        """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event.
+
+        `event_type` selects the window. A mark keeps nothing but its key: `meta` is for hooks.
+        """
+        first = self.mark_many((key,), event_type=event_type, meta=meta)[0]
+        store, plan = self._runtime.store, self._plan
+        if isinstance(store, MemoryStore) and self._runtime.hooks is None:
+            # No round trip to wait for: from now on this object's `mark` is the store's own, without us in between.
+            window = partial(self._window_us, plan.policy.event_type)
+            vars(self)["mark"] = store.marker(plan.tenant, plan.consumer, window, self._mark_of_type)
+        return first
+
+    def _mark_of_type(self, key: str, event_type: str) -> bool:
+        return self.mark_many((key,), event_type=event_type)[0]
+
+    def mark_many(
+        self, keys: Sequence[str], *, event_type: str = "", meta: Mapping[str, str] | None = None
+    ) -> list[bool]:
+        """Note many keys in one round trip; a later copy of a key is `False`."""
+        item, unfold = self._marks(self._connect(), keys, event_type)
+        firsts = unfold((self._runtime.channel.send((item,)))[0])
+        self._tell_marked(keys, firsts, event_type, meta)
+        return firsts
+
+    def inbox(self, handle: Any) -> Any:
+        """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does.
+
+        An `Inbox`; an `AsyncInbox`, whose verbs are awaited, where those of the handle are.
+        """
+        from semel.connections import AsyncCallerConnection, handle_for
+        from semel.inbox import inbox_for
+
+        self._plan.require("inbox")
+        found = handle_for(handle)
+        if isinstance(found, AsyncCallerConnection):
+            return self.twin.inbox(handle)
+        return inbox_for(found, self._runtime.store, self._plan, self._connect, self._tell_marked)
+
+    def outbox(self, handle: Any) -> Any:
+        """Write messages in your own transaction on `handle`: effect and message commit together, or neither does.
+
+        A relay publishes them afterwards. What `publish` of the outbox returns is awaited if the handle's calls are.
+        """
+        from semel.outbox.publish import outbox_for
+
+        self._connect()
+        return outbox_for(handle, self._runtime.store, self._plan)
+
+    def _window_us(self, event_type: str) -> int:
+        return self._plan.window_us(self._connect(), event_type)
+
+    # --- claims in the caller's hands ---
+
+    def _end(self, claims: Sequence[Claimed], items: Sequence[Item]) -> list[Verdict]:
+        for claim in claims:
+            claim.settled = True
+        verdicts = self._runtime.channel.send(items)
+        self._drop_settled(claims, verdicts, self._runtime.keeper)
+        self._tell_settled(items, verdicts)
+        return verdicts
+
+    def _hold(self, claim: Claimed) -> None:
+        self._runtime.keeper.keep(claim._kept)  # noqa: SLF001 - the claim and its client are one mechanism
+
+    def _drop(self, claim: Claimed) -> None:
+        self._runtime.keeper.drop(claim.claim.owner)
+
+    def _settle(self, claim: Claimed, error: BaseException | None) -> None:
+        claim.settled = True
+        verdict = self._plan.leaving(claim.claim, claim.granted, error)
+        answer = drive(flows.settle(claim.claim, claim.granted, verdict), self._hands)
+        self._tell_left(claim, verdict.to, answer)
+        self._left(claim, error, answer)

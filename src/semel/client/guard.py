@@ -1,0 +1,301 @@
+"""`guard`: a function that runs once per key, and whose every call returns the first one's value."""
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial, update_wrapper
+from types import MethodType
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeAlias,
+    TypeVar,
+    assert_never,
+    cast,
+    overload,
+)
+
+from msgspec import Struct
+
+from semel.errors import (
+    ClaimLost,
+    KeyMissing,
+    LateEvent,
+    NotRecorded,
+    OutcomeUnknown,
+    PayloadMismatch,
+    StillRunning,
+    StoreUnavailable,
+    UsageError,
+    ValueNotKept,
+)
+from semel.keys.limits import check
+from semel.keys.sliding import Sliding
+from semel.runtime.annotations import signature_of
+from semel.runtime.handlers import awaitable, blocking, code_of, operation_name
+from semel.runtime.process import inspect
+from semel.types import Busy, Done, Errored, Failed, Late, Lost, Mismatch, Outcome, Unavailable, Unknown
+
+__all__ = [
+    "SCOPE",
+    "AsyncGuard",
+    "AsyncGuarded",
+    "Guard",
+    "GuardOptions",
+    "Guarded",
+    "KeySource",
+    "MetaSource",
+    "unwrap",
+]
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+S = TypeVar("S")
+
+SCOPE = "::"
+"""Between the name of a guarded function and the key of a call, in the key of its record."""
+
+KeySource: TypeAlias = str | Callable[..., str]
+"""An attribute path that starts with a parameter's name, or a callable given the function's arguments."""
+MetaSource: TypeAlias = Mapping[str, str] | Callable[..., Mapping[str, str]]
+"""What is kept with each record, or a callable that is given the function's arguments and returns it."""
+
+
+def unwrap(outcome: Outcome[R], key: str) -> R:
+    """The value of a delivery, or the error that says why there is none."""
+    match outcome:
+        case Done(value, replayed, kept, recorded, reason, guarded):
+            if guarded and not recorded:
+                raise NotRecorded(
+                    f"{key!r} ran, but the store could not be told: a repeat may run again", value
+                )
+            if replayed and not kept:
+                why = f": {reason}" if reason else ""
+                raise ValueNotKept(f"{key!r} ran on an earlier delivery; its value was not kept{why}")
+            return value
+        case Failed(error) | Errored(error):
+            raise error
+        case Busy(retry_after_s):
+            message = f"another attempt at {key!r} is still running; try again in {retry_after_s:.1f} s"
+            raise StillRunning(message, retry_after_s)
+        case Mismatch():
+            raise PayloadMismatch(
+                f"{key!r} was used before with another payload; a new event needs a new key"
+            )
+        case Lost():
+            raise ClaimLost(f"another attempt at {key!r} took over; its result counts")
+        case Late(age_s):
+            if age_s < 0:
+                raise LateEvent(f"{key!r} is {-age_s:.0f} s ahead of the store's clock; set its producer's")
+            raise LateEvent(
+                f"{key!r} is {age_s:.0f} s old, older than what is remembered; whether it ran is not known"
+            )
+        case Unknown(_, error):
+            raise error or OutcomeUnknown(f"an attempt at {key!r} ended without a result; resolve it")
+        case Unavailable(error):
+            raise error if isinstance(error, StoreUnavailable) else StoreUnavailable(str(error)) from error
+        case _:
+            assert_never(outcome)
+
+
+class GuardOptions(Struct, frozen=True, kw_only=True):
+    """What a guard is told about the function."""
+
+    key: KeySource
+    name: str | None = None
+    event_type: str = ""
+    meta: MetaSource | None = None
+
+
+class KeyReader:
+    """Read the key of a call from its arguments."""
+
+    def __init__(self, fn: Callable[..., Any], source: KeySource) -> None:
+        self._signature = signature_of(fn)
+        self._source = source
+        self.sliding: Sliding | None = source if isinstance(source, Sliding) else None
+        if isinstance(source, str):
+            from semel.keys.extract import extractor
+
+            name = source.partition(".")[0]
+            if name not in self._signature.parameters:
+                given = ", ".join(self._signature.parameters) or "none"
+                raise UsageError(
+                    f"key={source!r} starts with {name!r}, which is no parameter of {fn.__qualname__} (it has: {given})"
+                )
+            self._extract = extractor(source)
+
+    def __call__(self, args: Any, kwargs: Any) -> str:
+        if not isinstance(self._source, str):
+            key = self._source(*args, **kwargs)
+            if not key:
+                raise KeyMissing(f"{self._source!r} found no key in this call, and none is invented")
+            return key if type(key) is str else check(key)
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return self._extract(bound.arguments)
+
+
+class _Guarded(Generic[P, R]):
+    """What both kinds of guarded function hold."""
+
+    __name__: str
+    __wrapped__: Callable[P, Any]
+    """The plain function, to be called without a guard."""
+
+    def __init__(self, client: Any, fn: Callable[P, Any], options: GuardOptions) -> None:
+        update_wrapper(cast(Any, self), fn)  # first: what `fn` holds must not replace what this holds
+        self._client = client
+        self._fn = fn
+        self._read = KeyReader(fn, options.key)
+        self._options = options
+        self._scope = _register(client, fn, options.name) + SCOPE
+        self._binds: Literal["instance", "class", "nothing"] = "instance"
+        self._bound: tuple[Any, ...] = ()
+
+    def _bind(self, instance: Any, owner: type | None) -> Any:
+        """As a method: the object, or the class, is the first argument."""
+        target = owner if self._binds == "class" else instance
+        if target is None or self._bound or self._binds == "nothing":
+            return self
+        bound = object.__new__(type(self))
+        vars(bound).update(vars(self), _bound=(target,), __wrapped__=MethodType(self._fn, target))
+        return bound
+
+    def key(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """The key of the record of a call with these arguments, for `once.records` and `semel show`."""
+        return self._scope + self._read((*self._bound, *args), kwargs)
+
+    def _start(self, args: Any, kwargs: Any) -> tuple[str, Any]:
+        args = (*self._bound, *args)
+        key = self._scope + self._read(args, kwargs)
+        client, call = self._client, partial(self._fn, *args, **kwargs)
+        fingerprint = client._fingerprint(args, kwargs)  # noqa: SLF001 - guard is a verb of the client
+        sliding, meta = self._read.sliding, self._options.meta
+        event_time_us = None if sliding is None else sliding.event_time_us(*args, **kwargs)
+        if callable(meta):
+            meta = meta(*args, **kwargs)
+        outcome = client._run(  # noqa: SLF001
+            key, call, self._fn, fingerprint, self._options.event_type, meta, sliding, event_time_us
+        )
+        return key, outcome
+
+
+class Guarded(_Guarded[P, R]):
+    """A function that runs once per key."""
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+
+    @overload
+    def __get__(
+        self: "Guarded[Concatenate[S, Q], R]", instance: S, owner: type | None = None
+    ) -> "Guarded[Q, R]": ...
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method: `self` is the first argument, as always."""
+        return self._bind(instance, owner)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The value, fresh or replayed. Raises the function's own error on a first failure, else an `OutcomeError`."""
+        key, outcome = self._start(args, kwargs)
+        return unwrap(outcome, key)  # type: ignore[no-any-return]
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+        """The outcome, when the caller wants to know."""
+        return self._start(args, kwargs)[1]  # type: ignore[no-any-return]
+
+
+class AsyncGuarded(_Guarded[P, R]):
+    """An `async def` that runs once per key."""
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+
+    @overload
+    def __get__(
+        self: "AsyncGuarded[Concatenate[S, Q], R]", instance: S, owner: type | None = None
+    ) -> "AsyncGuarded[Q, R]": ...
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method: `self` is the first argument, as always."""
+        return self._bind(instance, owner)
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The value, fresh or replayed. Raises the function's own error on a first failure, else an `OutcomeError`."""
+        key, outcome = self._start(args, kwargs)
+        return unwrap(await outcome, key)  # type: ignore[no-any-return]
+
+    async def call(self, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]:
+        """The outcome, when the caller wants to know."""
+        return await self._start(args, kwargs)[1]  # type: ignore[no-any-return]
+
+
+class Guard:
+    """The decorator that `Semel.guard` returns."""
+
+    def __init__(self, client: Any, options: GuardOptions) -> None:
+        self._client = client
+        self._options = options
+
+    @overload  # a Coroutine is an R too: the first that fits is taken
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]]) -> AsyncGuarded[P, R]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, fn: Callable[P, R]) -> Guarded[P, R]: ...
+
+    def __call__(self, fn: Callable[..., Any]) -> Any:
+        """Guard a function; an `async def` by the client's async twin. Raises `TypeError` for a generator function."""
+        if isinstance(fn, classmethod | staticmethod):
+            return _of_class(fn, self)
+        if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__):
+            return AsyncGuarded(self._client.twin, fn, self._options)
+        return Guarded(self._client, blocking(fn), self._options)
+
+
+class AsyncGuard:
+    """The decorator that `AsyncSemel.guard` returns."""
+
+    def __init__(self, client: Any, options: GuardOptions) -> None:
+        self._client = client
+        self._options = options
+
+    def __call__(self, fn: Callable[P, Awaitable[R]]) -> AsyncGuarded[P, R]:
+        """Guard an `async def`. Raises `TypeError` for a function that blocks."""
+        if isinstance(fn, classmethod | staticmethod):
+            return _of_class(fn, self)  # type: ignore[no-any-return]
+        return AsyncGuarded(self._client, awaitable(fn), self._options)
+
+
+def _of_class(fn: Any, guard: Any) -> Any:
+    """Guard what `classmethod` or `staticmethod` holds."""
+    guarded = guard(fn.__func__)
+    guarded._binds = "class" if isinstance(fn, classmethod) else "nothing"  # noqa: SLF001 - one mechanism
+    return guarded
+
+
+def _register(client: Any, fn: Any, name: str | None) -> str:
+    """Return the name of the function's records. Raises `UsageError` where another function has it already.
+
+    A name that was given is meant: several functions may then share their records. A function that is defined again on
+    the same line is the same; in an interactive session, which has no file, it may be defined anew.
+    """
+    known, found = client._plan.guards, operation_name(fn, name)  # noqa: SLF001 - guard is a verb of the client
+    if name is not None:
+        return found
+    plain = inspect.unwrap(fn)
+    code = code_of(plain)
+    if isinstance(fn, _Guarded) and fn._client._plan.guards is known:  # noqa: SLF001
+        raise UsageError(f"{found} is guarded by this client already; remove one of the two decorators")
+    if code is None or "__file__" not in getattr(plain, "__globals__", {}):
+        return found
+    place = (code.co_filename, code.co_firstlineno)
+    if known.setdefault(found, place) != place:
+        raise UsageError(
+            f"two functions are called {found}, in line {known[found][1]} and in line {place[1]}: guarded by one"
+            " client they would share their records; add name= to guard"
+        )
+    return found

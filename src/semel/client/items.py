@@ -1,0 +1,410 @@
+"""What both clients say to a store, before either of them says it: items, flows, and what answers mean.
+
+`ItemBuilder` knows one consumer and one policy. It does no I/O: the sync and the async client differ only in how
+they wait, and everything else is here, once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from semel.codec import decode, encode, encode_error, encode_reason
+from semel.core import flows
+from semel.core.commands import (
+    Claim,
+    ClaimAnswer,
+    Flow,
+    Granted,
+    Mark,
+    Marked,
+    Raised,
+    Renew,
+    Returned,
+    Scan,
+    Settle,
+)
+from semel.core.ids import check_kind, time_in
+from semel.core.ids import fingerprint as fingerprint_of
+from semel.core.settlement import Settlement, Task, judge
+from semel.errors import (
+    ModeMismatch,
+    PolicyInvalid,
+    StoreError,
+    StoreUnavailable,
+    StoreUncertain,
+    UsageError,
+    ValueInvalid,
+)
+from semel.keys.limits import check as check_key
+from semel.keys.limits import check_consumer
+from semel.keys.sliding import Sliding
+from semel.policy import LEASE_MAX_S, LEASE_MIN_S, Policy, check_fits
+from semel.runtime.annotations import return_type
+from semel.runtime.process import inspect, new_owner
+from semel.types import Delivery, Id, Mode, Outcome, Record, Unavailable
+from semel.windows import OFF, Duration, duration_us, resolve, window_us
+
+__all__ = ["ObserveCounts", "ItemBuilder", "marks_of", "reachable", "time_us", "unreachable"]
+
+T = TypeVar("T")
+
+MODES: tuple[Mode, ...] = ("inbox", "lease", "quarantine", "mark", "transaction", "observe")
+TENANT_BYTES_MAX = 128
+META_BYTES_MAX = 4096
+IDS_MODES: tuple[Mode, ...] = ("lease", "observe")
+"""Who may declare the kind of its ids."""
+
+
+class ObserveCounts(msgspec.Struct):
+    """What observe mode has seen: how often handlers ran, and how many of those were duplicates."""
+
+    runs: int = 0
+    duplicates: int = 0
+
+
+class ItemBuilder:
+    """One consumer's claims by one policy."""
+
+    def __init__(
+        self,
+        *,
+        consumer: str,
+        tenant: str,
+        window: Duration,
+        lease: Duration,
+        mode: Mode,
+        policy: Policy,
+        ids: str | None = None,
+    ) -> None:
+        if mode not in MODES:
+            raise PolicyInvalid(f"mode {mode!r} is unknown; choose one of {', '.join(MODES)}")
+        check_fits(mode, probe=policy.probe is not None, on_unavailable=policy.on_unavailable)
+        self.ids: str = "" if ids is None else _check_ids(ids, mode, policy)
+        self.tenant: str = tenant if not tenant else check_consumer(tenant)
+        self.consumer: str = check_consumer(consumer)
+        self.mode: Mode = mode
+        self.policy: Policy = policy
+        self.observed: ObserveCounts = ObserveCounts()
+        self.guards: dict[str, tuple[str, int]] = {}
+        """Where the guarded functions are defined, by the names of their records."""
+        self.warns_not_kept: bool = True
+        self.warned: set[str] = set()
+        """Handlers whose values could not be kept, and were warned about."""
+        self._default_us: int = window_us(window if policy.window_s is None else policy.window_s)
+        self.lease_us: int = duration_us(lease if policy.lease_s is None else policy.lease_s)
+        if not LEASE_MIN_S * 1e6 <= self.lease_us <= LEASE_MAX_S * 1e6:
+            raise PolicyInvalid(f"a lease of {lease!r} is out of bounds; use {LEASE_MIN_S * 1000:g}ms to 12h")
+        if policy.run_max_s * 1e6 < self.lease_us:
+            raise PolicyInvalid(
+                f"lease {self.lease_us / 1e6:g}s is longer than Policy.run_max_s {policy.run_max_s:g}; raise run_max_s"
+            )
+        self._base = (window, lease)
+        self._refuse_late: bool = policy.late != "run"
+        self._quarantine: bool = mode == "quarantine"
+        self._leases: bool = mode in ("lease", "quarantine")
+        self._probe_awaits: bool = policy.probe is not None and inspect.iscoroutinefunction(policy.probe)
+
+    def using(self, policy: Policy) -> "ItemBuilder":
+        """The same consumer by another policy."""
+        window, lease = self._base
+        plan = ItemBuilder(
+            consumer=self.consumer,
+            tenant=self.tenant,
+            window=window,
+            lease=lease,
+            mode=self.mode,
+            policy=policy,
+            ids=self.ids or None,
+        )
+        plan.observed = self.observed
+        plan.guards, plan.warned = self.guards, self.warned
+        return plan
+
+    def id(self, key: str) -> Id:
+        """The record's name. Raises `KeyInvalid`."""
+        key = check_key(key)
+        if self.ids:
+            time_in(self.ids, key)
+        return (self.tenant, self.consumer, key)
+
+    def check_live(self, stored: Mapping[tuple[str, str, str], int], live_us: int) -> None:
+        """Refuse windows that outlive the partitions in which their records would be. Raises `PolicyInvalid`."""
+        if not self.ids or not live_us:
+            return
+        mine = [us for scope, us in stored.items() if scope[:2] == (self.tenant, self.consumer)]
+        longest = max(self._default_us, *mine, 0)
+        if longest >= live_us:
+            raise PolicyInvalid(
+                f"a window of {longest / 1e6:g}s is not shorter than the {live_us / 1e6:g}s that partitions live;"
+                " shorten it, or open the store with a longer partition_live (window + longest outage)"
+            )
+
+    def window_us(self, stored: Mapping[tuple[str, str, str], int], event_type: str) -> int:
+        """The window of an event type: the stored one, else this plan's."""
+        if not stored:
+            return self._default_us
+        return resolve(stored, self.tenant, self.consumer, event_type, self._default_us)
+
+    def check_probe(self) -> None:
+        """Refuse a probe that a client which blocks cannot await, before anything is claimed."""
+        if self._probe_awaits:
+            raise UsageError(
+                "Policy.probe is an async def, which this client cannot await: use a def, or semel.aopen()"
+            )
+
+    def require(self, *modes: Mode) -> None:
+        """Refuse a verb that the consumer's mode does not have."""
+        if self.mode not in modes:
+            raise ModeMismatch(
+                f"consumer {self.consumer!r} works in mode {self.mode!r}; this call is for {' or '.join(modes)}"
+            )
+
+    # --- items ---
+
+    def claim(
+        self,
+        stored: Mapping[tuple[str, str, str], int],
+        key: str,
+        fingerprint: bytes | None = None,
+        sliding_us: int | None = None,
+        event_type: str = "",
+        event_time_us: int | None = None,
+        journal: Any = None,
+        meta: Mapping[str, str] | None = None,
+        lateness_us: int | None = None,
+    ) -> Claim:
+        """A claim of this consumer with an owner of its own."""
+        event_type = event_type or self.policy.event_type
+        apart_us = 0
+        if lateness_us is not None and sliding_us is not None:
+            if event_time_us is None:
+                raise UsageError(f"{key!r} is told apart by event time, and has none; give it event_time")
+            self.require("lease", "quarantine", "observe")
+            apart_us, sliding_us = sliding_us, sliding_us + lateness_us
+        if sliding_us is not None:
+            window_us = sliding_us
+        else:
+            window_us = self.window_us(stored, event_type) if stored else self._default_us
+        return Claim(
+            (self.tenant, self.consumer, check_key(key)) if not self.ids else self.id(key),
+            new_owner(),
+            self.lease_us,
+            window_us,
+            None if fingerprint is None else fingerprint_of(fingerprint),
+            event_type,
+            event_time_us,
+            self._refuse_late,
+            None if journal is None else self._encode_journal(journal),
+            None if meta is None else _encode_meta(meta),
+            self._quarantine,
+            sliding_us is not None,
+            apart_us,
+        )
+
+    def _encode_journal(self, journal: Any) -> bytes:
+        """A payload must come back as it went in: the handler that takes it over is given it."""
+        return encode(journal, None, self.policy.value_bytes_max, as_plain_data=False)
+
+    def called(
+        self,
+        stored: Mapping[tuple[str, str, str], int],
+        key: str,
+        fingerprint: bytes | None,
+        event_type: str = "",
+        meta: Mapping[str, str] | None = None,
+        sliding: Sliding | None = None,
+        event_time_us: int | None = None,
+    ) -> Claim:
+        """The claim of a call."""
+        if sliding is None:
+            return self.claim(stored, key, fingerprint, event_type=event_type, meta=meta)
+        return self.claim(
+            stored,
+            key,
+            fingerprint,
+            sliding.window_us,
+            event_type=event_type,
+            event_time_us=event_time_us,
+            meta=meta,
+            lateness_us=sliding.lateness_us,
+        )
+
+    def delivered(self, stored: Mapping[tuple[str, str, str], int], delivery: Delivery[Any]) -> Claim:
+        """The claim of a delivery."""
+        return self.claim(
+            stored,
+            delivery.key,
+            delivery.fingerprint,
+            delivery.sliding_us,
+            delivery.event_type,
+            delivery.event_time_us,
+            delivery.journal,
+            delivery.meta,
+            delivery.lateness_us,
+        )
+
+    def settle(
+        self, claim: Claim, granted: Granted, to: Any, value: bytes | None = None, **more: Any
+    ) -> Settle:
+        """The end of a claim."""
+        return Settle(
+            claim.id,
+            claim.owner,
+            granted.fence,
+            to,
+            value,
+            claim.window_us,
+            claim.lease_us,
+            claim.sliding,
+            event_time_us=claim.event_time_us if claim.apart_us else None,
+            **more,
+        )
+
+    def completion(self, claim: Claim, granted: Granted, value: Any) -> Settle:
+        """`done` with its value, or without it where it cannot be kept: the effect has happened."""
+        try:
+            kept = encode(value, None, self.policy.value_bytes_max) if self.policy.keep_value else None
+        except ValueInvalid as error:
+            kept = encode_reason(error)
+        return self.settle(claim, granted, "done", kept)
+
+    def failure(self, claim: Claim, granted: Granted, error: BaseException | str) -> Settle:
+        """`failed`, with what is kept of the error."""
+        error = RuntimeError(error) if isinstance(error, str) else error
+        return self.settle(claim, granted, "failed", encode_error(error))
+
+    def release(self, claim: Claim, granted: Granted, delay_s: float, *, count_attempt: bool) -> Settle:
+        """Back to nobody, claimable after the delay."""
+        delay_us = duration_us(delay_s)
+        if delay_us > LEASE_MAX_S * 1e6:
+            raise PolicyInvalid(f"delay_s is {delay_s}; it must lie between 0 and {LEASE_MAX_S:g}")
+        return self.settle(claim, granted, "released", delay_us=delay_us, count_attempt=count_attempt)
+
+    def leaving(self, claim: Claim, granted: Granted, error: BaseException | None) -> Settlement:
+        """What the end of a `with` block means for its claim."""
+        ran = Returned(None) if error is None else Raised(error, interrupted=not isinstance(error, Exception))
+        return judge(ran, Task(claim, _nothing, self.policy), granted.attempt)
+
+    def renewal(self, claim: Claim, granted: Granted) -> Renew:
+        """The lease once more, from now."""
+        return Renew(claim.id, claim.owner, granted.fence, claim.lease_us)
+
+    def mark(
+        self, stored: Mapping[tuple[str, str, str], int], keys: Sequence[str], event_type: str = ""
+    ) -> Mark:
+        """Marks for keys that differ from one another."""
+        window = self.window_us(stored, event_type or self.policy.event_type)
+        return Mark(self.tenant, self.consumer, list(keys), window)
+
+    # --- flows ---
+
+    def flow(
+        self,
+        claim: Claim,
+        call: Callable[[], Any],
+        fn: Any,
+        last_words: Callable[[BaseException, Granted], Any] | None = None,
+        *,
+        reached: bool = True,
+    ) -> Flow[Outcome[Any]]:
+        """The flow that handles one claimed delivery in this consumer's mode. `reached`: the store was opened."""
+        task = Task(claim, call, self.policy, return_type(fn), last_words)
+        if not reached:
+            return flows.without_store(task)
+        if claim.window_us == OFF:
+            return flows.unremembered(task)
+        if self._leases:
+            return flows.once(task)
+        if self.mode == "mark":
+            return flows.marked(Mark(self.tenant, self.consumer, [claim.id[2]], claim.window_us), task)
+        if self.mode == "observe":
+            self.observed.runs += 1
+            return flows.observed(task, self._count)
+        way = "a KafkaTransaction" if self.mode == "transaction" else "once.inbox(connection)"
+        raise ModeMismatch(
+            f"consumer {self.consumer!r} works in mode {self.mode!r}: its effects run in a transaction; use {way}"
+        )
+
+    def _count(self, answer: ClaimAnswer) -> None:
+        if not isinstance(answer, Unavailable):
+            self.observed.duplicates += 1
+
+    def orphans(self, limit: int) -> Scan:
+        """Journaled claims of this consumer whose owner is gone."""
+        return Scan(self.tenant, self.consumer, orphaned=True, limit=limit)
+
+    def recovery(
+        self, stored: Mapping[tuple[str, str, str], int], handler: Callable[[Any], Any]
+    ) -> Callable[[Record], Task]:
+        """How an orphan is run again: claimed anew, without waiting, with its journaled payload."""
+        policy = replace(self.policy, wait_s=0)
+
+        def task(record: Record) -> Task:
+            claim = self.claim(stored, record.key, event_type=record.event_type)
+            payload = None if record.journal is None else decode(record.journal)
+            return Task(claim, partial(handler, payload), policy, return_type(handler))
+
+        return task
+
+
+def _check_ids(ids: str, mode: Mode, policy: Policy) -> str:
+    """The kind of ids as it is recorded, where the rest goes with it."""
+    if mode not in IDS_MODES:
+        raise PolicyInvalid(
+            f"ids={ids!r} is for mode {' or '.join(IDS_MODES)}, not {mode!r}: records of ids with a time are removed"
+            " by that time, and what this mode keeps must not be"
+        )
+    if policy.late == "run":
+        raise PolicyInvalid(
+            f"ids={ids!r} needs Policy(late='hold') or 'reject': an id older than what is kept, or from the future,"
+            " is answered Late, since whether it ran cannot be told"
+        )
+    return check_kind(ids)
+
+
+def reachable(answer: T | Unavailable) -> T:
+    """The answer, or the error that says there is none. Raises `StoreUnavailable`."""
+    return unreachable(answer) if isinstance(answer, Unavailable) else answer
+
+
+def unreachable(answer: Unavailable) -> NoReturn:
+    """Raise what kept the store from answering, as a `StoreError`."""
+    if isinstance(answer.error, StoreError):
+        raise answer.error
+    raise StoreUnavailable(str(answer.error)) from answer.error
+
+
+def marks_of(answer: Marked | Unavailable) -> list[bool]:
+    """Which keys were new. Without an answer nobody knows, and guessing loses or repeats: `StoreUncertain`."""
+    if isinstance(answer, Unavailable):
+        raise StoreUncertain(
+            f"a mark got no answer, so it may be written or not: {answer.error}"
+        ) from answer.error
+    return answer.firsts
+
+
+def time_us(event_time: datetime | None) -> int | None:
+    """Microseconds since the epoch of an aware datetime."""
+    if event_time is None:
+        return None
+    if event_time.tzinfo is None:
+        raise UsageError("event_time has no time zone, so it names no instant; give it one, such as UTC")
+    return round(event_time.timestamp() * 1e6)
+
+
+def _encode_meta(meta: Mapping[str, str]) -> bytes:
+    try:
+        encoded = msgspec.json.encode(msgspec.convert(meta, dict[str, str]))
+    except msgspec.ValidationError as error:
+        raise UsageError(f"metadata is a mapping of text to text, not {meta!r}: {error}") from error
+    if len(encoded) > META_BYTES_MAX:
+        raise UsageError(f"metadata takes {len(encoded)} bytes, more than {META_BYTES_MAX}; keep less of it")
+    return encoded
+
+
+def _nothing() -> None:
+    """The handler of a claim that is settled by hand."""

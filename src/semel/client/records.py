@@ -1,0 +1,292 @@
+"""Look at, forget, decide and clean up records; read and change windows.
+
+Each facade exists twice, blocking and awaiting; what they ask and what the answers mean is in `Asking`, once.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Literal, TypeAlias
+
+from semel.client.items import ItemBuilder, reachable
+from semel.codec import encode
+from semel.core.commands import (
+    Count,
+    Forget,
+    Item,
+    Lookup,
+    Page,
+    Purge,
+    Purged,
+    ReadSettings,
+    Resolve,
+    Scan,
+    SetWindow,
+    StoreSettings,
+)
+from semel.observe import audit
+from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, State, Stats, Unavailable
+from semel.windows import Duration, window_us
+
+__all__ = ["AsyncRecords", "AsyncWindows", "Records", "Windows"]
+
+PAGE_MAX = 500
+PURGE_BATCH = 5000
+
+Ask: TypeAlias = Callable[[Item], Any]
+AskLater: TypeAlias = Callable[[Item], Awaitable[Any]]
+Resolution: TypeAlias = Completed | Forgotten | Lost[Any]
+Oblivion: TypeAlias = Forgotten | Absent | Busy | Lost[Any]
+
+
+class Asking:
+    """The items behind the facades of one consumer."""
+
+    def __init__(self, plan: ItemBuilder) -> None:
+        self._plan = plan
+
+    def scan(
+        self, state: State | None, prefix: str, seen_before: int | None, cursor: str | None, limit: int
+    ) -> Scan:
+        """One page of this consumer's records."""
+        plan = self._plan
+        return Scan(plan.tenant, plan.consumer, state, prefix, seen_before, cursor=cursor, limit=limit)
+
+    def resolve(
+        self, key: str, fence: int, to: Literal["done", "absent"], value: Any, window: int
+    ) -> Resolve:
+        """A decision on an unknown record."""
+        return Resolve(self._plan.id(key), fence, to, encode(value) if to == "done" else None, window)
+
+    def window(self, event_type: str, window: Duration | None, *, existing: bool) -> SetWindow:
+        """A stored window."""
+        us = None if window is None else window_us(window)
+        return SetWindow(self._plan.tenant, self._plan.consumer, event_type, us, existing)
+
+    def windows(self, settings: StoreSettings | Unavailable) -> dict[str, int]:
+        """This consumer's stored windows by event type."""
+        scope = (self._plan.tenant, self._plan.consumer)
+        stored = reachable(settings).windows
+        return {event_type: us for (*owner, event_type), us in stored.items() if tuple(owner) == scope}
+
+
+class Records:
+    """The records of one consumer (`stats` and `purge`: of the whole store). One round trip per call."""
+
+    def __init__(self, plan: ItemBuilder, ask: Ask, *, audits: bool = False) -> None:
+        self._plan = plan
+        self._asking = Asking(plan)
+        self._ask = ask
+        self._audits = audits
+        """Whether the store writes the audit itself."""
+
+    def lookup(self, key: str) -> Record | None:
+        """The record as it stands, without any effect on it."""
+        record = reachable(self._ask(Lookup(self._plan.id(key))))
+        return None if isinstance(record, Absent) else record
+
+    def list(
+        self,
+        *,
+        state: State | None = None,
+        prefix: str = "",
+        seen_before: int | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Record]:
+        """The consumer's records in a stable order, fetched a page at a time as they are taken."""
+        cursor: str | None = None
+        left = limit
+        while left is None or left > 0:
+            size = PAGE_MAX if left is None else min(left, PAGE_MAX)
+            page: Page = reachable(self._ask(self._asking.scan(state, prefix, seen_before, cursor, size)))
+            yield from page.records
+            if page.cursor is None:
+                return
+            cursor, left = page.cursor, None if left is None else left - len(page.records)
+
+    def orphans(self, *, limit: int = 100) -> Sequence[Record]:
+        """Journaled claims whose owner is gone, or that were released: what `sweep` would run."""
+        return reachable(self._ask(self._plan.orphans(limit))).records  # type: ignore[no-any-return]
+
+    def forget(
+        self,
+        key: str,
+        *,
+        force: bool = False,
+        fence: int | None = None,
+        state: State | None = None,
+        actor: str | None = None,
+    ) -> Oblivion:
+        """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`.
+
+        With `fence` or `state` only that very record is forgotten: `Lost` if another stands there by now. To force
+        it on a running claim leaves a trace that names the `actor` (this process's user, unless given).
+        """
+        record = self.lookup(key) if force else None
+        if record is not None and audit.is_forced(record):
+            self._write_trail(record, actor)
+            audit.warn(record, actor)
+        return reachable(self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
+
+    def _write_trail(self, record: Record, actor: str | None) -> None:
+        if self._audits:
+            return
+        trail, answer = audit.trail(record, actor), None
+        with suppress(StopIteration):
+            while True:
+                answer = self._ask(trail.send(answer))
+
+    def resolve(
+        self, key: str, *, fence: int, to: Literal["done", "absent"], value: Any = None
+    ) -> Resolution:
+        """Decide an unknown record: it happened, or it did not. `Lost` if its fence is not the one you saw."""
+        record = self.lookup(key)
+        settings = reachable(self._ask(ReadSettings()))
+        window = self._plan.window_us(settings.windows, "" if record is None else record.event_type)
+        return reachable(self._ask(self._asking.resolve(key, fence, to, value, window)))  # type: ignore[no-any-return]
+
+    def purge(self, *, limit: int = PURGE_BATCH, dry_run: bool = False) -> Purged:
+        """Remove up to `limit` records whose time is over. It never changes an answer."""
+        return reachable(self._ask(Purge(limit, dry_run)))  # type: ignore[no-any-return]
+
+    def stats(self) -> Stats:
+        """How much the store holds for this tenant."""
+        return reachable(self._ask(Count(self._plan.tenant or None)))  # type: ignore[no-any-return]
+
+
+class AsyncRecords:
+    """The records of one consumer, awaited."""
+
+    def __init__(self, plan: ItemBuilder, ask: AskLater, *, audits: bool = False) -> None:
+        self._plan = plan
+        self._asking = Asking(plan)
+        self._ask = ask
+        self._audits = audits
+        """Whether the store writes the audit itself."""
+
+    async def lookup(self, key: str) -> Record | None:
+        """The record as it stands, without any effect on it."""
+        record = reachable(await self._ask(Lookup(self._plan.id(key))))
+        return None if isinstance(record, Absent) else record
+
+    async def list(
+        self,
+        *,
+        state: State | None = None,
+        prefix: str = "",
+        seen_before: int | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[Record]:
+        """The consumer's records in a stable order, fetched a page at a time as they are taken."""
+        cursor: str | None = None
+        left = limit
+        while left is None or left > 0:
+            size = PAGE_MAX if left is None else min(left, PAGE_MAX)
+            page: Page = reachable(
+                await self._ask(self._asking.scan(state, prefix, seen_before, cursor, size))
+            )
+            for record in page.records:
+                yield record
+            if page.cursor is None:
+                return
+            cursor, left = page.cursor, None if left is None else left - len(page.records)
+
+    async def orphans(self, *, limit: int = 100) -> Sequence[Record]:
+        """Journaled claims whose owner is gone, or that were released: what `sweep` would run."""
+        return reachable(await self._ask(self._plan.orphans(limit))).records  # type: ignore[no-any-return]
+
+    async def forget(
+        self,
+        key: str,
+        *,
+        force: bool = False,
+        fence: int | None = None,
+        state: State | None = None,
+        actor: str | None = None,
+    ) -> Oblivion:
+        """Make the key new again. `Busy` while a claim runs, unless forced: its late completion is then `Lost`.
+
+        With `fence` or `state` only that very record is forgotten: `Lost` if another stands there by now. To force
+        it on a running claim leaves a trace that names the `actor` (this process's user, unless given).
+        """
+        record = await self.lookup(key) if force else None
+        if record is not None and audit.is_forced(record):
+            await self._write_trail(record, actor)
+            audit.warn(record, actor)
+        return reachable(await self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
+
+    async def _write_trail(self, record: Record, actor: str | None) -> None:
+        if self._audits:
+            return
+        trail, answer = audit.trail(record, actor), None
+        with suppress(StopIteration):
+            while True:
+                answer = await self._ask(trail.send(answer))
+
+    async def resolve(
+        self, key: str, *, fence: int, to: Literal["done", "absent"], value: Any = None
+    ) -> Resolution:
+        """Decide an unknown record: it happened, or it did not. `Lost` if its fence is not the one you saw."""
+        record = await self.lookup(key)
+        settings = reachable(await self._ask(ReadSettings()))
+        window = self._plan.window_us(settings.windows, "" if record is None else record.event_type)
+        return reachable(await self._ask(self._asking.resolve(key, fence, to, value, window)))  # type: ignore[no-any-return]
+
+    async def purge(self, *, limit: int = PURGE_BATCH, dry_run: bool = False) -> Purged:
+        """Remove up to `limit` records whose time is over. It never changes an answer."""
+        return reachable(await self._ask(Purge(limit, dry_run)))  # type: ignore[no-any-return]
+
+    async def stats(self) -> Stats:
+        """How much the store holds for this tenant."""
+        return reachable(await self._ask(Count(self._plan.tenant or None)))  # type: ignore[no-any-return]
+
+
+class Windows:
+    """The windows stored for one consumer: data, changed while everything runs."""
+
+    def __init__(self, plan: ItemBuilder, ask: Ask, changed: Callable[[], None]) -> None:
+        self._plan = plan
+        self._asking = Asking(plan)
+        self._ask = ask
+        self._changed = changed
+
+    def get(self, event_type: str = "") -> int:
+        """The window in force for an event type, in microseconds; 0: off."""
+        return self._plan.window_us(reachable(self._ask(ReadSettings())).windows, event_type)
+
+    def set(self, window: Duration | None, *, event_type: str = "", existing: bool = False) -> None:
+        """Store a window (`"24h"`, a preset, `"off"`; `None` removes it). In force everywhere within 10 s.
+
+        Records that are there keep their expiry, unless `existing`.
+        """
+        reachable(self._ask(self._asking.window(event_type, window, existing=existing)))
+        self._changed()
+
+    def list(self) -> dict[str, int]:
+        """The stored windows by event type (empty: all types), in microseconds."""
+        return self._asking.windows(self._ask(ReadSettings()))
+
+
+class AsyncWindows:
+    """The windows stored for one consumer, awaited."""
+
+    def __init__(self, plan: ItemBuilder, ask: AskLater, changed: Callable[[], None]) -> None:
+        self._plan = plan
+        self._asking = Asking(plan)
+        self._ask = ask
+        self._changed = changed
+
+    async def get(self, event_type: str = "") -> int:
+        """The window in force for an event type, in microseconds; 0: off."""
+        return self._plan.window_us(reachable(await self._ask(ReadSettings())).windows, event_type)
+
+    async def set(self, window: Duration | None, *, event_type: str = "", existing: bool = False) -> None:
+        """Store a window (`"24h"`, a preset, `"off"`; `None` removes it). In force everywhere within 10 s.
+
+        Records that are there keep their expiry, unless `existing`.
+        """
+        reachable(await self._ask(self._asking.window(event_type, window, existing=existing)))
+        self._changed()
+
+    async def list(self) -> dict[str, int]:
+        """The stored windows by event type (empty: all types), in microseconds."""
+        return self._asking.windows(await self._ask(ReadSettings()))

@@ -1,0 +1,115 @@
+"""Connections of psycopg 3, blocking and awaited."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
+
+from semel.connections.base import (
+    AsyncCallerConnection,
+    CallerConnection,
+    Dialect,
+    Row,
+    Statement,
+    no_transaction,
+)
+from semel.errors import UsageError
+
+__all__ = ["AsyncPsycopgHandle", "AsyncpgHandle", "PsycopgHandle"]
+
+
+def _require_transaction(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    if connection.pgconn.pipeline_status != PipelineStatus.OFF:
+        raise UsageError(
+            "the connection is in pipeline mode, where answers come late; leave the pipeline first"
+        )
+    if connection.autocommit and _is_idle(connection):
+        raise no_transaction("the connection is in autocommit mode: open one with connection.transaction()")
+
+
+def _is_idle(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    return connection.pgconn.transaction_status == TransactionStatus.IDLE
+
+
+class PsycopgHandle(CallerConnection):
+    """A `psycopg.Connection`."""
+
+    dialect: Dialect = "postgresql"
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+
+    def require_transaction(self) -> None:
+        """Outside autocommit mode the driver opens a transaction by itself."""
+        _require_transaction(self._connection)
+
+    def execute(self, statement: Statement) -> list[Row]:
+        """The rows, through a cursor of our own kind."""
+        with psycopg.RawCursor(self._connection, row_factory=tuple_row) as cursor:
+            cursor.execute(statement.text, statement.parameters or None)  # type: ignore[arg-type,unused-ignore]
+            return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """A nested `transaction()`; with none open it would be an outer one, and commit."""
+        self.require_transaction()
+        if _is_idle(self._connection):
+            self.execute(Statement("SELECT 1"))
+        with self._connection.transaction():
+            yield
+
+
+class AsyncPsycopgHandle(AsyncCallerConnection):
+    """A `psycopg.AsyncConnection`."""
+
+    dialect: Dialect = "postgresql"
+
+    def __init__(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        self._connection = connection
+
+    async def require_transaction(self) -> None:
+        """Outside autocommit mode the driver opens a transaction by itself."""
+        _require_transaction(self._connection)
+
+    async def execute(self, statement: Statement) -> list[Row]:
+        """The rows, through a cursor of our own kind."""
+        async with psycopg.AsyncRawCursor(self._connection, row_factory=tuple_row) as cursor:
+            await cursor.execute(statement.text, statement.parameters or None)  # type: ignore[arg-type,unused-ignore]
+            return await cursor.fetchall() if cursor.description else []
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        """A nested `transaction()`; with none open it would be an outer one, and commit."""
+        await self.require_transaction()
+        if _is_idle(self._connection):
+            await self.execute(Statement("SELECT 1"))
+        async with self._connection.transaction():
+            yield
+
+
+class AsyncpgHandle(AsyncCallerConnection):
+    """An `asyncpg.Connection`. Without `transaction()` it commits every statement by itself."""
+
+    dialect: Dialect = "postgresql"
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def require_transaction(self) -> None:
+        """The driver opens none by itself."""
+        if not self._connection.is_in_transaction():
+            raise no_transaction("open one with connection.transaction()")
+
+    async def execute(self, statement: Statement) -> list[Row]:
+        """The rows as tuples."""
+        return [tuple(row) for row in await self._connection.fetch(statement.text, *statement.parameters)]
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        """A nested `transaction()`."""
+        await self.require_transaction()
+        async with self._connection.transaction():
+            yield

@@ -1,0 +1,111 @@
+"""Connections of `sqlite3`, and of `aiosqlite`, which is one in a thread of its own."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+from semel.connections.base import (
+    AsyncCallerConnection,
+    CallerConnection,
+    Dialect,
+    Row,
+    Statement,
+    Talk,
+    no_transaction,
+)
+
+__all__ = ["AiosqliteHandle", "SqliteHandle"]
+
+T = TypeVar("T")
+
+
+class SqliteHandle(CallerConnection):
+    """A `sqlite3.Connection`."""
+
+    dialect: Dialect = "sqlite"
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def require_transaction(self) -> None:
+        """Python's own default opens a transaction before the first write; autocommit does not."""
+        connection = self._connection
+        if connection.in_transaction:
+            return
+        autocommit = getattr(connection, "autocommit", -1)  # since Python 3.12
+        if autocommit is True or (autocommit == -1 and connection.isolation_level is None):
+            raise no_transaction("the connection is in autocommit mode: execute BEGIN first")
+
+    def execute(self, statement: Statement) -> list[Row]:
+        """The rows, through a cursor that the caller's factories do not touch."""
+        connection = self._connection
+        text_factory = connection.text_factory
+        cursor = sqlite3.Connection.cursor(connection)
+        cursor.row_factory = None
+        connection.text_factory = str
+        try:
+            return cursor.execute(statement.text, statement.parameters).fetchall()
+        finally:
+            connection.text_factory = text_factory
+            cursor.close()
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """A savepoint inside the transaction, which is opened first: a savepoint alone would commit at its end."""
+        self._set_savepoint()
+        try:
+            yield
+        except BaseException:
+            self._undo()
+            raise
+        self._connection.execute("RELEASE semel")
+
+    def _set_savepoint(self) -> None:
+        self.require_transaction()
+        connection = self._connection
+        if not connection.in_transaction:
+            connection.execute(f"BEGIN {connection.isolation_level}")  # as the driver would
+        connection.execute("SAVEPOINT semel")
+
+    def _undo(self) -> None:
+        if self._connection.in_transaction:  # a full disk may have ended it
+            self._connection.execute("ROLLBACK TO semel")
+            self._connection.execute("RELEASE semel")
+
+
+class AiosqliteHandle(AsyncCallerConnection):
+    """An `aiosqlite.Connection`. A talk runs in the connection's own thread, as one piece."""
+
+    dialect: Dialect = "sqlite"
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._inner = SqliteHandle(connection._conn)  # noqa: SLF001 - the connection that its thread uses
+
+    async def require_transaction(self) -> None:
+        """As of the connection inside, in its thread: from Python 3.12 on `sqlite3` checks who asks."""
+        await self._in_thread(self._inner.require_transaction)
+
+    async def execute(self, statement: Statement) -> list[Row]:
+        """The rows of one statement."""
+        return await self._in_thread(lambda: self._inner.execute(statement))
+
+    async def run(self, talk: Talk[T]) -> T:
+        """One hop to the thread for the whole talk. Cancelled, it still goes on to its end there."""
+        return await self._in_thread(lambda: self._inner.run(talk))
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[None]:
+        """As of the connection inside."""
+        await self._in_thread(self._inner._set_savepoint)  # noqa: SLF001 - the same mechanism, step by step
+        try:
+            yield
+        except BaseException:
+            await self._in_thread(self._inner._undo)  # noqa: SLF001
+            raise
+        await self._connection.execute("RELEASE semel")
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        done: T = await self._connection._execute(function)  # noqa: SLF001 - it has no public way to run more than one statement
+        return done

@@ -1,0 +1,120 @@
+"""What an inbox has to say to a database, whichever it is."""
+
+import asyncio
+import os
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from semel.client.items import ItemBuilder
+from semel.connections import Talk, code_of
+from semel.errors import PayloadMismatch, UsageError
+
+__all__ = ["InboxStatements", "Value", "aretry", "is_undone", "retry"]
+
+ATTEMPT_BYTES = 16
+
+
+class Value(NamedTuple):
+    """What is kept with a mark; `None`: nothing."""
+
+    encoded: bytes | None
+
+
+class InboxStatements(ABC):
+    """The talks of one inbox. It knows its consumer and its attempt, and nothing of what was marked."""
+
+    def __init__(self, plan: ItemBuilder) -> None:
+        self.tenant: str = plan.tenant
+        self.consumer: str = plan.consumer
+        self.lock_wait_s: float = plan.policy.lock_wait_s
+        self.attempt: bytes = os.urandom(ATTEMPT_BYTES)
+        """Written into the marks as their owner, so that they can be told from those of other attempts."""
+
+    @property
+    def wait_ms(self) -> int:
+        """How long to wait for others; 0 would mean for ever."""
+        return max(1, round(self.lock_wait_s * 1000))
+
+    @abstractmethod
+    def first_many(
+        self, keys: Sequence[str], event_type: str, window_us: int, fingerprint: bytes | None = None
+    ) -> Talk[list[bool]]:
+        """Mark keys that differ from one another, all or none: which of them were new.
+
+        Raises `PayloadMismatch` where a fingerprint is known that differs; it is given for a single key.
+        """
+
+    @abstractmethod
+    def unmark(self, keys: Sequence[str]) -> Talk[None]:
+        """Take back marks that this inbox made in the transaction that is still open."""
+
+    @abstractmethod
+    def store(self, key: str, encoded: bytes) -> Talk[None]:
+        """Keep a value with the mark. Raises `UsageError` where there is no mark."""
+
+    @abstractmethod
+    def replay(self, key: str) -> Talk[Value | None]:
+        """What was kept with the mark; `None`: there is no mark."""
+
+    @abstractmethod
+    def committed(self, key: str) -> bool:
+        """Whether the mark of this attempt is in the database, as seen from outside the transaction."""
+
+    @abstractmethod
+    async def acommitted(self, key: str) -> bool:
+        """The same, awaited."""
+
+    def mismatch(self, key: str) -> PayloadMismatch:
+        """The error for a key that was used for another payload."""
+        return PayloadMismatch(f"{key} was marked with another payload: each event needs a key of its own")
+
+    def not_marked(self, key: str) -> UsageError:
+        """The error for a value without a mark."""
+        return UsageError(f"{key!r} is not marked; call first({key!r}) before store()")
+
+
+T = TypeVar("T")
+UNDONE: frozenset[str | int | None] = frozenset(("40001", "40P01", 517))
+"""Serialisation failure and deadlock in PostgreSQL; in SQLite, a write after a read that others overtook."""
+TRIES_MAX = 10
+PAUSE_MIN_S, PAUSE_MAX_S = 0.005, 0.5
+
+
+def is_undone(error: BaseException) -> bool:
+    """Whether the database asks for the whole transaction once more, by whichever driver it says so."""
+    return code_of(error) in UNDONE
+
+
+def retry(transaction: Callable[[], T], *, tries_max: int = TRIES_MAX) -> T:
+    """Call `transaction` until the database does not undo it; it opens, commits and, on error, rolls back its own.
+
+    Other errors are raised at once, and this one too after `tries_max`.
+    """
+    for tries in range(1, tries_max):
+        try:
+            return transaction()
+        except Exception as error:
+            if not is_undone(error):
+                raise
+        time.sleep(_pause_s(tries))
+    return transaction()
+
+
+async def aretry(transaction: Callable[[], Awaitable[T]], *, tries_max: int = TRIES_MAX) -> T:
+    """The same, awaited."""
+    for tries in range(1, tries_max):
+        try:
+            return await transaction()
+        except Exception as error:
+            if not is_undone(error):
+                raise
+        await asyncio.sleep(_pause_s(tries))
+    return await transaction()
+
+
+def _pause_s(tries: int) -> float:
+    """Longer each time, and random, so that those who were in each other's way do not meet again."""
+    return random.uniform(0, min(PAUSE_MAX_S, PAUSE_MIN_S * 2.0 ** min(tries, 16)))  # noqa: S311 - no secret hangs on it

@@ -1,0 +1,398 @@
+"""The table `events`: one row for each event that was processed, whoever processed it and however often.
+
+An event is known by its tenant and its id. Rows that come while others are being written share the next commit.
+"""
+
+import asyncio
+import logging
+import re
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import wraps
+from pathlib import Path
+from typing import Any, Protocol, Self
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+
+from msgspec.structs import asdict
+
+from semel.brokers.routes import in_loop
+from semel.errors import StoreUnavailable, StoreUnknown
+from semel.ingest.event_columns import Columns, Layout, check_layout
+from semel.ingest.intake import Event, Handler
+from semel.runtime.extras import install_command
+
+__all__ = ["EventTable"]
+
+_log = logging.getLogger("semel")
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
+BUSY_S = 30.0
+CONNECT_S = 10
+ROWS_MAX = 500
+"""Of one commit."""
+
+_POSTGRES = """
+CREATE TABLE IF NOT EXISTS {table} (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    {tenant} text NOT NULL DEFAULT '',
+    {event_id} text NOT NULL,
+    {type} text NOT NULL,
+    {payload} json NOT NULL,
+    processed_at timestamptz NOT NULL DEFAULT now(),
+    UNIQUE ({event_id}, {tenant})
+)
+"""
+_POSTGRES_COLUMNS = """
+SELECT attname::text, attnotnull AND NOT atthasdef AND attidentity = '' FROM pg_attribute
+WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
+"""
+_POSTGRES_UNIQUE = """
+SELECT array_agg(attname::text) FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY(indkey)
+WHERE indrelid = to_regclass(%s) AND indisunique AND indisvalid AND indpred IS NULL AND indexprs IS NULL
+GROUP BY indexrelid
+"""
+# json, not jsonb: that refuses texts with a NUL or half a surrogate pair, and such an event would never be persisted.
+_SQLITE = """
+CREATE TABLE IF NOT EXISTS {table} (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    {tenant} TEXT NOT NULL DEFAULT '',
+    {event_id} TEXT NOT NULL,
+    {type} TEXT NOT NULL,
+    {payload} TEXT NOT NULL,
+    processed_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ')),
+    UNIQUE ({event_id}, {tenant})
+)
+"""
+
+
+class TableBackend(Protocol):
+    """A database that takes rows."""
+
+    async def layout(self) -> Layout | None:
+        """What the table is like; `None` where it is not there yet. Raises `StoreUnavailable`."""
+
+    async def insert(self, events: Sequence[Event], /) -> None:
+        """One row for each that has none, in one transaction. Raises `StoreUnavailable`, and the database's errors."""
+
+    async def find(self, tenant: str, event_id: str, /) -> tuple[str, str] | None:
+        """Type and payload of a row of the table, which is there. Raises `StoreUnavailable`."""
+
+    async def close(self) -> None:
+        """Let go; it may be used again."""
+
+
+class EventTable:
+    """Events in PostgreSQL (`postgresql://...`) or SQLite (`sqlite:///events.db`), made at first use.
+
+    `persist` is a handler by itself; `after(handler)` runs yours first. Either may run again after a crash: tenant and
+    `event_id` are unique together and keep the row single, and what your handler does elsewhere needs the idempotency
+    key. A table that is there is checked when this is entered (`async with`) and when an `Intake` with it starts;
+    `columns` says what its columns are called. The URL may be that of a store: options of semel's own are passed over.
+    In PostgreSQL the table is where the connection looks first, which is not semel's schema.
+    """
+
+    def __init__(self, url: str, *, table: str = "events", columns: Columns | None = None) -> None:
+        if not _NAME.fullmatch(table):
+            raise StoreUnknown(f"{table!r} is no name for a table; use a-z, 0-9 and _")
+        self._name = table
+        self._columns = columns or Columns()
+        self._place: TableBackend
+        if url.startswith(("postgresql://", "postgres://")):
+            self._place = Postgres(url, table, self._columns)
+        elif url.startswith("sqlite:///"):
+            self._place = Sqlite(Path(unquote(urlsplit(url).path[1:])), table, self._columns)
+        else:
+            raise StoreUnknown("events are persisted to postgresql://... or sqlite:///file.db")
+        self._waiting: list[tuple[Event, asyncio.Future[None]]] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.check_at_start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def check(self) -> None:
+        """See that a table of that name, if there is one, takes events. Raises `PolicyInvalid`, `StoreUnavailable`."""
+        layout = await self._place.layout()
+        if layout is not None:
+            check_layout(self._name, layout, self._columns)
+
+    async def check_at_start(self) -> None:
+        """As `check`; a database that does not answer is no reason not to start: events wait for it."""
+        try:
+            await self.check()
+        except StoreUnavailable as error:
+            _log.warning("the table of events was not checked: %s", error)
+
+    async def persist(self, event: Event) -> None:
+        """One row for this event, now or earlier. Raises `StoreUnavailable`, and the database's own errors.
+
+        Committed before it returns, and also if nobody waits for it any more.
+        """
+        self._values(event)  # an event that does not fit is refused by itself
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((event, written))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write(), name="semel-events")
+        await written
+
+    async def find(self, tenant: str, event_id: str) -> Event | None:
+        """The event of that tenant and id, if it was persisted. Raises `StoreUnavailable`."""
+        found = await self._place.find(tenant, event_id) if await self._place.layout() is not None else None
+        if found is None:
+            return None
+        return Event(id=event_id, type=found[0], tenant=tenant, body=found[1].encode())
+
+    def _values(self, event: Event) -> tuple[str, ...]:
+        return self._columns.values(event.tenant, event.id, event.type, event.body.decode())
+
+    def after(self, handler: Callable[[Event], Any]) -> Handler:
+        """A handler that runs yours, in a thread where it blocks, and persists what it returned from."""
+        call = in_loop(handler)
+
+        @wraps(handler)
+        async def process(event: Event) -> None:
+            await call(event)
+            await self.persist(event)
+
+        process.check_at_start = self.check_at_start  # type: ignore[attr-defined]  # an intake awaits it
+        return process
+
+    async def close(self) -> None:
+        """Write what waits, and close the connections. Idempotent."""
+        if self._writing is not None:
+            await self._writing
+        await self._place.close()
+
+    async def _write(self) -> None:
+        """What has gathered, until nothing is left."""
+        while self._waiting:
+            batch, self._waiting = self._waiting[:ROWS_MAX], self._waiting[ROWS_MAX:]
+            error = await self._insert([event for event, _ in batch])
+            if error is None or isinstance(error, StoreUnavailable):
+                for _, written in batch:
+                    _finish(written, error)
+                continue
+            for event, written in batch:  # one of them does not fit: the others must not suffer for it
+                _finish(written, await self._insert([event]))
+
+    async def _insert(self, events: list[Event]) -> Exception | None:
+        try:
+            # In the order of their ids: two instances that write the same ones would wait for each other otherwise.
+            await self._place.insert(sorted(events, key=lambda event: (event.id, event.tenant)))
+        except Exception as error:  # noqa: BLE001 - it belongs to those who wait for the rows
+            return error
+        return None
+
+
+def _made(statement: str, table: str, columns: Columns) -> str:
+    """The statement that makes the table; one without tenants has none in its key either."""
+    if not columns.tenant:
+        lines = [line for line in statement.splitlines() if not line.strip().startswith("{tenant}")]
+        statement = "\n".join(lines).replace("({event_id}, {tenant})", "({event_id})")
+    return statement.format(table=table, **asdict(columns))
+
+
+def _rows(columns: Columns, events: Sequence[Event]) -> list[tuple[str, ...]]:
+    return [columns.values(event.tenant, event.id, event.type, event.body.decode()) for event in events]
+
+
+def _of_tenant(
+    query: str, mark: str, columns: Columns, event_id: str, tenant: str
+) -> tuple[str, tuple[str, ...]]:
+    if columns.tenant:
+        return f"{query} AND {columns.tenant} = {mark}", (event_id, tenant)
+    return query, (event_id,)
+
+
+def _finish(written: asyncio.Future[None], error: Exception | None) -> None:
+    if written.done():
+        return  # nobody waits any more
+    if error is None:
+        written.set_result(None)
+    else:
+        written.set_exception(error)
+
+
+class Sqlite:
+    """One connection in one thread: SQLite blocks, and the loop must not."""
+
+    def __init__(self, path: Path, table: str, columns: Columns) -> None:
+        self._path = path
+        self._table = table
+        self._columns = columns
+        self._connection: sqlite3.Connection | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def layout(self) -> Layout | None:
+        """Asked without making a file."""
+        return await asyncio.to_thread(self._layout)
+
+    def _layout(self) -> Layout | None:
+        rows = self._ask(f"PRAGMA table_info({self._table})")
+        if not rows:
+            return None
+        keys = [name for _, name, *_, place in rows if place]
+        unique = {frozenset(keys)} if keys else set()
+        for _, index, is_unique, _, partial in self._ask(f"PRAGMA index_list({self._table})"):
+            if is_unique and not partial:
+                unique.add(frozenset(row[2] for row in self._ask(f'PRAGMA index_info("{index}")')))
+        # INTEGER PRIMARY KEY numbers itself
+        needed = {
+            name: bool(filled) and default is None and not (place and kind.upper() == "INTEGER")
+            for _, name, kind, filled, default, place in rows
+        }
+        return Layout(needed, unique)
+
+    async def find(self, tenant: str, event_id: str) -> tuple[str, str] | None:
+        """On a connection of its own."""
+        names = self._columns
+        query = f"SELECT {names.type}, {names.payload} FROM {self._table} WHERE {names.event_id} = ?"  # noqa: S608 - checked
+        query, parameters = _of_tenant(query, "?", names, event_id, tenant)
+        found = await asyncio.to_thread(self._ask, query, *parameters)
+        return found[0] if found else None
+
+    def _ask(self, query: str, *parameters: str) -> list[Any]:
+        if not self._path.exists():
+            return []
+        try:
+            with closing(sqlite3.connect(self._path, timeout=BUSY_S)) as connection:
+                return connection.execute(query, parameters).fetchall()
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"{self._path}: {error}") from error
+
+    async def insert(self, events: Sequence[Event]) -> None:
+        """In one transaction."""
+        self._thread = self._thread or ThreadPoolExecutor(1, "semel-events")
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._insert, events)
+
+    def _insert(self, events: Sequence[Event]) -> None:
+        try:
+            connection = self._connection = self._connection or self._connect()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                names = self._columns.names
+                connection.executemany(
+                    f"INSERT INTO {self._table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608
+                    " ON CONFLICT DO NOTHING",
+                    _rows(self._columns, events),
+                )
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+        except sqlite3.OperationalError as error:
+            raise StoreUnavailable(f"{self._path}: {error}") from error
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(_made(_SQLITE, self._table, self._columns))
+        return connection
+
+    async def close(self) -> None:
+        """Let go of connection and thread, neither of which is in use."""
+        thread, self._thread = self._thread, None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if thread is not None:
+            thread.shutdown()
+
+
+class Postgres:
+    """One connection, made again when it breaks."""
+
+    def __init__(self, url: str, table: str, columns: Columns) -> None:
+        try:
+            import psycopg
+        except ImportError:
+            raise StoreUnknown(
+                f"PostgreSQL needs psycopg; install the extra: {install_command('postgres')}"
+            ) from None
+        self._psycopg = psycopg
+        self._url = _bare(url)
+        self._table = table
+        self._columns = columns
+        self._connection: Any = None
+        self._is_made = False
+
+    async def layout(self) -> Layout | None:
+        """Of whatever has the name where the connection looks first."""
+        rows = await self._ask(_POSTGRES_COLUMNS, self._table)
+        if not rows:
+            return None
+        indexes = await self._ask(_POSTGRES_UNIQUE, self._table)
+        return Layout(dict(rows), {frozenset(names) for (names,) in indexes})
+
+    async def find(self, tenant: str, event_id: str) -> tuple[str, str] | None:
+        """On a connection of its own."""
+        names = self._columns
+        query = f"SELECT {names.type}, {names.payload}::text FROM {self._table} WHERE {names.event_id} = %s"  # noqa: S608
+        query, parameters = _of_tenant(query, "%s", names, event_id, tenant)
+        found = await self._ask(query, *parameters)
+        return found[0] if found else None
+
+    async def _ask(self, query: str, *parameters: str) -> list[Any]:
+        try:
+            async with await self._connected() as connection:
+                rows: list[Any] = await (await connection.execute(query, parameters)).fetchall()
+                return rows
+        except self._psycopg.OperationalError as error:
+            raise StoreUnavailable(f"the table of events: {error}") from error
+
+    async def insert(self, events: Sequence[Event]) -> None:
+        """In one statement."""
+        names = self._columns.names
+        columns = [list(column) for column in zip(*_rows(self._columns, events), strict=True)]
+        try:
+            if self._connection is None:
+                self._connection = await self._connect()
+            await self._connection.execute(
+                f"INSERT INTO {self._table} ({', '.join(names)})"  # noqa: S608 - checked
+                f" SELECT {', '.join(names[:-1])}, {names[-1]}::json"
+                f" FROM unnest({', '.join(['%s::text[]'] * len(names))}) AS e ({', '.join(names)})"
+                " ON CONFLICT DO NOTHING",
+                columns,
+            )
+        except self._psycopg.OperationalError as error:
+            await self.close()
+            raise StoreUnavailable(f"the table of events: {error}") from error
+
+    async def _connected(self) -> Any:
+        return await self._psycopg.AsyncConnection.connect(
+            self._url, autocommit=True, connect_timeout=CONNECT_S
+        )
+
+    async def _connect(self) -> Any:
+        connection = await self._connected()
+        if not self._is_made:
+            # Instances that start together would otherwise make it twice, and one of them fail.
+            async with connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._table,))
+                await connection.execute(_made(_POSTGRES, self._table, self._columns))
+            self._is_made = True
+        return connection
+
+    async def close(self) -> None:
+        """Close what is open."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
+def _bare(url: str) -> str:
+    """The URL as the driver knows it."""
+    from semel.stores.postgres import OPTIONS
+
+    parts = urlsplit(url)
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    theirs = [(name, text) for name, text in options if name not in OPTIONS]
+    return urlunsplit(parts._replace(query=urlencode(theirs, quote_via=quote)))

@@ -1,0 +1,453 @@
+"""Take events that come once from outside: journal each with its claim, answer, then run it, here or elsewhere.
+
+    take ──► claim + journal, one atomic operation ──► "accepted" ──► handler ──► done
+      │          └─► known, or claimed and journaled by another: "duplicate", nothing is kept here
+      └─► no answer of the store: held and asked again, for as long as the caller says, then "busy"
+
+Once the answer is "accepted" the event belongs to the store: whoever dies, any instance finds its journaled claim
+when the lease is over and runs it. That is also how a failed attempt is repeated, so nothing waits in memory.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from math import inf
+from time import monotonic
+from typing import Any, Literal, Self
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from semel.client.client_async import AsyncSemel
+from semel.core.settlement import exhausted
+from semel.errors import (
+    AttemptsExhausted,
+    NotApplied,
+    PolicyInvalid,
+    RecordCorrupt,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
+from semel.observe.limited_log import LimitedLog
+from semel.policy import ATTEMPTS_LIMIT
+from semel.runtime.context import current
+from semel.runtime.handlers import awaitable
+from semel.types import (
+    Busy,
+    Delivery,
+    Done,
+    Errored,
+    Failed,
+    Late,
+    Lost,
+    Mismatch,
+    Outcome,
+    Record,
+    Unavailable,
+    Unknown,
+)
+
+__all__ = ["Event", "Handler", "Intake", "IntakeLimits", "Receipt", "Undertaker", "journaled_body"]
+
+_log = LimitedLog(logging.getLogger("semel"))
+
+RETRY_DELAY_S = 1.0
+"""Before the second attempt, where the policy names no delay: an orphan is found at once."""
+HOLD_FIRST_S, HOLD_MAX_S = 0.05, 2.0
+"""Between two questions to a store that does not answer."""
+SWEEP_MIN_S, SWEEP_MAX_S = 0.05, 10.0
+STUCK_FIRST_S = 0.1
+"""Before the next look for orphans, where the last one finished none; doubled each time, up to `SWEEP_MAX_S`."""
+TYPE_BYTES_MAX = 128
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """What a handler is called with."""
+
+    id: str
+    """The event's key: chosen by its producer."""
+    type: str = ""
+    tenant: str = ""
+    """Whose it is."""
+    body: bytes
+    """As it came."""
+
+    @property
+    def payload(self) -> Any:
+        """The body read as JSON. Raises `ValueError` where it is none."""
+        return msgspec.json.decode(self.body)
+
+
+Handler = Callable[[Event], Awaitable[Any]]
+Undertaker = Callable[[Event, Exception], Awaitable[None]]
+"""Is given what is given up, before the record says so; raises where it could not keep it, and is asked again."""
+
+
+class Receipt(Struct, frozen=True):
+    """What became of an event that was handed in."""
+
+    status: Literal["accepted", "duplicate", "busy", "refused"]
+    """`busy`: not taken, send it again. `refused`: no repetition cures it."""
+    retry_after_s: float = 0.0
+    reason: str = ""
+
+
+class IntakeLimits(Struct, frozen=True, kw_only=True):
+    """How much at once, and how often."""
+
+    concurrency: int = 10
+    """Handlers that run at once."""
+    pending_max: int = 1000
+    """Events taken and not finished. Beyond it `take` waits, and so does the socket; a webhook is told 503."""
+    sweep_s: float | None = None
+    """How often orphans are looked for; `None`: a third of the lease, 10 s at most. `inf`: only when a repetition is
+    due here, where somebody else hands over the orphans by `adopt`."""
+    drain_s: float = 30.0
+    """How long a stop waits for handlers; what then still runs is cancelled, and released for the others."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.concurrency <= self.pending_max:
+            raise PolicyInvalid("Pace needs 1 <= concurrency <= pending_max")
+        if self.drain_s < 0 or (self.sweep_s is not None and self.sweep_s < SWEEP_MIN_S):
+            raise PolicyInvalid(f"Pace needs drain_s >= 0 and sweep_s >= {SWEEP_MIN_S:g}")
+
+
+class Intake:
+    """Journals events, runs `handler(event)` in tasks of its own, and takes over from instances that died.
+
+    Use it as `async with intake:`; leaving drains. The client needs a durable store, because the journal is there;
+    closing the client is up to whoever opened it. The handler may run again after a crash: hand
+    `semel.current().idempotency_key` to what it calls, or write with a unique id.
+    """
+
+    def __init__(
+        self,
+        once: AsyncSemel,
+        handler: Handler,
+        *,
+        pace: IntakeLimits | None = None,
+        dead: Undertaker | None = None,
+        instance: str | None = None,
+    ) -> None:
+        policy = once.policy
+        self._handler = awaitable(handler)
+        self._dead = dead
+        self._pace = pace = pace or IntakeLimits()
+        self._max_attempts = policy.max_attempts
+        self._permanent = policy.permanent
+        # Attempts are counted here, so that the undertaker comes before the record says `failed`.
+        self._once = once.using(
+            replace(
+                policy,
+                wait_s=0,
+                max_attempts=ATTEMPTS_LIMIT,
+                retry_delay_s=policy.retry_delay_s or RETRY_DELAY_S,
+                on_unavailable="refuse",  # what is not journaled is not accepted: its sender sends it again
+            )
+        )
+        lease_s = once._plan.lease_us / 1e6  # noqa: SLF001 - known to the client alone
+        self._sweep_s: float = pace.sweep_s or min(SWEEP_MAX_S, max(SWEEP_MIN_S, lease_s / 3))
+        self.instance: str = instance or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        """Who this is: kept with each record it claims first, for whoever looks at it."""
+        self._room = asyncio.Semaphore(pace.pending_max)
+        self._hands = asyncio.Semaphore(pace.concurrency)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._here: set[str] = set()
+        """Keys under way in this process: not to be swept by it."""
+        self._look = asyncio.Event()
+        self._sweeper: asyncio.Task[None] | None = None
+        self._draining = False
+        self._finished = 0
+        """Events whose record was answered for, counted to tell progress from a loop."""
+
+    @property
+    def pending(self) -> int:
+        """Events taken here and not finished."""
+        return len(self._tasks)
+
+    @property
+    def body_bytes_max(self) -> int:
+        """What the journal takes."""
+        return self._once.policy.value_bytes_max - 1  # one byte says how it is written
+
+    async def __aenter__(self) -> Self:
+        if self._sweeper is not None:
+            raise UsageError("this intake has been started before; make another")
+        try:
+            await self._once.windows.list()  # connects: whether the store lasts is known only then
+        except StoreUnavailable as error:
+            _log.warning("the store gives no answer yet: %s", error)
+        for place in (self._handler, getattr(self._handler, "__self__", None)):
+            if (check := getattr(place, "check_at_start", None)) is not None:
+                await check()  # as of a table of events: what cannot be written is not accepted
+        self._once._check_journal(b"")  # noqa: SLF001 - the client's own rule, before anything is accepted
+        self._sweeper = asyncio.create_task(self._sweep_on(), name="semel-sweeper")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.drain()
+
+    async def drain(self) -> None:
+        """Take nothing more, wait for what runs, release the rest. Idempotent."""
+        self._draining = True
+        sweeper = self._sweeper
+        if sweeper is not None and not sweeper.done():
+            sweeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await sweeper
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._pace.drain_s)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def take(
+        self, event: Event, *, hold_s: float | None = None, fingerprint: bytes | None = None
+    ) -> Receipt:
+        """Journal the event and see to it that it runs. Answers as soon as it is journaled, or known.
+
+        `hold_s`: how long it is held in memory while the store gives no answer, or there is no room; `None`: for
+        ever, for sources that never send again. Whoever stops waiting for the answer does not stop the event.
+        """
+        if self._sweeper is None:
+            raise UsageError("an intake works inside `async with intake:`")
+        give_up_at = inf if hold_s is None else monotonic() + hold_s
+        try:
+            async with asyncio.timeout(hold_s):
+                await self._room.acquire()
+        except TimeoutError:
+            return Receipt("busy", 1.0, "too many events are waiting here")
+        if self._draining:
+            self._room.release()
+            return Receipt("busy", 1.0, "this instance is stopping")
+        if event.tenant != self._once.tenant:
+            event = replace(event, tenant=self._once.tenant)
+        receipt: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        delivery = Delivery(
+            key=event.id,
+            body=event,
+            event_type=event.type,
+            fingerprint=fingerprint,
+            journal=event.body,
+            meta={"instance": self.instance},
+        )
+        self._start(self._carry(delivery, receipt, give_up_at))
+        return await asyncio.shield(receipt)
+
+    # --- one event ---
+
+    def _start(self, carrying: Any) -> None:
+        task = asyncio.create_task(carrying)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._room.release()
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("an event was not finished here; its claim is", exc_info=task.exception())
+
+    async def _carry(
+        self, delivery: Delivery[Event], receipt: asyncio.Future[Receipt], give_up_at: float
+    ) -> None:
+        """Claim until the store answers, and run what is ours."""
+        wait_s = HOLD_FIRST_S
+        try:
+            while True:
+                outcome = await self._run(delivery, receipt)
+                if receipt.done():
+                    return
+                answer = receipt_for(outcome)
+                left_s = give_up_at - monotonic()
+                if answer.status != "busy" or self._draining or left_s <= 0:
+                    receipt.set_result(answer)
+                    return
+                await asyncio.sleep(min(left_s, wait_s * random.uniform(0.5, 1)))  # noqa: S311 - not all at once
+                wait_s = min(HOLD_MAX_S, wait_s * 2)
+        except asyncio.CancelledError:
+            if not receipt.done():
+                receipt.set_result(Receipt("busy", 1.0, "this instance is stopping"))
+            raise
+        except Exception as error:
+            if receipt.done():
+                raise
+            receipt.set_exception(error)
+
+    async def _run(
+        self, delivery: Delivery[Event], receipt: asyncio.Future[Receipt] | None = None
+    ) -> Outcome[Any]:
+        key = delivery.key
+        first = key not in self._here
+        self._here.add(key)
+        try:
+            handle = partial(self._handle, receipt)
+            handle.__wrapped__ = self._handler  # type: ignore[attr-defined]  # whose name is told to hooks
+            outcome: Outcome[Any] = await self._once._deliver_one(delivery, handle)  # noqa: SLF001
+        except StoreError as error:
+            outcome = Unavailable(error)
+        finally:
+            if first:
+                self._here.discard(key)
+        if not isinstance(outcome, Unavailable):
+            self._finished += 1
+        self._note(key, outcome, ran=receipt is None or receipt.done())
+        return outcome
+
+    async def _handle(self, receipt: asyncio.Future[Receipt] | None, event: Event) -> None:
+        """The event is ours, and journaled."""
+        if receipt is not None and not receipt.done():
+            receipt.set_result(Receipt("accepted"))
+        attempt = current().attempt
+        if attempt > self._max_attempts:
+            error = exhausted(None, attempt, self._max_attempts)
+            await self._bury(event, error)
+            raise error
+        try:
+            await self._hands.acquire()
+        except asyncio.CancelledError:
+            if self._once.mode == "quarantine":  # nobody has to decide about what has not begun
+                raise NotApplied("the instance stopped before the handler started") from None
+            raise
+        try:
+            await self._handler(event)
+        except self._permanent as error:
+            await self._bury(event, error)
+            raise
+        except Exception as error:
+            if attempt < self._max_attempts or isinstance(error, NotApplied):
+                raise
+            last = exhausted(error, attempt, self._max_attempts)
+            await self._bury(event, last)
+            raise last from error
+        finally:
+            self._hands.release()
+
+    async def _bury(self, event: Event, error: Exception) -> None:
+        if self._dead is None:
+            return
+        try:
+            await self._dead(event, error)
+        except Exception as failure:
+            _log.error(
+                "the dead-letter callback failed, and is called again later: %r (for %r)", failure, error
+            )
+            raise
+
+    def _note(self, key: str, outcome: Outcome[Any], *, ran: bool) -> None:
+        """Say what is worth saying, and look for the event again when its turn has come."""
+        match outcome:
+            case Errored(error, attempt, retry_after_s) if isinstance(error, Exception):
+                _log.warning(
+                    "attempt %d at event %r failed, the next in %g s: %r", attempt, key, retry_after_s, error
+                )
+                asyncio.get_running_loop().call_later(retry_after_s, self._look.set)
+            case Failed(error, replayed=False):
+                _log.error("event %r is given up: %r", key, error)
+            case Lost() if ran:
+                _log.warning("another instance took event %r over", key)
+            case Done(recorded=False):
+                _log.warning("event %r ran, but the store could not be told: it may run again", key)
+            case _:
+                pass
+
+    # --- orphans ---
+
+    async def _sweep_on(self) -> None:
+        """Now and then, and when a repetition is due: run what nobody holds. A look without progress backs off."""
+        stuck_s = STUCK_FIRST_S
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._sweep_s * random.uniform(0.7, 1.3)):  # noqa: S311 - not all at once
+                    await self._look.wait()
+            self._look.clear()
+            begun, finished = 0, self._finished
+            try:
+                begun = await self.sweep()
+            except StoreError as error:
+                _log.warning("orphans could not be looked for: %s", error)
+            except Exception:  # noqa: BLE001 - the sweeper must not die of one bad turn
+                _log.exception("orphans could not be looked for")
+            if begun and finished == self._finished:
+                await asyncio.sleep(stuck_s)
+                stuck_s = STUCK_FIRST_S if finished != self._finished else min(SWEEP_MAX_S, 2 * stuck_s)
+
+    async def sweep(self) -> int:
+        """Start what lies journaled and unclaimed, as much as there are hands for. Returns how many were begun."""
+        return await self.adopt(await self._once.records.orphans(limit=4 * self._pace.concurrency))
+
+    async def adopt(self, records: Sequence[Record]) -> int:
+        """Start those of these orphans that there are hands for. Returns how many were begun."""
+        limit, begun = self._pace.concurrency, 0
+        # The other instances see the same ones: not all begin with the first.
+        for record in random.sample(records, len(records)):
+            if record.key in self._here or self._draining or self._hands.locked() or self._room.locked():
+                continue
+            await self._room.acquire()
+            self._here.add(record.key)
+            self._start(self._recover(record))
+            begun += 1
+            if begun == limit:
+                self._look.set()  # there may be more
+                break
+        return begun
+
+    async def _recover(self, record: Record) -> None:
+        try:
+            event = Event(
+                id=record.key, type=record.event_type, tenant=record.tenant, body=record.journal or b""
+            )
+            delivery = Delivery(key=event.id, body=event, event_type=event.type)
+            try:
+                event = replace(event, body=journaled_body(record.journal))
+            except RecordCorrupt as error:
+                await self._give_up(delivery, error)
+            else:
+                await self._run(replace(delivery, body=event))
+        finally:
+            self._here.discard(record.key)
+
+    async def _give_up(self, delivery: Delivery[Event], error: Exception) -> None:
+        """Fail an event whose journal cannot be read: no attempt could succeed. The dead letter gets its bytes."""
+
+        async def fail(event: Event) -> None:
+            await self._bury(event, error)
+            raise AttemptsExhausted(f"its journal cannot be read: {error}") from error
+
+        outcome: Outcome[Any] = await self._once._deliver_one(delivery, fail)  # noqa: SLF001
+        self._finished += 1
+        self._note(delivery.key, outcome, ran=True)
+
+
+def journaled_body(journal: bytes | None) -> bytes:
+    """The body of a journaled event. Raises `RecordCorrupt` for a journal of anything else."""
+    if journal is None:
+        return b""
+    if journal[:1] == b"r":  # how the codec writes bytes; nothing else needs to be decoded
+        return journal[1:]
+    raise RecordCorrupt("the journal of an event holds its bytes, and this one something else")
+
+
+def receipt_for(outcome: Outcome[Any]) -> Receipt:
+    """What is said of an event whose handler was not called."""
+    match outcome:
+        case Done() | Failed() | Unknown() | Lost() | Busy(recoverable=True):
+            return Receipt("duplicate")
+        case Busy(retry_after_s):
+            return Receipt("busy", retry_after_s, "another attempt holds it without a journal")
+        case Unavailable():
+            return Receipt("busy", 1.0, "the store gives no answer")
+        case Mismatch():
+            return Receipt("refused", reason="this id was used before with another body")
+        case Late(age_s):
+            return Receipt("refused", reason=f"{age_s:g} s old, more than is remembered")
+        case Errored(error):
+            return Receipt("busy", 1.0, type(error).__name__)

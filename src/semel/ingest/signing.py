@@ -1,0 +1,72 @@
+"""Secrets and signatures as Standard Webhooks say: made by the relay's sink, checked by receivers."""
+
+import base64
+import binascii
+import hmac
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from semel.errors import PolicyInvalid
+from semel.runtime.extras import install_command
+
+__all__ = ["SECRETS_MAX", "SECRET_BYTES_MIN", "Signer", "key_of", "signatures", "signed_text", "signer_of"]
+
+SECRET_BYTES_MIN = 16
+SECRETS_MAX = 8
+"""At once, while they are changed."""
+SEED_BYTES = 32
+Signer: TypeAlias = Callable[[bytes], str]
+"""The signature of some bytes, with the name of its scheme."""
+
+
+def key_of(secret: str) -> bytes:
+    """The key in a secret such as `whsec_MfKQ...`, which is base64. Raises `PolicyInvalid`."""
+    key = _decoded(secret.strip().removeprefix("whsec_"))
+    if len(key) < SECRET_BYTES_MIN:
+        raise PolicyInvalid(
+            f"a webhook's secret holds {len(key)} bytes; at least {SECRET_BYTES_MIN} are needed"
+        )
+    return key
+
+
+def signer_of(secret: str) -> Signer:
+    """How a secret signs: `whsec_` so that the receiver could too, `whsk_` as only we can. Raises `PolicyInvalid`."""
+    secret = secret.strip()
+    if secret.startswith("whsk_"):
+        return _ed25519(_decoded(secret.removeprefix("whsk_")))
+    key = key_of(secret)
+    return lambda signed: f"v1,{base64.b64encode(hmac.digest(key, signed, 'sha256')).decode()}"
+
+
+def signed_text(message_id: str, timestamp: int | str, body: bytes) -> bytes:
+    """What is signed: whoever alters the id, the time or one byte of the body needs the secret."""
+    return f"{message_id}.{timestamp}.".encode() + body
+
+
+def signatures(signers: Sequence[Signer], message_id: str, timestamp: int, body: bytes) -> str:
+    """One signature by each secret, so that a receiver knows one of them while secrets are changed."""
+    signed = signed_text(message_id, timestamp, body)
+    return " ".join(sign(signed) for sign in signers)
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise PolicyInvalid(
+            "a webhook's secret is whsec_ or whsk_ and base64, as Standard Webhooks say"
+        ) from None
+
+
+def _ed25519(key: bytes) -> Signer:
+    """A signer by a private key: its seed, with or without the public key behind it."""
+    if len(key) not in (SEED_BYTES, 2 * SEED_BYTES):
+        raise PolicyInvalid(f"a whsk_ secret holds {SEED_BYTES} or {2 * SEED_BYTES} bytes, not {len(key)}")
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ModuleNotFoundError as error:
+        raise PolicyInvalid(
+            f"whsk_ needs cryptography; install the extra: {install_command('ed25519')}"
+        ) from error
+    private = Ed25519PrivateKey.from_private_bytes(key[:SEED_BYTES])
+    return lambda signed: f"v1a,{base64.b64encode(private.sign(signed)).decode()}"

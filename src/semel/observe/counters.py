@@ -1,0 +1,324 @@
+"""Count what happens, minute by minute and consumer by consumer, in numbers that add up across processes."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+from msgspec import Struct, field
+
+from semel.observe import events
+from semel.runtime.process import restart_after_fork
+
+__all__ = [
+    "LAGS_S",
+    "OTHER",
+    "TOOK_S",
+    "ConsumerCounters",
+    "MinuteCounts",
+    "StoreCounts",
+    "CounterHook",
+    "quantile",
+]
+
+CONSUMERS_MAX = 200
+"""Consumers that are told apart; what comes later is counted under `OTHER`."""
+OTHER = ("", "other")
+MINUTES_MAX = 24 * 60
+"""Minutes that are held while the store cannot be told; then the oldest are dropped."""
+HELD_MAX = 100_000
+LAGS_S: tuple[float, ...] = tuple(2.0**power for power in range(-3, 23))
+"""Upper ends of the buckets of redelivery lags: an eighth of a second to 48 days, each twice the one before."""
+TOOK_S: tuple[float, ...] = tuple(1e-4 * 1.5**power for power in range(31))
+"""The same for the store's round trips: a tenth of a millisecond to 19 seconds."""
+
+
+class ConsumerCounters(Struct, array_like=True):
+    """What happened to one consumer's deliveries. New fields go to the end: older rollups lack them."""
+
+    received: int = 0
+    processed: int = 0
+    redelivery: int = 0
+    """Duplicates by their reason: this and the next three."""
+    producer: int = 0
+    race: int = 0
+    reuse: int = 0
+    observed: int = 0
+    """Duplicates that ran all the same, in mode observe; they are among the four above."""
+    failed: int = 0
+    """For good."""
+    errored: int = 0
+    """This time; they may run again."""
+    late: int = 0
+    lost: int = 0
+    expired: int = 0
+    unknown: int = 0
+    unrecorded: int = 0
+    lags: dict[int, int] = field(default_factory=dict[int, int])
+    """Duplicates with a known lag, by their bucket in `LAGS_S`."""
+
+    @property
+    def duplicates(self) -> int:
+        """Deliveries of events that were known."""
+        return self.redelivery + self.producer + self.race + self.reuse
+
+    def add(self, other: "ConsumerCounters") -> None:
+        """Add what another process, or another minute, has counted."""
+        self.received += other.received  # one by one: a loop over their names takes four times as long
+        self.processed += other.processed
+        self.redelivery += other.redelivery
+        self.producer += other.producer
+        self.race += other.race
+        self.reuse += other.reuse
+        self.observed += other.observed
+        self.failed += other.failed
+        self.errored += other.errored
+        self.late += other.late
+        self.lost += other.lost
+        self.expired += other.expired
+        self.unknown += other.unknown
+        self.unrecorded += other.unrecorded
+        if other.lags:
+            _add(self.lags, other.lags)
+
+
+class StoreCounts(Struct, array_like=True):
+    """How the store did."""
+
+    errors: int = 0
+    lost: int = 0
+    purged: int = 0
+    took: dict[int, int] = field(default_factory=dict[int, int])
+    """Round trips by their bucket in `TOOK_S`."""
+
+    def add(self, other: "StoreCounts") -> None:
+        """Add another's."""
+        self.errors += other.errors
+        self.lost += other.lost
+        self.purged += other.purged
+        _add(self.took, other.took)
+
+
+class MinuteCounts(Struct, array_like=True):
+    """What one process counted in one minute, or in a piece of it."""
+
+    minute: int
+    """Since 1970, by the store's clock."""
+    consumers: list[tuple[str, str, ConsumerCounters]] = field(
+        default_factory=list[tuple[str, str, ConsumerCounters]]
+    )
+    """Tenant, consumer, counts."""
+    store: StoreCounts = field(default_factory=StoreCounts)
+    in_flight: int = 0
+    """Claims that the process held when it was written."""
+    oldest_s: float = 0.0
+    writer: str = ""
+    """Who counted: what it holds is no sum, its last word counts."""
+
+
+class _Minute:
+    def __init__(self) -> None:
+        self.consumers: dict[tuple[str, str], ConsumerCounters] = {}
+        self.store = StoreCounts()
+
+
+class CounterHook:
+    """A hook that counts. What it holds is taken out part by part; it writes nothing itself."""
+
+    def __init__(
+        self, wall: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wall = wall
+        self._clock = clock
+        self.ahead_s: float = 0.0
+        """How far the store's clock is ahead of this computer's, as far as it is known."""
+        self._minutes: dict[int, _Minute] = {}
+        self._known: set[tuple[str, str]] = set()
+        self._held: dict[bytes, float] = {}
+        """When each claim in flight was granted, by its owner."""
+        self._handlers: dict[type[events.HookEvent], Callable[[Any], None]] = {
+            events.Received: self._received,
+            events.ClaimedEvent: self._claimed,
+            events.CompletedEvent: self._end("processed"),
+            events.MarkedEvent: self._count("processed"),
+            events.FailedEvent: self._end("failed"),
+            events.Released: self._released,
+            events.Quarantined: self._end("unknown"),
+            events.LostEvent: self._end("lost"),
+            events.Unrecorded: self._end("unrecorded"),
+            events.Dropped: self._dropped,
+            events.LateArrivalEvent: self._count("late"),
+            events.Expired: self._count("expired"),
+            events.Duplicate: self._duplicate,
+            events.StoreSent: self._sent,
+            events.StoreFailed: lambda _: self._store("errors", 1),
+            events.StoreLost: lambda _: self._store("lost", 1),
+            events.PurgedEvent: lambda purged: self._store("purged", purged.count),
+        }
+        self.after_fork()
+        restart_after_fork(self)
+
+    def after_fork(self) -> None:
+        """What the parent counted is the parent's to tell."""
+        self._lock = Lock()
+        self._minutes.clear()
+        self._held.clear()
+
+    def __call__(self, happening: events.HookEvent) -> None:
+        """Count it."""
+        handler = self._handlers.get(type(happening))
+        if handler is not None:
+            with self._lock:
+                handler(happening)
+
+    @property
+    def now_s(self) -> float:
+        """The store's clock, as far as it is known."""
+        return self._wall() + self.ahead_s
+
+    def note_time(self, store_us: int) -> None:
+        """The store's clock says this now."""
+        self.ahead_s = store_us / 1e6 - self._wall()
+
+    def peek(self) -> list[MinuteCounts]:
+        """What was counted and not taken yet, oldest first."""
+        with self._lock:
+            return self._parts()
+
+    def take(self) -> list[MinuteCounts]:
+        """The same, and it is counted no more."""
+        with self._lock:
+            parts = self._parts()
+            self._minutes.clear()
+            return parts
+
+    def in_flight(self) -> tuple[int, float]:
+        """How many claims this process holds, and the age of the oldest."""
+        with self._lock:
+            return self._in_flight()
+
+    def _in_flight(self) -> tuple[int, float]:
+        oldest = next(iter(self._held.values()), None)
+        return len(self._held), 0.0 if oldest is None else self._clock() - oldest
+
+    def _parts(self) -> list[MinuteCounts]:
+        held, oldest_s = self._in_flight()
+        if held:  # a claim that takes long is worth telling, though nothing else happens
+            self._minute()
+        return [
+            MinuteCounts(
+                number,
+                [(*name, _copied(counts)) for name, counts in minute.consumers.items()],
+                StoreCounts(
+                    minute.store.errors, minute.store.lost, minute.store.purged, dict(minute.store.took)
+                ),
+                held,
+                oldest_s,
+            )
+            for number, minute in sorted(self._minutes.items())
+        ]
+
+    # --- events; the lock is held ---
+
+    def _minute(self) -> _Minute:
+        number = int(self.now_s // 60)
+        minute = self._minutes.get(number)
+        if minute is None:
+            minute = self._minutes[number] = _Minute()
+            if len(self._minutes) > MINUTES_MAX:
+                del self._minutes[min(self._minutes)]
+        return minute
+
+    def _counts(self, event: events.DeliveryEvent) -> ConsumerCounters:
+        name = (event.tenant, event.consumer)
+        if name not in self._known:
+            if len(self._known) < CONSUMERS_MAX:
+                self._known.add(name)
+            else:
+                name = OTHER
+        consumers = self._minute().consumers
+        counts = consumers.get(name)
+        if counts is None:
+            counts = consumers[name] = ConsumerCounters()
+        return counts
+
+    def _count(self, what: str) -> Callable[[events.DeliveryEvent], None]:
+        def count(event: events.DeliveryEvent) -> None:
+            counts = self._counts(event)
+            setattr(counts, what, getattr(counts, what) + 1)
+
+        return count
+
+    def _end(self, what: str) -> Callable[[events.DeliveryEvent], None]:
+        count = self._count(what)
+
+        def end(event: events.DeliveryEvent) -> None:
+            self._held.pop(event.owner, None)
+            count(event)
+
+        return end
+
+    def _claimed(self, event: events.ClaimedEvent) -> None:
+        self._held[event.owner] = self._clock()
+        if len(self._held) > HELD_MAX:  # claims by hand that nobody settled
+            del self._held[next(iter(self._held))]
+
+    def _dropped(self, event: events.Dropped) -> None:
+        self._held.pop(event.owner, None)
+
+    def _released(self, event: events.Released) -> None:
+        self._held.pop(event.owner, None)
+        if event.error is not None:
+            self._counts(event).errored += 1
+
+    def _received(self, event: events.Received) -> None:
+        if not event.again:
+            self._counts(event).received += 1
+
+    def _duplicate(self, event: events.Duplicate) -> None:
+        if event.parked:
+            return
+        counts = self._counts(event)
+        setattr(counts, event.reason, getattr(counts, event.reason) + 1)
+        if not event.suppressed:
+            counts.observed += 1
+        if event.lag_s is not None:
+            at = _bucket(LAGS_S, event.lag_s)
+            counts.lags[at] = counts.lags.get(at, 0) + 1
+
+    def _sent(self, sent: events.StoreSent) -> None:
+        took, at = self._minute().store.took, _bucket(TOOK_S, sent.duration_s)
+        took[at] = took.get(at, 0) + 1
+
+    def _store(self, what: str, number: int) -> None:
+        store = self._minute().store
+        setattr(store, what, getattr(store, what) + number)
+
+
+def quantile(buckets: dict[int, int], ends: tuple[float, ...], part: float) -> float | None:
+    """The value below which this part of what is in the buckets lies, at most one bucket too high; `None`: empty."""
+    wanted = part * sum(buckets.values())
+    if not wanted:
+        return None
+    below = 0
+    for at in sorted(buckets):
+        below += buckets[at]
+        if below >= wanted:
+            return ends[at]
+    return ends[-1]
+
+
+def _bucket(ends: tuple[float, ...], value: float) -> int:
+    return min(bisect_left(ends, value), len(ends) - 1)
+
+
+def _copied(counts: ConsumerCounters) -> ConsumerCounters:
+    made = ConsumerCounters()
+    made.add(counts)
+    return made
+
+
+def _add(mine: dict[int, int], others: dict[int, int]) -> None:
+    for at, number in others.items():
+        mine[at] = mine.get(at, 0) + number

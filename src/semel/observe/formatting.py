@@ -1,0 +1,237 @@
+"""Records as people and programs read them: rows, pages and JSON documents."""
+
+import time
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from semel.cli.output import duration_text, local_time
+from semel.codec import decode, decode_error, reason_in
+from semel.errors import RecordCorrupt
+from semel.observe.audit import is_damaged
+from semel.observe.packed_limits import check_packed
+from semel.types import FOREVER, Record
+from semel.windows import exact_text
+
+__all__ = [
+    "SCREEN_HEADERS",
+    "document",
+    "error_of",
+    "exact_text",
+    "lines",
+    "now_us",
+    "readable",
+    "row",
+    "screen_row",
+    "summary",
+]
+
+SCREEN_HEADERS = ("KEY", "CONSUMER", "STATE", "TRY", "FIRST SEEN", "AGE", "EXPIRES", "TENANT")
+TEXT_CHARS_MAX = 2000
+"""A longer value is cut on the screen; `--json` has all of it."""
+
+
+def now_us() -> int:
+    """This computer's clock: what ages are counted to. The store decides nothing by it."""
+    return time.time_ns() // 1000
+
+
+def readable(encoded: bytes | None) -> tuple[Any, str]:
+    """A stored value, and in which form: `json`, `repr`, `not_kept` or `undecodable`.
+
+    The value may be anybody's: it is decoded only where that is quick, and what JSON cannot say is shown as text.
+    """
+    if encoded is None or encoded[:1] == b"x":
+        return None, "not_kept"
+    try:
+        if encoded[:1] in (b"m", b"p"):
+            check_packed(encoded[1:])
+        value = decode(encoded)
+        if encoded[:1] in (b"j", b"o"):
+            return value, "json"
+        if encoded[:1] == b"p":
+            plain = msgspec.to_builtins(value, str_keys=True)
+            msgspec.json.encode(plain)
+            return plain, "json"
+        return repr(value), "repr"
+    except (
+        RecordCorrupt,
+        msgspec.MsgspecError,
+        ValueError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        return str(error), "undecodable"
+
+
+def value_text(encoded: bytes | None) -> str:
+    """A stored value for the screen."""
+    value, form = readable(encoded)
+    if form == "not_kept":
+        return f"(not kept: {reason})" if (reason := reason_in(encoded)) else "(not kept)"
+    if form == "undecodable":
+        return f"(cannot be shown: {value})"
+    text = msgspec.json.encode(value).decode() if form == "json" else str(value)
+    return text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}... ({len(text)} characters)"
+
+
+def claim_of(record: Record, now: int) -> str | None:
+    """What became of a claim: `running`, `released`, or `over` (its owner let the lease end)."""
+    if record.state != "claimed":
+        return None
+    if not record.owner:
+        return "released"
+    return "running" if record.lease_until > now else "over"
+
+
+def summary(record: Record, now: int) -> dict[str, Any]:
+    """The fields that `list --json` and `show --json` share."""
+    return {
+        "key": record.key,
+        "consumer": record.consumer,
+        "tenant": record.tenant,
+        "state": record.state,
+        "claim": claim_of(record, now),
+        **({"damaged": True} if is_damaged(record) else {}),
+        "attempt": record.attempt,
+        "fence": record.fence,
+        "event_type": record.event_type or None,
+        "first_seen": _instant(record.first_seen),
+        "age_s": round((now - record.first_seen) / 1e6, 3) if record.first_seen else None,
+        "settled_at": _instant(record.settled_at),
+        "lease_until": _instant(record.lease_until) if record.state == "claimed" else None,
+        "expires_at": None if record.expires_at == FOREVER else _instant(record.expires_at),
+    }
+
+
+def document(record: Record, now: int) -> dict[str, Any]:
+    """All that a record holds, for `show --json`."""
+    shown = summary(record, now)
+    value, form = (None, "none") if record.state in ("claimed", "unknown") else readable(record.value)
+    if record.state == "failed":
+        value, form, shown["error"] = None, "none", error_of(record.value)
+    journal, journal_form = (None, "none") if record.journal is None else readable(record.journal)
+    return {
+        **shown,
+        "value": value,
+        "value_form": form,
+        "error": shown.get("error"),
+        "owner": record.owner.hex() or None,
+        "fingerprint": record.fingerprint.hex() if record.fingerprint else None,
+        "quarantine": record.quarantine,
+        "sliding": record.sliding,
+        "event_time": None if record.anchor is None else _instant(record.anchor),
+        "steps": [
+            {"name": name, "value": readable(kept)[0], "value_form": readable(kept)[1]}
+            for name, kept in record.steps
+        ],
+        "journal": journal,
+        "journal_form": journal_form,
+        "meta": _meta(record.meta),
+    }
+
+
+def row(record: Record, now: int) -> tuple[str, ...]:
+    """One line of `list`."""
+    return (
+        record.key,
+        record.consumer,
+        _state(record, now),
+        str(record.attempt),
+        local_time(record.first_seen, "seconds") if record.first_seen else "-",
+        duration_text(now - record.first_seen) if record.first_seen else "-",
+        "never" if record.expires_at == FOREVER else duration_text(record.expires_at - now),
+        record.tenant,
+    )
+
+
+def screen_row(record: Record, now: int, *, wide: bool) -> tuple[str, ...]:
+    """One line of `list` on a terminal: the state in one word, and on a narrow one the age for both times."""
+    key, consumer, _, attempt, _, *rest = row(record, now)
+    seen = ""
+    if wide and record.first_seen:
+        seen = local_time(record.first_seen, "seconds")[:19].replace("T", " ")
+    state = "damaged" if is_damaged(record) else claim_of(record, now) or record.state
+    return (key, consumer, state, attempt, seen, *rest)
+
+
+def lines(record: Record, now: int) -> list[tuple[str, str]]:
+    """All that a record holds, for `show`: a name and a text each; what is empty is left out."""
+    shown = [
+        ("key", record.key),
+        ("tenant", record.tenant),
+        ("consumer", record.consumer),
+        ("state", _state(record, now)),
+        ("type", record.event_type),
+        ("attempt", str(record.attempt)),
+        ("fence", str(record.fence)),
+        ("first seen", _moment(record.first_seen, now)),
+        ("event time", "" if record.anchor is None else _moment(record.anchor, now)),
+        ("settled", _moment(record.settled_at, now)),
+        ("lease until", _moment(record.lease_until, now) if record.state == "claimed" else ""),
+        (
+            "expires",
+            "never: only a decision ends it"
+            if record.expires_at == FOREVER
+            else _moment(record.expires_at, now),
+        ),
+        ("fingerprint", record.fingerprint.hex() if record.fingerprint else ""),
+    ]
+    if record.state == "failed":
+        error = error_of(record.value)
+        shown.append(("error", f"{error['kind']}: {error['message']}"))
+    elif record.state == "done":
+        shown.append(("value", value_text(record.value)))
+    shown += [(f"step {name}", value_text(kept)) for name, kept in record.steps]
+    if record.journal is not None:
+        shown.append(("journal", value_text(record.journal)))
+    shown += [(f"meta {name}", str(value)) for name, value in (_meta(record.meta) or {}).items()]
+    return [(name, text) for name, text in shown if text]
+
+
+def _state(record: Record, now: int) -> str:
+    if is_damaged(record):
+        return f"{record.state} (damaged)"
+    claim = claim_of(record, now)
+    return record.state if claim is None else f"{record.state} ({claim})"
+
+
+def _moment(at_us: int, now: int) -> str:
+    if not at_us:
+        return ""
+    ago = now - at_us
+    return (
+        f"{local_time(at_us)} ({duration_text(ago)} ago)"
+        if ago >= 0
+        else f"{local_time(at_us)} (in {duration_text(-ago)})"
+    )
+
+
+def _instant(at_us: int) -> str | None:
+    if not at_us:
+        return None
+    try:
+        return datetime.fromtimestamp(at_us / 1e6).astimezone().isoformat(timespec="microseconds")
+    except (OverflowError, OSError, ValueError):
+        return None
+
+
+def error_of(encoded: bytes | None) -> dict[str, str]:
+    """The kind and the message of a stored failure."""
+    try:
+        failure = decode_error(encoded)
+    except (RecordCorrupt, ValueError, TypeError) as error:
+        return {"kind": "undecodable", "message": str(error)}
+    return {"kind": failure.kind, "message": failure.message}
+
+
+def _meta(encoded: bytes | None) -> dict[str, Any] | None:
+    if encoded is None:
+        return None
+    try:
+        decoded = msgspec.json.decode(encoded)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return {"undecodable": repr(encoded)}
+    return decoded if isinstance(decoded, dict) else {"undecodable": repr(encoded)}

@@ -1,0 +1,223 @@
+"""What a relay needs of the database that holds an outbox, and what operators look at there."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+import msgspec
+
+from semel.core.relay_flow import OutboxRow, RowFailure
+from semel.errors import SemelError, StoreUnknown, UsageError
+from semel.observe.doctor import Finding
+from semel.windows import exact_text
+
+__all__ = [
+    "COLUMNS",
+    "Entry",
+    "FOREVER",
+    "KEEP_US",
+    "OutboxCounts",
+    "Rows",
+    "STATES",
+    "State",
+    "examine",
+    "row_of",
+    "rows_for",
+]
+
+State: TypeAlias = Literal["pending", "published", "dead", "dropped"]
+STATES: tuple[State, ...] = get_args(State)
+"""By their number in the table."""
+COLUMNS = (
+    "seq, id, created_at, attempts, aggregate_type, aggregate_id, event_type, source, subject, destination,"
+    " content_type, traceparent, headers, payload"
+)
+KEEP_US = 7 * 86_400_000_000
+"""How long a settled row stays, unless it is said otherwise."""
+FOREVER = 2**63 - 1
+"""When a dead row is tried again."""
+ENTRY_COLUMNS = f"{COLUMNS}, state, not_before, next_at, settled_at, name, error"
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A row as operators see it."""
+
+    row: OutboxRow
+    state: State
+    not_before: int | None
+    next_at: int
+    settled_at: int | None
+    name: str | None
+    error: str | None
+
+
+class OutboxCounts(msgspec.Struct, frozen=True):
+    """How much lies in an outbox."""
+
+    pending: int
+    dead: int
+    oldest_age_s: float
+    """Of what is pending."""
+
+
+class Rows(Protocol):
+    """An outbox, as its relay uses it. Not for two tasks at once. Errors are `StoreError`."""
+
+    name: str
+
+    async def open(self) -> None:
+        """Connect, and make the tables if they are missing."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything that is held, so that another relay goes on; idempotent."""
+        ...
+
+    async def share(self) -> bool:
+        """Take or give up shards, so that each relay has as many; `True`: there is something to do."""
+        ...
+
+    async def take(self, rows_max: int, bytes_max: int) -> list[OutboxRow]:
+        """Rows of ours whose turn it is, oldest first. Every row is seen, however late it was committed."""
+        ...
+
+    async def settle(self, published: Sequence[str], failures: Sequence[RowFailure], keep_us: int) -> None:
+        """Remember what became of rows. Those settled meanwhile are left as they are.
+
+        What was published stays for `keep_us`, and for as long as the window of whoever wrote it.
+        """
+        ...
+
+    async def wait(self, wait_s: float) -> None:
+        """Until something may have been written, or the time is over."""
+        ...
+
+    async def clean(self, rows_max: int) -> int:
+        """Remove settled rows whose time is over, none sooner than the longest window; how many it were."""
+        ...
+
+    async def counts(self) -> OutboxCounts:
+        """How much is left to do."""
+        ...
+
+    async def entries(self, state: State | None, after: int, rows_max: int) -> list[Entry]:
+        """Rows with a greater number than `after`, in their order."""
+        ...
+
+    async def entry(self, message_id: str) -> Entry | None:
+        """One row."""
+        ...
+
+    async def retry(self, message_ids: Sequence[str] | None) -> int:
+        """Let dead rows be tried again, from the first attempt; `None`: all of them. How many it were."""
+        ...
+
+    async def drop(self, message_ids: Sequence[str]) -> int:
+        """Give up unpublished rows for good; those behind them go on. How many it were."""
+        ...
+
+
+def row_of(values: Sequence[Any]) -> OutboxRow:
+    """A row from the values of `COLUMNS`."""
+    seq, message_id, created_at, attempts, kind, identity = values[:6]
+    event_type, source, subject, destination, content_type, traceparent, headers, payload = values[6:]
+    return OutboxRow(
+        seq,
+        message_id,
+        created_at,
+        attempts,
+        None if kind is None else (kind, identity),
+        event_type,
+        source,
+        subject,
+        destination,
+        content_type,
+        traceparent,
+        {} if headers == "{}" else msgspec.json.decode(headers, type=dict[str, str]),
+        payload,
+    )
+
+
+def entry_of(values: Sequence[Any]) -> Entry:
+    """An entry from the values of `ENTRY_COLUMNS`."""
+    *row, state, not_before, next_at, settled_at, name, error = values
+    return Entry(row_of(row), STATES[state], not_before, next_at, settled_at, name, error)
+
+
+def rows_for(url: str) -> Rows:
+    """The outbox in the database that a store URL names; nothing is connected."""
+    scheme = url.partition(":")[0]
+    if scheme in ("postgresql", "postgres"):
+        from semel.outbox.postgres import PostgresRows
+        from semel.stores.postgres import from_url as postgres_store
+
+        return PostgresRows(postgres_store(url))
+    if scheme == "sqlite":
+        from semel.outbox.sqlite import SqliteRows
+        from semel.stores.sqlite import from_url as sqlite_store
+
+        return SqliteRows(sqlite_store(url))
+    if ":" not in url:
+        raise UsageError(f"{url!r} is no URL; write postgresql://host/database or sqlite:///app.db")
+    raise StoreUnknown(
+        f"no outbox in {scheme}:; it lives in the database of your transactions: postgresql:, sqlite:"
+    )
+
+
+STALLED_S = 300.0
+"""As the alert: a relay that works has published what is older."""
+LOOK_MAX = 500
+"""So many of the oldest messages are looked at for those that fail."""
+
+
+async def examine(url: str) -> list[Finding]:
+    """What is wrong with the outbox of a store; nothing where the store cannot have one. Changes no row."""
+    try:
+        rows = rows_for(url)
+    except SemelError:
+        return []
+    try:
+        await rows.open()
+        try:
+            counts = await rows.counts()
+            waiting = await rows.entries("pending", 0, LOOK_MAX)
+            dead = await rows.entries("dead", 0, LOOK_MAX)
+        finally:
+            await rows.close()
+    except SemelError as error:
+        return [Finding("outbox", "error", str(error), "may this user read the outbox?")]
+    return list(_judged(counts, waiting, dead))
+
+
+def _judged(counts: OutboxCounts, waiting: list[Entry], dead: list[Entry]) -> Iterator[Finding]:
+    now = time.time_ns() // 1000
+    due = [now - max(each.row.created_at, each.not_before or 0) for each in waiting]
+    age_us = max((each for each in due if each >= 0), default=0)  # what is to wait until later does not count
+    stalled = age_us > STALLED_S * 1e6
+    age = exact_text(age_us // 10**6 * 10**6) if age_us >= 10**6 else "less than 1s"
+    what = f"{counts.pending:,} messages wait, the oldest of them due for {age}"
+    yield Finding(
+        "outbox",
+        "warning" if stalled else "ok",
+        what if counts.pending else "no message waits to be published",
+        "is a relay running? semel relay --to BROKER" if stalled else "",
+    )
+    failing = [each for each in waiting if each.row.attempts]
+    if failing:
+        worst = max(failing, key=lambda each: each.row.attempts)
+        yield Finding(
+            "outbox",
+            "warning",
+            f"{len(failing):,} messages fail to be published; {worst.row.id} did {worst.row.attempts} times:"
+            f" {worst.error or 'no reason was kept'}",
+            f"mend what it says; semel outbox show {worst.row.id}",
+        )
+    if dead:
+        behind = {each.row.aggregate for each in dead} & {each.row.aggregate for each in waiting} - {None}
+        held = f", and {len(behind):,} aggregates wait behind them" if behind else ""
+        yield Finding(
+            "outbox",
+            "error",
+            f"{counts.dead:,} messages were given up{held}: {dead[0].row.id}: {dead[0].error or 'no reason was kept'}",
+            "semel outbox list --dead, then semel outbox retry --all or semel outbox drop ID",
+        )

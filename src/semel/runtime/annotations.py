@@ -1,0 +1,67 @@
+"""Read what functions are annotated with, on every Python.
+
+From Python 3.14 on, annotations are evaluated when they are read. One that names something undefined, such as a
+class imported for type checkers only, raises then. Here it counts as not given.
+"""
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from semel.runtime.process import inspect
+
+if TYPE_CHECKING:
+    from inspect import Signature
+
+__all__ = ["parameter_type", "return_type", "signature_of"]
+
+
+def signature_of(fn: Callable[..., Any]) -> "Signature":
+    """The signature of a function, also where its annotations cannot be evaluated."""
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(fn, annotation_format=Format.FORWARDREF)
+    return inspect.signature(fn)
+
+
+def return_type(fn: Any) -> Any:
+    """The type that a function's return annotation names, or `None`."""
+    try:
+        returns = fn.__annotations__.get("return")
+    except Exception:  # noqa: BLE001 - not a function, or Python 3.14 evaluates them now and one fails
+        returns = _evaluated(fn, "return")
+    if isinstance(returns, str):
+        returns = _evaluated(fn, "return")
+    return None if returns is Any else returns  # Any names nothing that an object could come back as
+
+
+def parameter_type(fn: Callable[..., Any], name: str) -> Any:
+    """The type that a parameter's annotation names, without its `Annotated`; `Any` where it names none."""
+    found = _evaluated(fn, name, include_extras=False)
+    return Any if found is None else found
+
+
+def _evaluated(fn: Any, name: str, *, include_extras: bool = True) -> Any:
+    """The type that one annotation names, whatever the others name; `None`: there is none, or it is undefined."""
+    written = _written(fn)
+    if name not in written:
+        return None
+    inner = inspect.unwrap(fn)
+    only = SimpleNamespace(
+        __annotations__={name: written[name]}, __globals__=getattr(inner, "__globals__", {})
+    )
+    try:
+        return get_type_hints(only, include_extras=include_extras)[name]
+    except Exception:  # noqa: BLE001 - an annotation that names nothing says nothing
+        return None
+
+
+def _written(fn: Any) -> dict[str, Any]:
+    """The annotations; those that are text, or cannot be evaluated, as they are written."""
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format, get_annotations
+
+        return get_annotations(fn, format=Format.FORWARDREF)
+    return getattr(fn, "__annotations__", None) or {}

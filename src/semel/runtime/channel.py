@@ -1,0 +1,385 @@
+"""Gather the callers who wait at the same time into one round trip.
+
+Nobody waits for company: an idle caller goes straight to the store, and what arrives while the store
+works forms the next batch. A command once queued is executed; giving up ends only the wait, and a claim
+that nobody waits for any more is released with its attempt given back.
+
+==================  =================================================================================
+`Direct`            for stores that answer at once (memory): nothing to gather
+`Coalescer`         for stores that block: one flusher thread serves threads and event loops alike
+`LoopCoalescer`     for stores that are native to an event loop: sends at the end of the tick
+==================  =================================================================================
+"""
+
+import atexit
+from collections.abc import Sequence
+from threading import Condition, Lock, Thread, current_thread
+from typing import Any
+from weakref import WeakSet
+
+from semel.core.commands import Answer, Item
+from semel.core.protocols import AsyncStore, Store
+from semel.errors import StoreClosed, StoreUnavailable
+from semel.runtime.process import asyncio, restart_after_fork
+from semel.runtime.send_queue import (
+    BATCH_MAX,
+    Callback,
+    Channel,
+    LoopCall,
+    PendingCall,
+    SendQueue,
+    closed,
+    finisher,
+    give_back,
+    give_back_granted,
+    redo,
+    refuse,
+    resolve,
+    spread,
+    undo,
+    unreachable,
+    whole,
+)
+
+__all__ = ["BATCH_MAX", "Channel", "Coalescer", "Direct", "LoopCoalescer", "channel_for", "give_back"]
+
+IDLE_S = 2.0
+"""A flusher with nothing to do for this long ends; the next caller starts another."""
+EXIT_WAIT_S = 1.0
+"""How long the end of the program waits for claims that an interrupt gave back."""
+
+
+def channel_for(store: Store | AsyncStore) -> Channel:
+    """The channel that fits a store's powers."""
+    if isinstance(store, Store):
+        return Direct(store) if store.capabilities.instant else Coalescer(store)
+    return LoopCoalescer(store)
+
+
+class Direct:
+    """No gathering: the store answers at once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._closed = False
+
+    def send(self, items: Sequence[Item], /) -> list[Answer]:
+        """Straight through."""
+        if self._closed:
+            refuse(self._store, items)
+        try:
+            return self._store.send(items)
+        except StoreUnavailable as error:
+            return unreachable(items, error)
+        except Exception:
+            raise
+        except BaseException:
+            redo(self, items)
+            raise
+
+    async def asend(self, items: Sequence[Item], /) -> list[Answer]:
+        """Straight through: it never waits."""
+        return self.send(items)
+
+    def post(self, items: Sequence[Item], done: Callback, /) -> None:
+        """Straight through."""
+        done(self.send(items))
+
+    def close(self) -> None:
+        """Nothing is queued; take nothing new."""
+        self._closed = True
+
+
+class Coalescer:
+    """One flusher thread for a store that blocks. Thread-safe, and usable from any event loop."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.after_fork()
+        restart_after_fork(self)
+        _coalescers.add(self)
+
+    def after_fork(self) -> None:
+        """A child starts with nothing queued and no flusher."""
+        self._gate = Lock()
+        # Entered as a lock, never as a condition: the latter's `with` is Python, and Ctrl-C can strike inside it.
+        self._lock = Lock()
+        self._wake = Condition(self._lock)
+        self._queue = SendQueue()
+        self._flusher: Thread | None = None
+        self._idle = False
+        """Whether the flusher waits for work."""
+        self._closed = False
+
+    def send(self, items: Sequence[Item], /) -> list[Answer]:
+        """Straight to the store when nobody else is there, else with everybody's next batch."""
+        if self._closed:
+            refuse(self._store, items)
+            return self._straight(items)
+        if len(items) > BATCH_MAX:
+            return self._in_parts(items)
+        if not self._queue and not self._gate.locked():
+            return self._straight(items)
+        arrived = Lock()
+        arrived.acquire()
+        call = PendingCall(items, lambda _call: arrived.release())
+        try:
+            self._enqueue(call)
+            arrived.acquire()
+        except BaseException:
+            self._abandon(call)
+            raise
+        return self._result(call)
+
+    async def asend(self, items: Sequence[Item], /) -> list[Answer]:
+        """Queue the items and await the flusher; one hop into the loop per batch, not per caller."""
+        if not items:
+            return []
+        loop = asyncio.get_running_loop()
+        call = LoopCall(items, loop, loop.create_future())
+        self._enqueue(call)
+        try:
+            await call.future
+        except BaseException:
+            self._abandon(call)
+            raise
+        return self._result(call)
+
+    def post(self, items: Sequence[Item], done: Callback, /) -> None:
+        """Queue the items; `done` runs in the flusher's thread."""
+        if items:
+            self._enqueue(PendingCall(items, finisher(done)))
+        else:
+            done([])
+
+    def close(self, wait_s: float | None = None) -> None:
+        """Let the flusher send what is queued, and wait for its end."""
+        with self._lock:
+            self._closed = True
+            flusher = self._flusher
+            self._wake.notify()
+        if flusher is not None:
+            flusher.join(wait_s)
+
+    def _in_parts(self, items: Sequence[Item]) -> list[Answer]:
+        """A caller with more than a batch: one after the other, so that others get their turn in between."""
+        answers: list[Answer] = []
+        try:
+            for at in range(0, len(items), BATCH_MAX):
+                answers += self.send(items[at : at + BATCH_MAX])
+        except BaseException:
+            give_back_granted(self, items[: len(answers)], answers)
+            raise
+        return answers
+
+    def _straight(self, items: Sequence[Item]) -> list[Answer]:
+        # `with` and not acquire(): Ctrl-C cannot strike between taking the gate and the promise to open it.
+        with self._gate:
+            if self._closed:
+                refuse(self._store, items)
+            try:
+                return whole(self._store.send(items), items)
+            except StoreUnavailable as error:
+                return unreachable(items, error)
+            except Exception:
+                raise
+            except BaseException:
+                redo(self, items)
+                raise
+
+    def _result(self, call: PendingCall) -> list[Answer]:
+        """The answers. An error that struck one of its batches gives back what the others were granted."""
+        if call.error is not None:
+            undo(self, call)
+            raise call.error
+        return call.answers
+
+    def _enqueue(self, call: PendingCall) -> None:
+        with self._lock:
+            if self._closed and current_thread() is not self._flusher:
+                raise closed(self._store)
+            self._queue.add(call)
+            if self._flusher is None:
+                self._start()
+            elif self._idle:
+                self._wake.notify()
+                self._idle = False  # once is enough, and every further one would cost more than the queue
+
+    def _start(self) -> None:
+        flusher = Thread(target=self._flush, name="semel-flusher", daemon=True)
+        self._flusher = flusher
+        try:
+            flusher.start()
+        except BaseException:
+            if flusher.ident is None:  # no thread could be had; the next caller tries again
+                self._flusher = None
+            raise
+
+    def _flush(self) -> None:
+        while self._await_work():
+            with self._gate:
+                with self._lock:
+                    fold = self._queue.take()
+                answers, error = self._attempt([slot.item for slot in fold.slots])
+            self._deliver(spread(fold, answers, error))
+
+    def _await_work(self) -> bool:
+        """Wait until something is queued; `False` when the flusher is to end."""
+        with self._lock:
+            while not self._queue:
+                self._idle = True
+                if (self._closed or not self._wake.wait(IDLE_S)) and not self._queue:
+                    if self._flusher is current_thread():
+                        self._flusher = None
+                    return False
+            return True
+
+    def _attempt(self, items: list[Item]) -> tuple[Sequence[Answer], BaseException | None]:
+        try:
+            return whole(self._store.send(items), items), None
+        except StoreUnavailable as error:
+            return unreachable(items, error), None
+        except BaseException as error:  # noqa: BLE001 - it belongs to the callers, not to the flusher
+            return [None] * len(items), error
+
+    def _deliver(self, calls: list[PendingCall]) -> None:
+        loops: dict[Any, list[LoopCall]] = {}
+        for call in calls:
+            if call.abandoned:
+                undo(self, call)
+            elif isinstance(call, LoopCall):
+                loops.setdefault(call.loop, []).append(call)
+            else:
+                call.finish(call)
+        for loop, theirs in loops.items():
+            try:
+                loop.call_soon_threadsafe(resolve, theirs, self)
+            except RuntimeError:  # that loop is closed: nobody waits there any more
+                for call in theirs:
+                    undo(self, call)
+
+    def _abandon(self, call: PendingCall) -> None:
+        """Nobody waits for this call any more."""
+        with self._lock:
+            call.abandoned = True
+            finished = not call.left
+        if finished:
+            undo(self, call)
+
+
+_coalescers: "WeakSet[Coalescer]" = WeakSet()
+
+
+def _drain() -> None:
+    """At the end of the program: what an interrupt gave back may still be under way."""
+    for coalescer in list(_coalescers):
+        coalescer.close(EXIT_WAIT_S)
+
+
+atexit.register(_drain)
+
+
+class LoopCoalescer:
+    """For a store that is native to the event loop: no thread, no task per caller."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._store = store
+        self.after_fork()
+        restart_after_fork(self)
+
+    def after_fork(self) -> None:
+        """A child starts with nothing queued; its loop is its own."""
+        self._queue = SendQueue()
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Where the task runs."""
+        self._closed = False
+
+    def send(self, _items: Sequence[Item], /) -> list[Answer]:
+        """Not for threads: this store lives in an event loop."""
+        raise StoreClosed(f"{self._store.name} is asynchronous; use semel.aopen()")
+
+    async def asend(self, items: Sequence[Item], /) -> list[Answer]:
+        """Queue the items; they leave at the end of this tick, or with the next batch."""
+        if not items:
+            return []
+        loop = asyncio.get_running_loop()
+        call = LoopCall(items, loop, loop.create_future())
+        self._enqueue(call, loop)
+        try:
+            await call.future
+        except BaseException:
+            call.abandoned = True
+            if not call.left:
+                undo(self, call)
+            raise
+        if call.error is not None:
+            undo(self, call)
+            raise call.error
+        return call.answers
+
+    def mark(self, tenant: str, consumer: str, window_us: int, key: str) -> "asyncio.Future[Any]":
+        """Queue one mark as `asend` does, at a fraction of its price: whether it was the first, or `Unavailable`."""
+        if self._closed:
+            raise closed(self._store)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._queue.mark(tenant, consumer, window_us, key, future)
+        self._see_to_it(loop)
+        return future
+
+    def post(self, items: Sequence[Item], done: Callback, /) -> None:
+        """Queue the items; `done` runs in the loop."""
+        if items:
+            self._enqueue(PendingCall(items, finisher(done)), asyncio.get_running_loop())
+        else:
+            done([])
+
+    def close(self) -> None:
+        """Take nothing new but the ends of claims; what is queued is still sent."""
+        self._closed = True
+
+    async def aclose(self) -> None:
+        """The same, and wait until what is queued is sent."""
+        self._closed = True
+        if self._task is not None and self._loop is asyncio.get_running_loop():
+            await asyncio.wait([self._task])
+
+    def _enqueue(self, call: PendingCall, loop: "asyncio.AbstractEventLoop") -> None:
+        if self._closed:
+            refuse(self._store, call.items)
+        self._queue.add(call)
+        self._see_to_it(loop)
+
+    def _see_to_it(self, loop: "asyncio.AbstractEventLoop") -> None:
+        """Have a flusher under way in this loop: one that an earlier loop left behind does not count."""
+        if self._loop is not loop or self._task is None or self._task.done():
+            self._loop, self._task = loop, loop.create_task(self._flush(), name="semel-flusher")
+
+    async def _flush(self) -> None:
+        me = asyncio.current_task()
+        try:
+            while self._queue:
+                fold = self._queue.take()
+                answers, error = await self._attempt([slot.item for slot in fold.slots])
+                for call in spread(fold, answers, error):
+                    if call.abandoned:
+                        undo(self, call)
+                    elif isinstance(call, LoopCall):
+                        resolve([call], self)
+                    else:
+                        call.finish(call)
+        finally:
+            if self._task is me:
+                self._task = None
+
+    async def _attempt(self, items: list[Item]) -> tuple[Sequence[Answer], BaseException | None]:
+        try:
+            return whole(await self._store.asend(items), items), None
+        except StoreUnavailable as error:
+            return unreachable(items, error), None
+        except Exception as error:  # noqa: BLE001 - it belongs to the callers, not to the flusher
+            return [None] * len(items), error
+        except asyncio.CancelledError:
+            # The loop is closing. Nobody may be left waiting, and no claim held that nobody waits for.
+            return unreachable(items, StoreUnavailable("the event loop is closing")), None

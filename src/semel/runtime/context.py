@@ -1,0 +1,238 @@
+"""What a handler can ask about itself: `current()` and `step()`."""
+
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from functools import partial
+from time import monotonic
+from typing import Any, ParamSpec, TypeVar, overload
+
+from msgspec import Struct, field
+
+from semel.codec import decode, encode, encode_reason, reason_in
+from semel.core import flows
+from semel.core.commands import Granted, Raised, Ran, Renew, RenewAnswer
+from semel.core.ids import idempotency_key
+from semel.errors import (
+    ClaimLost,
+    NotInHandler,
+    NotRecorded,
+    StepRepeated,
+    UsageError,
+    ValueInvalid,
+    ValueNotKept,
+    ValueTooLarge,
+)
+from semel.runtime.annotations import return_type
+from semel.runtime.keeper import LiveClaim
+from semel.runtime.process import inspect
+from semel.types import Id, Lost, Record, Unavailable
+
+__all__ = ["Context", "check_own", "current", "enter_by_hand", "held_owners", "leave_by_hand", "step"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+STEPS_MAX = 64
+"""Each step rewrites the record, so many of them cost the square."""
+STEP_NAME_BYTES_MAX = 128
+
+
+class Context(Struct, eq=False):
+    """The claim that the running handler holds."""
+
+    _kept: LiveClaim
+    _granted: Granted
+    _perform: Any
+    _value_bytes_max: int
+    _steps: dict[str, bytes | None] = field(default_factory=dict)
+    """Noted, by earlier attempts and by this one."""
+    _named: set[str] = field(default_factory=set)
+    """Used in this attempt."""
+    _published: set[str] = field(default_factory=set[str])
+    """Names of messages written into an outbox in this attempt."""
+    _loose: bool = False
+    """No claim is held: marks, observed duplicates, windows that are off. Steps run and are not noted."""
+    _outer: "Context | None" = None
+    """The handler that called this one."""
+
+    @property
+    def fence(self) -> int:
+        """Grows with every claim of this key: a sink that remembers it refuses zombies."""
+        return self._granted.fence
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first."""
+        return self._granted.attempt
+
+    @property
+    def first_seen(self) -> int:
+        """When the event was first claimed: store clock, microseconds."""
+        return self._granted.first_seen
+
+    @property
+    def key(self) -> str:
+        """The event's key."""
+        return self._kept.claim.id[2]
+
+    @property
+    def consumer(self) -> str:
+        """Who processes it."""
+        return self._kept.claim.id[1]
+
+    @property
+    def idempotency_key(self) -> str:
+        """For the systems that the handler calls: the same on every attempt."""
+        return idempotency_key(self._kept.claim.id)
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds until the claim ends if it is not renewed any more."""
+        return self._kept.deadline - monotonic()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the claim is lost: stop, and touch nothing more."""
+        return self._kept.lost
+
+    def step_key(self, name: str) -> str:
+        """The idempotency key of one step."""
+        return idempotency_key(self._kept.claim.id, name)
+
+    def _begin(self, name: str) -> None:
+        if self._granted.steps and not self._steps:
+            self._steps.update(self._granted.steps)
+        if not 0 < len(name.encode()) <= STEP_NAME_BYTES_MAX:
+            raise UsageError(f"a step's name takes 1 to {STEP_NAME_BYTES_MAX} bytes, not {name!r}")
+        if name in self._named:
+            raise StepRepeated(f"step {name!r} was already used in this attempt; give each step its own name")
+        if name not in self._steps and len(self._steps.keys() | self._named) >= STEPS_MAX:
+            raise UsageError(f"a handler has at most {STEPS_MAX} steps; put several effects into one")
+        self._named.add(name)
+
+    def _stored(self, name: str, returns: Any) -> Any:
+        value = self._steps[name]
+        if value is None or (reason := reason_in(value)):
+            why = "" if value is None else f": {reason}"
+            raise ValueNotKept(f"step {name!r} ran on an earlier attempt, but its value was not kept{why}")
+        return decode(value, returns)
+
+    def _encoded(self, returns: Any, value: Any) -> bytes:
+        """The value's bytes, or why there are none: the effect has happened, so it is noted all the same."""
+        try:
+            encoded = encode(value, returns, self._value_bytes_max)
+            held = sum(len(each) for each in self._steps.values() if each and not reason_in(each))
+            if len(encoded) + held > self._value_bytes_max:
+                raise ValueTooLarge("the steps of one record share one value limit")
+        except ValueInvalid as error:
+            return encode_reason(error)
+        return encoded
+
+    def _renew(self, name: str, encoded: bytes | None) -> Renew:
+        claim = self._kept.claim
+        self._steps[name] = encoded
+        return Renew(claim.id, claim.owner, self.fence, claim.lease_us, (name, encoded))
+
+    def _flow(self, name: str, call: Callable[[], Any], returns: Any) -> Any:
+        return flows.step(partial(self._renew, name), call, partial(self._encoded, returns))
+
+    def _conclude(self, name: str, noted: tuple[Ran, RenewAnswer | None]) -> Any:
+        ran, answer = noted
+        if isinstance(ran, Raised):
+            raise ran.error
+        if isinstance(answer, Lost):
+            self._kept.lost = True  # the error below tells the handler; it is not cancelled on top of it
+            raise ClaimLost(f"the claim was lost while step {name!r} ran")
+        if isinstance(answer, Unavailable):
+            raise NotRecorded(
+                f"step {name!r} ran, but the store could not be told", ran.value
+            ) from answer.error
+        return ran.value
+
+
+_current: ContextVar[Context | None] = ContextVar("semel.current", default=None)
+
+
+_by_hand: ContextVar[tuple[LiveClaim, ...]] = ContextVar("semel.by_hand", default=())
+"""The claims whose `with` blocks this code is in."""
+
+
+def enter_by_hand(kept: LiveClaim) -> None:
+    """A `with claim:` block begins."""
+    kept.ended = False
+    _by_hand.set((*_by_hand.get(), kept))
+
+
+def leave_by_hand(kept: LiveClaim) -> None:
+    """A `with claim:` block has ended."""
+    kept.ended = True
+    _by_hand.set(tuple(each for each in _by_hand.get() if each is not kept))
+
+
+def held_owners(record_id: Id) -> set[bytes]:
+    """Return the owners of this record's claims that the calling code itself holds, in any store.
+
+    Tasks and threads that were started inside a handler share its context. Claims whose handler has ended, and
+    lost ones, do not count: waiting for those ends.
+    """
+    held = list(_by_hand.get())
+    context = _current.get()
+    while context is not None:
+        if not context._loose:  # noqa: SLF001 - one mechanism
+            held.append(context._kept)  # noqa: SLF001
+        context = context._outer  # noqa: SLF001
+    return {
+        kept.claim.owner for kept in held if kept.claim.id == record_id and not kept.ended and not kept.lost
+    }
+
+
+def check_own(found: Any, owners: set[bytes]) -> None:
+    """Raise `UsageError` where the record found is claimed by one of these owners: the caller itself."""
+    if isinstance(found, Record) and found.owner in owners:
+        raise UsageError(
+            f"{found.key!r} is claimed by the very code that calls this, which would wait for itself; call the plain"
+            " function inside the handler (of a guarded function: its __wrapped__), or give the inner call its own key"
+        )
+
+
+def current() -> Context:
+    """The claim of the handler that is running. Raises `NotInHandler` elsewhere."""
+    context = _current.get()
+    if context is None:
+        raise NotInHandler("current() and step() work inside a handler that semel runs under a claim")
+    return context
+
+
+@overload
+def step(name: str, fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
+
+
+@overload
+def step(name: str, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+
+def step(name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run one effect inside a handler so that a later attempt does not repeat it.
+
+    Its value is noted in the event's record: one round trip. A crash between the effect and the note
+    repeats it; hand `current().step_key(name)` to the other system to make that harmless. An `async def`
+    is awaited. Raises `StepRepeated`, `ClaimLost`, `NotRecorded`, and what `fn` raises.
+    """
+    context = current()
+    returns = return_type(fn)
+    context._begin(name)  # noqa: SLF001 - a step is a method of the context, spelled as a function
+    call = partial(fn, *args, **kwargs)
+    if context._loose:  # noqa: SLF001
+        return call()
+    if inspect.iscoroutinefunction(fn):
+        return _astep(context, name, call, returns)
+    if name in context._steps:  # noqa: SLF001
+        return context._stored(name, returns)  # noqa: SLF001
+    return context._conclude(name, context._perform.step(context._flow(name, call, returns)))  # noqa: SLF001
+
+
+async def _astep(context: Context, name: str, call: Callable[[], Any], returns: Any) -> Any:
+    if name in context._steps:  # noqa: SLF001
+        return context._stored(name, returns)  # noqa: SLF001
+    flow = context._flow(name, call, returns)  # noqa: SLF001
+    return context._conclude(name, await context._perform.astep(flow))  # noqa: SLF001

@@ -1,0 +1,374 @@
+"""What the clients of one store share: its channel, keepers, waits and settings."""
+
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+from semel.core.commands import Admit, ReadSettings, StoreSettings
+from semel.core.protocols import AsyncStore, HasAsyncTwin, Store
+from semel.errors import (
+    EventLoopBlocked,
+    IdsMismatch,
+    ModeMismatch,
+    StoreClosed,
+    StoreError,
+    StoreUnavailable,
+)
+from semel.runtime.channel import Channel, LoopCoalescer, channel_for
+from semel.runtime.keeper import Keeper, LiveClaim, LoopKeeper
+from semel.runtime.process import asyncio, restart_after_fork
+from semel.runtime.waiting import Watches
+from semel.types import Mode, Unavailable
+
+if TYPE_CHECKING:
+    from semel.observe.events import Hooks
+
+__all__ = ["Runtime"]
+
+SETTINGS_LIVE_S = 5.0
+"""How long settings are used before they are read again: a changed window applies well within 10 s."""
+
+
+class Runtime:
+    """The machinery behind a client and everything made from it by `using` or `guard`."""
+
+    def __init__(self, store: Store | AsyncStore, *, owned: bool, hooks: "Hooks | None" = None) -> None:
+        self.store: Store | AsyncStore = store
+        self._owned = owned
+        self.hooks: Hooks | None = hooks
+        """Those who are told what happens; `None`: nobody, and nothing is built for them."""
+        self.told: Store | AsyncStore = store if hooks is None else _told_of(store, hooks)
+        """The store, with those who are told listening; opened and closed with it."""
+        self.channel: Channel = channel_for(self.told)
+        self.keeper: Keeper = Keeper(self.channel, time.monotonic, _expiry(hooks))
+        self.watches: Watches = Watches(store.capabilities, store.watch, time.monotonic)
+        self.windows: dict[tuple[str, str, str], int] = {}
+        self.fresh_until: float = 0.0
+        """Until when `windows` may be used without asking, and the client is known to be open."""
+        self.live_us: int = 0
+        """How long records of ids with a time are kept, by that time; 0: no bound."""
+        self._ids: dict[tuple[str, str], str] = {}
+        self._admitted: set[tuple[str, str, str, str]] = set()
+        self._twin: Runtime | None = None
+        self._opened = False
+        self._closed = False
+        self._read = False
+        self._warned = False
+        self.after_fork()
+        restart_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Another thread of the parent may have held the lock."""
+        self._lock = Lock()
+        self._reading = Lock()
+        """Held while the settings are read behind the callers."""
+        self._desks: dict[asyncio.AbstractEventLoop, LoopState] = {}
+
+    def twin(self) -> "Runtime":
+        """The machinery behind the async clients of the same store: this one, where it serves both colours."""
+        with self._lock:
+            if self._twin is None:
+                self._twin = (
+                    Runtime(self.store.twin(), owned=True, hooks=self.hooks)
+                    if isinstance(self.store, HasAsyncTwin)
+                    else self
+                )
+            return self._twin
+
+    def loop_keeper(self) -> LoopKeeper:
+        """The keeper of the running event loop."""
+        return self._desk().keeper
+
+    def _desk(self) -> "LoopState":
+        loop = asyncio.get_running_loop()
+        desk = self._desks.get(loop)
+        if desk is None:
+            with self._lock:  # a program may run a loop per call: what belongs to closed ones is let go
+                self._desks = {each: desk for each, desk in self._desks.items() if not each.is_closed()}
+                desk = self._desks[loop] = LoopState(self.channel, self.hooks)
+        return desk
+
+    def warn_in_loop(self) -> None:
+        """Say once that a client which blocks is used inside a running event loop, where it holds up all tasks."""
+        if self._warned or self.store.capabilities.instant or "asyncio" not in sys.modules:
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._warned = True
+        warnings.warn(
+            f"a sync client of {self.store.name} is used inside a running event loop and blocks it with each call;"
+            " use semel.aopen() and await its verbs, or call it in a thread (asyncio.to_thread)",
+            EventLoopBlocked,
+            stacklevel=_callers_level(),
+        )
+
+    def connect(self, tenant: str, consumer: str, mode: Mode, ids: str) -> None:
+        """Open the store, and hold the consumer to its one mode and kind of ids. Cheap when it was done before."""
+        if self._closed:
+            raise StoreClosed(f"this client of {self.store.name} is closed; open a new one")
+        if (tenant, consumer, mode, ids) in self._admitted:
+            return
+        assert isinstance(self.store, Store)
+        with self._lock:
+            if not self._opened:
+                self.store.open()
+                self._opened = True
+        if self._only_reads(mode):
+            self._expect(self.channel.send((ReadSettings(),))[0], tenant, consumer)
+            return
+        self._hold(self.channel.send((Admit(tenant, consumer, mode, ids),))[0], consumer, mode)
+        self._note(self.channel.send((ReadSettings(),))[0], needed=True)
+        self._hold_ids(tenant, consumer, ids)
+        self._admitted.add((tenant, consumer, mode, ids))
+
+    def _only_reads(self, mode: Mode) -> bool:
+        """Whether to write the mode now would wait for the caller's transaction, which may hold the store's lock."""
+        return mode == "inbox" and self.store.capabilities.single_writer
+
+    def _expect(self, settings: StoreSettings | Unavailable, tenant: str, consumer: str) -> None:
+        """There the mode is recorded with the first mark, in the caller's transaction: here it is only read."""
+        if isinstance(settings, Unavailable):
+            self._hold(settings, consumer, "inbox")
+        elif (tenant, consumer) in settings.modes:
+            self._hold(settings.modes[tenant, consumer], consumer, "inbox")
+            self._admitted.add((tenant, consumer, "inbox", ""))
+
+    async def aconnect(self, tenant: str, consumer: str, mode: Mode, ids: str) -> None:
+        """The same, awaited."""
+        if self._closed:
+            raise StoreClosed(f"this client of {self.store.name} is closed; open a new one")
+        desk = self._desk()
+        while (tenant, consumer, mode, ids) not in self._admitted:
+            if desk.opening is not None:  # the first one opens; the others wait for it, and share its error
+                await asyncio.shield(desk.opening)
+                continue
+            desk.opening = opening = asyncio.get_running_loop().create_future()
+            try:
+                await self._aopen(tenant, consumer, mode, ids)
+                return
+            except Exception as error:
+                opening.set_exception(error)
+                opening.exception()  # there may be nobody to whom it matters
+                raise
+            finally:
+                desk.opening = None
+                if not opening.done():
+                    opening.set_result(None)
+
+    async def _aopen(self, tenant: str, consumer: str, mode: Mode, ids: str) -> None:
+        if not self._opened:
+            if not isinstance(self.store, Store):
+                await self.store.aopen()
+            elif self.store.capabilities.instant:
+                self.store.open()
+            else:  # it may wait for a lock or a disk, and the loop must not
+                await _in_thread(self.store.open, "semel-opener")
+            self._opened = True
+        if self._only_reads(mode):
+            self._expect((await self.channel.asend((ReadSettings(),)))[0], tenant, consumer)
+            return
+        self._hold((await self.channel.asend((Admit(tenant, consumer, mode, ids),)))[0], consumer, mode)
+        self._note((await self.channel.asend((ReadSettings(),)))[0], needed=True)
+        self._hold_ids(tenant, consumer, ids)
+        self._admitted.add((tenant, consumer, mode, ids))
+
+    def _hold(self, recorded: Any, consumer: str, mode: Mode) -> None:
+        if isinstance(recorded, Unavailable):
+            raise StoreUnavailable(f"{self.store.name} gave no answer") from recorded.error
+        if recorded != mode:
+            raise ModeMismatch(
+                f"consumer {consumer!r} works in mode {recorded!r}, not {mode!r}; open it with mode={recorded!r},"
+                f" or change it with: semel consumer set-mode {consumer} {mode}"
+            )
+
+    def _hold_ids(self, tenant: str, consumer: str, ids: str) -> None:
+        recorded = self._ids.get((tenant, consumer), "")
+        if recorded != ids:
+            raise IdsMismatch(
+                f"consumer {consumer!r} is recorded with ids={recorded or None!r}, not {ids or None!r}; its records are"
+                " laid out by that, so it is never changed: open it as recorded, or give the new one another name"
+            )
+
+    def refresh(self) -> None:
+        """Read the stored windows again if it is time; an unreachable store leaves the last known."""
+        if self._is_stale():
+            self._note(self.channel.send((ReadSettings(),))[0])
+
+    async def arefresh(self) -> None:
+        """The same, awaited."""
+        if self._is_stale():
+            self._note((await self.channel.asend((ReadSettings(),)))[0])
+
+    def refresh_behind(self) -> None:
+        """The same, but whoever calls goes on with what is known: it may hold the last connection of a pool.
+
+        Before anything is known it is read here and now.
+        """
+        if not self._read:
+            self.refresh()
+        elif self._is_stale() and not self._reading.locked():
+            Thread(target=self._read_behind, name="semel-settings", daemon=True).start()
+
+    def _read_behind(self) -> None:
+        with self._reading, suppress(StoreError):
+            self._note(self.channel.send((ReadSettings(),))[0])
+
+    async def arefresh_behind(self) -> None:
+        """The same, in a task of the running loop."""
+        desk = self._desk()
+        if not self._read:
+            await self.arefresh()
+        elif self._is_stale() and desk.reading is None:
+            desk.reading = asyncio.create_task(self._aread_behind(desk))
+
+    async def _aread_behind(self, desk: "LoopState") -> None:
+        try:
+            with suppress(StoreError):
+                self._note((await self.channel.asend((ReadSettings(),)))[0])
+        finally:
+            desk.reading = None
+
+    def _is_stale(self) -> bool:
+        """Whether the caller is to read the settings: everybody before they are known, then one for all."""
+        now = time.monotonic()
+        if now < self.fresh_until:
+            return False
+        if self._read and not self._closed:
+            self.fresh_until = now + SETTINGS_LIVE_S
+        return True
+
+    def expire_settings(self) -> None:
+        """Have the settings read again at the next use, before it goes on: its own client changed them."""
+        with self._lock:
+            self.fresh_until, self._read = 0.0, False
+
+    def _note(self, settings: StoreSettings | Unavailable, *, needed: bool = False) -> None:
+        if isinstance(settings, StoreSettings):
+            self.windows = settings.windows
+            self.live_us = settings.live_us
+            self._ids = settings.ids
+        elif needed:
+            raise StoreUnavailable(f"{self.store.name} gave no answer") from settings.error
+        with self._lock:
+            self._read = True
+            if not self._closed:
+                self.fresh_until = time.monotonic() + SETTINGS_LIVE_S
+
+    def close(self) -> None:
+        """Stop renewing, send what is queued, close the store if it is ours. Idempotent."""
+        if self._start_closing():
+            self._finish_closing()
+            if self._twin not in (None, self):
+                self._twin.close_from_outside()
+
+    def close_from_outside(self) -> None:
+        """Close what belongs to an event loop: soon and in that loop where one runs it, else here and now."""
+        running = [loop for loop in self._desks if loop.is_running()]
+        if running:
+            asyncio.run_coroutine_threadsafe(self.aclose(), running[-1])
+        elif self._opened:
+            closer = Thread(target=lambda: asyncio.run(self.aclose()), name="semel-closer")
+            closer.start()  # in a thread, because this one may be running another loop
+            closer.join()
+        else:
+            self._start_closing()
+
+    def _finish_closing(self) -> None:
+        self.keeper.close()
+        self.channel.close()
+        if self._owned and isinstance(self.store, Store):
+            self.store.close()
+
+    async def aclose(self) -> None:
+        """The same, awaited: the loop goes on while the last batch is sent."""
+        if not self._start_closing():
+            return
+        if not isinstance(self.channel, LoopCoalescer):
+            await _in_thread(self._finish_closing, "semel-closer")
+            return
+        try:
+            await self.channel.aclose()
+        finally:
+            if self._owned and not isinstance(self.store, Store):
+                await self.store.aclose()
+
+    def _start_closing(self) -> bool:
+        with self._lock:
+            if self._closed:
+                return False
+            self._closed = True
+            self.fresh_until = 0.0
+            desks = list(self._desks.values())
+        for desk in desks:
+            desk.keeper.close()
+            if desk.reading is not None:
+                desk.reading.cancel()
+        self.watches.close()
+        return True
+
+
+class LoopState:
+    """What belongs to one event loop."""
+
+    def __init__(self, channel: Channel, hooks: "Hooks | None") -> None:
+        self.keeper: LoopKeeper = LoopKeeper(channel, time.monotonic, _expiry(hooks))
+        self.opening: asyncio.Future[None] | None = None
+        """Ends when the one who opens the store is done with it."""
+        self.reading: asyncio.Task[None] | None = None
+        """Reads the settings behind the callers."""
+
+
+def _callers_level() -> int:
+    """How many frames up the code is that called semel; counted from the caller of this function."""
+    level, frame = 1, sys._getframe(1)  # noqa: SLF001 - there is no public way
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "semel":
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _told_of(store: Store | AsyncStore, hooks: "Hooks") -> Store | AsyncStore:
+    from semel.observe.instrument import timed  # not loaded unless somebody listens
+
+    return timed(store, hooks)
+
+
+def _expiry(hooks: "Hooks | None") -> Callable[[LiveClaim], None] | None:
+    """How the keepers say that a lease could not be kept."""
+    if hooks is None:
+        return None
+    from semel.observe.events import Expired
+
+    return lambda kept: hooks(Expired(*kept.claim.id, kept.claim.owner))
+
+
+async def _in_thread(function: Callable[[], None], name: str) -> None:
+    """Await a function that blocks, in a thread of its own: the loop's executor may be full, or gone.
+
+    It goes on to its end when the caller is cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if not ended.done():
+            ended.set_exception(error) if error is not None else ended.set_result(None)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            function()
+        except BaseException as raised:  # noqa: BLE001 - it belongs to whoever awaits
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed, and its waiter with it
+            loop.call_soon_threadsafe(settle, error)
+
+    thread = Thread(target=run, name=name, daemon=True)
+    thread.start()
+    await ended
+    thread.join()  # it has nothing left to do

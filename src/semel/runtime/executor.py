@@ -1,0 +1,425 @@
+"""Run flows: one loop that blocks, one that awaits. They carry out commands and decide nothing."""
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from semel.core.commands import (
+    Ask,
+    Claim,
+    Command,
+    Flow,
+    Granted,
+    Invoke,
+    Lookup,
+    Pause,
+    Raised,
+    Ran,
+    Returned,
+    Settle,
+    Sleep,
+    Unwatch,
+    Watch,
+)
+from semel.core.settlement import answer_of
+from semel.errors import ClaimLost, NotApplied, StoreClosed, StoreError
+from semel.policy import Policy
+from semel.runtime.channel import Channel
+from semel.runtime.context import Context, _current, check_own, held_owners
+from semel.runtime.engine import SETTINGS_LIVE_S, Runtime
+from semel.runtime.handlers import close_unfinished
+from semel.runtime.keeper import Keeper, LiveClaim, LoopKeeper
+from semel.runtime.process import asyncio, inspect, logging
+from semel.runtime.send_queue import give_back, post_quietly, recall
+from semel.runtime.waiting import Watches
+from semel.types import CannotTell, Unavailable
+
+__all__ = ["AsyncHands", "Executor", "adrive", "drive"]
+
+T = TypeVar("T")
+
+BACKOFF_FIRST_S = 0.02
+BACKOFF_MAX_S = 1.0
+
+
+def drive(flow: Flow[T], perform: Callable[[Command[Any]], Any], answer: Any = None) -> T:
+    """Run a flow to its end, blocking; `answer` is to the command it last asked for, if any."""
+    while True:
+        try:
+            command = flow.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        answer = perform(command)
+
+
+async def adrive(flow: Flow[T], perform: Callable[[Command[Any]], Any], answer: Any = None) -> T:
+    """Run a flow to its end, awaiting; `answer` is to the command it last asked for, if any."""
+    while True:
+        try:
+            command = flow.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        answer = await perform(command)
+
+
+def backoff_s(tries: int) -> float:
+    """How long to wait before asking an unreachable store again, without the jitter."""
+    return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(tries, 16))
+
+
+class ExecutorBase:
+    """What both kinds of hands work with."""
+
+    def __init__(
+        self, runtime: Runtime, keeper: Any, policy: Policy, window_us: Callable[[str], int]
+    ) -> None:
+        self.runtime: Runtime = runtime
+        self.channel: Channel = runtime.channel
+        self.keeper: Any = keeper
+        self.watches: Watches = runtime.watches
+        self.run_max_s: float = policy.run_max_s
+        self.value_bytes_max: int = policy.value_bytes_max
+        self.window_us: Callable[[str], int] = window_us
+        """The window that is in force for an event type, as far as it is known."""
+        self.steady_s: Callable[[], float] = time.monotonic
+
+    def drop(self, owner: bytes) -> LiveClaim | None:
+        """The claim is nobody's business any more."""
+        kept: LiveClaim | None = self.keeper.kept.pop(
+            owner, None
+        )  # at once: Ctrl-C must not strike before it
+        return kept
+
+    def keep(self, claim: Claim, granted: Granted, sent_at: float) -> LiveClaim:
+        """Renew a granted claim from now on."""
+        kept = LiveClaim.since(claim, granted, sent_at, self.run_max_s)
+        self.keeper.keep(kept)
+        return kept
+
+    def forsake(self, owners: Iterable[bytes]) -> None:
+        """Their flows were broken off: keep the claims no longer, and give back those that did not start."""
+        dropped = [self.drop(owner) for owner in owners]
+        idle = [kept for kept in dropped if kept is not None and not kept.started]
+        post_quietly(self.channel, [give_back(kept.claim, kept.fence) for kept in idle])
+
+    def begin(self, claim: Claim, granted: Granted) -> Context | None:
+        """What the handler of a granted claim can ask about itself; `None`: the claim is lost already."""
+        kept = self.keeper.kept.get(claim.owner)
+        if kept is None or kept.lost:
+            return None
+        return Context(kept, granted, self, self.value_bytes_max)
+
+    def loose(self, claim: Claim) -> Context:
+        """What a handler can ask about itself that runs under no claim: its key, and that it is the first attempt."""
+        now = self.steady_s()
+        nothing = Granted(fence=0, attempt=1, lease_until=0, first_seen=0)
+        return Context(LiveClaim.since(claim, nothing, now, self.run_max_s), nothing, self, 0, _loose=True)
+
+    def is_long(self, settle: Settle) -> bool:
+        """Whether the claim is so old that its window may have been changed since."""
+        kept = self.keeper.kept.get(settle.owner)
+        return (
+            kept is not None
+            and not settle.sliding
+            and self.steady_s() - (kept.ends - self.run_max_s) > SETTINGS_LIVE_S
+        )
+
+    def as_of_now(self, settle: Settle) -> Settle:
+        """A window that was changed while the handler ran applies to its completion."""
+        kept = self.keeper.kept.get(settle.owner)
+        return settle if kept is None else replace(settle, window_us=self.window_us(kept.claim.event_type))
+
+    def pause_s(self, command: Pause) -> float | None:
+        """How long to back off; `None` when there is no time left for another try."""
+        from random import random  # seldom needed, and it loads half a dozen modules
+
+        delay = backoff_s(command.tries) * (0.5 + random() / 2)  # noqa: S311 - jitter, not a secret
+        if command.owner:
+            kept = self.keeper.kept.get(command.owner)
+            left = kept.deadline - self.steady_s() if kept is not None else 0.0
+        else:
+            left = command.wait_s - sum(backoff_s(each) for each in range(command.tries))
+        return delay if delay < left else None
+
+
+class Executor(ExecutorBase):
+    """Carry out commands, blocking."""
+
+    keeper: Keeper
+
+    def __call__(self, command: Command[Any]) -> Any:
+        """One command, one answer."""
+        kind = type(command)
+        if kind is Claim:
+            return self._claim(command)  # type: ignore[arg-type]
+        if kind is Invoke:
+            return self.invoke(command)  # type: ignore[arg-type]
+        if kind is Settle:
+            if self.is_long(command):  # type: ignore[arg-type]
+                self.refresh()
+                command = self.as_of_now(command)  # type: ignore[arg-type]
+            try:
+                answer = self.channel.send((command,))[0]  # type: ignore[arg-type]
+            except StoreClosed as error:
+                answer = Unavailable(error)
+                self.keeper.drop(command.owner)  # type: ignore[attr-defined]  # nothing is left to repeat it on
+            if type(answer) is not Unavailable:
+                self.keeper.drop(command.owner)  # type: ignore[attr-defined]
+            return answer
+        return self._rarely(command)
+
+    def _claim(self, claim: Claim) -> Any:
+        sent_at = self.steady_s()
+        try:
+            answer = self.channel.send((claim,))[0]
+            if type(answer) is Granted:
+                self.keep(claim, answer, sent_at)
+        except Exception:
+            raise
+        except BaseException:  # it may be ours, and nobody keeps it yet
+            recall(self.channel, (claim,))
+            raise
+        return answer
+
+    def _rarely(self, command: Command[Any]) -> Any:
+        match command:
+            case Watch():
+                if owners := held_owners(command.id):
+                    check_own(self.channel.send((Lookup(command.id),))[0], owners)
+                return self.watches.enter(command.id, command.wait_s)
+            case Sleep():
+                try:
+                    return self.watches.sleep(command.watch, command.retry_after_s)
+                except BaseException:
+                    command.watch.leave()
+                    raise
+            case Unwatch():
+                return command.watch.leave()
+            case Pause():
+                delay_s = self.pause_s(command)
+                if delay_s is not None:
+                    time.sleep(delay_s)
+                return delay_s is not None
+            case Ask():
+                return _reported(command, _call(partial(command.probe, command.inquiry), None))
+            case _:
+                return self.channel.send((command,))[0]  # type: ignore[arg-type]
+
+    def invoke(self, command: Invoke) -> Ran:
+        """Call the handler. Whatever it raises is an answer."""
+        claim, granted = command.claim, command.granted
+        if claim is None:
+            return _call(command.call, None)
+        context = self.loose(claim) if granted is None else self.begin(claim, granted)
+        if context is None:
+            return _too_late()
+        outer = context._outer = _current.get()  # noqa: SLF001 - one mechanism
+        try:
+            _current.set(context)
+            return _call(command.call, context)
+        finally:
+            context._kept.ended = True  # noqa: SLF001
+            _current.set(outer)
+
+    def refresh(self) -> None:
+        """Know the windows that are in force, if the store can be reached."""
+        if self.steady_s() < self.runtime.fresh_until:
+            return  # as after nearly every handler
+        with suppress(StoreError):
+            self.runtime.refresh()
+
+    def step(self, flow: Flow[Any]) -> Any:
+        """Run a step's flow inside a handler."""
+        return drive(flow, self)
+
+    def astep(self, _flow: Flow[Any]) -> Any:
+        """A handler that blocks has no loop to await in."""
+        raise TypeError("an async step needs an async handler; make the handler async def, or the step def")
+
+
+def _call(call: Callable[[], Any], context: Context | None) -> Ran:
+    try:
+        if context is not None:
+            context._kept.started = True  # noqa: SLF001 - from here on giving the claim up is not free
+        return _returned(call())
+    except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
+        return _raised(error, context)
+
+
+def _returned(value: Any) -> Ran:
+    """A handler's value. A coroutine or generator is work that has not run: released, and no attempt is counted."""
+    unfinished = close_unfinished(value)
+    return Returned(value) if unfinished is None else Raised(unfinished, interrupted=True)
+
+
+def _raised(error: BaseException, context: Context | None) -> Raised:
+    """A handler's error. `ClaimLost` of a claim inside this one says nothing about this one."""
+    return Raised(
+        error,
+        interrupted=isinstance(error, KeyboardInterrupt),
+        lost=context is not None and context.lost and isinstance(error, ClaimLost),
+    )
+
+
+def _too_late() -> Raised:
+    """The claim's renewal was refused, or got no answer, before its turn came: nothing has happened."""
+    return Raised(NotApplied("the claim was lost before the handler started"), interrupted=True, lost=True)
+
+
+class AsyncHands(ExecutorBase):
+    """Carry out commands, awaiting."""
+
+    keeper: LoopKeeper
+    loop: "asyncio.AbstractEventLoop | None" = None
+    """Where handlers run: the way back for a step of one that was sent to a thread."""
+
+    async def __call__(self, command: Command[Any]) -> Any:
+        """One command, one answer."""
+        kind = type(command)
+        if kind is Claim:
+            sent_at = self.steady_s()
+            answer = (await self.channel.asend((command,)))[0]  # type: ignore[arg-type]
+            if type(answer) is Granted:
+                self.keep(command, answer, sent_at)  # type: ignore[arg-type]
+            return answer
+        if kind is Invoke:
+            return await self.invoke(command)  # type: ignore[arg-type]
+        if kind is Settle:
+            return await self._settle(command)  # type: ignore[arg-type]
+        return await self._rarely(command)
+
+    async def _settle(self, settle: Settle) -> Any:
+        if self.is_long(settle):
+            await self.refresh()
+            settle = self.as_of_now(settle)
+        # Cancelled or not, what a handler came to must reach the store: the item is queued by then.
+        try:
+            answer = (await self.channel.asend((settle,)))[0]
+        except StoreClosed as error:
+            answer = Unavailable(error)
+            self.keeper.drop(settle.owner)  # nothing is left to repeat it on
+        if type(answer) is not Unavailable:
+            self.keeper.drop(settle.owner)
+        return answer
+
+    async def _rarely(self, command: Command[Any]) -> Any:
+        match command:
+            case Watch():
+                if owners := held_owners(command.id):
+                    check_own((await self.channel.asend((Lookup(command.id),)))[0], owners)
+                return self.watches.enter(command.id, command.wait_s)
+            case Sleep():
+                try:
+                    return await self.watches.asleep(command.watch, command.retry_after_s)
+                except BaseException:
+                    command.watch.leave()
+                    raise
+            case Unwatch():
+                return command.watch.leave()
+            case Pause():
+                delay_s = self.pause_s(command)
+                if delay_s is not None:
+                    await asyncio.sleep(delay_s)
+                return delay_s is not None
+            case Ask():
+                return _reported(command, await _acall(partial(_ask, command), None))
+            case _:
+                return (await self.channel.asend((command,)))[0]  # type: ignore[arg-type]
+
+    async def invoke(self, command: Invoke) -> Ran:
+        """Await the handler. Whatever it raises is an answer; a lost claim cancels it."""
+        claim, granted = command.claim, command.granted
+        if claim is None:
+            return await _acall(command.call, None)
+        context = self.loose(claim) if granted is None else self.begin(claim, granted)
+        if context is None:
+            return _too_late()
+        self.loop = asyncio.get_running_loop()
+        outer = context._outer = _current.get()  # noqa: SLF001 - one mechanism
+        try:
+            _current.set(context)
+            return await _acall(command.call, context)
+        finally:
+            context._kept.ended = True  # noqa: SLF001
+            _current.set(outer)
+
+    async def refresh(self) -> None:
+        """Know the windows that are in force, if the store can be reached."""
+        if self.steady_s() < self.runtime.fresh_until:
+            return  # as after nearly every handler
+        with suppress(StoreError):
+            await self.runtime.arefresh()
+
+    def step(self, flow: Flow[Any]) -> Any:
+        """Run a step's flow inside a handler that a runner called in a thread."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return drive(flow, self._from_thread)
+        raise TypeError("in an async handler a step must be async def too")  # it would stop the loop
+
+    def _from_thread(self, command: Command[Any]) -> Any:
+        if isinstance(command, Invoke):
+            return _call(command.call, None)
+        assert self.loop is not None
+        return asyncio.run_coroutine_threadsafe(self(command), self.loop).result()
+
+    async def astep(self, flow: Flow[Any]) -> Any:
+        """Run a step's flow inside a handler."""
+        return await adrive(flow, self)
+
+
+async def _ask(command: Ask) -> Any:
+    """Await a probe; one that blocks does so in a thread, not in the loop."""
+    probe = command.probe
+    if inspect.iscoroutinefunction(probe):
+        return await probe(command.inquiry)
+    answer = await asyncio.to_thread(probe, command.inquiry)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+def _reported(command: Ask, ran: Ran) -> Ran:
+    """Log a probe that failed: it counts as "cannot tell", and nobody else sees its error."""
+    told = answer_of(ran)
+    if isinstance(told, CannotTell) and (isinstance(ran, Raised) or ran.value is not told):
+        error = ran.error if isinstance(ran, Raised) else None
+        logging.getLogger("semel").warning(
+            "the probe of consumer %r could not tell: %s",
+            command.inquiry.consumer,
+            told.reason,
+            exc_info=error,
+        )
+    return ran
+
+
+async def _acall(call: Callable[[], Any], context: Context | None) -> Ran:
+    if context is None:
+        try:
+            return _returned(await call())
+        except asyncio.CancelledError as error:
+            return Raised(error, interrupted=True)
+        except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
+            return _raised(error, None)
+    task, kept = asyncio.current_task(), context._kept  # noqa: SLF001 - the handler's side of the same claim
+    assert task is not None
+    cancelling = task.cancelling()
+    kept.on_lost = task.cancel
+    kept.started = True
+    try:
+        return _returned(await call())  # finished, lost or not: the store will say whose result counts
+    except asyncio.CancelledError as error:
+        if kept.stopped and task.cancelling() == cancelling + 1:  # by us, and by nobody else
+            return Raised(
+                ClaimLost("another attempt took over, or the store could not be reached"), lost=True
+            )
+        return Raised(error, interrupted=True)
+    except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
+        return _raised(error, context)
+    finally:
+        kept.on_lost = None
+        if kept.stopped:
+            task.uncancel()

@@ -1,0 +1,108 @@
+"""What a forked child must do afresh: locks, threads and random numbers do not survive a fork."""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
+
+from semel.errors import PolicyInvalid
+
+__all__ = ["asyncio", "futures", "inspect", "logging", "named", "new_owner", "restart_after_fork"]
+
+OWNER_BYTES = 16
+_POOL_BYTES = OWNER_BYTES * 256
+
+
+class Restartable(Protocol):
+    """Something that holds locks or threads."""
+
+    def after_fork(self) -> None:
+        """Forget them; runs in the child, before anything else of ours."""
+        ...
+
+
+_live: "WeakSet[Restartable]" = WeakSet()
+
+
+def restart_after_fork(thing: Restartable) -> None:
+    """Have `thing.after_fork()` called in every child, for as long as `thing` lives."""
+    _live.add(thing)
+
+
+class _Owners:
+    """128 bits from the operating system per claim, fetched 256 at a time: a system call each is half of a claim."""
+
+    def __init__(self) -> None:
+        self._pool: list[bytes] = []
+
+    def __call__(self) -> bytes:
+        while True:
+            try:
+                return self._pool.pop()
+            except IndexError:
+                drawn = os.urandom(_POOL_BYTES)
+                self._pool += [drawn[at : at + OWNER_BYTES] for at in range(0, _POOL_BYTES, OWNER_BYTES)]
+
+    def after_fork(self) -> None:
+        """Two processes must never share an owner."""
+        self._pool = []
+
+
+_owners = _Owners()
+new_owner: Callable[[], bytes] = _owners.__call__
+"""The random id of one claim call."""
+
+
+def _after_fork() -> None:
+    _owners.after_fork()
+    for thing in list(_live):
+        thing.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class _Module:
+    """A module that is not there yet. Each name is looked up once."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(import_module(self._name), name)
+        setattr(self, name, found)
+        return found
+
+
+if TYPE_CHECKING:
+    import asyncio
+    import inspect
+    import logging
+    from concurrent import futures
+else:
+    asyncio = _Module("asyncio")
+    futures = _Module("concurrent.futures")
+    inspect = _Module("inspect")
+    logging = _Module("logging")
+
+
+def named(spec: str) -> Any:
+    """The object that `module:name` names. Raises `PolicyInvalid`, and what the module raises when it is imported."""
+    module_name, colon, name = spec.partition(":")
+    if not colon or not module_name or not name:
+        raise PolicyInvalid(f"{spec!r} names no handler; write module:function, such as app:handle")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise PolicyInvalid(f"{spec}: no module named {error.name!r} here") from error
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise PolicyInvalid(f"{spec}: {module_name} has no {name!r}") from None
+    return found

@@ -1,0 +1,291 @@
+"""Calls to a store under way: queued, folded into batches, answered, and undone when nobody waits any more."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, TypeAlias
+
+from semel.core.commands import Answer, Claim, Granted, Item, Mark, Marked, Renew, Settle
+from semel.core.folding import Fold
+from semel.core.protocols import AsyncStore, Store
+from semel.errors import StoreClosed, StoreError, StoreUnavailable
+from semel.runtime.process import asyncio, logging
+from semel.types import Unavailable
+
+__all__ = [
+    "BATCH_MAX",
+    "PendingCall",
+    "Channel",
+    "LoopCall",
+    "SendQueue",
+    "Singles",
+    "give_back",
+    "post_quietly",
+    "recall",
+    "redo",
+    "spread",
+    "undo",
+]
+
+BATCH_MAX = 500
+"""The knee of the curve on every store we measured: larger batches gain nothing and wait longer."""
+
+URGENT = frozenset((Settle, Renew))
+"""What ends or keeps a claim."""
+
+Callback: TypeAlias = Callable[[list[Answer]], None]
+
+
+class Channel(Protocol):
+    """How a client reaches its store. Answers are by position; an unreachable store is `Unavailable`."""
+
+    def send(self, items: Sequence[Item], /) -> list[Answer]:
+        """Wait for the answers, in a thread."""
+        ...
+
+    async def asend(self, items: Sequence[Item], /) -> list[Answer]:
+        """Wait for the answers, in an event loop."""
+        ...
+
+    def post(self, items: Sequence[Item], done: Callback, /) -> None:
+        """Have the items executed; `done` is called with the answers, in whichever thread has them."""
+        ...
+
+    def close(self) -> None:
+        """Send what is queued, then stop. Idempotent."""
+        ...
+
+
+# --- one caller's items -------------------------------------------------------------------------
+
+
+class PendingCall:
+    """One caller's items under way. `finish` is called once, with all answers or an error."""
+
+    __slots__ = ("abandoned", "answers", "error", "finish", "items", "left")
+
+    def __init__(self, items: Sequence[Item], finish: Callable[["PendingCall"], None]) -> None:
+        self.items: Sequence[Item] = items
+        self.answers: list[Answer] = [None] * len(items)
+        self.left: int = len(items)
+        self.error: BaseException | None = None
+        self.finish: Callable[[PendingCall], None] = finish
+        self.abandoned: bool = False
+
+
+def _by_future(_call: "PendingCall") -> None:
+    """Its waiter is woken by `resolve`."""
+
+
+class LoopCall(PendingCall):
+    """A call whose waiter sits in an event loop."""
+
+    __slots__ = ("future", "loop")
+
+    def __init__(
+        self, items: Sequence[Item], loop: "asyncio.AbstractEventLoop", future: "asyncio.Future[None]"
+    ) -> None:
+        super().__init__(items, _by_future)
+        self.loop: asyncio.AbstractEventLoop = loop
+        self.future: asyncio.Future[None] = future
+
+
+class Singles(PendingCall):
+    """Single marks of many callers in an event loop: one item for all, and for each caller a future and no more."""
+
+    __slots__ = ("futures", "keys")
+
+    def __init__(self, tenant: str, consumer: str, window_us: int) -> None:
+        self.keys: list[str] = []
+        self.futures: list[asyncio.Future[Any]] = []
+        super().__init__((Mark(tenant, consumer, self.keys, window_us),), _hand_out)
+
+
+def _hand_out(call: PendingCall) -> None:
+    """Wake those who made the marks. Whoever left in the meantime is not told: a mark is not taken back."""
+    assert isinstance(call, Singles)
+    answer = call.answers[0]
+    results = answer.firsts if isinstance(answer, Marked) else [answer] * len(call.futures)
+    for future, result in zip(call.futures, results, strict=True):
+        if future.done():
+            continue
+        if call.error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(call.error)
+
+
+def finisher(done: Callback) -> Callable[[PendingCall], None]:
+    """Hand a call's answers to `done`. Its errors end here: whoever delivers has others to serve."""
+
+    def finish(call: PendingCall) -> None:
+        error = call.error
+        try:
+            done(call.answers if error is None else unreachable(call.items, StoreUnavailable(str(error))))
+        except Exception:  # noqa: BLE001
+            logging.getLogger("semel").exception("the answers of a store could not be handed on")
+
+    return finish
+
+
+def resolve(calls: list[LoopCall], channel: Channel) -> None:
+    """In the loop: wake the waiters; what a waiter no longer wants is undone."""
+    for call in calls:
+        future = call.future
+        if future.done():
+            undo(channel, call)
+        else:
+            future.set_result(None)
+
+
+# --- everybody's items --------------------------------------------------------------------------
+
+Taker: TypeAlias = tuple[PendingCall, int]
+
+
+class SendQueue:
+    """Entries waiting for the store: what ends or keeps claims goes before what makes new ones."""
+
+    def __init__(self) -> None:
+        self._urgent: deque[tuple[Item, Taker]] = deque()
+        self._others: deque[tuple[Item, Taker]] = deque()
+        self._singles: dict[tuple[str, str, int], Singles] = {}
+        """Those among the others that still take more."""
+
+    def __len__(self) -> int:
+        return len(self._urgent) + len(self._others)
+
+    def add(self, call: PendingCall) -> None:
+        """Queue a caller's items."""
+        for at, item in enumerate(call.items):
+            queue = self._urgent if type(item) in URGENT else self._others
+            queue.append((item, (call, at)))
+
+    def mark(
+        self, tenant: str, consumer: str, window_us: int, key: str, future: "asyncio.Future[Any]"
+    ) -> None:
+        """Queue one mark, with those of others that wait already."""
+        scope = (tenant, consumer, window_us)
+        singles = self._singles.get(scope)
+        if singles is None or len(singles.keys) >= BATCH_MAX:
+            singles = self._singles[scope] = Singles(tenant, consumer, window_us)
+            self.add(singles)
+        singles.keys.append(key)
+        singles.futures.append(future)
+
+    def take(self) -> Fold[Taker]:
+        """The next batch, folded; what cannot go with it goes first into the one after."""
+        entries: list[tuple[Item, Taker]] = []
+        room = BATCH_MAX
+        for queue in (self._urgent, self._others):
+            while queue and room > 0:
+                entry = queue.popleft()
+                entries.append(entry)
+                call = entry[1][0]
+                room -= len(call.keys) if type(call) is Singles else 1
+        self._singles.clear()
+        fold = Fold(entries)
+        for item, taker in reversed(fold.later):
+            (self._urgent if type(item) in URGENT else self._others).appendleft((item, taker))
+        return fold
+
+
+def spread(fold: Fold[Taker], answers: Sequence[Answer], error: BaseException | None) -> list[PendingCall]:
+    """Hand the answers to their takers; returns the calls that now have all of theirs."""
+    finished: list[PendingCall] = []
+    for (call, at), answer in fold.ready:
+        call.answers[at] = answer
+        call.left -= 1
+        if not call.left:
+            finished.append(call)
+    for slot, answer in zip(fold.slots, answers, strict=True):
+        for (call, at), view in slot.takers:
+            mine, trouble = answer, error
+            if view is not None and error is None:
+                try:
+                    mine = view(answer)
+                except Exception as strange:  # noqa: BLE001 - an answer of the wrong shape is its caller's trouble
+                    trouble = strange
+            if trouble is not None:
+                call.error = trouble
+            call.answers[at] = mine
+            call.left -= 1
+            if not call.left:
+                finished.append(call)
+    return finished
+
+
+def whole(answers: list[Answer], items: Sequence[Item]) -> list[Answer]:
+    """The answers, if each item has one."""
+    if len(answers) != len(items):
+        raise StoreError(f"the store gave {len(answers)} answers to {len(items)} items")
+    return answers
+
+
+def unreachable(items: Sequence[Item], error: StoreUnavailable) -> list[Answer]:
+    """What the items get when the store cannot be reached."""
+    return [Unavailable(error)] * len(items)
+
+
+def refuse(store: Store | AsyncStore, items: Sequence[Item]) -> None:
+    """After `close` only the ends of claims are let through: the store may still take them."""
+    if not all(isinstance(item, Settle) for item in items):
+        raise closed(store)
+
+
+def closed(store: Store | AsyncStore) -> StoreClosed:
+    """What is said to who comes after `close`."""
+    return StoreClosed(f"this client of {store.name} is closed; open a new one")
+
+
+# --- what nobody waits for any more -------------------------------------------------------------
+
+
+def give_back(claim: Claim, fence: int) -> Settle:
+    """Release a claim whose handler never started: as if it had not been made."""
+    return Settle(claim.id, claim.owner, fence, "released", lease_us=claim.lease_us, count_attempt=False)
+
+
+def undo(channel: Channel, call: PendingCall) -> None:
+    """The caller has left: give back what it was granted, and redo what got no answer."""
+    items, call.items = call.items, ()
+    answers, call.answers = call.answers, []
+    if not items:
+        return  # it was done before
+    pairs = list(zip(items, answers, strict=True))
+    give_back_granted(channel, items, answers)
+    redo(channel, [item for item, answer in pairs if isinstance(answer, Unavailable)])
+
+
+def redo(channel: Channel, items: Sequence[Item]) -> None:
+    """Interrupted in mid-air: what ends or keeps a claim is said again, what makes one is undone."""
+    post_quietly(channel, [item for item in items if isinstance(item, Settle | Renew)])
+    recall(channel, [item for item in items if isinstance(item, Claim)])
+
+
+def recall(channel: Channel, claims: Sequence[Claim]) -> None:
+    """Undo claims of which nobody knows whether they are ours: ask again with their owners, then give back."""
+    post_quietly(channel, claims, lambda answers: give_back_granted(channel, claims, answers))
+
+
+def give_back_granted(channel: Channel, items: Sequence[Item], answers: Sequence[Answer]) -> None:
+    """Give back the claims among the items that were granted."""
+    post_quietly(
+        channel,
+        [
+            give_back(item, answer.fence)
+            for item, answer in zip(items, answers, strict=True)
+            if isinstance(item, Claim) and isinstance(answer, Granted)
+        ],
+    )
+
+
+def _nothing(_answers: list[Any]) -> None:
+    """Nobody waits for these answers."""
+
+
+def post_quietly(channel: Channel, items: Sequence[Item], done: Callback = _nothing) -> None:
+    """Have the items executed if the channel still takes them."""
+    if items:
+        with suppress(StoreError):  # closed: the leases will end by themselves
+            channel.post(items, done)

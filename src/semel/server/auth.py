@@ -1,0 +1,232 @@
+"""Who is asking, and what of the store they see: the tenant comes from the token, never from an item.
+
+For a token of one tenant the store has no tenants: its items name none, and its answers show none. A token of all
+tenants says whom it acts for, item by item.
+"""
+
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from semel.core.commands import (
+    Admit,
+    Answer,
+    Claim,
+    Count,
+    Forget,
+    Item,
+    Lookup,
+    Mark,
+    Page,
+    Purge,
+    ReadSettings,
+    Renew,
+    Resolve,
+    Scan,
+    Settle,
+    SetWindow,
+    StoreSettings,
+    SwitchMode,
+)
+from semel.observe import rollups
+from semel.server.problems import HttpProblem
+from semel.server.tokens import OWN, ROLES, Role, Token
+from semel.types import Record, Stats
+
+__all__ = ["ANYBODY", "Caller", "caller_for", "permit", "scoped", "unscoped"]
+
+R = TypeVar("R", bound=Claim | Renew | Settle | Lookup | Forget | Resolve)
+
+NEEDED: dict[type, Role] = {
+    Lookup: "read",
+    Count: "read",
+    ReadSettings: "read",
+    Claim: "write",
+    Renew: "write",
+    Settle: "write",
+    Mark: "write",
+    Admit: "write",
+    Scan: "admin",
+    Forget: "admin",
+    Resolve: "admin",
+    SetWindow: "admin",
+    SwitchMode: "admin",
+    Purge: "admin",
+}
+"""The least role that each kind of item asks for."""
+
+
+class Caller(Struct, frozen=True):
+    """Whoever sent the request."""
+
+    name: str
+    """What its rate is counted under."""
+    tenant: str | None
+    """Whose records it reaches; `None`: everybody's."""
+    role: Role
+    label: str = ""
+    """How the audit calls it."""
+
+    def require(self, role: Role) -> None:
+        """Raises `HttpProblem` unless it may do what that role may."""
+        if ROLES.index(self.role) < ROLES.index(role):
+            raise HttpProblem(
+                403, "forbidden", f"this needs a token with the role {role}; yours has {self.role}"
+            )
+
+    def require_all_tenants(self, why: str) -> None:
+        """Raises `HttpProblem` for a token of one tenant."""
+        if self.tenant is not None:
+            raise HttpProblem(403, "forbidden", f"{why}; use a token of all tenants")
+
+    def acting_for(self, named: str | None) -> str:
+        """The tenant of a request that may name one in its header `Semel-Tenant`. Raises `HttpProblem`."""
+        if self.tenant is None:
+            return _not_own(named or "")
+        if named:
+            raise _named_a_tenant()
+        return self.tenant
+
+
+ANYBODY = Caller("anybody", None, "admin", "anybody on this computer")
+"""The caller where no token is asked for: on loopback, by choice."""
+
+
+def caller_for(token: Token) -> Caller:
+    """Who sends this token."""
+    return Caller(f"token {token.id}", token.tenant, token.role, f"{token.name} (token {token.id})")
+
+
+def permit(caller: Caller, item: Item) -> None:
+    """Raises `HttpProblem` unless this caller may send this item, whose tenant is spelled out.
+
+    The one check of endpoints and pages alike: the service asks it of every item that it carries out for a caller.
+    """
+    caller.require("write" if isinstance(item, Scan) and item.orphaned else NEEDED[type(item)])
+    if caller.tenant is None and _writes_figures(item):
+        return
+    match item:
+        case ReadSettings():
+            pass
+        case Purge():
+            caller.require_all_tenants("purging cleans up for everybody")
+        case Scan() | Count():
+            _permit_tenant(caller, item.tenant)
+        case Mark() | SetWindow() | Admit() | SwitchMode():
+            _permit_tenant(caller, item.tenant)
+            _not_own_consumer(item.consumer)
+        case Lookup():
+            _permit_tenant(caller, item.id[0])
+            if item.id[1].startswith(OWN):
+                caller.require("admin")
+        case Claim() | Renew() | Settle() | Forget() | Resolve():
+            _permit_tenant(caller, item.id[0])
+            _not_own_consumer(item.id[1])
+
+
+def scoped(caller: Caller, item: Item) -> Item:
+    """The item with the tenant that this caller acts for. Raises `HttpProblem` where it names another."""
+    match item:
+        case ReadSettings() | Purge():
+            return item
+        case Scan() | Count():
+            tenant = item.tenant if caller.tenant is None else _own(caller, item.tenant or "")
+            return item if tenant == item.tenant else replace(item, tenant=tenant)
+        case Mark() | SetWindow() | Admit() | SwitchMode():
+            tenant = _own(caller, item.tenant)
+            return item if tenant == item.tenant else replace(item, tenant=tenant)
+        case Lookup() | Claim() | Renew() | Settle() | Forget() | Resolve():
+            return _with_own_id(caller, item)
+
+
+def unscoped(caller: Caller, answer: Answer) -> Answer:
+    """The answer as this caller may see it."""
+    if isinstance(answer, StoreSettings):
+        return _own_settings(caller, answer)
+    if isinstance(answer, Page):
+        if caller.tenant is None:
+            return Page([each for each in answer.records if not each.tenant.startswith(OWN)], answer.cursor)
+        return Page([_nameless(each) for each in answer.records], answer.cursor) if caller.tenant else answer
+    if caller.tenant is None:
+        return answer
+    if isinstance(answer, Stats):
+        return Stats(now=answer.now, states=answer.states, consumers=answer.consumers, marks=answer.marks)
+    return _nameless(answer) if isinstance(answer, Record) and caller.tenant else answer
+
+
+def _with_own_id(caller: Caller, item: R) -> R:
+    said, consumer, key = item.id
+    tenant = _own(caller, said)
+    return item if tenant == said else replace(item, id=(tenant, consumer, key))
+
+
+def _own(caller: Caller, said: str) -> str:
+    if caller.tenant is None:
+        return said
+    if said:
+        raise _named_a_tenant()
+    return caller.tenant
+
+
+def _own_settings(caller: Caller, settings: StoreSettings) -> StoreSettings:
+    if caller.tenant is None:
+        return StoreSettings(
+            settings.windows,
+            {place: mode for place, mode in settings.modes.items() if not place[0].startswith(OWN)},
+            settings.ids,
+            settings.live_us,
+        )
+    mine = caller.tenant
+    return StoreSettings(
+        {("", *place[1:]): us for place, us in settings.windows.items() if place[0] == mine},
+        {("", place[1]): mode for place, mode in settings.modes.items() if place[0] == mine},
+        {("", place[1]): kind for place, kind in settings.ids.items() if place[0] == mine},
+        settings.live_us,
+    )
+
+
+def _nameless(record: Record) -> Record:
+    return replace(record, id=("", *record.id[1:]))
+
+
+def _named_a_tenant() -> HttpProblem:
+    return HttpProblem(
+        403, "forbidden", "this token is for one tenant: name none, every item is for that tenant already"
+    )
+
+
+def _writes_figures(item: Item) -> bool:
+    """Whether a worker adds its figures to those of the dashboard, as `RollupHook` does."""
+    match item:
+        case Admit():
+            return (item.tenant, item.consumer, item.mode) == (rollups.TENANT, rollups.CONSUMER, "lease")
+        case Lookup() | Claim() | Renew() | Settle():
+            return item.id[:2] == (rollups.TENANT, rollups.CONSUMER)
+        case _:
+            return False
+
+
+def _permit_tenant(caller: Caller, tenant: str | None) -> None:
+    if caller.tenant is not None and caller.tenant != tenant:
+        raise _named_a_tenant()
+    _not_own(tenant or "")
+
+
+def _not_own(tenant: str) -> str:
+    """Raises `HttpProblem` for a tenant that holds what semel itself keeps: tokens, sessions, audit, figures."""
+    if tenant.startswith(OWN):
+        raise HttpProblem(
+            403,
+            "forbidden",
+            f"tenants that begin with {OWN!r} hold records of semel itself and are not reached over HTTP;"
+            " use `semel token` and `semel list --internal`, or look at the dashboard",
+        )
+    return tenant
+
+
+def _not_own_consumer(consumer: str) -> None:
+    if consumer.startswith(OWN):
+        raise HttpProblem(
+            403, "forbidden", f"consumers that begin with {OWN!r} are semel's own; nobody writes to them here"
+        )

@@ -1,0 +1,121 @@
+"""What all pages of one instance share: figures, looks, the live list, and who may do what."""
+
+import asyncio
+import platform
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from semel.core.commands import Answer
+from semel.errors import StoreError
+from semel.observe.counters import CounterHook
+from semel.observe.rollups import Asking, Writer
+from semel.runtime.process import logging
+from semel.server.dashboard.auth import Viewer, viewer_of
+from semel.server.dashboard.figures import RANGES, Figures, Range, RollupReader
+from semel.server.dashboard.recent_events import Tail
+from semel.server.dashboard.rendering import page
+from semel.server.dashboard.store_reader import StoreReader
+from semel.server.events import Events
+from semel.server.service import Service
+
+__all__ = ["Dashboard"]
+
+FLUSH_S = 60.0
+DEFAULT_RANGE = "1h"
+LIVE_MAX = 100
+"""Browsers that listen at a time."""
+LIVE_PER_TOKEN_MAX = 20
+"""Of one token, so that it leaves room for the others."""
+
+
+class Dashboard:
+    """One for each instance; writes its rollups as long as it is open."""
+
+    def __init__(self, service: Service, taker: Events, tally: CounterHook, tail: Tail) -> None:
+        self.service: Service = service
+        self.taker: Events = taker
+        self.tail: Tail = tail
+        self.instance: str = platform.node() or "this instance"
+        self.looks: StoreReader = StoreReader(service)
+        self._tally = tally
+        self._writer = Writer(tally)
+        self._book = RollupReader(self.looks, tally, self._writer)
+        self.figures: Figures = Figures(self._book, tally, self.looks, self._writer.mark)
+        self.listeners: Counter[str] = Counter()
+        """Browsers that listen, by their token."""
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Write rollups from now on."""
+        self._flusher = asyncio.get_running_loop().create_task(self._flush(), name="semel-rollups")
+
+    async def close(self) -> None:
+        """Write the rest."""
+        flusher, self._flusher = self._flusher, None
+        if flusher is not None:
+            flusher.cancel()
+            with suppress(asyncio.CancelledError):
+                await flusher
+            await self._write(self._writer.close())
+        await self.looks.close()
+
+    async def _flush(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_S - self._tally.now_s % FLUSH_S + 0.1)  # just after the minute
+            await self._write(self._writer.flush())
+
+    async def _write(self, asking: Asking) -> None:
+        answers: list[Answer] | None = None
+        async with self._book.turning:
+            try:
+                while True:
+                    items = asking.send(answers)  # type: ignore[arg-type]  # None is how it begins
+                    answers = await self.service.runtime.channel.asend(items)
+            except StopIteration:
+                self._book.expire()
+            except StoreError as error:
+                logging.getLogger("semel").warning("rollups could not be written: %s", error)
+
+    def is_full(self, viewer: Viewer) -> bool:
+        """Whether no more browsers may listen: at all, or with this token."""
+        if self.listeners.total() >= LIVE_MAX:
+            return True
+        return viewer.has_token and self.listeners[viewer.caller.name] >= LIVE_PER_TOKEN_MAX
+
+    async def viewer(self, request: Request) -> Viewer:
+        """Who looks. Raises `LoginNeeded`."""
+        return await viewer_of(request, self.service)
+
+    async def overseer(self, request: Request) -> Viewer:
+        """Who looks at what is about the whole store. Raises `LoginNeeded`, and `Problem` for who sees one tenant."""
+        viewer = await self.viewer(request)
+        viewer.caller.require_all_tenants("this is about the whole store")
+        return viewer
+
+    async def page(
+        self,
+        request: Request,
+        viewer: Viewer,
+        name: str,
+        values: dict[str, Any] | None = None,
+        status: int = 200,
+    ) -> Response:
+        """A whole page, or only its part for a request that asks for no more."""
+        always = {"viewer": viewer, "chosen": range_of(request), "ranges": RANGES, "store": self.store_name}
+        always["header"] = await self.figures.header(viewer.tenant)
+        always["path"] = request.url.path
+        return page(name, always | (values or {}), status)
+
+    @property
+    def store_name(self) -> str:
+        """What is behind all this, without its address."""
+        return self.service.runtime.store.name.partition(":")[0]
+
+
+def range_of(request: Request) -> Range:
+    """The range that was asked for, or an hour."""
+    return RANGES.get(request.query_params.get("range", ""), RANGES[DEFAULT_RANGE])

@@ -1,0 +1,1 @@
+"""semel.stores.memory."""

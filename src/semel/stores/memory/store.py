@@ -1,0 +1,366 @@
+"""Records in this process's memory: for tests, and for programs of one process that may forget on exit.
+
+Every operation is O(1): a dict, one lock, and a wheel of expiry times instead of scans.
+"""
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from threading import Lock
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from semel.clock import Clock, SystemClock
+from semel.core.commands import (
+    Admit,
+    Answer,
+    Claim,
+    Count,
+    Forget,
+    Item,
+    Lookup,
+    Mark,
+    Marked,
+    Page,
+    Purge,
+    Purged,
+    ReadSettings,
+    Renew,
+    Scan,
+    SetWindow,
+    StoreSettings,
+    SwitchMode,
+)
+from semel.core.machine import UNFINISHED, counted_state, decide, fits, standing
+from semel.core.protocols import Capabilities, Listener
+from semel.errors import StoreFull
+from semel.runtime.process import restart_after_fork
+from semel.stores.memory.marks import CompactMarks, Marker, MemoryMarks, Steady
+from semel.types import FOREVER, Id, Mode, Record, Stats, Unavailable
+
+GRANULE_US = 1_000_000
+"""Records expire exactly; they are *removed* by the wheel's buckets of a second."""
+
+
+class Wheel:
+    """Ids by the second in which they expire. Adding and taking what is due are O(1) per id."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, list[Id]] = {}
+        self._order: list[int] = []
+
+    def add(self, record_id: Id, expires_at: int) -> None:
+        """Remember to look at this record once `expires_at` is over."""
+        granule = expires_at // GRANULE_US + 1
+        bucket = self._buckets.get(granule)
+        if bucket is None:
+            bucket = self._buckets[granule] = []
+            heappush(self._order, granule)
+        bucket.append(record_id)
+
+    def due(self, now: int) -> bool:
+        """Whether anything is to be looked at."""
+        return bool(self._order) and self._order[0] * GRANULE_US <= now
+
+    def pop(self, now: int, limit: int) -> list[Id]:
+        """Up to `limit` ids whose time has come."""
+        taken: list[Id] = []
+        while len(taken) < limit and self.due(now):
+            bucket = self._buckets[self._order[0]]
+            taken += [bucket.pop() for _ in range(min(len(bucket), limit - len(taken)))]
+            if not bucket:
+                del self._buckets[heappop(self._order)]
+        return taken
+
+
+RECORDS_MAX = 1_000_000
+PURGE_STEP = 32
+"""How many expired records one claim clears away, so that no claim pays for a backlog."""
+
+
+class MemoryStore:
+    """A bounded store in memory. Its name: `memory:`.
+
+    When `records_max` live records are held, new keys are answered with `StoreFull`; keys it knows
+    go on. `compact=True` packs marks into a fifth of the room, at two to three microseconds each.
+    A fork copies it: the child's changes are its own.
+    """
+
+    name: str = "memory:"
+    capabilities: Capabilities = Capabilities(durable=False, notifies=True, instant=True)
+
+    def __init__(
+        self, *, records_max: int = RECORDS_MAX, compact: bool = False, clock: Clock | None = None
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._records_max = records_max
+        self._compact = compact
+        self._lock = Lock()
+        restart_after_fork(self)
+        self._records: dict[Id, Record] = {}
+        self._marks: dict[tuple[str, str], MemoryMarks | CompactMarks] = {}
+        self._steady = Steady(self._clock, lambda: self._last_us)
+        self._journaled: dict[Id, None] = {}
+        self._wheel = Wheel()
+        self._windows: dict[tuple[str, str, str], int] = {}
+        self._modes: dict[tuple[str, str], Mode] = {}
+        self._ids: dict[tuple[str, str], str] = {}
+        self._listeners: tuple[Listener, ...] = ()
+        self._last_us = 0
+        self._offset_us = 0
+
+    def open(self) -> None:
+        """Nothing to connect."""
+
+    def close(self) -> None:
+        """Nothing to let go: the records stay, for a client opened on the same object."""
+
+    def watch(self, listener: Listener, /) -> Callable[[], None]:
+        """Tell `listener` of every settled, released or forgotten record."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+        def stop() -> None:
+            with self._lock:
+                self._listeners = tuple(each for each in self._listeners if each is not listener)
+
+        return stop
+
+    def send(self, items: Sequence[Item], /) -> list[Answer]:
+        """Carry out the items one after the other, under the lock."""
+        changed: list[Id] = []
+        with self._lock:
+            now = self._now()
+            answers = [self._apply(item, now, changed) for item in items]
+        if self._listeners:
+            for record_id in changed:
+                for listener in self._listeners:
+                    listener(record_id)
+        return answers
+
+    def _apply(self, item: Item, now: int, changed: list[Id]) -> Answer:
+        kind = type(item)
+        if kind in _ADMIN:
+            return _ADMIN[kind](self, item, now)
+        record_id: Id = item.id  # type: ignore[union-attr]  # all others are about one record
+        stored = self._records.get(record_id)
+        if stored is None:
+            if kind is Claim:
+                if not self._has_room(now):
+                    return Unavailable(self._full())
+            elif self._marks and isinstance(item, (Lookup, Forget)) and record_id[:2] in self._marks:
+                return self._marks[record_id[:2]].apply(item, now)
+        answer, record = decide(stored, item, now)  # type: ignore[arg-type]
+        if record is not None:
+            self._write(stored, record)
+            if kind is not Claim and kind is not Renew:  # neither ends what others wait for
+                changed.append(record_id)
+        return answer
+
+    def _write(self, stored: Record | None, record: Record) -> None:
+        self._records[record.id] = record
+        if record.expires_at != FOREVER and (
+            stored is None
+            or record.expires_at < stored.expires_at - GRANULE_US
+            or stored.expires_at == FOREVER
+        ):
+            self._wheel.add(record.id, record.expires_at)
+        if record.journal is not None:
+            self._journaled[record.id] = None
+        elif stored is not None and stored.journal is not None:
+            self._journaled.pop(record.id, None)
+
+    def _now(self) -> int:
+        """The wall clock, made to go forward only and never to stand still."""
+        now = self._clock.now_us() + self._offset_us
+        if now <= self._last_us:
+            self._offset_us += self._last_us + 1 - now
+            now = self._last_us + 1
+        self._last_us = now
+        return now
+
+    def _has_room(self, now: int) -> bool:
+        if self._wheel.due(now):
+            self._clear(now, PURGE_STEP)
+        if self._room() > 0:
+            return True
+        return self._clear(now, PURGE_STEP).count > 0
+
+    def _full(self) -> StoreFull:
+        return StoreFull(
+            f"memory: holds {self._records_max} live records; raise records_max, shorten the window,"
+            " or use a store that keeps them on disk"
+        )
+
+    def _marks_held(self) -> int:
+        # Asked without the lock, too: a consumer may be added while they are counted.
+        return sum(map(len, tuple(self._marks.values()))) if self._marks else 0
+
+    def _clear(self, now: int, limit: int) -> Purged:
+        """Remove expired records: only those whose time has come are looked at."""
+        count, oldest = 0, now
+        for record_id in self._wheel.pop(now, limit):
+            record = self._records.get(record_id)
+            if record is None or record.expires_at == FOREVER:
+                continue
+            gone_at = max(record.expires_at, record.lease_until if record.state == "claimed" else 0)
+            if gone_at > now:
+                self._wheel.add(record_id, gone_at)
+                continue
+            del self._records[record_id]
+            count, oldest = count + 1, min(oldest, gone_at)
+        return Purged(count, (now - oldest) / 1e6, self._wheel.due(now))
+
+    # --- items that are not about one record ---
+
+    def _mark(self, item: Mark, _now: int) -> Marked | Unavailable:
+        marks = self._marks_of(item.tenant, item.consumer)
+        keys = item.keys
+        if self._room() < len(keys):
+            marks.make_room()
+            new = sum(not marks.knows(key) for key in keys)  # what is known goes on
+            if new and self._room() < new:
+                return Unavailable(self._full())
+        return Marked(marks.add(keys, item.window_us))
+
+    def marker(
+        self,
+        tenant: str,
+        consumer: str,
+        window_us: Callable[[], int],
+        of_type: Callable[[str, str], bool] | None = None,
+    ) -> Marker:
+        """A function that marks one key of a consumer, without the ceremony of an item."""
+        with self._lock:
+            marks = self._marks_of(tenant, consumer)
+
+        def room() -> int:
+            if self._room() <= 0:
+                marks.make_room()
+            return self._room()
+
+        return marks.marker(window_us, room, self._full, of_type)
+
+    def _marks_of(self, tenant: str, consumer: str) -> MemoryMarks | CompactMarks:
+        marks = self._marks.get((tenant, consumer))
+        if marks is None:
+            marks = (
+                CompactMarks(self._steady, tenant, consumer) if self._compact else MemoryMarks(self._steady)
+            )
+            self._marks[tenant, consumer] = marks
+        return marks
+
+    def _room(self) -> int:
+        return self._records_max - len(self._records) - self._marks_held()
+
+    def _scan(self, item: Scan, now: int) -> Page:
+        after = tuple(msgspec.json.decode(item.cursor)) if item.cursor else ("", "", "")
+        ids = sorted(self._journaled if item.orphaned else self._records)
+        found: list[Record] = []
+        for record_id in ids:
+            record = standing(self._records[record_id], now)
+            if (
+                record is None
+                or record.state == "forgotten"
+                or record_id <= after
+                or not fits(record, item, now)
+            ):
+                continue
+            if len(found) == item.limit:
+                return Page(found, msgspec.json.encode(found[-1].id).decode())
+            found.append(record)
+        return Page(found)
+
+    def _purge(self, item: Purge, now: int) -> Purged:
+        if item.dry_run:
+            gone = [record for record in self._records.values() if standing(record, now) is None]
+            marks = sum(marks.expired() for marks in self._marks.values())
+            oldest = min((record.expires_at for record in gone), default=now)
+            return Purged(len(gone) + marks, (now - oldest) / 1e6)
+        marks = sum(marks.purge() for marks in self._marks.values())
+        purged = self._clear(now, item.limit)
+        return Purged(purged.count + marks, purged.lag_s, purged.more)
+
+    def _count(self, item: Count, now: int) -> Stats:
+        states: dict[str, int] = {}
+        consumers: dict[str, int] = {}
+        expired, oldest = 0, now
+        for stored in self._records.values():
+            if item.tenant not in (None, stored.id[0]):
+                continue
+            record = standing(stored, now)
+            if record is None:
+                expired, oldest = expired + 1, min(oldest, max(stored.expires_at, stored.lease_until))
+            elif record.state != "forgotten":
+                state = counted_state(record)
+                states[state] = states.get(state, 0) + 1
+                consumers[record.id[1]] = consumers.get(record.id[1], 0) + 1
+        marks = 0
+        for (tenant, consumer), held in self._marks.items():
+            if item.tenant in (None, tenant) and (live := len(held) - held.expired()):
+                consumers[consumer] = consumers.get(consumer, 0) + live
+                marks += live
+        return Stats(
+            now=now,
+            states=states,
+            consumers=consumers,
+            marks=marks,
+            expired=expired,
+            purge_lag_s=(now - oldest) / 1e6,
+        )
+
+    def _read_settings(self, _item: ReadSettings, _now: int) -> StoreSettings:
+        return StoreSettings(dict(self._windows), dict(self._modes), dict(self._ids))
+
+    def _set_window(self, item: SetWindow, now: int) -> None:
+        name = (item.tenant, item.consumer, item.event_type)
+        if item.window_us is None:
+            self._windows.pop(name, None)
+            return
+        self._windows[name] = item.window_us
+        if not item.existing:
+            return
+        for stored in list(self._records.values()):
+            own = (*name[:2], stored.event_type)
+            if stored.id[:2] != name[:2] or name != (own if own in self._windows else (*name[:2], "")):
+                continue  # another window is in force for it
+            if stored.anchor is not None:
+                continue  # its key says how long
+            if stored.state in ("done", "failed") and standing(stored, now) is not None:
+                start = stored.first_seen if stored.sliding else stored.settled_at
+                self._write(stored, replace(stored, expires_at=start + item.window_us))
+
+    def _admit(self, item: Admit, _now: int) -> Mode:
+        scope = (item.tenant, item.consumer)
+        if item.ids and scope not in self._modes:
+            self._ids[scope] = item.ids
+        return self._modes.setdefault(scope, item.mode)
+
+    def _switch_mode(self, item: SwitchMode, now: int) -> int:
+        scope = (item.tenant, item.consumer)
+        unfinished = sum(
+            record is not None and counted_state(record) in UNFINISHED
+            for record in (standing(each, now) for each in self._records.values() if each.id[:2] == scope)
+        )
+        if not unfinished:
+            self._modes[scope] = item.mode
+        return unfinished
+
+    def after_fork(self) -> None:
+        """The records are the child's own from here on."""
+        self._lock = Lock()  # another thread of the parent may have held it, and is not here to let go
+        for marks in self._marks.values():
+            marks.after_fork()
+
+
+_ADMIN: dict[type, Any] = {
+    Mark: MemoryStore._mark,
+    Scan: MemoryStore._scan,
+    Purge: MemoryStore._purge,
+    Count: MemoryStore._count,
+    ReadSettings: MemoryStore._read_settings,
+    SetWindow: MemoryStore._set_window,
+    Admit: MemoryStore._admit,
+    SwitchMode: MemoryStore._switch_mode,
+}

@@ -1,0 +1,426 @@
+"""What is said to the server for a batch: generators that yield statements and are sent their rows.
+
+No input or output here, so both colours say the same. There is one statement for all claims of a stage, one
+for all settles, and so on, each committed on its own.
+"""
+
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from semel.core.commands import (
+    Answer,
+    Claim,
+    Forget,
+    Granted,
+    Known,
+    Lookup,
+    Mark,
+    Marked,
+    RecordItem,
+    Renew,
+    Settle,
+)
+from semel.core.ids import digest
+from semel.core.machine import decide, mark_record, standing
+from semel.errors import KeyInvalid, RecordCorrupt, StoreUnavailable, UsageError
+from semel.stores.postgres import encoding
+from semel.stores.postgres.batch import BIGINT, RACES_MAX, PostgresBatch, SendCalls, Stage, Talk, know, meet
+from semel.stores.postgres.calendar import FUTURE_US
+from semel.stores.postgres.encoding import Packed, Row
+from semel.stores.rows import QUARANTINE, SLIDING, has_extras, pack_steps
+from semel.types import Absent, Busy, Completed, Forgotten, Id, Late, Lost, Mismatch, Record, Renewed, Unknown
+
+RACED_RETRY_S = 0.005
+LOST, WRITTEN, ALREADY, DEFERRED = 0, 1, 2, 8
+"""The verdicts of a settle."""
+
+
+def say(batch: PostgresBatch, stage: Stage) -> Talk[None]:
+    """The talk of one stage; it fills the answers. It may be begun again from the start."""
+    return TALKS[stage.kind](batch, stage.positions)
+
+
+# --- claims -------------------------------------------------------------------------------------
+
+
+def claims(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
+    """Grant, or answer what a duplicate needs: one statement, and another only for keys that were raced for."""
+    yield from know(batch, {batch.items[at].id[:2] for at in positions}, timed=positions[0] in batch.id_times)
+    waiting = {batch.digests[position]: position for position in positions}
+    deferred: list[int] = []
+    for _ in range(RACES_MAX):
+        order = [waiting[each] for each in sorted(waiting)]
+        for row in (yield batch.ask("claim", order, _claim_parameters(batch, order))):
+            position = waiting.pop(row[1])
+            answer = _CLAIM_ANSWERS[row[0]](row)
+            if answer is None:
+                deferred.append(position)
+            else:
+                batch.answers[position] = answer
+        if not waiting:
+            break
+    for position in waiting.values():
+        batch.answers[position] = Busy(RACED_RETRY_S)
+    if deferred:
+        yield from making(batch, deferred)
+
+
+def _claim_parameters(batch: PostgresBatch, order: Sequence[int]) -> dict[str, Any]:
+    items: list[Claim] = [batch.items[position] for position in order]
+    consumers = batch.consumers
+    return {
+        "now": batch.now,
+        "digests": encoding.uuids([batch.digests[position] for position in order]),
+        "owners": encoding.byteas([item.owner for item in items]),
+        "leases": encoding.bigints([item.lease_us for item in items]),
+        "windows": encoding.bigints([item.window_us for item in items]),
+        "fingerprints": encoding.byteas([item.fingerprint for item in items]),
+        "types": encoding.texts([encoding.storable(item.event_type) or None for item in items]),
+        "event_times": encoding.bigints([_event_time(item) for item in items]),
+        "flags": encoding.smallints(
+            [(QUARANTINE if item.quarantine else 0) | (SLIDING if item.sliding else 0) for item in items]
+        ),
+        "consumers": encoding.integers([consumers[item.id[:2]] for item in items]),
+        "keys": encoding.texts([batch.key_of(item, needed=item.quarantine) for item in items]),
+    }
+
+
+def _event_time(item: Claim) -> int | None:
+    """When the event happened, if that may refuse it."""
+    if not item.refuse_late or item.event_time_us is None:
+        return None
+    return min(max(item.event_time_us, BIGINT.start), BIGINT.stop - 1)
+
+
+def _granted(row: Row) -> Granted:
+    return Granted(row[2], row[3], row[4], row[5])
+
+
+_CLAIM_ANSWERS: dict[int, Callable[[Row], Answer]] = {
+    0: _granted,
+    1: lambda row: Known("done", row[6], row[2], row[4] or 0, row[5], row[7]),
+    2: lambda row: Known("failed", row[6], row[2], row[4] or 0, row[5], row[7]),
+    3: lambda row: Busy(row[4] / 1e6, bool(row[3])),
+    5: lambda _row: Mismatch(),
+    6: lambda row: Late(row[4] / 1e6),
+    7: lambda row: Unknown(row[4] or 0),
+    8: lambda _row: None,
+}
+"""What the verdicts of the statement `claim` mean; `None`: to be decided under a lock."""
+
+
+# --- settles and renewals -----------------------------------------------------------------------
+
+
+def settles(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
+    """End claims: one statement; what the store has lost, or keeps a journal for, is decided under a lock."""
+    chosen = sorted(positions, key=batch.digests.__getitem__)
+    items: list[Settle] = [batch.items[position] for position in chosen]
+    rows = yield batch.ask(
+        "settle",
+        chosen,
+        {
+            "now": batch.now,
+            "digests": encoding.uuids([batch.digests[position] for position in chosen]),
+            "owners": encoding.byteas([item.owner for item in items]),
+            "fences": encoding.bigints([item.fence for item in items]),
+            "ends": encoding.smallints([encoding.GOALS[item.to] for item in items]),
+            "values": encoding.byteas([item.value for item in items]),
+            "windows": encoding.bigints([item.window_us for item in items]),
+            "delays": encoding.bigints([item.delay_us for item in items]),
+            "gives": encoding.smallints(
+                [int(item.to == "released" and not item.count_attempt) for item in items]
+            ),
+        },
+    )
+    deferred: list[int] = []
+    changed: list[Id] = []
+    for number, verdict, at, _, _ in rows:
+        position = chosen[number - 1]
+        if verdict == WRITTEN:
+            batch.answers[position] = Completed(at=at)
+            changed.append(batch.items[position].id)
+        elif verdict == ALREADY:
+            batch.answers[position] = Completed(already=True, at=at or 0)
+        elif verdict == DEFERRED:
+            deferred.append(position)
+        else:
+            batch.answers[position] = Lost()
+    _all_written(rows, len(changed))
+    batch.changed += changed
+    if deferred:
+        yield from making(batch, deferred)
+
+
+def renewals(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
+    """Move leases: one statement."""
+    chosen = sorted(positions, key=batch.digests.__getitem__)
+    items: list[Renew] = [batch.items[position] for position in chosen]
+    rows = yield batch.ask(
+        "renew",
+        chosen,
+        {
+            "now": batch.now,
+            "digests": encoding.uuids([batch.digests[position] for position in chosen]),
+            "owners": encoding.byteas([item.owner for item in items]),
+            "fences": encoding.bigints([item.fence for item in items]),
+            "leases": encoding.bigints([item.lease_us for item in items]),
+        },
+    )
+    for position in chosen:
+        batch.answers[position] = Lost()
+    for number, lease_until, _ in rows:
+        batch.answers[chosen[number - 1]] = Renewed(lease_until)
+    _all_written(rows, len(rows))
+
+
+def _all_written(rows: list[Row], count: int) -> None:
+    """Assert that the rows we hold locked were all found again by the update."""
+    if rows and rows[0][3 if len(rows[0]) > 3 else 2] != count:  # noqa: PLR2004 - where the count stands
+        raise StoreUnavailable("the server did not write all that it had locked; try again")
+
+
+# --- lookups ------------------------------------------------------------------------------------
+
+
+def lookups(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
+    """Look without touching: one statement."""
+    rows = yield _look(batch, positions)
+    for number, now, mark, *columns in rows:
+        position = positions[number - 1]
+        item: Lookup = batch.items[position]
+        try:
+            if columns[0] is None:
+                batch.answers[position] = _look_at_mark(item.id, mark, now)
+            else:
+                batch.answers[position] = decide(encoding.from_row(tuple(columns), item.id), item, now)[0]
+        except RecordCorrupt as error:
+            batch.refuse(position, error)
+
+
+def _look(batch: PostgresBatch, positions: Sequence[int]) -> SendCalls:
+    return batch.ask(
+        "lookup",
+        positions,
+        {"now": batch.now, "digests": encoding.uuids([batch.digests[position] for position in positions])},
+    )
+
+
+def _look_at_mark(record_id: Id, expires_at: int | None, now: int) -> Record | Absent:
+    if expires_at is None or expires_at <= now:
+        return Absent()
+    return mark_record(record_id, expires_at)
+
+
+# --- decided here, under locks ------------------------------------------------------------------
+
+
+def locked(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
+    """Lock the records in the order of their digests, decide here, write what changed: one transaction."""
+    places = {batch.digests[position]: position for position in positions}
+    order = [places[each] for each in sorted(places)]
+    yield SendCalls("begin")
+    yield batch.ask(
+        "lock", order, {"digests": encoding.uuids([batch.digests[position] for position in order])}
+    )
+    yield from _decide(batch, positions)
+
+
+def making(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
+    """The same for items that may make a record: places are reserved for those that are not there yet."""
+    yield from know(batch, {batch.items[at].id[:2] for at in positions}, timed=positions[0] in batch.id_times)
+    chosen = sorted(positions, key=batch.digests.__getitem__)
+    yield SendCalls("begin")
+    outside = (yield from _outside(batch, chosen)) if chosen[0] in batch.id_times else set[int]()
+    inside = [position for position in chosen if position not in outside]
+    if inside:
+        yield batch.ask(
+            "reserve",
+            inside,
+            {
+                "digests": encoding.uuids([batch.digests[position] for position in inside]),
+                "consumers": encoding.integers([batch.consumers[batch.items[at].id[:2]] for at in inside]),
+            },
+        )
+    written = yield from _decide(batch, chosen, outside, commit=False)
+    unused = [at for at in inside if batch.digests[at] not in written]
+    if unused:
+        yield batch.ask(
+            "unreserve", unused, {"digests": encoding.uuids([batch.digests[at] for at in unused])}
+        )
+    yield SendCalls("commit")
+
+
+def _outside(batch: PostgresBatch, positions: Sequence[int]) -> Talk[set[int]]:
+    """Which ids are too old or too new for a record to be made: what the statement `claim` decides by itself."""
+    ((now, low, live),) = yield SendCalls("edge", {"now": batch.now})
+    return {
+        at
+        for at in positions
+        if not (low or 0) <= batch.id_times[at] <= now + FUTURE_US
+        or now - batch.id_times[at] > (live or 0) - _span(batch.items[at])
+    }
+
+
+def _span(item: RecordItem) -> int:
+    return item.window_us if isinstance(item, Claim) else 0
+
+
+def _decide(
+    batch: PostgresBatch, positions: Sequence[int], outside: Container[int] = (), *, commit: bool = True
+) -> Talk[set[bytes]]:
+    """Answer the items by the machine; returns the digests of the records that it wrote.
+
+    `outside`: where there is no record of these, none can be made: a claim is `Late`, and of a completion, whose
+    duplicates will be late too, nothing is written.
+    """
+    changes: list[tuple[int, Record | None, Record]] = []
+    unmarked: list[bytes] = []
+    changed: list[Id] = []
+    for number, now, mark, *columns in (yield _look(batch, positions)):
+        position = positions[number - 1]
+        item: RecordItem = batch.items[position]
+        if columns[0] is None and isinstance(item, Forget):
+            live = mark is not None and mark > now
+            batch.answers[position] = Forgotten(now) if live else Absent()
+            if live:
+                unmarked.append(batch.digests[position])
+                changed.append(item.id)
+            continue
+        try:
+            stored = None if columns[0] is None else encoding.from_row(tuple(columns), item.id)
+            if position in outside and isinstance(item, Claim) and _is_absent(stored, now):
+                batch.answers[position] = Late((now - batch.id_times[position]) / 1e6)
+                continue
+            batch.answers[position], record = decide(stored, item, now)
+            if record is not None:
+                changes.append((position, stored, encoding.fit(record)))
+                if not isinstance(item, Claim | Renew):
+                    changed.append(item.id)
+        except (RecordCorrupt, KeyInvalid) as error:
+            batch.refuse(position, error)
+    if unmarked:
+        yield SendCalls("forget_marks", {"digests": encoding.uuids(unmarked)})
+    if changes:
+        yield from _write(batch, changes)
+    if changed:
+        yield SendCalls("tell", {"digests": encoding.uuids([digest(record_id) for record_id in changed])})
+    if commit:
+        yield SendCalls("commit")
+    batch.changed += changed
+    return {batch.digests[position] for position, _, _ in changes}
+
+
+def _is_absent(stored: Record | None, now: int) -> bool:
+    record = standing(stored, now)
+    return record is None or record.state == "forgotten"
+
+
+def _write(batch: PostgresBatch, changes: list[tuple[int, Record | None, Record]]) -> Talk[None]:
+    rows = [(batch.digests[position], record) for position, _, record in changes]
+    keys = [
+        batch.key_of(batch.items[position], needed=record.quarantine or record.journal is not None)
+        for position, _, record in changes
+    ]
+    yield batch.ask("write", [position for position, _, _ in changes], encoding.to_columns(rows, keys))
+    extras = [(at, each) for at, _, each in changes if has_extras(each)]
+    if extras:
+        yield SendCalls(
+            "write_extras",
+            {
+                "digests": encoding.uuids([batch.digests[at] for at, _ in extras]),
+                "steps": encoding.byteas([pack_steps(each.steps) for _, each in extras]),
+                "metas": encoding.byteas([each.meta for _, each in extras]),
+                "anchors": encoding.bigints([each.anchor for _, each in extras]),
+                "horizons": encoding.bigints(
+                    [None if each.anchor is None else each.horizon for _, each in extras]
+                ),
+                "id_times": encoding.bigints([batch.id_times.get(at) for at, _ in extras]),
+            },
+        )
+    journals = [(key, each.journal) for key, each in rows if each.journal is not None]
+    if journals:
+        yield SendCalls(
+            "write_journal",
+            {
+                "digests": encoding.uuids([key for key, _ in journals]),
+                "payloads": encoding.byteas([payload for _, payload in journals]),
+            },
+        )
+    had = [(batch.digests[at], before, after) for at, before, after in changes if before is not None]
+    bare = [key for key, before, after in had if has_extras(before) and not has_extras(after)]
+    if bare:
+        yield SendCalls("drop_extras", {"digests": encoding.uuids(bare)})
+    over = [key for key, before, after in had if before.journal is not None and after.journal is None]
+    if over:
+        yield SendCalls("drop_journal", {"digests": encoding.uuids(over)})
+
+
+# --- marks and the rest ------------------------------------------------------------------------
+
+
+def marks(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
+    """Note the keys of all marks: one statement. What it does not return was known, or became known meanwhile."""
+    items: list[Mark] = [batch.items[position] for position in positions]
+    yield from know(batch, {(item.tenant, item.consumer) for item in items})
+    digests = [batch.marked[position] for position in positions]
+    rows: list[tuple[bytes, int, int]] = []
+    for item, theirs in zip(items, digests, strict=True):
+        number = batch.consumers[item.tenant, item.consumer]
+        rows += [(each, number, item.window_us) for each in theirs]
+    rows.sort()
+    parameters: dict[str, Packed | int | None] = {
+        "now": batch.now,
+        "digests": encoding.uuids([row[0] for row in rows]),
+        "consumers": encoding.integers([row[1] for row in rows]),
+        "windows": encoding.bigints([row[2] for row in rows]),
+    }
+    firsts = {row[0] for row in (yield SendCalls("mark", parameters))} if rows else set()
+    for position, theirs in zip(positions, digests, strict=True):
+        batch.answers[position] = Marked([each in firsts for each in theirs])
+
+
+def apart(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
+    """What is not about single records."""
+    from semel.stores.postgres.admin import answer
+
+    for position in positions:
+        try:
+            batch.answers[position] = yield from answer(batch, position)
+        except UnicodeEncodeError as error:
+            batch.refuse(position, KeyInvalid(f"a name is not valid text: {error}"))
+        except (RecordCorrupt, UsageError) as error:
+            batch.refuse(position, error)
+
+
+def removals(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
+    """What purges have found to be removed as a whole."""
+    from semel.stores.postgres.partitions import remove
+
+    for position in positions:
+        count = yield from remove(batch, batch.schema, batch.leaving.pop(position, []))
+        batch.answers[position] = replace(batch.answers[position], partitions=count)
+
+
+def extend(batch: PostgresBatch, _positions: Sequence[int]) -> Talk[None]:
+    """Partitions for ids to come: asked for by a claim that found none."""
+    from semel.stores.postgres.partitions import make
+
+    yield from make(batch, batch.schema)
+
+
+TALKS: dict[str, Callable[[PostgresBatch, Sequence[int]], Talk[None]]] = {
+    "claim": claims,
+    "settle": settles,
+    "renew": renewals,
+    "lookup": lookups,
+    "locked": locked,
+    "making": making,
+    "mark": marks,
+    "apart": apart,
+    "meet": meet,
+    "remove": removals,
+    "extend": extend,
+}

@@ -1,0 +1,489 @@
+"""The rules of a cache in front of the truth, written once for both colours.
+
+`Tier.carry_out` is a generator: it yields what is to be asked of whom (`Look`, `AskStore`, `Write`, `Bury`, `Clear`), is
+sent what came of it, and returns the answers. A cache that fails is sent as the error itself, never thrown.
+
+    claim ──► Look ──► a copy of `done`: answered
+                └────► nothing, or anything else: Ask the truth ──► Write what it committed
+
+Only the truth says new. The cache says done, of what the truth has committed and nothing else, for as long as the
+truth would say so; where the two cannot both be told to forget, the forgetting is not answered.
+"""
+
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+from threading import Lock
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from semel.core.commands import (
+    Answer,
+    Claim,
+    Count,
+    Forget,
+    Granted,
+    Item,
+    Known,
+    Mark,
+    Marked,
+    Resolve,
+    Settle,
+    SetWindow,
+)
+from semel.core.ids import digest
+from semel.errors import StoreError, StoreUnavailable
+from semel.stores.tiered.protocols import SEEN, Breaker, Copy, Filter, Put, Stamp
+from semel.types import Absent, Completed, Forgotten, Id, Stats, Unavailable
+
+__all__ = ["AskStore", "Bury", "Clear", "Look", "Step", "ReadCounts", "Tier", "Write"]
+
+COPY_BYTES_MAX = 64 * 1024
+"""A larger value is not copied: a batch of them would keep the cache from serving others."""
+NOTES_MAX = 100_000
+"""Claims under way whose fingerprint and first sight are remembered, so that their completion can be copied."""
+
+_log = logging.getLogger("semel")
+
+
+class Look(Struct):
+    """Ask the cache for copies; answered with them, or with a `StoreError`."""
+
+    digests: list[bytes]
+    counts: dict[str, int]
+
+
+class AskStore(Struct):
+    """Ask the truth; answered with the answers, or with `StoreUnavailable`."""
+
+    items: list[Item]
+
+
+class Write(Struct):
+    """Give the cache copies; answered with how many it took, or with a `StoreError`."""
+
+    puts: list[Put]
+    counts: dict[str, int]
+
+
+class Bury(Struct):
+    """Have the cache forget keys; answered with `None`, or with a `StoreError`."""
+
+    digests: list[tuple[bytes, int]]
+
+
+class Clear(Struct):
+    """Have the cache forget everything; answered with `None`, or with a `StoreError`."""
+
+
+class ReadCounts(Struct):
+    """Ask the cache for all counts; answered with them, or with a `StoreError`."""
+
+
+Step: TypeAlias = Look | AskStore | Write | Bury | Clear | ReadCounts
+
+
+class Note(Struct, frozen=True, gc=False):
+    """What a completion does not say of its own record."""
+
+    fence: int
+    first_seen: int
+    fingerprint: bytes | None
+    over_at: int
+    """When a sliding record is over, by the truth's clock; 0: it does not slide. -1: nobody here knows."""
+
+
+class Fact(Struct, frozen=True, gc=False):
+    """Something that the truth has committed, and for how long from its answer on."""
+
+    digest: bytes
+    copy: Copy
+    rest_us: int
+
+
+class Wanted(Struct, gc=False):
+    """A key that the cache may know."""
+
+    position: int
+    digest: bytes
+    place: int = -1
+    """Its place among the keys of a mark."""
+    maybe: bool = True
+    """What the filter says."""
+    copy: Copy | None = None
+
+
+class Tier:
+    """What both colours of a tiered store know and decide. Thread-safe; does no I/O and reads no clock of its own."""
+
+    def __init__(
+        self,
+        stamp: Callable[[bytes], Stamp | None],
+        *,
+        cache_name: str,
+        cache_window_us: int,
+        breaker: Breaker,
+        filter: Filter | None = None,  # noqa: A002 - as users write it
+        affine: bool = False,
+    ) -> None:
+        self._stamp = stamp
+        self._cache_name = cache_name
+        self._cache_window_us = cache_window_us
+        self._breaker = breaker
+        self._filter = filter
+        self._affine = affine
+        self.counts: dict[str, int] = {}
+        """What happened and was not yet told to the cache."""
+        self._notes: dict[Id, Note] = {}
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """Another thread of the parent may have held the lock; its claims are not the child's."""
+        self._lock = Lock()
+        self._breaker.after_fork()
+        self._notes.clear()
+        self.counts = {}
+
+    def carry_out(self, items: Sequence[Item]) -> Generator[Step, Any, list[Answer]]:
+        """Answer the items by position."""
+        answers: list[Answer] = [None] * len(items)
+        wanted = self._wanted(items)
+        if wanted:
+            yield from self._look(wanted)
+        rest, positions, asked = self._rest(items, wanted, answers)
+        stamps = self._stamps(
+            items, wanted
+        )  # before the truth is asked: what is forgotten later must outdo it
+        if rest:
+            yield from self._ask(rest, positions, asked, answers)
+        self._fold_marks(items, wanted, answers)
+        puts = self._learn(items, wanted, answers, stamps)
+        if puts and self._breaker.allows():
+            counts = self._told()
+            written = self._answered((yield Write(puts, counts)), counts)
+            if not isinstance(written, StoreError):
+                self._count("copies", written)
+        yield from self._forget(items, answers)
+        yield from self._tally(items, answers)
+        return answers
+
+    # --- before the truth ---
+
+    def _wanted(self, items: Sequence[Item]) -> list[Wanted]:
+        """The keys that may be answered without the truth: none that another item of the batch is about."""
+        if len(items) > 1:
+            others = {item.id for item in items if type(item) is not Claim and hasattr(item, "id")}
+            if any(type(item) is SetWindow for item in items):
+                return []
+        else:
+            others = set()
+        found: list[Wanted] = []
+        for position, item in enumerate(items):
+            if type(item) is Claim:
+                # Events told apart by their own times go to the truth: a copy does not know its event's time.
+                if not item.apart_us and item.id not in others and _is_text(item.id[2]):
+                    found.append(Wanted(position, digest(item.id)))
+            elif type(item) is Mark:
+                found += [
+                    Wanted(position, digest((item.tenant, item.consumer, key)), place)
+                    for place, key in enumerate(item.keys)
+                    if _is_text(key) and (item.tenant, item.consumer, key) not in others
+                ]
+        if self._filter is not None and found:
+            try:
+                maybes = self._filter.maybe_many([each.digest for each in found])
+            except StoreError:
+                self._count("filter_errors", 1)
+                return found
+            for each, maybe in zip(found, maybes, strict=True):
+                each.maybe = maybe
+        return found
+
+    def _look(self, wanted: list[Wanted]) -> Generator[Step, Any, None]:
+        chosen = [each for each in wanted if each.maybe or not self._affine]
+        self._count("filter_skipped", len(wanted) - len(chosen))
+        if not chosen:
+            return
+        if not self._breaker.allows():
+            self._count("cache_skipped", len(chosen))
+            return
+        counts = self._told()
+        copies = self._answered((yield Look([each.digest for each in chosen], counts)), counts)
+        if isinstance(copies, StoreError):
+            self._count("cache_skipped", len(chosen))
+            return
+        for each, copy in zip(chosen, copies, strict=True):
+            each.copy = copy
+
+    def _rest(
+        self, items: Sequence[Item], wanted: list[Wanted], answers: list[Answer]
+    ) -> tuple[list[Item], list[int], int]:
+        """Answer what the cache knows; what is left for the truth, where its answers go, and how many keys it is."""
+        seen: dict[int, set[int]] = {}
+        for each in wanted:
+            copy, item = each.copy, items[each.position]
+            if copy is None:
+                continue
+            if type(item) is Claim:
+                # Only what this fingerprint was told before: whether another one differs, the truth knows.
+                if copy.kind == "done" and (not item.fingerprint or item.fingerprint == copy.fingerprint):
+                    answers[each.position] = Known(
+                        "done", copy.value, copy.fence, copy.settled_at, copy.first_seen
+                    )
+                    continue
+            elif copy.kind == "seen":
+                seen.setdefault(each.position, set()).add(each.place)
+                continue
+            each.copy = None
+        rest: list[Item] = []
+        positions: list[int] = []
+        for position, item in enumerate(items):
+            if answers[position] is not None:
+                continue
+            if position in seen:
+                assert type(item) is Mark
+                known = seen[position]
+                left = [key for place, key in enumerate(item.keys) if place not in known]
+                if not left:
+                    answers[position] = Marked([])
+                    continue
+                item = Mark(item.tenant, item.consumer, left, item.window_us)  # noqa: PLW2901
+            rest.append(item)
+            positions.append(position)
+        hits = sum(each.copy is not None for each in wanted)
+        self._count("cache_hits", hits)
+        return rest, positions, len(wanted) - hits
+
+    def _stamps(self, items: Sequence[Item], wanted: list[Wanted]) -> dict[bytes, Stamp]:
+        digests = [each.digest for each in wanted if each.copy is None]
+        digests += [digest(item.id) for item in items if type(item) is Settle and item.id in self._notes]
+        stamps = {each: self._stamp(each) for each in digests}
+        return {each: stamp for each, stamp in stamps.items() if stamp is not None}
+
+    def _ask(
+        self, rest: list[Item], positions: list[int], asked: int, answers: list[Answer]
+    ) -> Generator[Step, Any, None]:
+        replies = yield AskStore(rest)
+        if isinstance(replies, StoreUnavailable):
+            if len(rest) == len(answers):
+                raise replies
+            replies = [Unavailable(replies)] * len(rest)  # what the cache knew is answered all the same
+        self._count("truth_asked", asked)
+        for position, reply in zip(positions, replies, strict=True):
+            answers[position] = reply
+
+    def _fold_marks(self, items: Sequence[Item], wanted: list[Wanted], answers: list[Answer]) -> None:
+        """Put the truth's answers to what was left of a mark where its keys were."""
+        seen = {(each.position, each.place) for each in wanted if each.copy is not None and each.place >= 0}
+        for position in {position for position, _ in seen}:
+            item, answer = items[position], answers[position]
+            assert type(item) is Mark
+            if isinstance(answer, Marked):
+                firsts = iter(answer.firsts)
+                answers[position] = Marked(
+                    [(position, place) not in seen and next(firsts) for place in range(len(item.keys))]
+                )
+
+    # --- after the truth ---
+
+    def _learn(
+        self,
+        items: Sequence[Item],
+        wanted: list[Wanted],
+        answers: Sequence[Answer],
+        stamps: dict[bytes, Stamp],
+    ) -> list[Put]:
+        """What the truth has committed: copies of it, and ids for the filter."""
+        facts = [fact for each in wanted if (fact := self._fact(each, items, answers)) is not None]
+        for item, answer in zip(items, answers, strict=True):
+            if type(item) is Settle and (settled := self._settled(item, answer)) is not None:
+                facts.append(settled)
+        if facts and self._filter is not None:
+            try:
+                self._filter.add_many([fact.digest for fact in facts])
+            except StoreError:
+                self._count("filter_errors", 1)
+        return [
+            Put(fact.digest, fact.copy, stamps[fact.digest], min(fact.rest_us, self._cache_window_us))
+            for fact in facts
+            if fact.digest in stamps
+            and fact.rest_us > 0
+            and (fact.copy.value is None or len(fact.copy.value) <= COPY_BYTES_MAX)
+        ]
+
+    def _fact(self, each: Wanted, items: Sequence[Item], answers: Sequence[Answer]) -> Fact | None:
+        """What the truth said of a key that was asked for."""
+        item, answer = items[each.position], answers[each.position]
+        if each.copy is not None:
+            self._judge_filter(each, known=True)
+        elif type(item) is Claim and type(answer) is Granted:
+            self._judge_filter(each, known=False)
+            self._note(item, answer)
+        elif type(item) is Claim and type(answer) is Known and answer.state == "done":
+            self._judge_filter(each, known=True)
+            self._count("truth_known", 1)
+            print_ = item.fingerprint or None
+            copy = Copy("done", answer.fence, answer.settled_at, answer.first_seen, answer.value, print_)
+            return Fact(each.digest, copy, answer.rest_us)
+        elif type(item) is Mark and isinstance(answer, Marked):
+            won = answer.firsts[each.place]
+            self._judge_filter(each, known=not won)
+            self._count("truth_known", not won)
+            if won:  # of one that was there before, nobody has said for how long it will be
+                return Fact(each.digest, SEEN, item.window_us)
+        return None
+
+    def _note(self, item: Claim, granted: Granted) -> None:
+        fresh = granted.first_seen == granted.fence
+        over_at = 0
+        if item.sliding:  # a takeover keeps the first claim's end, which the answer does not tell
+            over_at = granted.first_seen + item.window_us if fresh else -1
+        note = Note(granted.fence, granted.first_seen, item.fingerprint or None, over_at)
+        with self._lock:
+            self._notes[item.id] = note
+            if len(self._notes) > NOTES_MAX:
+                del self._notes[next(iter(self._notes))]
+
+    def _settled(self, item: Settle, answer: Answer) -> Fact | None:
+        """The copy of a completion that was committed just now; what was there before may have another value."""
+        if isinstance(answer, Unavailable):
+            return None  # it will be said again
+        with self._lock:
+            note = self._notes.get(item.id)
+            if note is None or note.fence != item.fence:
+                return None
+            del self._notes[item.id]
+        if (
+            note.over_at < 0
+            or item.to != "done"
+            or not isinstance(answer, Completed)
+            or answer.already
+            or answer.recreated
+        ):
+            return None
+        rest_us = item.window_us
+        if note.over_at:
+            rest_us = min(note.over_at, note.first_seen + item.window_us) - answer.at
+        copy = Copy("done", item.fence, answer.at, note.first_seen, item.value, note.fingerprint)
+        return Fact(digest(item.id), copy, rest_us)
+
+    def _judge_filter(self, each: Wanted, *, known: bool) -> None:
+        """Measure the filter by what turned out."""
+        if self._filter is not None and each.maybe != known:
+            self._count("filter_missed" if known else "filter_false", 1)
+
+    def _forget(self, items: Sequence[Item], answers: list[Answer]) -> Generator[Step, Any, None]:
+        """Have the cache forget what the truth has forgotten, before anybody is told so."""
+        places: list[int] = []
+        buried: list[tuple[bytes, int]] = []
+        moved: list[int] = []
+        for position, (item, answer) in enumerate(zip(items, answers, strict=True)):
+            if type(item) in (Forget, Resolve) and isinstance(answer, Forgotten | Absent):
+                # Absent may be what an earlier call left behind that did not reach the cache.
+                places.append(position)
+                buried.append((digest(item.id), answer.fence if isinstance(answer, Forgotten) else 0))  # type: ignore[union-attr]
+            elif type(item) is SetWindow and item.existing and answer is None:
+                moved.append(position)
+        for chosen, step in ((places, Bury(buried)), (moved, Clear())):
+            if chosen:
+                reply = self._answered((yield step))
+                if isinstance(reply, StoreError):
+                    error = StoreUnavailable(
+                        f"the cache {self._cache_name} could not be told to forget what the truth has forgotten;"
+                        f" do it again: {reply}"
+                    )
+                    for position in chosen:
+                        answers[position] = Unavailable(error)
+
+    def _tally(self, items: Sequence[Item], answers: list[Answer]) -> Generator[Step, Any, None]:
+        for position, (item, answer) in enumerate(zip(items, answers, strict=True)):
+            if type(item) is Count and isinstance(answer, Stats):
+                told = self._answered((yield ReadCounts()))
+                answers[position] = _with_tiers(answer, {} if isinstance(told, StoreError) else told, self)
+
+    # --- counting ---
+
+    def _answered(self, reply: Any, counts: Mapping[str, int] | None = None) -> Any:
+        """Note whether the cache works; what it was not told is told later."""
+        if not isinstance(reply, StoreError):
+            self._breaker.worked()
+            return reply
+        for name, number in (counts or {}).items():
+            self._count(name, number)
+        self._count("cache_errors", 1)
+        if self._breaker.failed():
+            _log.warning(
+                "the cache %s gives no answer, so the truth is asked for everything: %s",
+                self._cache_name,
+                reply,
+            )
+        return reply
+
+    def _count(self, name: str, number: int) -> None:
+        if number:
+            with self._lock:
+                self.counts[name] = self.counts.get(name, 0) + number
+
+    def missed(self, error: StoreError) -> None:
+        """The cache could not be reached."""
+        self._answered(error)
+
+    def parting(self) -> Generator[Step, Any, None]:
+        """Tell the cache what it was not yet told, before the end."""
+        if self.counts and not self._breaker.is_open:
+            yield Write([], self._told())
+
+    def _told(self) -> dict[str, int]:
+        """What is to be told to the cache now."""
+        with self._lock:
+            counts, self.counts = self.counts, {}
+        return counts
+
+    def filter_counts(self) -> dict[str, float]:
+        """How full the filter is, of this process."""
+        if self._filter is None:
+            return {}
+        try:
+            full = self._filter.fullness()
+        except StoreError:
+            return {}
+        return {
+            "filter_fill_ratio": round(full.fill_ratio, 6),
+            "filter_false_positive_ratio": round(full.false_positive_ratio, 9),
+        }
+
+
+def _with_tiers(stats: Stats, told: dict[str, int], tier: Tier) -> Stats:
+    tiers: dict[str, float] = dict(told)
+    for name, number in tier.counts.items():
+        tiers[name] = tiers.get(name, 0) + number
+    return replace(stats, tiers={name: tiers.get(name, 0) for name in COUNTS} | tier.filter_counts())
+
+
+COUNTS: dict[str, str] = {
+    "cache_hits": "keys that the cache answered, without the truth",
+    "truth_asked": "keys that the truth was asked for",
+    "truth_known": "duplicates among those: what the cache did not know, or not any more",
+    "copies": "copies that the cache took",
+    "cache_errors": "calls that the cache did not answer",
+    "cache_skipped": "keys for which the cache was left alone, because it had not answered",
+    "filter_skipped": "keys for which the cache was not asked, because the filter had never seen them",
+    "filter_false": "keys that were new though the filter said maybe",
+    "filter_missed": "keys that were known though the filter had never seen them",
+    "filter_errors": "calls that the filter did not answer",
+}
+"""What is counted, in keys unless it says calls."""
+
+
+def _is_text(key: str) -> bool:
+    """Whether the key has bytes to be digested; where not, the truth says what it says to such keys."""
+    return key.isascii() or _encodes(key)
+
+
+def _encodes(key: str) -> bool:
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,287 @@
+"""What a scenario is written with: its commands, its names and times, and what it expects."""
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+
+from semel.core.commands import (
+    Answer,
+    Claim,
+    Command,
+    Count,
+    Flow,
+    Granted,
+    Item,
+    Lookup,
+    Purge,
+    Purged,
+    Renew,
+    Settle,
+)
+from semel.types import Id, Record, Stats
+
+K = TypeVar("K")
+
+LONG = 600
+"""Units of a lease or window that must not end while the scenario looks."""
+SHORT = 2
+"""Units of a lease or window that the scenario lets end."""
+OVER = 3
+"""Units to advance so that what is `SHORT` is over."""
+FAR = 180
+"""Units to advance so that a store which rounds its cleanup to a minute has something to clean."""
+PURGES_MAX = 1000
+
+Settled: TypeAlias = Literal["done", "failed"]
+End: TypeAlias = Literal["done", "failed", "released", "unknown"]
+SETTLED: tuple[Settled, ...] = ("done", "failed")
+ENDS: tuple[End, ...] = ("done", "failed", "released", "unknown")
+
+Need: TypeAlias = Literal["durable", "notifies", "manual"]
+"""What a scenario asks of a store or its harness; `manual`: a clock that the test moves."""
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+class Send(Command[list[Answer]], frozen=True):
+    """Send these items in one call. A single item may also be yielded by itself."""
+
+    items: Sequence[Item]
+
+
+class AtOnce(Command[list[list[Answer]]], frozen=True):
+    """Send each batch from a caller of its own, all starting at a barrier."""
+
+    batches: Sequence[Sequence[Item]]
+
+
+class Advance(Command[None], frozen=True):
+    """Let this much of the store's time pass: move the clock, or wait for the store's own."""
+
+    us: int
+
+
+class StepBack(Command[None], frozen=True):
+    """Set the manual clock back."""
+
+    us: int
+
+
+class Reopen(Command[None], frozen=True):
+    """Close the store and go on with another object on the same records."""
+
+
+class Listen(Command[None], frozen=True):
+    """Watch the store from here on."""
+
+
+class Unlisten(Command[None], frozen=True):
+    """Stop watching."""
+
+
+class Hear(Command[bool], frozen=True):
+    """Whether a change of this record is heard of, within a few seconds; what was heard before is dropped."""
+
+    id: Id
+
+
+class Heard(Command[list[Id]], frozen=True):
+    """What was heard up to now, without waiting."""
+
+
+# --- what is expected ---------------------------------------------------------------------------
+
+
+def brief(thing: object, chars_max: int = 300) -> str:
+    """Its `repr`, cut where it gets long."""
+    text = repr(thing)
+    return text if len(text) <= chars_max else f"{text[:chars_max]}... ({len(text)} characters)"
+
+
+def check(holds: object, otherwise: str) -> None:
+    """Raise `AssertionError` unless it holds; unlike `assert`, also under `python -O`."""
+    if not holds:
+        raise AssertionError(otherwise)
+
+
+def equal(found: object, wanted: object, what: str) -> None:
+    """Raise `AssertionError` unless the two are equal."""
+    check(found == wanted, f"{what}: expected {brief(wanted)}, got {brief(found)}")
+
+
+def expect(answer: object, kind: type[K], **fields: object) -> K:
+    """The answer, after a look that it is of that kind and has these fields."""
+    check(isinstance(answer, kind), f"expected {kind.__name__}, got {brief(answer)}")
+    for name, wanted in fields.items():
+        equal(getattr(answer, name), wanted, f"{kind.__name__}.{name}")
+    return cast(K, answer)
+
+
+def grows(numbers: Sequence[int], what: str) -> None:
+    """Raise `AssertionError` unless each number is greater than the one before."""
+    check(
+        all(low < high for low, high in pairwise(numbers)),
+        f"{what} must grow strictly, got {list(numbers)}",
+    )
+
+
+# --- names and times ----------------------------------------------------------------------------
+
+
+class HeldClaim(NamedTuple):
+    """A granted claim, and what its holder sends next."""
+
+    claim: Claim
+    granted: Granted
+    unit_us: int
+
+    @property
+    def fence(self) -> int:
+        """The number of this claim."""
+        return self.granted.fence
+
+    def settle(
+        self,
+        to: End = "done",
+        value: bytes | None = None,
+        *,
+        delay: float = 0,
+        **more: Any,
+    ) -> Settle:
+        """End it; `delay` in units, `more` overrides any field."""
+        fields: dict[str, Any] = {
+            "id": self.claim.id,
+            "owner": self.claim.owner,
+            "fence": self.fence,
+            "window_us": self.claim.window_us,
+            "lease_us": self.claim.lease_us,
+            "sliding": self.claim.sliding,
+            "delay_us": round(delay * self.unit_us),
+            "event_time_us": self.claim.event_time_us if self.claim.apart_us else None,
+        }
+        return Settle(to=to, value=value, **(fields | more))
+
+    def renew(self, lease: float = LONG, step: tuple[str, bytes | None] | None = None, **more: Any) -> Renew:
+        """Prolong it; `lease` in units, `more` overrides any field."""
+        fields: dict[str, Any] = {"id": self.claim.id, "owner": self.claim.owner, "fence": self.fence}
+        return Renew(lease_us=round(lease * self.unit_us), step=step, **(fields | more))
+
+
+class ScenarioContext:
+    """Names of a scenario's own, so that many may share a server, and times in units of its harness."""
+
+    def __init__(self, unit_us: int, *, manual: bool = True) -> None:
+        self.unit_us = unit_us
+        self.manual = manual
+        self.tenant: str = f"contract-{os.urandom(6).hex()}"
+
+    def us(self, units: float) -> int:
+        """Microseconds of so many units."""
+        return round(units * self.unit_us)
+
+    def id(self, key: str = "key", *, consumer: str = "consumer", tenant: str = "") -> Id:
+        """The name of a record of this scenario."""
+        return (self.tenant + tenant, consumer, key)
+
+    def owner(self) -> bytes:
+        """A new owner, as every claim call has one."""
+        return os.urandom(16)
+
+    def claim(
+        self,
+        key: str | Id = "key",
+        *,
+        owner: bytes | None = None,
+        lease: float = LONG,
+        window: float = LONG,
+        **more: Any,
+    ) -> Claim:
+        """A claim by a new owner; `lease` and `window` in units."""
+        return Claim(
+            id=self.id(key) if isinstance(key, str) else key,
+            owner=owner or self.owner(),
+            lease_us=self.us(lease),
+            window_us=self.us(window),
+            **more,
+        )
+
+    def hold(self, key: str | Id = "key", **more: Any) -> Flow[HeldClaim]:
+        """Claim a key that must be free."""
+        claim = self.claim(key, **more)
+        granted = expect((yield from claim), Granted)
+        return HeldClaim(claim, granted, self.unit_us)
+
+    def finish(self, key: str | Id = "key", value: bytes | None = b"rvalue", **more: Any) -> Flow[HeldClaim]:
+        """Claim a key that must be free, and complete it."""
+        held = yield from self.hold(key, **more)
+        yield from held.settle("done", value)
+        return held
+
+    def record(self, key: str | Id = "key") -> Flow[Record]:
+        """The record of a key that must have one."""
+        found = yield from Lookup(self.id(key) if isinstance(key, str) else key)
+        return expect(found, Record)
+
+    def records(self, *keys: str | Id) -> Flow[list[Record]]:
+        """The records of keys that must have one each."""
+        found = []
+        for key in keys:
+            found.append((yield from self.record(key)))
+        return found
+
+    def now(self) -> Flow[int]:
+        """The store's clock."""
+        return expect((yield from Count(self.tenant)), Stats).now
+
+    def later(self, units: float = OVER) -> Flow[None]:
+        """Let so many units of the store's time pass."""
+        yield from Advance(self.us(units))
+
+    def much_later(self) -> Flow[None]:
+        """Let what is `SHORT` be over, and by more than cleanup is rounded to where that costs no waiting."""
+        yield from Advance(self.us(FAR if self.manual else 2 * OVER))
+
+    def purge(self) -> Flow[int]:
+        """Purge until nothing more is due; how many records went."""
+        count = 0
+        for _ in range(PURGES_MAX):
+            purged = expect((yield from Purge()), Purged)
+            count += purged.count
+            if not purged.more:
+                return count
+        raise AssertionError(f"{PURGES_MAX} purges in a row have left more to do")
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+class Scenario(NamedTuple):
+    """One promise of the contract: a flow that asks the store and looks at its answers."""
+
+    name: str
+    about: str
+    flow: Callable[[ScenarioContext], Flow[None]]
+    needs: frozenset[Need] = frozenset()
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+SCENARIOS: dict[str, Scenario] = {}
+"""All of them, by name. `semel.testing.store_contract` fills it."""
+
+
+def scenario(
+    *needs: Need,
+) -> Callable[[Callable[[ScenarioContext], Flow[None]]], Callable[[ScenarioContext], Flow[None]]]:
+    """Enter a flow into the table, under its own name."""
+
+    def enter(flow: Callable[[ScenarioContext], Flow[None]]) -> Callable[[ScenarioContext], Flow[None]]:
+        name = flow.__name__
+        check(name not in SCENARIOS, f"two scenarios are named {name}")
+        SCENARIOS[name] = Scenario(name, (flow.__doc__ or "").strip(), flow, frozenset(needs))
+        return flow
+
+    return enter
