@@ -10,12 +10,12 @@ from semel.brokers.source import Arrival, DeadLetterInfo, Source, source_for
 
 __all__ = [
     "Arrival",
-    "RunnerCounters",
     "DeadLetterInfo",
     "Middleware",
-    "RunnerLimits",
     "Route",
     "Runner",
+    "RunnerCounters",
+    "RunnerLimits",
     "Source",
     "source_for",
 ]

@@ -18,11 +18,11 @@ from semel.errors import MessageTooLarge, UsageError
 from semel.types import Busy, Lost
 
 __all__ = [
+    "PREFIX",
+    "RUN_LATE",
     "DeadLetter",
     "DeadLetterQueue",
     "DeadLetters",
-    "PREFIX",
-    "RUN_LATE",
     "headers_of",
     "letter_for",
     "letter_of",

@@ -17,7 +17,7 @@ from semel.runtime.context import _current
 from semel.runtime.process import asyncio
 from semel.types import Delivery, Inquiry, Outcome
 
-__all__ = ["Deliveries", "LastWords", "Told", "Handling", "call_of", "work_for"]
+__all__ = ["Deliveries", "Handling", "LastWords", "Told", "call_of", "work_for"]
 
 Deliveries: TypeAlias = Sequence[Delivery[Arrival]]
 LastWords: TypeAlias = Callable[[Delivery[Arrival], BaseException, Granted], Awaitable[None]]

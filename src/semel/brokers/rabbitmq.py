@@ -27,7 +27,7 @@ from semel.brokers.dead_letters import DeadLetter, headers_of
 from semel.brokers.source import Arrival, DeadLetterInfo, options_of
 from semel.errors import SemelError, SourceRefused, SourceUnavailable, UsageError
 
-__all__ = ["RabbitmqOptions", "RabbitQueue", "from_url"]
+__all__ = ["RabbitQueue", "RabbitmqOptions", "from_url"]
 
 CONNECT_S = 10.0
 STEPS_S = (1, 5, 30, 120, 600, 3600)

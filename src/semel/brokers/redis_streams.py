@@ -26,7 +26,7 @@ from semel.brokers.dead_letters import DeadLetter, headers_of
 from semel.brokers.source import Arrival, DeadLetterInfo, options_of
 from semel.errors import SemelError, SourceRefused, SourceUnavailable
 
-__all__ = ["RedisStreamsOptions", "RedisStream", "from_url"]
+__all__ = ["RedisStream", "RedisStreamsOptions", "from_url"]
 
 CONNECT_S = 10.0
 BODY = "data"

@@ -256,8 +256,6 @@ def _decoder(wanted: Any) -> Callable[[Arrival], Any]:
     if wanted is bytes:
         return _body
     if _is_cloudevent(wanted):
-        pass
-
         return partial(_read, wanted, reads(wanted))
     if hasattr(wanted, "model_validate_json"):  # pydantic
         return partial(_read, wanted, _of_body(wanted.model_validate_json))

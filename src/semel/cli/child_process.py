@@ -17,7 +17,7 @@ from typing import IO
 
 from msgspec import Struct
 
-__all__ = ["Child", "ProcessResult", "CapturedOutput"]
+__all__ = ["CapturedOutput", "Child", "ProcessResult"]
 
 LOOK_S = 0.2
 """How often the claim is looked at while the command runs."""

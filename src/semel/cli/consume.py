@@ -240,10 +240,7 @@ async def _consume(
     *,
     until_idle: bool,
 ) -> int:
-    pass
     from semel.cli.output import say
-
-    pass
     from semel.runtime.process import asyncio
 
     quiet_clients()

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["App", "EXAMPLES", "HelpGroup"]
+__all__ = ["EXAMPLES", "App", "HelpGroup"]
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "demo": ("semel demo", "semel demo --control --seed 7"),

@@ -34,7 +34,6 @@ from semel.errors import (
 
 __all__ = [
     "BAD_CONFIGURATION",
-    "CommandExit",
     "DUPLICATE",
     "FAILED",
     "INTERRUPTED",
@@ -43,6 +42,7 @@ __all__ = [
     "TRY_LATER",
     "UNAVAILABLE",
     "USAGE",
+    "CommandExit",
     "clean",
     "code_of",
     "confirm",

@@ -21,7 +21,7 @@ from semel.stores.tiered import url_of
 from semel.types import Mode
 from semel.windows import duration_us, window_us
 
-__all__ = ["CONFIG_FILE", "DEFAULT", "ServeOptions", "CliSettings", "load"]
+__all__ = ["CONFIG_FILE", "DEFAULT", "CliSettings", "ServeOptions", "load"]
 
 PREFIX = "SEMEL_"
 CONFIG_FILE = "semel.toml"

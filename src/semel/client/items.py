@@ -48,7 +48,7 @@ from semel.runtime.process import inspect, new_owner
 from semel.types import Delivery, Id, Mode, Outcome, Record, Unavailable
 from semel.windows import OFF, Duration, duration_us, resolve, window_us
 
-__all__ = ["ObserveCounts", "ItemBuilder", "marks_of", "reachable", "time_us", "unreachable"]
+__all__ = ["ItemBuilder", "ObserveCounts", "marks_of", "reachable", "time_us", "unreachable"]
 
 T = TypeVar("T")
 

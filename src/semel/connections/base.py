@@ -17,8 +17,8 @@ from semel.errors import NoTransaction
 
 __all__ = [
     "AsyncCallerConnection",
-    "Dialect",
     "CallerConnection",
+    "Dialect",
     "PauseStep",
     "Row",
     "Statement",

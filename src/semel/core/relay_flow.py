@@ -12,18 +12,18 @@ from msgspec import Struct, field
 from semel.core.commands import Command, Flow
 
 __all__ = [
-    "RowFailure",
+    "NotPublished",
+    "OutboxRow",
+    "PublishRefused",
     "PublishRows",
     "Published",
-    "PublishRefused",
+    "RelayResult",
     "Retrying",
-    "OutboxRow",
+    "RowFailure",
     "Sent",
     "SettleRows",
-    "RelayResult",
     "TakeRows",
     "Taken",
-    "NotPublished",
     "relay_step",
     "waves",
 ]

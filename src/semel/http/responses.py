@@ -7,7 +7,7 @@ import msgspec
 
 from semel.errors import RecordCorrupt
 
-__all__ = ["Headers", "ProblemType", "RETRY_SOON_S", "Reply", "pack", "problem", "unpack"]
+__all__ = ["RETRY_SOON_S", "Headers", "ProblemType", "Reply", "pack", "problem", "unpack"]
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -22,15 +22,15 @@ from semel.runtime.extras import install_command
 from semel.types import Busy, Done, Errored, Failed, Late, Lost, Mismatch, Outcome, Unavailable, Unknown
 
 __all__ = [
-    "Front",
     "HEADER",
-    "KeyMalformed",
     "PRESETS",
+    "STREAMED",
+    "Front",
+    "KeyMalformed",
     "Preset",
     "RequestRefused",
     "ResponseFailed",
     "Rules",
-    "STREAMED",
     "Unkept",
     "answer",
     "digest_of_credentials",

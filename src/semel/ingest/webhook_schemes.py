@@ -17,13 +17,13 @@ from semel.keys.limits import check as check_key
 from semel.runtime.extras import install_command
 
 __all__ = [
+    "ID_BYTES_MAX",
+    "SIGNATURES_MAX",
+    "TOLERANCE_S",
     "Challenge",
     "Headers",
-    "ID_BYTES_MAX",
     "Named",
-    "SIGNATURES_MAX",
     "Scheme",
-    "TOLERANCE_S",
     "Verified",
     "Verify",
     "WebhookRefused",

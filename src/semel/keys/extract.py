@@ -17,6 +17,7 @@ from semel.keys.message import as_key, headers_of, json_body, payload_of
 from semel.keys.schemes import check_version, derive, part_name
 
 __all__ = [
+    "SEGMENTS_MAX",
     "Body",
     "CallableKey",
     "Content",
@@ -25,7 +26,6 @@ __all__ = [
     "KeyExtractor",
     "KeySpec",
     "Path",
-    "SEGMENTS_MAX",
     "body",
     "content",
     "extractor",

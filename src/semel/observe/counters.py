@@ -16,9 +16,9 @@ __all__ = [
     "OTHER",
     "TOOK_S",
     "ConsumerCounters",
+    "CounterHook",
     "MinuteCounts",
     "StoreCounts",
-    "CounterHook",
     "quantile",
 ]
 

@@ -18,8 +18,8 @@ from semel.errors import UsageError, ValueNotEncodable, ValueTooLarge
 from semel.types import Id
 
 __all__ = [
-    "Draft",
     "ID_NAME_BYTES_MAX",
+    "Draft",
     "Message",
     "attributes",
     "chosen_id",

@@ -13,12 +13,12 @@ from semel.windows import exact_text
 
 __all__ = [
     "COLUMNS",
-    "Entry",
     "FOREVER",
     "KEEP_US",
+    "STATES",
+    "Entry",
     "OutboxCounts",
     "Rows",
-    "STATES",
     "State",
     "examine",
     "row_of",

@@ -14,9 +14,9 @@ from semel.types import Unavailable
 
 __all__ = [
     "BATCH_MAX",
-    "PendingCall",
     "Channel",
     "LoopCall",
+    "PendingCall",
     "SendQueue",
     "Singles",
     "give_back",

@@ -22,7 +22,7 @@ from semel.brokers.source import Arrival, DeadLetterInfo, options_of
 from semel.errors import SourceRefused, SourceUnavailable, UsageError
 from semel.runtime.process import asyncio
 
-__all__ = ["CALL_S", "KafkaSource", "KafkaOptions", "RecordPosition", "from_url", "place_of", "topics_of"]
+__all__ = ["CALL_S", "KafkaOptions", "KafkaSource", "RecordPosition", "from_url", "place_of", "topics_of"]
 
 _log = logging.getLogger("semel.kafka")
 

@@ -18,10 +18,10 @@ from semel.cli.output import USAGE, CommandExit
 from semel.core.protocols import Store
 
 __all__ = [
+    "REPEATS",
     "Fresh",
     "Job",
     "Measurement",
-    "REPEATS",
     "Scratch",
     "bars",
     "compare",

@@ -13,9 +13,9 @@ from semel.client.client_async import AsyncSemel
 from semel.types import Delivery
 
 __all__ = [
+    "SIZES",
     "Crowd",
     "Measure",
-    "SIZES",
     "claiming",
     "marking",
     "marking_singly",

@@ -11,6 +11,8 @@ import msgspec
 from msgspec import Struct
 
 __all__ = [
+    "KILLS_MIN",
+    "PHASES",
     "Ack",
     "Arrived",
     "Deliver",
@@ -18,10 +20,8 @@ __all__ = [
     "DemoQueue",
     "Go",
     "Hit",
-    "KILLS_MIN",
     "Mode",
     "Nack",
-    "PHASES",
     "Phase",
     "Ready",
     "WorkerSocket",

@@ -13,7 +13,7 @@ from semel.cli.demo.queue import PHASES, Mode
 from semel.cli.demo.run import DemoProgress
 from semel.cli.demo.worker import DemoFolder
 
-__all__ = ["DemoResult", "SinkCounts", "TITLES", "audit", "display", "document", "print_results"]
+__all__ = ["TITLES", "DemoResult", "SinkCounts", "audit", "display", "document", "print_results"]
 
 
 class SinkCounts(Struct, frozen=True):

@@ -24,7 +24,7 @@ from semel.observe.rollups import Writer, hours
 from semel.server.dashboard.store_reader import DEFAULT_WINDOW_US, OWN_TENANTS, StoreReader
 from semel.types import Mode
 
-__all__ = ["ALARM", "Figures", "RANGES", "Range", "RollupCell", "RollupReader"]
+__all__ = ["ALARM", "RANGES", "Figures", "Range", "RollupCell", "RollupReader"]
 
 FRESH_S = 5.0
 """How long an hour that still grows is believed."""

@@ -9,7 +9,7 @@ from msgspec import Struct
 from semel.errors import PolicyInvalid
 from semel.windows import duration_us
 
-__all__ = ["AHEAD_US", "ALARM_US", "FUTURE_US", "LIVE_US", "STEP", "Partition", "Retention", "PartitionStep"]
+__all__ = ["AHEAD_US", "ALARM_US", "FUTURE_US", "LIVE_US", "STEP", "Partition", "PartitionStep", "Retention"]
 
 DAY_US = 86400 * 10**6
 AHEAD_US = 7 * DAY_US

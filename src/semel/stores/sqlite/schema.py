@@ -16,8 +16,8 @@ from semel.stores.sqlite.errors import is_busy, is_no_database
 __all__ = [
     "ADOPT_HINT",
     "APPLICATION_ID",
-    "Kind",
     "VERSION",
+    "Kind",
     "inspect",
     "migrate",
     "migrations",

@@ -6,7 +6,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
-__all__ = ["AsyncCache", "Breaker", "Cache", "Copy", "Counts", "Filter", "Fullness", "Put", "SEEN", "Stamp"]
+__all__ = ["SEEN", "AsyncCache", "Breaker", "Cache", "Copy", "Counts", "Filter", "Fullness", "Put", "Stamp"]
 
 Counts: TypeAlias = Mapping[str, int]
 """How often things happened since they were last told, by name."""

@@ -37,7 +37,7 @@ from semel.errors import StoreError, StoreUnavailable
 from semel.stores.tiered.protocols import SEEN, Breaker, Copy, Filter, Put, Stamp
 from semel.types import Absent, Completed, Forgotten, Id, Stats, Unavailable
 
-__all__ = ["AskStore", "Bury", "Clear", "Look", "Step", "ReadCounts", "Tier", "Write"]
+__all__ = ["AskStore", "Bury", "Clear", "Look", "ReadCounts", "Step", "Tier", "Write"]
 
 COPY_BYTES_MAX = 64 * 1024
 """A larger value is not copied: a batch of them would keep the cache from serving others."""
