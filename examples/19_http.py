@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 import semel
-from semel.http.asgi import AsgiIdempotency
+from semel.asgi import IdempotencyMiddleware
 
 charges: list[int] = []
 
@@ -22,7 +22,7 @@ async def charge(request: Request) -> JSONResponse:
 async def main() -> None:
     once = semel.aopen("sqlite:///keys.db", consumer="api")
     app = Starlette(routes=[Route("/charges", charge, methods=["POST"])])
-    app.add_middleware(AsgiIdempotency, once, caller=None)
+    app.add_middleware(IdempotencyMiddleware, once, caller=None)
     async with (
         once,
         httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://shop.example") as http,

@@ -15,7 +15,6 @@ from semel.cli.options import ConsumerOption, JsonOption, WindowOption, settings
 from semel.cli.output import NOT_FOUND, USAGE, CommandExit, console, print_json, print_rows, say, table
 from semel.observe.advise import CATCH, SAFETY, Advice, Lags, from_history, from_metrics
 from semel.observe.advise import advise as advised
-from semel.observe.formatting import exact_text
 from semel.observe.history import read
 from semel.windows import exact_text, window_us
 

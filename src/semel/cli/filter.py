@@ -242,8 +242,8 @@ def _decoder(path: str) -> Callable[[list[bytes]], list[str]] | None:
 def _once_keyed(lines: LineReader, keys: Keys, say: Callable[[str], None]) -> Iterator[Block]:
     """The blocks, held back until a line has a key.
 
-    Raises `CommandExit` when `KEYLESS_MAX` lines came first: so far nothing is written or marked. An input that ends earlier
-    is passed on, with a warning.
+    Raises `CommandExit` when `KEYLESS_MAX` lines came first: so far nothing is written or
+    marked. An input that ends earlier is passed on, with a warning.
     """
     blocks = iter(lines)
     held: list[Block] = []
@@ -296,7 +296,7 @@ class Sieve:
         self._torn = ("", 0)
 
     def take(self, block: Block, sink: LineWriter) -> None:
-        """Sift one block. Raises `CommandExit` at a malformed line if that is the choice; what stood before it is passed."""
+        """Sift one block. Raises `CommandExit` at a malformed line if told to; the lines before it are passed on."""
         if block.torn:
             self._take_torn(block, sink)
             return

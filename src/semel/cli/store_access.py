@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from semel.cli.output import BAD_CONFIGURATION, NOT_FOUND, USAGE, CommandExit
 from semel.client.items import reachable
-from semel.core.commands import Command, Item, Lookup, ReadSettings
-from semel.core.commands import StoreSettings as StoreSettings
+from semel.core.commands import Command, Item, Lookup, ReadSettings, StoreSettings
 from semel.core.protocols import AsyncStore, Store
 from semel.errors import StoreError
 from semel.keys.limits import check as check_key
@@ -118,7 +117,7 @@ class StoreAccess:
         return [record for record in found if not isinstance(record, Absent)]
 
     def record_of(self, key: str) -> Record:
-        """The one record of this key. Raises `CommandExit` where there is none, or one for each of several consumers."""
+        """Return the record of this key. Raises `CommandExit` if there is none, or if several consumers have one."""
         found = self.records_of(key)
         if len(found) == 1:
             return found[0]

@@ -22,7 +22,8 @@ __all__ = ["HistoryHook", "HistoryLine", "read"]
 
 PREFIX, SUFFIX = "semel-", ".jsonl"
 _KEPT: tuple[type[events.DeliveryEvent], ...] = (
-    events.CompletedEvent, events.Duplicate, events.Expired, events.FailedEvent, events.LateArrivalEvent, events.LostEvent, events.MarkedEvent,
+    events.CompletedEvent, events.Duplicate, events.Expired, events.FailedEvent, events.LateArrivalEvent,
+    events.LostEvent, events.MarkedEvent,
     events.Quarantined, events.Released, events.Unguarded, events.Unrecorded,
 )  # fmt: skip
 """How deliveries ended; what led there would multiply the size and say little more."""

@@ -264,7 +264,7 @@ class Service:
             return end.value
 
     async def carry_out(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
-        """Answers by position. What is not permitted or out of bounds is a `ItemRefusal` in its place; the others go on.
+        """Answers by position. An item that is not permitted is answered with `ItemRefusal`; the others go on.
 
         What operators do is written into the audit first. Raises `StoreError` where it cannot be.
         """

@@ -1,7 +1,7 @@
 """Carry out a batch: which calls to send, and what to do about each reply. Written once for both colours.
 
-`RedisExchange.carry_out` is a generator: it yields what is to be done (`RedisQuery`, `RedisPause`, `Refresh`, `Nodes`), is sent
-what came of it, and returns the answers. The stores are the loops that do it, with threads or without.
+`RedisExchange.carry_out` is a generator: it yields what is to be done (`RedisQuery`, `RedisPause`, `Refresh`, `Nodes`),
+is sent what came of it, and returns the answers. The stores are the loops that do it, with threads or without.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """The rules of a cache in front of the truth, written once for both colours.
 
-`Tier.carry_out` is a generator: it yields what is to be asked of whom (`Look`, `AskStore`, `Write`, `Bury`, `Clear`), is
-sent what came of it, and returns the answers. A cache that fails is sent as the error itself, never thrown.
+`Tier.carry_out` is a generator: it yields what is to be asked of whom (`Look`, `AskStore`, `Write`, `Bury`, `Clear`),
+is sent what came of it, and returns the answers. A cache that fails is sent as the error itself, never thrown.
 
     claim ──► Look ──► a copy of `done`: answered
                 └────► nothing, or anything else: Ask the truth ──► Write what it committed
