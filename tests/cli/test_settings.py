@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from semel.cli.output import redacted
+from semel.observe.formatting import redacted
 from tests.cli.shell import Ended, semel
 
 

@@ -5,7 +5,7 @@ import pytest
 import semel
 from semel import Absent, Busy, Completed, Done, Forgotten, Lost
 from semel.core.commands import Scan, Settle
-from semel.observe import audit
+from semel.runtime import audit
 from tests.client.clients import Either, Place, down
 
 pytestmark = pytest.mark.anyio

@@ -170,11 +170,11 @@ async def test_it_is_counted_and_logged(place: Place, caplog: pytest.LogCaptureF
     client = place.open(policy=RUN, hooks=[seen.append, LogHook(), PrometheusHook(registry)])
     place.spy.before = down(Admit)
     await client.run("k", charge, "o1")
-    assert [type(each).__name__ for each in seen if isinstance(each, events.DeliveryEvent)] == [
-        "Received",
-        "Began",
-        "Ended",
-        "Unguarded",
+    assert [each.name for each in seen if isinstance(each, events.DeliveryEvent)] == [
+        "received",
+        "began",
+        "ended",
+        "unguarded",
     ]
     labels = {"consumer": "billing", "handler": "charge", "source": ""}
     assert registry.get_sample_value("semel_events_unguarded_total", labels) == 1

@@ -20,7 +20,7 @@ class Heard:
 
     def names(self) -> list[str]:
         """The kinds of what happened to deliveries, in order."""
-        return [type(each).__name__ for each in self.all if isinstance(each, events.DeliveryEvent)]
+        return [each.name for each in self.all if isinstance(each, events.DeliveryEvent)]
 
     def only(self, kind: type[Any]) -> Any:
         """The one event of this kind."""

@@ -33,14 +33,14 @@ def fail() -> None:
 def test_a_first_delivery_and_its_duplicate(colour: str) -> None:
     with listened(colour, "memory:") as (once, heard):
         once.run("a", one)
-        assert heard.names() == ["Received", "Claimed", "Began", "Ended", "Completed"]
+        assert heard.names() == ["received", "claimed", "began", "ended", "completed"]
         assert {each.owner for each in heard.of(events.DeliveryEvent)} == {
             heard.only(events.ClaimedEvent).owner
         }
         assert heard.only(events.Began).handler == "one"
         heard.all.clear()
         once.run("a", one)
-        assert heard.names() == ["Received", "Duplicate"]
+        assert heard.names() == ["received", "duplicate"]
         duplicate = heard.only(events.Duplicate)
         assert (duplicate.reason, duplicate.state, duplicate.suppressed) == ("redelivery", "done", True)
         assert 0 <= duplicate.lag_s < 60
@@ -61,7 +61,7 @@ def test_failures_have_their_own_events(colour: str) -> None:
     with listened(colour, "memory:", policy=semel.Policy(permanent=(ValueError,))) as (once, heard):
         once.run("a", fail)
         once.run("a", fail)
-    assert heard.names() == ["Received", "Claimed", "Began", "Ended", "Failed", "Received", "Duplicate"]
+    assert heard.names() == ["received", "claimed", "began", "ended", "failed", "received", "duplicate"]
     assert isinstance(heard.only(events.FailedEvent).error, ValueError)
     assert heard.only(events.Duplicate).state == "failed"
 
@@ -69,11 +69,11 @@ def test_failures_have_their_own_events(colour: str) -> None:
 def test_a_passing_failure_releases(colour: str) -> None:
     with listened(colour, "memory:") as (once, heard):
         once.run("a", fail)
-        assert heard.names()[-1] == "Released"
+        assert heard.names()[-1] == "released"
         heard.all.clear()
         once.run("a", one)
         assert heard.only(events.ClaimedEvent).attempt == 2
-        assert heard.names()[-1] == "Completed"
+        assert heard.names()[-1] == "completed"
 
 
 def test_another_payload_is_a_reused_key(colour: str) -> None:
@@ -144,8 +144,8 @@ def test_the_plain_verbs_are_told(colour: str) -> None:
         once.complete(lost)
         once.release(once.claim("c"))
     assert heard.names() == [
-        "Received", "Claimed", "Received", "Busy", "Duplicate", "Completed", "Completed",
-        "Received", "Claimed", "Lost", "Received", "Claimed", "Released",
+        "received", "claimed", "received", "busy", "duplicate", "completed", "completed",
+        "received", "claimed", "lost", "received", "claimed", "released",
     ]  # fmt: skip
 
 
@@ -154,8 +154,8 @@ def test_marks_are_told(colour: str) -> None:
         assert [once.mark("a"), once.mark("a"), once.mark("a")] == [True, False, False]
         once.mark_many(["b", "b"])
     assert heard.names() == [
-        "Received", "Marked", "Received", "Duplicate", "Received", "Duplicate",
-        "Received", "Marked", "Received", "Duplicate",
+        "received", "marked", "received", "duplicate", "received", "duplicate",
+        "received", "marked", "received", "duplicate",
     ]  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def test_an_inbox_is_told(tmp_path: Path) -> None:
             wallet.inbox(connection).first("a")
             connection.execute("COMMIT")
         connection.close()
-    assert heard.names() == ["Received", "Marked", "Received", "Duplicate"]
+    assert heard.names() == ["received", "marked", "received", "duplicate"]
 
 
 def test_observe_mode_counts_what_it_would_have_stopped(colour: str) -> None:
@@ -184,7 +184,7 @@ def test_quarantine_and_its_duplicates(colour: str) -> None:
     with listened(colour, "memory:", mode="quarantine") as (once, heard):
         once.run("a", fail)
         once.run("a", one)
-    assert heard.names()[-3:] == ["Quarantined", "Received", "Duplicate"]
+    assert heard.names()[-3:] == ["quarantined", "received", "duplicate"]
     assert heard.only(events.Duplicate).state == "unknown"
 
 
@@ -197,7 +197,7 @@ def test_a_swept_orphan_is_told(tmp_path: Path) -> None:
         once.release(claim)
         heard.all.clear()
         assert len(once.sweep(lambda payload: payload)) == 1
-    assert heard.names() == ["Received", "Claimed", "Began", "Ended", "Completed"]
+    assert heard.names() == ["received", "claimed", "began", "ended", "completed"]
 
 
 class Trouble(MemoryStore):
@@ -220,7 +220,7 @@ def test_a_store_without_an_answer(colour: str) -> None:
         once.run("a", one)
         store.down = True
         once.run("b", one)
-    assert heard.names()[-2:] == ["Received", "Unreachable"]
+    assert heard.names()[-2:] == ["received", "unreachable"]
     assert {failed.op for failed in heard.of(events.StoreFailed)} == {"claim"}
 
 
@@ -244,7 +244,7 @@ def test_an_interrupt_drops_the_delivery() -> None:
         pytest.raises(KeyboardInterrupt),
     ):
         once.run("a", lambda: (_ for _ in ()).throw(KeyboardInterrupt()))
-    assert heard.names()[-1] == "Released"
+    assert heard.names()[-1] == "released"
 
 
 def test_a_hook_that_raises_is_reported_once_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -255,7 +255,7 @@ def test_a_hook_that_raises_is_reported_once_and_changes_nothing(caplog: pytest.
 
     with semel.open("memory:", consumer="billing", hooks=[broken, heard]) as once:
         assert once.run("a", one) == semel.Done(1)
-    assert heard.names()[-1] == "Completed"
+    assert heard.names()[-1] == "completed"
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
 
 
@@ -276,7 +276,7 @@ def test_a_lease_that_cannot_be_kept_is_told() -> None:
         once.run("a", handler)
         store.down = False
     assert (heard.only(events.Expired).consumer, heard.only(events.Expired).key) == ("billing", "a")
-    assert "Unrecorded" in heard.names()
+    assert "unrecorded" in heard.names()
 
 
 def test_without_hooks_nothing_of_it_is_loaded() -> None:

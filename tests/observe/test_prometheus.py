@@ -187,7 +187,7 @@ def test_probes_are_counted_by_their_answer(*, awaits: bool) -> None:
         ("happened", ""),
     ]
     assert all(each.duration_s > 0 for each in told)
-    assert heard.names()[-3:] == ["Claimed", "Probed", "Completed"]
+    assert heard.names()[-3:] == ["claimed", "probed", "completed"]
     handler = told[0].handler
     for answer in ("cannot_tell", "did_not_happen", "happened"):
         labels = {"consumer": "billing", "handler": handler, "source": "", "answer": answer}

@@ -8,7 +8,7 @@ import pytest
 
 from semel.codec import encode
 from semel.core.commands import Claim, Granted, Scan, Settle
-from semel.observe import audit
+from semel.runtime import audit
 from semel.server.dashboard.auth import COOKIE
 from semel.server.settings import ServeSettings
 from semel.stores.sqlite import SqliteStore

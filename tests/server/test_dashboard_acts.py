@@ -105,7 +105,7 @@ def test_nothing_is_done_that_cannot_be_written_down(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from semel.errors import StoreUnavailable
-    from semel.observe import audit as trail
+    from semel.runtime import audit as trail
 
     def broken(*_: object, **__: object) -> object:
         raise StoreUnavailable("the audit cannot be written")

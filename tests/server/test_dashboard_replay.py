@@ -234,7 +234,7 @@ def test_nothing_is_replayed_that_cannot_be_written_down(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from semel.errors import StoreUnavailable
-    from semel.observe import audit
+    from semel.runtime import audit
 
     def broken(*_: object, **__: object) -> object:
         raise StoreUnavailable("the audit cannot be written")

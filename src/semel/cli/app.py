@@ -29,9 +29,10 @@ from semel.cli.options import (
     settings_for,
 )
 from semel.cli.outbox import outbox, relay
-from semel.cli.output import print_json, print_rows, redacted
+from semel.cli.output import print_json, print_rows
 from semel.cli.records import forget, history, list_records, resolve, show
 from semel.cli.serve import serve, token
+from semel.observe.formatting import redacted
 
 __all__ = ["app", "config"]
 

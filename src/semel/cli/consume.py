@@ -22,9 +22,10 @@ from semel.cli.options import (
     sources_of,
     text,
 )
-from semel.cli.output import OK, TRY_LATER, USAGE, CommandExit, redacted, say
+from semel.cli.output import OK, TRY_LATER, USAGE, CommandExit, say
 from semel.client.client_async import AsyncSemel
 from semel.errors import SemelError, StoreError
+from semel.observe.formatting import redacted
 from semel.observe.probes import SourceFacts, SourceProbe, of_windows
 from semel.windows import exact_text
 

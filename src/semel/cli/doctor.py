@@ -6,19 +6,11 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter
 
 from semel.cli.options import JsonOption, SourcesOption, StoreOption, settings_for, sources_of
-from semel.cli.output import (
-    FAILED,
-    UNAVAILABLE,
-    CommandExit,
-    console,
-    print_json,
-    print_rows,
-    redacted,
-    table,
-)
+from semel.cli.output import FAILED, UNAVAILABLE, CommandExit, console, print_json, print_rows, table
 from semel.cli.store_access import existing
 from semel.errors import SemelError
 from semel.observe.doctor import Finding, examine, of_source
+from semel.observe.formatting import redacted
 from semel.windows import duration_us
 
 __all__ = ["doctor"]

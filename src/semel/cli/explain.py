@@ -30,7 +30,6 @@ from semel.cli.output import (
     console,
     print_json,
     print_rows,
-    redacted,
     say,
     table,
 )
@@ -39,7 +38,7 @@ from semel.core.commands import Scan
 from semel.errors import SemelError, SourceUnavailable, StoreUnavailable
 from semel.observe.explain import Explanation
 from semel.observe.explain import explain as explained
-from semel.observe.formatting import exact_text
+from semel.observe.formatting import exact_text, redacted
 from semel.observe.guarantees import WINDOWS, GuaranteeCell, Sink, Weakness
 from semel.observe.probes import Keys, SourceFacts, SourceProbe, keys_of, weaknesses
 from semel.observe.window_in_force import SAMPLE, WindowInForce, window_in_force

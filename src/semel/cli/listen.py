@@ -163,8 +163,9 @@ async def _listen(
     import signal
 
     import semel
-    from semel.cli.output import redacted, say
+    from semel.cli.output import say
     from semel.ingest.sockets import Intake, Listener
+    from semel.observe.formatting import redacted
     from semel.runtime.process import asyncio
 
     once = semel.aopen(

@@ -69,7 +69,8 @@ def _run() -> int:
 
 def _ended(message: str, code: int) -> int:
     from semel.cli.options import Globals
-    from semel.cli.output import redacted, say
+    from semel.cli.output import say
+    from semel.observe.formatting import redacted
 
     if Globals.debug:
         say(redacted(traceback.format_exc()))

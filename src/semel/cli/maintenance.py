@@ -21,24 +21,13 @@ from semel.cli.options import (
     settings_for,
     size_text,
 )
-from semel.cli.output import (
-    USAGE,
-    CommandExit,
-    clean,
-    console,
-    duration_text,
-    local_time,
-    print_json,
-    print_rows,
-    redacted,
-    say,
-    table,
-)
+from semel.cli.output import USAGE, CommandExit, clean, console, print_json, print_rows, say, table
 from semel.cli.store_access import StoreAccess, exists, found, opened
 from semel.client.cleaner import PURGE_BATCH, Cleaner, PurgeResult
 from semel.core.commands import Count, Purge, Purged
 from semel.errors import StoreUnavailable
 from semel.observe import formatting
+from semel.observe.formatting import duration_text, local_time, redacted
 from semel.types import Stats
 
 __all__ = ["migrate", "purge", "stats"]

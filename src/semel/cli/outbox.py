@@ -21,17 +21,15 @@ from semel.cli.output import (
     CommandExit,
     confirm,
     console,
-    duration_text,
-    local_time,
     print_json,
     print_rows,
-    redacted,
     say,
     table,
 )
 from semel.cli.store_access import existing
 from semel.core.relay_flow import Retrying
 from semel.observe import formatting
+from semel.observe.formatting import duration_text, local_time, redacted
 
 __all__ = ["outbox", "relay"]
 

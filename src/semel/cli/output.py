@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Any, TextIO
 
 import msgspec
@@ -47,11 +46,8 @@ __all__ = [
     "code_of",
     "confirm",
     "console",
-    "duration_text",
-    "local_time",
     "print_json",
     "print_rows",
-    "redacted",
     "say",
     "table",
 ]
@@ -97,18 +93,10 @@ def code_of(error: SemelError) -> int:
     return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
 
 
-_PASSWORD = re.compile(r"(://[^\s/@:?#'\"]*:)(?:(?!://)[^\s'\"?#])*@")
-"""Up to the last `@` before a query: people write passwords with `@` and `/` unescaped."""
-_SECRET_OPTION = re.compile(
-    r"((?:[?&]|%26|%3F)[\w.-]*(?:password|passwd|pwd|secret|token|api_?key|apikey|signature|sig|credential)=)[^\s&#'\"]+",
-    re.IGNORECASE,
-)
-"""`%26`: in a URL within a URL."""
 WHOLE_CHARS_MAX = 28
 """A column of cells up to this length, such as times, is never folded."""
 _BETWEEN = re.compile(r"[\t\n]")
 _BOLD = "" if os.environ.get("NO_COLOR") else "bold"
-_UNITS = (("d", 86400 * 10**6), ("h", 3600 * 10**6), ("m", 60 * 10**6), ("s", 10**6), ("ms", 1000), ("us", 1))
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -162,11 +150,6 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
-def redacted(text: str) -> str:
-    """The text with `***` for the passwords in its URLs."""
-    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1***@", text))
-
-
 def confirm(question: str, *, yes: bool) -> None:
     """Ask before something is deleted; `yes`: it was asked before. Where nobody can answer, nothing is done."""
     if yes:
@@ -176,27 +159,6 @@ def confirm(question: str, *, yes: bool) -> None:
     print(f"{clean(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise CommandExit("Nothing was changed.")
-
-
-def local_time(at_us: int, timespec: str = "milliseconds") -> str:
-    """An instant of the store's clock as local time in ISO form."""
-    try:
-        return datetime.fromtimestamp(at_us / 1e6).astimezone().isoformat(timespec=timespec)
-    except (OverflowError, OSError, ValueError):
-        return f"{at_us}us"
-
-
-def duration_text(us: int) -> str:
-    """A duration in its two largest units: `24h`, `1d2h`, `1m30s`, `250ms`."""
-    parts: list[str] = []
-    sign, left = "-" if us < 0 else "", abs(us)
-    for unit, size in _UNITS:
-        if left >= size and (not parts or unit not in ("ms", "us")):
-            parts.append(f"{left // size}{unit}")
-            left %= size
-        if len(parts) == 2:  # noqa: PLR2004 - two units say enough
-            break
-    return sign + "".join(parts) if parts else "0s"
 
 
 def quiet_stdout() -> None:

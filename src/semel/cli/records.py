@@ -30,8 +30,6 @@ from semel.cli.output import (
     CommandExit,
     confirm,
     console,
-    duration_text,
-    local_time,
     print_json,
     print_rows,
     say,
@@ -41,8 +39,10 @@ from semel.cli.store_access import OWN, StoreAccess, opened
 from semel.client.records import Oblivion, Resolution
 from semel.codec import encode
 from semel.core.commands import Count, Forget, Page, Resolve, Scan
-from semel.observe import audit, formatting
+from semel.observe import formatting
+from semel.observe.formatting import duration_text, local_time
 from semel.observe.history import HistoryLine, read
+from semel.runtime import audit
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record
 from semel.windows import resolve as window_of
 from semel.windows import window_us

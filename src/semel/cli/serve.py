@@ -24,15 +24,12 @@ from semel.cli.output import (
     USAGE,
     CommandExit,
     confirm,
-    duration_text,
-    local_time,
     print_json,
     print_rows,
-    redacted,
     say,
 )
 from semel.cli.store_access import StoreAccess, opened
-from semel.observe.formatting import now_us
+from semel.observe.formatting import duration_text, local_time, now_us, redacted
 from semel.runtime.extras import install_command
 from semel.server import tokens
 from semel.server.tokens import Role, Token

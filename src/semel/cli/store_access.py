@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from semel.cli.output import BAD_CONFIGURATION, NOT_FOUND, USAGE, CommandExit
-from semel.client.items import reachable
-from semel.core.commands import Command, Item, Lookup, ReadSettings, StoreSettings
+from semel.core.commands import Command, Item, Lookup, ReadSettings, StoreSettings, answer_or_raise
 from semel.core.protocols import AsyncStore, Store
 from semel.errors import StoreError
 from semel.keys.limits import check as check_key
-from semel.observe import audit
+from semel.runtime import audit
 from semel.stores.registry import store_for
 from semel.types import Absent, Record, Unavailable
 
@@ -37,7 +36,7 @@ class StoreAccess:
     def ask(self, item: Command[R | Unavailable]) -> R:
         """The answer of the store. Raises `StoreUnavailable` when there is none."""
         answer: R | Unavailable = self.store.send((cast("Item", item),))[0]
-        return reachable(answer)
+        return answer_or_raise(answer)
 
     def act(self, item: Item, **more: Any) -> Any:
         """The answer to what an operator does, which is written into the audit first; `more`: what to add there.
@@ -52,7 +51,7 @@ class StoreAccess:
                 USAGE,
             )
         self.note(act.tenant, act.action, **act.details, **more)
-        return reachable(self.store.send((item,))[0])
+        return answer_or_raise(self.store.send((item,))[0])
 
     def note(self, tenant: str, action: str, **details: Any) -> None:
         """Write an act into the audit, unless the store does so itself."""
@@ -113,7 +112,7 @@ class StoreAccess:
         check_key(key)
         scopes = self.scopes()
         answers = self.store.send([Lookup((*scope, key)) for scope in scopes])
-        found = [reachable(answer) for answer in answers]
+        found = [answer_or_raise(answer) for answer in answers]
         return [record for record in found if not isinstance(record, Absent)]
 
     def record_of(self, key: str) -> Record:

@@ -21,10 +21,10 @@ from semel.client.base import (
 from semel.client.claims import Claimed
 from semel.client.client_async import AsyncSemel
 from semel.client.guard import Guard, GuardOptions, KeySource, MetaSource
-from semel.client.items import ItemBuilder, reachable, unreachable
+from semel.client.items import ItemBuilder
 from semel.client.records import Records, Windows
 from semel.core import flows
-from semel.core.commands import Item
+from semel.core.commands import Item, answer_or_raise, raise_unavailable
 from semel.core.folding import leaders
 from semel.core.protocols import AsyncStore, HasAsyncTwin, Store
 from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
@@ -341,7 +341,7 @@ class Semel(Client):
         sent_at = self._hands.steady_s()
         answer = self._runtime.channel.send((item,))[0]
         self._tell_claimed((item,), (answer,))
-        return self._outcome(item, reachable(answer), sent_at)  # type: ignore[no-any-return]
+        return self._outcome(item, answer_or_raise(answer), sent_at)  # type: ignore[no-any-return]
 
     def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
         """Claims for all, in one round trip per 500; a later copy of a key gets `Busy`."""
@@ -356,24 +356,24 @@ class Semel(Client):
     def complete(self, claim: Claimed, value: Any = None) -> Completed | Lost[Any]:
         """The effect has happened: remember it. `Lost` if another attempt took over; nothing is overwritten."""
         verdict = self.complete_many([claim], [value])[0]
-        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+        return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
     def fail(self, claim: Claimed, error: BaseException | str) -> Completed | Lost[Any]:
         """It failed for good: every duplicate gets this failure."""
         verdict = self.fail_many([claim], [error])[0]
-        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+        return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
     def release(
         self, claim: Claimed, *, delay_s: float = 0.0, count_attempt: bool = True
     ) -> Completed | Lost[Any]:
         """Give the claim up; anybody may claim again after `delay_s`."""
         verdict = self.release_many([claim], delay_s=delay_s, count_attempt=count_attempt)[0]
-        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+        return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
     def renew(self, claim: Claimed) -> Renewed | Lost[Any]:
         """The lease once more, from now."""
         verdict = self.renew_many([claim])[0]
-        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+        return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
     def complete_many(self, claims: Sequence[Claimed], values: Sequence[Any] | None = None) -> list[Verdict]:
         """Complete all of them in one round trip per 500."""

@@ -22,10 +22,10 @@ from semel.client.base import (
 )
 from semel.client.claims import Claimed
 from semel.client.guard import AsyncGuard, GuardOptions, KeySource, MetaSource
-from semel.client.items import ItemBuilder, marks_of, reachable, unreachable
+from semel.client.items import ItemBuilder, marks_of
 from semel.client.records import AsyncRecords, AsyncWindows
 from semel.core import flows
-from semel.core.commands import Claim, Granted, Item
+from semel.core.commands import Claim, Granted, Item, answer_or_raise, raise_unavailable
 from semel.core.folding import leaders
 from semel.core.settlement import Task
 from semel.errors import StoreUnavailable
@@ -330,7 +330,7 @@ class AsyncSemel(Client):
         sent_at = monotonic()
         answer = (await self._runtime.channel.asend((item,)))[0]
         self._tell_claimed((item,), (answer,))
-        return self._outcome(item, reachable(answer), sent_at)  # type: ignore[no-any-return]
+        return self._outcome(item, answer_or_raise(answer), sent_at)  # type: ignore[no-any-return]
 
     async def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
         """Claims for all, in one round trip per 500; a later copy of a key gets `Busy`."""
@@ -345,24 +345,24 @@ class AsyncSemel(Client):
     async def complete(self, claim: Claimed, value: Any = None) -> Completed | Lost[Any]:
         """The effect has happened: remember it. `Lost` if another attempt took over; nothing is overwritten."""
         verdict = (await self.complete_many([claim], [value]))[0]
-        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+        return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
     async def fail(self, claim: Claimed, error: BaseException | str) -> Completed | Lost[Any]:
         """It failed for good: every duplicate gets this failure."""
         verdict = (await self.fail_many([claim], [error]))[0]
-        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+        return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
     async def release(
         self, claim: Claimed, *, delay_s: float = 0.0, count_attempt: bool = True
     ) -> Completed | Lost[Any]:
         """Give the claim up; anybody may claim again after `delay_s`."""
         verdict = (await self.release_many([claim], delay_s=delay_s, count_attempt=count_attempt))[0]
-        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+        return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
     async def renew(self, claim: Claimed) -> Renewed | Lost[Any]:
         """The lease once more, from now."""
         verdict = (await self.renew_many([claim]))[0]
-        return unreachable(verdict) if isinstance(verdict, Unavailable) else verdict
+        return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
     async def complete_many(
         self, claims: Sequence[Claimed], values: Sequence[Any] | None = None

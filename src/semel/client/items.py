@@ -7,7 +7,7 @@ they wait, and everything else is here, once.
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -30,15 +30,7 @@ from semel.core.commands import (
 from semel.core.ids import check_kind, time_in
 from semel.core.ids import fingerprint as fingerprint_of
 from semel.core.settlement import Settlement, Task, judge
-from semel.errors import (
-    ModeMismatch,
-    PolicyInvalid,
-    StoreError,
-    StoreUnavailable,
-    StoreUncertain,
-    UsageError,
-    ValueInvalid,
-)
+from semel.errors import ModeMismatch, PolicyInvalid, StoreUncertain, UsageError, ValueInvalid
 from semel.keys.limits import check as check_key
 from semel.keys.limits import check_consumer
 from semel.keys.sliding import Sliding
@@ -48,7 +40,7 @@ from semel.runtime.process import inspect, new_owner
 from semel.types import Delivery, Id, Mode, Outcome, Record, Unavailable
 from semel.windows import OFF, Duration, duration_us, resolve, window_us
 
-__all__ = ["ItemBuilder", "ObserveCounts", "marks_of", "reachable", "time_us", "unreachable"]
+__all__ = ["ItemBuilder", "ObserveCounts", "marks_of", "time_us"]
 
 T = TypeVar("T")
 
@@ -364,18 +356,6 @@ def _check_ids(ids: str, mode: Mode, policy: Policy) -> str:
             " is answered Late, since whether it ran cannot be told"
         )
     return check_kind(ids)
-
-
-def reachable(answer: T | Unavailable) -> T:
-    """The answer, or the error that says there is none. Raises `StoreUnavailable`."""
-    return unreachable(answer) if isinstance(answer, Unavailable) else answer
-
-
-def unreachable(answer: Unavailable) -> NoReturn:
-    """Raise what kept the store from answering, as a `StoreError`."""
-    if isinstance(answer.error, StoreError):
-        raise answer.error
-    raise StoreUnavailable(str(answer.error)) from answer.error
 
 
 def marks_of(answer: Marked | Unavailable) -> list[bool]:

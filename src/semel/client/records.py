@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
-from semel.client.items import ItemBuilder, reachable
+from semel.client.items import ItemBuilder
 from semel.codec import encode
 from semel.core.commands import (
     Count,
@@ -22,8 +22,9 @@ from semel.core.commands import (
     Scan,
     SetWindow,
     StoreSettings,
+    answer_or_raise,
 )
-from semel.observe import audit
+from semel.runtime import audit
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, State, Stats, Unavailable
 from semel.windows import Duration, window_us
 
@@ -65,7 +66,7 @@ class Asking:
     def windows(self, settings: StoreSettings | Unavailable) -> dict[str, int]:
         """This consumer's stored windows by event type."""
         scope = (self._plan.tenant, self._plan.consumer)
-        stored = reachable(settings).windows
+        stored = answer_or_raise(settings).windows
         return {event_type: us for (*owner, event_type), us in stored.items() if tuple(owner) == scope}
 
 
@@ -81,7 +82,7 @@ class Records:
 
     def lookup(self, key: str) -> Record | None:
         """The record as it stands, without any effect on it."""
-        record = reachable(self._ask(Lookup(self._plan.id(key))))
+        record = answer_or_raise(self._ask(Lookup(self._plan.id(key))))
         return None if isinstance(record, Absent) else record
 
     def list(
@@ -97,7 +98,9 @@ class Records:
         left = limit
         while left is None or left > 0:
             size = PAGE_MAX if left is None else min(left, PAGE_MAX)
-            page: Page = reachable(self._ask(self._asking.scan(state, prefix, seen_before, cursor, size)))
+            page: Page = answer_or_raise(
+                self._ask(self._asking.scan(state, prefix, seen_before, cursor, size))
+            )
             yield from page.records
             if page.cursor is None:
                 return
@@ -105,7 +108,7 @@ class Records:
 
     def orphans(self, *, limit: int = 100) -> Sequence[Record]:
         """Journaled claims whose owner is gone, or that were released: what `sweep` would run."""
-        return reachable(self._ask(self._plan.orphans(limit))).records  # type: ignore[no-any-return]
+        return answer_or_raise(self._ask(self._plan.orphans(limit))).records  # type: ignore[no-any-return]
 
     def forget(
         self,
@@ -125,7 +128,7 @@ class Records:
         if record is not None and audit.is_forced(record):
             self._write_trail(record, actor)
             audit.warn(record, actor)
-        return reachable(self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
+        return answer_or_raise(self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
 
     def _write_trail(self, record: Record, actor: str | None) -> None:
         if self._audits:
@@ -140,17 +143,17 @@ class Records:
     ) -> Resolution:
         """Decide an unknown record: it happened, or it did not. `Lost` if its fence is not the one you saw."""
         record = self.lookup(key)
-        settings = reachable(self._ask(ReadSettings()))
+        settings = answer_or_raise(self._ask(ReadSettings()))
         window = self._plan.window_us(settings.windows, "" if record is None else record.event_type)
-        return reachable(self._ask(self._asking.resolve(key, fence, to, value, window)))  # type: ignore[no-any-return]
+        return answer_or_raise(self._ask(self._asking.resolve(key, fence, to, value, window)))  # type: ignore[no-any-return]
 
     def purge(self, *, limit: int = PURGE_BATCH, dry_run: bool = False) -> Purged:
         """Remove up to `limit` records whose time is over. It never changes an answer."""
-        return reachable(self._ask(Purge(limit, dry_run)))  # type: ignore[no-any-return]
+        return answer_or_raise(self._ask(Purge(limit, dry_run)))  # type: ignore[no-any-return]
 
     def stats(self) -> Stats:
         """How much the store holds for this tenant."""
-        return reachable(self._ask(Count(self._plan.tenant or None)))  # type: ignore[no-any-return]
+        return answer_or_raise(self._ask(Count(self._plan.tenant or None)))  # type: ignore[no-any-return]
 
 
 class AsyncRecords:
@@ -165,7 +168,7 @@ class AsyncRecords:
 
     async def lookup(self, key: str) -> Record | None:
         """The record as it stands, without any effect on it."""
-        record = reachable(await self._ask(Lookup(self._plan.id(key))))
+        record = answer_or_raise(await self._ask(Lookup(self._plan.id(key))))
         return None if isinstance(record, Absent) else record
 
     async def list(
@@ -181,7 +184,7 @@ class AsyncRecords:
         left = limit
         while left is None or left > 0:
             size = PAGE_MAX if left is None else min(left, PAGE_MAX)
-            page: Page = reachable(
+            page: Page = answer_or_raise(
                 await self._ask(self._asking.scan(state, prefix, seen_before, cursor, size))
             )
             for record in page.records:
@@ -192,7 +195,7 @@ class AsyncRecords:
 
     async def orphans(self, *, limit: int = 100) -> Sequence[Record]:
         """Journaled claims whose owner is gone, or that were released: what `sweep` would run."""
-        return reachable(await self._ask(self._plan.orphans(limit))).records  # type: ignore[no-any-return]
+        return answer_or_raise(await self._ask(self._plan.orphans(limit))).records  # type: ignore[no-any-return]
 
     async def forget(
         self,
@@ -212,7 +215,7 @@ class AsyncRecords:
         if record is not None and audit.is_forced(record):
             await self._write_trail(record, actor)
             audit.warn(record, actor)
-        return reachable(await self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
+        return answer_or_raise(await self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
 
     async def _write_trail(self, record: Record, actor: str | None) -> None:
         if self._audits:
@@ -227,17 +230,17 @@ class AsyncRecords:
     ) -> Resolution:
         """Decide an unknown record: it happened, or it did not. `Lost` if its fence is not the one you saw."""
         record = await self.lookup(key)
-        settings = reachable(await self._ask(ReadSettings()))
+        settings = answer_or_raise(await self._ask(ReadSettings()))
         window = self._plan.window_us(settings.windows, "" if record is None else record.event_type)
-        return reachable(await self._ask(self._asking.resolve(key, fence, to, value, window)))  # type: ignore[no-any-return]
+        return answer_or_raise(await self._ask(self._asking.resolve(key, fence, to, value, window)))  # type: ignore[no-any-return]
 
     async def purge(self, *, limit: int = PURGE_BATCH, dry_run: bool = False) -> Purged:
         """Remove up to `limit` records whose time is over. It never changes an answer."""
-        return reachable(await self._ask(Purge(limit, dry_run)))  # type: ignore[no-any-return]
+        return answer_or_raise(await self._ask(Purge(limit, dry_run)))  # type: ignore[no-any-return]
 
     async def stats(self) -> Stats:
         """How much the store holds for this tenant."""
-        return reachable(await self._ask(Count(self._plan.tenant or None)))  # type: ignore[no-any-return]
+        return answer_or_raise(await self._ask(Count(self._plan.tenant or None)))  # type: ignore[no-any-return]
 
 
 class Windows:
@@ -251,14 +254,14 @@ class Windows:
 
     def get(self, event_type: str = "") -> int:
         """The window in force for an event type, in microseconds; 0: off."""
-        return self._plan.window_us(reachable(self._ask(ReadSettings())).windows, event_type)
+        return self._plan.window_us(answer_or_raise(self._ask(ReadSettings())).windows, event_type)
 
     def set(self, window: Duration | None, *, event_type: str = "", existing: bool = False) -> None:
         """Store a window (`"24h"`, a preset, `"off"`; `None` removes it). In force everywhere within 10 s.
 
         Records that are there keep their expiry, unless `existing`.
         """
-        reachable(self._ask(self._asking.window(event_type, window, existing=existing)))
+        answer_or_raise(self._ask(self._asking.window(event_type, window, existing=existing)))
         self._changed()
 
     def list(self) -> dict[str, int]:
@@ -277,14 +280,14 @@ class AsyncWindows:
 
     async def get(self, event_type: str = "") -> int:
         """The window in force for an event type, in microseconds; 0: off."""
-        return self._plan.window_us(reachable(await self._ask(ReadSettings())).windows, event_type)
+        return self._plan.window_us(answer_or_raise(await self._ask(ReadSettings())).windows, event_type)
 
     async def set(self, window: Duration | None, *, event_type: str = "", existing: bool = False) -> None:
         """Store a window (`"24h"`, a preset, `"off"`; `None` removes it). In force everywhere within 10 s.
 
         Records that are there keep their expiry, unless `existing`.
         """
-        reachable(await self._ask(self._asking.window(event_type, window, existing=existing)))
+        answer_or_raise(await self._ask(self._asking.window(event_type, window, existing=existing)))
         self._changed()
 
     async def list(self) -> dict[str, int]:

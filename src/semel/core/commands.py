@@ -5,10 +5,11 @@ the driver that runs the flow. `answer = yield from command` is typed: a command
 """
 
 from collections.abc import Callable, Generator
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from semel.errors import StoreError, StoreUnavailable
 from semel.types import (
     Absent,
     Busy,
@@ -342,3 +343,15 @@ class Pause(Command[bool], frozen=True, gc=False):
     tries: int
     owner: bytes = b""
     wait_s: float = 0.0
+
+
+def answer_or_raise(answer: T | Unavailable) -> T:
+    """Return the answer. Raises `StoreError` where the store gave none."""
+    return raise_unavailable(answer) if isinstance(answer, Unavailable) else answer
+
+
+def raise_unavailable(answer: Unavailable) -> NoReturn:
+    """Raise what kept the store from answering, as a `StoreError`."""
+    if isinstance(answer.error, StoreError):
+        raise answer.error
+    raise StoreUnavailable(str(answer.error)) from answer.error

@@ -14,7 +14,7 @@ quick; what it raises is logged once and never reaches the caller. Where nobody 
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -61,6 +61,14 @@ was under way; its key was used with another payload."""
 
 class HookEvent(Struct, frozen=True):
     """Anything that happens."""
+
+    name: ClassVar[str] = ""
+    """How logs and the history name it. It leaves the process, so it stays when a class is renamed."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__.removesuffix("Event").lower()
 
 
 class DeliveryEvent(HookEvent, frozen=True):
@@ -169,6 +177,8 @@ class Expired(DeliveryEvent, frozen=True):
 
 class LateArrivalEvent(DeliveryEvent, frozen=True):
     """The event is older than what is remembered."""
+
+    name: ClassVar[str] = "late"
 
     age_s: float = 0.0
 

@@ -1,35 +1,72 @@
 """Records as people and programs read them: rows, pages and JSON documents."""
 
+import re
 import time
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
-from semel.cli.output import duration_text, local_time
 from semel.codec import decode, decode_error, reason_in
 from semel.errors import RecordCorrupt
-from semel.observe.audit import is_damaged
 from semel.observe.packed_limits import check_packed
+from semel.runtime.audit import is_damaged
 from semel.types import FOREVER, Record
 from semel.windows import exact_text
 
 __all__ = [
     "SCREEN_HEADERS",
     "document",
+    "duration_text",
     "error_of",
     "exact_text",
     "lines",
+    "local_time",
     "now_us",
     "readable",
+    "redacted",
     "row",
     "screen_row",
     "summary",
 ]
 
 SCREEN_HEADERS = ("KEY", "CONSUMER", "STATE", "TRY", "FIRST SEEN", "AGE", "EXPIRES", "TENANT")
+_PASSWORD = re.compile(r"(://[^\s/@:?#'\"]*:)(?:(?!://)[^\s'\"?#])*@")
+"""Up to the last `@` before a query: people write passwords with `@` and `/` unescaped."""
+_SECRET_OPTION = re.compile(
+    r"((?:[?&]|%26|%3F)[\w.-]*(?:password|passwd|pwd|secret|token|api_?key|apikey|signature|sig|credential)=)[^\s&#'\"]+",
+    re.IGNORECASE,
+)
+"""`%26`: in a URL within a URL."""
+_UNITS = (("d", 86400 * 10**6), ("h", 3600 * 10**6), ("m", 60 * 10**6), ("s", 10**6), ("ms", 1000), ("us", 1))
 TEXT_CHARS_MAX = 2000
 """A longer value is cut on the screen; `--json` has all of it."""
+
+
+def redacted(text: str) -> str:
+    """The text with `***` for the passwords in its URLs."""
+    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1***@", text))
+
+
+def local_time(at_us: int, timespec: str = "milliseconds") -> str:
+    """An instant of the store's clock as local time in ISO form."""
+    try:
+        return datetime.fromtimestamp(at_us / 1e6).astimezone().isoformat(timespec=timespec)
+    except (OverflowError, OSError, ValueError):
+        return f"{at_us}us"
+
+
+def duration_text(us: int) -> str:
+    """A duration in its two largest units: `24h`, `1d2h`, `1m30s`, `250ms`."""
+    parts: list[str] = []
+    sign, left = "-" if us < 0 else "", abs(us)
+    for unit, size in _UNITS:
+        if left >= size and (not parts or unit not in ("ms", "us")):
+            parts.append(f"{left // size}{unit}")
+            left %= size
+        if len(parts) == 2:  # noqa: PLR2004 - two units say enough
+            break
+    return sign + "".join(parts) if parts else "0s"
 
 
 def now_us() -> int:

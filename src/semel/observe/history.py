@@ -109,7 +109,7 @@ def _line(event: Any, now: datetime, *, hashed: bool) -> HistoryLine:
     error = getattr(event, "error", None)
     return HistoryLine(
         at_us=round(now.timestamp() * 1e6),
-        event=type(event).__name__.lower(),
+        event=event.name,
         consumer=event.consumer,
         key=hashed_key(event.tenant, event.consumer, event.key) if hashed else event.key,
         tenant=event.tenant,

@@ -57,7 +57,7 @@ class LogHook:
         level = _LEVELS.get(type(happening), logging.DEBUG)
         if not self._logger.isEnabledFor(level):
             return
-        name = type(happening).__name__.lower()
+        name = happening.name
         fields = self._fields(happening)
         text = "".join(f" {field}={value}" for field, value in fields.items())
         self._logger.log(level, "%s%s", name, text, extra={"event": name, "semel": fields})

@@ -4,7 +4,7 @@ from pathlib import Path
 
 __all__ = ["install_command"]
 
-_SOURCE = Path(__file__).resolve().parents[1]
+_SOURCE = Path(__file__).resolve().parents[2]
 
 
 def install_command(extra: str) -> str:

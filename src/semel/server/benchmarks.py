@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from semel.client.items import reachable
 from semel.codec import decode, encode
-from semel.core.commands import Admit, Answer, Claim, Forget, Granted, Item, Lookup, Settle
+from semel.core.commands import Admit, Answer, Claim, Forget, Granted, Item, Lookup, Settle, answer_or_raise
 from semel.errors import RecordCorrupt, StoreError
 from semel.runtime.process import new_owner
 from semel.types import Id, Record
@@ -58,20 +57,20 @@ class Result(msgspec.Struct, frozen=True):
 
 def keep(document: dict[str, Any]) -> Asking:
     """Store a result in place of the oldest. Raises `StoreError` where every place is being written to."""
-    reachable((yield Admit(TENANT, CONSUMER, "lease")))
+    answer_or_raise((yield Admit(TENANT, CONSUMER, "lease")))
     found: list[tuple[int, Id, Record | None]] = []
     for lookup in LOOKUPS:
-        record = reachable((yield lookup))
+        record = answer_or_raise((yield lookup))
         is_done = isinstance(record, Record) and record.state == "done"
         found.append((record.settled_at, lookup.id, record) if is_done else (0, lookup.id, None))
     for _, place, oldest in sorted(found, key=lambda each: each[:2]):
         if oldest is not None:
-            reachable((yield Forget(place, fence=oldest.fence)))
+            answer_or_raise((yield Forget(place, fence=oldest.fence)))
         owner = new_owner()
-        granted = reachable((yield Claim(place, owner, LEASE_US, FOREVER_US)))
+        granted = answer_or_raise((yield Claim(place, owner, LEASE_US, FOREVER_US)))
         if isinstance(granted, Granted):
             value = encode(document)
-            reachable((yield Settle(place, owner, granted.fence, "done", value, FOREVER_US, LEASE_US)))
+            answer_or_raise((yield Settle(place, owner, granted.fence, "done", value, FOREVER_US, LEASE_US)))
             return
     raise StoreError("the result could not be stored: others are being written; try again")
 
@@ -80,7 +79,7 @@ def results(answers: Iterable[Answer]) -> list[Result]:
     """The results among the answers to `LOOKUPS`, the newest first. Raises `StoreUnavailable`."""
     found: list[Result] = []
     for answer in answers:
-        record = reachable(answer)
+        record = answer_or_raise(answer)
         if isinstance(record, Record) and record.state == "done" and record.value is not None:
             try:
                 result = msgspec.convert(decode(record.value), Result)

@@ -18,10 +18,10 @@ from prometheus_client import (
 from semel.core.commands import Admit, Answer, Claim, Count, Granted, Item, Mark, Marked, Renew, Scan, Settle
 from semel.core.protocols import AsyncStore, HasAsyncTwin, Store
 from semel.errors import PolicyInvalid, RecordCorrupt, SemelError, StoreError, StoreUnavailable, UsageError
-from semel.observe import audit
 from semel.observe.events import ClaimedEvent, Hook, HookEvent, Hooks
 from semel.observe.instrument import claimed, marked, settled
 from semel.observe.prometheus import PrometheusHook
+from semel.runtime import audit
 from semel.runtime.engine import Runtime
 from semel.server import sessions, tokens
 from semel.server.auth import Caller, permit

@@ -8,9 +8,8 @@ import hashlib
 import re
 import secrets
 
-from semel.client.items import reachable
 from semel.codec import decode
-from semel.core.commands import Forget, Lookup
+from semel.core.commands import Forget, Lookup, answer_or_raise
 from semel.errors import RecordCorrupt
 from semel.server.tokens import TENANT, Asking, keep
 from semel.types import Id, Record
@@ -32,7 +31,7 @@ def start(token_id: str) -> Asking:
 
 def find(text: str) -> Asking:
     """The id of the token that a session stands for, or `None`."""
-    record = reachable((yield Lookup(_place(text))))
+    record = answer_or_raise((yield Lookup(_place(text))))
     if not isinstance(record, Record) or record.state != "done" or record.value is None:
         return None
     try:
@@ -44,7 +43,7 @@ def find(text: str) -> Asking:
 
 def end(text: str) -> Asking:
     """Log out."""
-    reachable((yield Forget(_place(text))))
+    answer_or_raise((yield Forget(_place(text))))
 
 
 def _place(text: str) -> Id:

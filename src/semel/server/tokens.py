@@ -16,12 +16,22 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from semel.client.items import reachable
 from semel.codec import decode, encode
-from semel.core.commands import Admit, Claim, Forget, Granted, Item, Lookup, Page, Scan, Settle
+from semel.core.commands import (
+    Admit,
+    Claim,
+    Forget,
+    Granted,
+    Item,
+    Lookup,
+    Page,
+    Scan,
+    Settle,
+    answer_or_raise,
+)
 from semel.errors import KeyInvalid, RecordCorrupt, StoreError
 from semel.keys.limits import check_consumer
-from semel.observe import audit
+from semel.runtime import audit
 from semel.runtime.process import new_owner
 from semel.types import Absent, Forgotten, Id, Record
 
@@ -159,7 +169,7 @@ def rotate(
 
 def were_made() -> Asking:
     """Whether this store has ever had a token."""
-    if not isinstance(reachable((yield Lookup(MARKER))), Absent):
+    if not isinstance(answer_or_raise((yield Lookup(MARKER))), Absent):
         return True
     if (yield from tokens()):  # made before there was a marker
         yield from _close()
@@ -169,11 +179,11 @@ def were_made() -> Asking:
 
 def lookup(token_id: str) -> Asking:
     """The token of that id, or `None`."""
-    record = reachable((yield Lookup(_place(token_id))))
+    record = answer_or_raise((yield Lookup(_place(token_id))))
     token = None if isinstance(record, Absent) else _token(record)
     if token is None:
         return None
-    retired = reachable((yield Lookup((TENANT, RETIRED, token_id))))
+    retired = answer_or_raise((yield Lookup((TENANT, RETIRED, token_id))))
     return token if isinstance(retired, Absent) else _shortened(token, retired)
 
 
@@ -193,11 +203,11 @@ def last_uses() -> Asking:
 def note_use(token_id: str, now_us: int) -> Asking:
     """Write that a token is in use, unless any instance did so within the last minute."""
     place = (TENANT, USED, token_id)
-    record = reachable((yield Lookup(place)))
+    record = answer_or_raise((yield Lookup(place)))
     if isinstance(record, Record):
         if now_us - record.settled_at < USE_EVERY_US:
             return
-        reachable((yield Forget(place, fence=record.fence)))
+        answer_or_raise((yield Forget(place, fence=record.fence)))
     yield from keep(place, lambda _: None, FOREVER_US)
 
 
@@ -209,31 +219,31 @@ def revoke(token_id: str, actor: str | None = None) -> Asking:
     yield from audit.note(
         token.tenant or "", "token revoke", actor or audit.whoami(), token=token_id, name=token.name
     )
-    found = isinstance(reachable((yield Forget(_place(token_id)))), Forgotten)
+    found = isinstance(answer_or_raise((yield Forget(_place(token_id)))), Forgotten)
     for consumer in (RETIRED, USED):
-        reachable((yield Forget((TENANT, consumer, token_id))))
+        answer_or_raise((yield Forget((TENANT, consumer, token_id))))
     return found
 
 
 def keep(place: Id, value: Callable[[int], Any], window_us: int) -> Asking:
     """Store a value in a new record; it is made with the store's time, and returned."""
     owner = new_owner()
-    reachable((yield Admit(place[0], place[1], "lease")))
-    granted = reachable((yield Claim(place, owner, LEASE_US, window_us)))
+    answer_or_raise((yield Admit(place[0], place[1], "lease")))
+    granted = answer_or_raise((yield Claim(place, owner, LEASE_US, window_us)))
     if not isinstance(granted, Granted):
         raise StoreError("it could not be stored; try again")
     made = value(granted.first_seen)
     encoded = encode(msgspec.to_builtins(made))
-    reachable((yield Settle(place, owner, granted.fence, "done", encoded, window_us, LEASE_US)))
+    answer_or_raise((yield Settle(place, owner, granted.fence, "done", encoded, window_us, LEASE_US)))
     return made
 
 
 def _close() -> Asking:
     """Mark the store as one that has had a token, before it has it."""
-    if isinstance(reachable((yield Lookup(MARKER))), Absent):
+    if isinstance(answer_or_raise((yield Lookup(MARKER))), Absent):
         with suppress(StoreError):  # another one marks it at the same time
             yield from keep(MARKER, lambda _: None, FOREVER_US)
-        if isinstance(reachable((yield Lookup(MARKER))), Absent):
+        if isinstance(answer_or_raise((yield Lookup(MARKER))), Absent):
             raise StoreError("the store could not be closed, so no token was made; try again")
 
 
@@ -241,7 +251,7 @@ def _records(consumer: str) -> Asking:
     found: list[Record] = []
     cursor: str | None = None
     while True:
-        page: Page = reachable((yield Scan(TENANT, consumer, "done", cursor=cursor, limit=PAGE)))
+        page: Page = answer_or_raise((yield Scan(TENANT, consumer, "done", cursor=cursor, limit=PAGE)))
         found += page.records
         cursor = page.cursor
         if cursor is None:

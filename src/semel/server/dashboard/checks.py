@@ -8,16 +8,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from semel.cli.output import redacted
 from semel.core.commands import Page, Scan
 from semel.core.protocols import AsyncStore, Store
-from semel.observe import audit
 from semel.observe.doctor import Finding, examine
 from semel.observe.explain import Explanation
 from semel.observe.explain import explain as explained
+from semel.observe.formatting import redacted
 from semel.observe.guarantees import WINDOWS, Weakness
 from semel.observe.probes import weaknesses
 from semel.observe.window_in_force import WindowInForce
+from semel.runtime import audit
 from semel.server.dashboard.auth import Viewer
 from semel.server.dashboard.state import Dashboard, range_of
 from semel.stores.memory.store import MemoryStore

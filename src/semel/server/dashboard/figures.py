@@ -7,8 +7,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from semel.client.items import reachable
-from semel.core.commands import ReadSettings, StoreSettings
+from semel.core.commands import ReadSettings, StoreSettings, answer_or_raise
 from semel.errors import UsageError
 from semel.observe.advise import Advice, Lags, advise
 from semel.observe.counters import (
@@ -231,7 +230,7 @@ class Figures:
     async def settings(self) -> StoreSettings:
         """The store's windows and modes, semel's own consumers left out."""
         if self._settings is None or self._clock() - self._settings[0] > SETTINGS_LIVE_S:
-            found = reachable((await self._looks.quick((ReadSettings(),)))[0])
+            found = answer_or_raise((await self._looks.quick((ReadSettings(),)))[0])
             modes = {place: mode for place, mode in found.modes.items() if place[0] not in OWN_TENANTS}
             self._settings = (self._clock(), StoreSettings(found.windows, modes, found.ids, found.live_us))
         return self._settings[1]

@@ -9,13 +9,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from semel.client.items import reachable
 from semel.codec import encode
-from semel.core.commands import Forget, Lookup, Page, Resolve, Scan
+from semel.core.commands import Forget, Lookup, Page, Resolve, Scan, answer_or_raise
 from semel.errors import KeyInvalid, StoreUnavailable
 from semel.keys.limits import check as check_key
-from semel.observe import audit
 from semel.observe.formatting import document, now_us, summary
+from semel.runtime import audit
 from semel.server.auth import permit
 from semel.server.dashboard.auth import Viewer, form_of
 from semel.server.dashboard.recent_events import strip
@@ -155,7 +154,7 @@ async def _record(desk: Dashboard, viewer: Viewer, request: Request) -> Record:
     item = Lookup((tenant, request.path_params["consumer"], key))
     permit(viewer.caller, item)
     (answer,) = await desk.looks.quick((item,))
-    record = reachable(answer)
+    record = answer_or_raise(answer)
     if isinstance(record, Absent):
         raise HttpProblem(
             404, "absent", f"no record of {key!a}: it is new, its window is over, or it was forgotten"

@@ -13,8 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from semel.cli.output import duration_text
-from semel.observe.formatting import exact_text
+from semel.observe.formatting import duration_text, exact_text
 
 __all__ = ["Sealed", "asset", "page"]
 

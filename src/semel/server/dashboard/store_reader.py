@@ -7,13 +7,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from semel.client.items import reachable
-from semel.core.commands import Answer, Count, Item, Scan
+from semel.core.commands import Answer, Count, Item, Scan, answer_or_raise
 from semel.errors import StoreUnavailable
-from semel.observe.audit import TENANT as AUDIT
 from semel.observe.rollups import TENANT as ROLLUPS
 from semel.observe.rollups import Asking
 from semel.observe.window_in_force import SAMPLE, WindowInForce, window_in_force
+from semel.runtime.audit import TENANT as AUDIT
 from semel.server.benchmarks import TENANT as BENCHMARKS
 from semel.server.service import Service
 from semel.server.slow_lane import send_to
@@ -75,7 +74,7 @@ class StoreReader:
     async def slow(self, item: Count | Scan) -> Any:
         """List or count. Raises `StoreUnavailable`."""
         answer, _ = await self._service.slow.ask(LANE, item)
-        return reachable(answer)
+        return answer_or_raise(answer)
 
     async def window_in_force(
         self, stored: Mapping[tuple[str, str, str], int], tenant: str, consumer: str

@@ -17,9 +17,9 @@ from semel.core.commands import (
     SetWindow,
     StoreSettings,
 )
-from semel.observe import audit
 from semel.observe.formatting import document as document_of
 from semel.observe.formatting import exact_text, now_us, summary
+from semel.runtime import audit
 from semel.server.openapi import Document
 from semel.server.problems import HttpProblem
 from semel.server.requests import Purging, WindowAsked

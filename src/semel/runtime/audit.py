@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from semel.client.items import reachable
 from semel.codec import decode, encode
 from semel.core.commands import (
     Admit,
@@ -22,6 +21,7 @@ from semel.core.commands import (
     Settle,
     SetWindow,
     SwitchMode,
+    answer_or_raise,
 )
 from semel.core.ids import digest
 from semel.errors import RecordCorrupt, StoreError
@@ -108,12 +108,12 @@ def act_of(item: Item) -> Act | None:
 def note(tenant: str, action: str, actor: str, **details: Any) -> Generator[Item, Any, None]:
     """Write an entry; yields items. Raises `StoreUnavailable`."""
     owner, place = new_owner(), _place(tenant)
-    reachable((yield Admit(TENANT, CONSUMER, "lease")))
-    granted = reachable((yield Claim(place, owner, LEASE_US, KEPT_US)))
+    answer_or_raise((yield Admit(TENANT, CONSUMER, "lease")))
+    granted = answer_or_raise((yield Claim(place, owner, LEASE_US, KEPT_US)))
     if not isinstance(granted, Granted):
         raise StoreError("the audit could not be written, so nothing was changed; try again")
     value = encode({"action": action, "actor": actor, "tenant": tenant, **details})
-    reachable((yield Settle(place, owner, granted.fence, "done", value, KEPT_US, LEASE_US)))
+    answer_or_raise((yield Settle(place, owner, granted.fence, "done", value, KEPT_US, LEASE_US)))
     logging.getLogger("semel").info("audit: %s by %s", action, actor)
 
 
