@@ -172,7 +172,7 @@ def scratch_for(url: str) -> Iterator[Scratch]:
             f"no raw limit is known for {scheme}: stores; bench knows {', '.join(KINDS)}", USAGE
         )
     made: Callable[[str], AbstractContextManager[Scratch]]
-    made = import_module(f"semel.cli.bench.{KINDS[scheme]}").scratch
+    made = import_module(f"semel.cli.bench.raw_{KINDS[scheme]}").scratch
     with made(url) as place:
         yield place
 

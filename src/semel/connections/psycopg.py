@@ -18,7 +18,7 @@ from semel.connections.base import (
 )
 from semel.errors import UsageError
 
-__all__ = ["AsyncPsycopgHandle", "AsyncpgHandle", "PsycopgHandle"]
+__all__ = ["AsyncPsycopgHandle", "PsycopgHandle"]
 
 
 def _require_transaction(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
@@ -86,30 +86,5 @@ class AsyncPsycopgHandle(AsyncCallerConnection):
         await self.require_transaction()
         if _is_idle(self._connection):
             await self.execute(Statement("SELECT 1"))
-        async with self._connection.transaction():
-            yield
-
-
-class AsyncpgHandle(AsyncCallerConnection):
-    """An `asyncpg.Connection`. Without `transaction()` it commits every statement by itself."""
-
-    dialect: Dialect = "postgresql"
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    async def require_transaction(self) -> None:
-        """The driver opens none by itself."""
-        if not self._connection.is_in_transaction():
-            raise no_transaction("open one with connection.transaction()")
-
-    async def execute(self, statement: Statement) -> list[Row]:
-        """The rows as tuples."""
-        return [tuple(row) for row in await self._connection.fetch(statement.text, *statement.parameters)]
-
-    @asynccontextmanager
-    async def savepoint(self) -> AsyncIterator[None]:
-        """A nested `transaction()`."""
-        await self.require_transaction()
         async with self._connection.transaction():
             yield
