@@ -86,6 +86,19 @@ def values_are_never_unpickled(path: str, text: str) -> Iterator[str]:
             yield f"line {node.lineno}: imports {module}, which runs what it reads"
 
 
+def uses_its_own_random_numbers(path: str, text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="random"), attr=name):
+                names = {name}
+            case ast.ImportFrom(module="random", names=imported):
+                names = {alias.name for alias in imported}
+            case _:
+                continue
+        if names - {"Random", "SystemRandom"}:
+            yield f"line {node.lineno}: the program's global generator; use semel.runtime.jitter"
+
+
 def sleeps_nowhere(path: str, text: str) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), 1):
         if SLEEP.search(line):
@@ -119,6 +132,7 @@ SOURCE_RULES: list[Rule] = [
     functions_fit_a_screen,
     durations_carry_their_unit,
     values_are_never_unpickled,
+    uses_its_own_random_numbers,
 ]
 TEST_RULES: list[Rule] = [sleeps_nowhere]
 TREE_RULES: list[Rule] = [no_notes_to_self, speaks_of_no_computer, promises_only_what_is_tested]
@@ -133,6 +147,8 @@ WRONG: list[tuple[Rule, str]] = [
     (durations_carry_their_unit, "class C:\n    timeout: float = 1.0"),
     (values_are_never_unpickled, "import pickle"),
     (values_are_never_unpickled, "def f():\n    from pickle import loads"),
+    (uses_its_own_random_numbers, "import random\nrandom.uniform(0, 1)"),
+    (uses_its_own_random_numbers, "from random import choice"),
     (sleeps_nowhere, "time.sl" + "eep(1)"),
     (sleeps_nowhere, "from time import monotonic, sl" + "eep"),
     (no_notes_to_self, "x = 1  # TO" + "DO: more"),

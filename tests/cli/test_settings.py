@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from semel.cli.app import app
 from semel.observe.formatting import redacted
+from semel.server.settings import Limits, ServeSettings
 from tests.cli.shell import Ended, semel
 
 
@@ -29,10 +31,22 @@ SERVE = {
     "events_lease": "30s",
     "events_table": "events",
     "body_max": 4194304,
-    "value_max": 262144,
+    "value_max": 327680,
+    "answer_max": 8388608,
     "batch_max": 1000,
     "lease_max": "15m",
     "rate": 1000.0,
+    "items_rate": 100000.0,
+    "bytes_rate": 67108864.0,
+    "store_share": 2.0,
+    "scan_share": 0.5,
+    "consumers_max": 1000,
+    "steps_max": 1000,
+    "claims_max": 10000,
+    "connections_max": 2000,
+    "head_wait": "15s",
+    "body_wait": "30s",
+    "write_wait": "30s",
     "drain": "30s",
     "unready": "0s",
     "dashboard": True,
@@ -64,6 +78,25 @@ def test_what_is_for_serve_alone_has_a_table_and_variables_of_its_own(tmp_path: 
     assert settings["serve.drain"] == ("5s", "semel.toml: serve.drain")
     assert settings["serve.persist"][1] == "SEMEL_SERVE_PERSIST_FILE (secret)"
     assert "hunter2" not in str(settings)
+
+
+def test_each_limit_of_the_service_has_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for two that guard the protocol itself."""
+    made: list[ServeSettings] = []
+    monkeypatch.setattr("semel.cli.serve._run", made.append)
+    options = {
+        "body-max": "5000", "value-max": "5001", "answer-max": "5002", "batch-max": "11", "lease-max": "2m",
+        "rate": "12", "items-rate": "13", "bytes-rate": "14", "store-share": "0.15", "scan-share": "0.16",
+        "consumers-max": "17", "steps-max": "18", "claims-max": "19", "connections-max": "20",
+        "head-wait": "21s", "body-wait": "22s", "write-wait": "23s",
+    }  # fmt: skip
+    given = [part for name, value in options.items() for part in (f"--{name}", value)]
+    for arguments in (["serve", *given], ["serve"]):
+        app(arguments, standalone_mode=False)
+    changed, plain = (settings.limits for settings in made)
+    assert plain == Limits()
+    fields = set(Limits.__struct_fields__) - {"lease_min_us", "window_max_us"}
+    assert {name for name in fields if getattr(changed, name) == getattr(plain, name)} == set()
 
 
 @pytest.mark.parametrize(

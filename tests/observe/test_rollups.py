@@ -163,7 +163,7 @@ def test_of_a_hundred_processes_none_is_overlooked(memory: Fleet) -> None:
 def test_a_reader_goes_on_past_places_that_nobody_took(
     memory: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semel.observe.rollups.random.choice", lambda free: free[-1])
+    monkeypatch.setattr("semel.observe.rollups.jitter.choice", lambda free: free[-1])
     for _ in range(30):
         tally, writer = memory.writer()
         receive(tally)

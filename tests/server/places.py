@@ -32,6 +32,7 @@ WIDE = Limits(
     items_per_s=0,
     bytes_per_s=0,
     store_share=0,
+    scan_share=0,
     live_claims_max=1_000_000,
 )
 """What the contract asks for goes beyond what a caller from outside may."""

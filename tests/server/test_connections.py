@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from semel.core.commands import Admit
@@ -20,6 +20,7 @@ from semel.server.settings import Limits, ServeSettings
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from tests.server.tools import Running, serving, token_for
+from tests.waiting import await_true
 
 
 def test_a_websocket_outlives_the_time_for_a_head(tmp_path: Path) -> None:
@@ -129,3 +130,30 @@ def test_what_was_not_readable_is_shown_as_such(service: Running) -> None:
     for name in ("cursor", "q", "range"):
         params = {"state": "claimed", name: number}
         assert service.client.get("/ui/events", params=params).status_code in (200, 422)
+
+
+@pytest.mark.parametrize("sent", [b"NONSENSE\r\n\r\n", b"GET / HTTP/1.1\r\nhost: a\r\nx: \x00\r\n\r\n"])
+def test_what_is_no_request_is_answered_with_the_headers_of_every_answer(
+    service: Running, sent: bytes
+) -> None:
+    head, _, body = service.raw(sent, hangs_up=True).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"x-content-type-options: nosniff" in head.lower()
+    assert b"urn:semel:malformed" in body
+
+
+def test_connections_beyond_the_limit_are_refused_and_closed(tmp_path: Path) -> None:
+    settings = ServeSettings(
+        auth="none", store=f"sqlite:///{tmp_path}/semel.db", port=0, limits=Limits(connections_max=1)
+    )
+    asked = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    with serving(settings) as running:
+        assert running.client.get("/livez").status_code == 200  # and its connection stays open
+        head, _, body = running.raw(asked, hangs_up=True).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"x-content-type-options: nosniff" in head.lower()
+        assert b"urn:semel:too-many-connections" in body
+        with pytest.raises(InvalidStatus), connect(f"ws://127.0.0.1:{running.port}/v1/events"):
+            pass
+        running.client.close()
+        assert await_true(lambda: running.raw(asked).startswith(b"HTTP/1.1 200 "))

@@ -5,7 +5,9 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,9 +22,10 @@ from semel.errors import RecordCorrupt
 from semel.observe.events import Hooks
 from semel.observe.formatting import readable
 from semel.observe.packed_limits import HASHED_MAX, check_packed
+from semel.runtime.channel import Coalescer
 from semel.runtime.process import new_owner
 from semel.server.auth import Caller
-from semel.server.limits import Costs, LiveClaims
+from semel.server.limits import PAYER, Costs, LiveClaims
 from semel.server.problems import HttpProblem
 from semel.server.settings import Limits, ServeSettings
 from semel.server.slow_lane import SlowLane
@@ -30,7 +33,7 @@ from semel.stores.http.store import HttpStore
 from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.types import Record, Unavailable
-from tests.server.tools import Running, serving, token_for
+from tests.server.tools import Running, serving, session_of, token_for
 from tests.waiting import await_true
 
 DAY_US = 86400 * 10**6
@@ -271,20 +274,92 @@ def test_claims_go_on_while_a_count_runs(tmp_path: Path) -> None:
 
 def test_what_was_spent_is_paid_back_with_time_by_the_tenant() -> None:
     now = [0.0]
-    costs = Costs(Limits(items_per_s=10, bytes_per_s=1000, store_share=0.5), lambda: now[0])
+    limits = Limits(items_per_s=10, bytes_per_s=1000, store_share=0.5, scan_share=0.5)
+    costs = Costs(limits, lambda: now[0])
     mine, same, other = (
         Caller("token a", "t1", "write"),
         Caller("token b", "t1", "read"),
         Caller("token c", "t2", "read"),
     )
-    for spent in ({"items": 30}, {"size_bytes": 3000}, {"store_s": 1.5}):
+    PAYER.set(mine)
+    spendings: list[Callable[[], None]] = [
+        lambda: costs.charge(mine, items=30),
+        lambda: costs.charge(mine, size_bytes=3000),
+        lambda: costs.charge_store(1.5),
+        lambda: costs.charge_scan(1.5),
+    ]
+    for spend in spendings:
         costs.check(mine)
-        costs.charge(mine, **spent)
+        spend()
         with pytest.raises(HttpProblem, match="too many") as refused:
             costs.check(same)
         assert (refused.value.status, int(refused.value.headers["Retry-After"])) == (429, 2)
         costs.check(other)
         now[0] += 10
+    PAYER.set(None)
+    costs.charge_store(100)  # nobody's request
+
+
+class SlowSqlite(SqliteStore):
+    """Each batch with an item of the tenant `loud` takes a while."""
+
+    _hurry = threading.Event()
+
+    def send(self, items: Any, /) -> Any:
+        if any("loud" in (getattr(item, "tenant", ""), *getattr(item, "id", ())) for item in items):
+            self._hurry.wait(0.05)
+        return super().send(items)
+
+
+@pytest.mark.parametrize("ask", ["claims", "items", "events", "dashboard"])
+def test_the_store_time_of_every_request_is_charged_to_its_tenant(tmp_path: Path, ask: str) -> None:
+    store = opened(SlowSqlite(tmp_path / "semel.db"))
+    (loud, _), (quiet, _) = token_for(store, "loud", "admin"), token_for(store, "quiet", "admin")
+    limits = Limits(store_share=0.001)  # which is 1 s of the store at once
+    settings = ServeSettings(store=url(tmp_path), port=0, limits=limits)
+    with serving(settings, loud, store=store) as running:
+        lookups = [{"type": "lookup", "id": ["", "c", key]} for key in "ab"]
+        page = {"cookie": f"semel_session={session_of(running, loud)}"}
+        asking: dict[str, Callable[[], Any]] = {
+            "claims": lambda: running.post("/v1/claims", {"consumer": "c", "claims": [{"key": "k"}]}),
+            "items": lambda: running.post("/v1/items", lookups),
+            "events": lambda: running.post("/v1/events", {"id": "1"}),
+            "dashboard": lambda: running.client.get("/ui/events?q=k", headers=page),
+        }
+        statuses = [asking[ask]().status_code for _ in range(40)]
+        assert statuses[:3] == [200] * 3
+        assert 429 in statuses
+        calm = Running(running.address, quiet)
+        assert calm.claim("k")["outcome"] == "claimed"
+        calm.client.close()
+
+
+@pytest.mark.anyio
+async def test_the_time_of_a_shared_batch_is_divided_by_its_items() -> None:
+    store = Stuck()
+    store.open()
+    channel = Coalescer(store)
+    paid: dict[int, float] = {}
+    count_of_caller: ContextVar[int] = ContextVar("count_of_caller")
+    channel.on_store_time = lambda took_s: paid.update({count_of_caller.get(): took_s})
+
+    async def ask(*items: Any) -> None:
+        count_of_caller.set(len(items))
+        await channel.asend(items)
+
+    lookups = [Lookup(("", "c", str(at))) for at in range(40)]
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ask(Count("t")))
+            await asyncio.to_thread(store.counting.wait, 30)
+            group.create_task(ask(*lookups[:30]))
+            group.create_task(ask(*lookups[30:]))
+            await asyncio.sleep(0)  # both are queued while the first batch is under way
+            store.let_go.set()
+    finally:
+        channel.close()
+    assert paid[30] == pytest.approx(3 * paid[10])
+    assert 0 < paid[30] + paid[10] < 30
 
 
 def test_a_tenant_that_costs_too_much_waits_and_another_does_not(tmp_path: Path) -> None:

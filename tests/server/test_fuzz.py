@@ -23,7 +23,7 @@ REQUESTS = int(os.environ.get("SEMEL_FUZZ_REQUESTS", "20000"))
 ALL_AT_ONCE = 8
 UNAVAILABLE = (503,)
 """The one status of its kind that a caller can meet: the service says when to ask again."""
-LIMITS = Limits(rate_per_s=0, items_per_s=0, bytes_per_s=0, store_share=0)
+LIMITS = Limits(rate_per_s=0, items_per_s=0, bytes_per_s=0, store_share=0, scan_share=0)
 KINDS = ("application/json", "application/vnd.semel.items.v1+json", "application/vnd.semel.items.v1+msgpack",
          "application/cloudevents+json", "application/cloudevents-batch+json", "application/x-www-form-urlencoded",
          "text/plain", "")  # fmt: skip

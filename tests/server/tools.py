@@ -103,9 +103,9 @@ def session_of(running: Running, token: str) -> str:
 
 
 @contextmanager
-def serving(settings: ServeSettings, token: str = "") -> Iterator[Running]:
-    """The service in a thread, as `semel serve` runs it but for the signals."""
-    app = create_app(settings)
+def serving(settings: ServeSettings, token: str = "", store: Store | None = None) -> Iterator[Running]:
+    """The service in a thread, as `semel serve` runs it but for the signals; `store` instead of the settings' one."""
+    app = create_app(settings, store=store)
     told: list[str] = []
     up = threading.Event()
 

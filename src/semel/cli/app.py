@@ -31,7 +31,8 @@ from semel.cli.options import (
 from semel.cli.outbox import outbox, relay
 from semel.cli.output import print_json, print_rows
 from semel.cli.records import forget, history, list_records, resolve, show
-from semel.cli.serve import serve, token
+from semel.cli.serve import serve
+from semel.cli.tokens import token
 from semel.observe.formatting import redacted
 
 __all__ = ["app", "config"]

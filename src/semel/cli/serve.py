@@ -6,44 +6,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from semel.cli.help import App
-from semel.cli.options import (
-    JsonOption,
-    StoreOption,
-    TenantOption,
-    YesOption,
-    parse_duration_us,
-    serve_options,
-    settings_for,
-    text,
-)
-from semel.cli.output import (
-    BAD_CONFIGURATION,
-    NOT_FOUND,
-    OK,
-    USAGE,
-    CommandExit,
-    confirm,
-    print_json,
-    print_rows,
-    say,
-)
-from semel.cli.store_access import StoreAccess, opened
-from semel.observe.formatting import duration_text, local_time, now_us, redacted
+from semel.cli.options import StoreOption, serve_options, settings_for, size_text, text
+from semel.cli.output import BAD_CONFIGURATION, OK, CommandExit, say
+from semel.observe.formatting import duration_text, redacted
 from semel.runtime.extras import install_command
-from semel.server import tokens
-from semel.server.tokens import Role, Token
+from semel.server.settings import Limits, ServeSettings
 from semel.windows import duration_us
 
-__all__ = ["serve", "token"]
+__all__ = ["serve"]
 
 if TYPE_CHECKING:
+    from semel.cli.settings import ServeOptions
     from semel.server.service import Service
-    from semel.server.settings import ServeSettings
 
 
 NEEDED = ("fastapi", "jinja2", "uvicorn", "websockets", "prometheus_client")
 """What the extra `server` installs beside the command line's own."""
+DEFAULT = Limits()
 
 
 def _option(name: str, metavar: str, about: str, default: object = None, **more: Any) -> Any:
@@ -99,18 +78,104 @@ EventsLease = Annotated[
 EventsTable = Annotated[
     str | None, _option("events-table", "NAME", "The table that they are written into.", "events")
 ]
-BodyMax = Annotated[int | None, _option("body-max", "BYTES", "The longest request.", "4 MiB")]
+BodyMax = Annotated[
+    int | None, _option("body-max", "BYTES", "The longest request.", size_text(DEFAULT.body_bytes_max))
+]
 ValueMax = Annotated[
-    int | None, _option("value-max", "BYTES", "The largest value or event, up to 1 MiB.", "320 KiB")
+    int | None,
+    _option(
+        "value-max",
+        "BYTES",
+        "The largest value or event, up to 1 MiB.",
+        size_text(DEFAULT.value_bytes_max),
+    ),
+]
+AnswerMax = Annotated[
+    int | None,
+    _option(
+        "answer-max", "BYTES", "The most stored values in an answer.", size_text(DEFAULT.answer_bytes_max)
+    ),
 ]
 BatchMax = Annotated[
-    int | None, _option("batch-max", "N", "The most items, claims or events in a request.", 1000)
+    int | None,
+    _option("batch-max", "N", "The most items, claims or events in a request.", DEFAULT.batch_items_max),
 ]
 LeaseMax = Annotated[
-    str | None, _option("lease-max", "DURATION", "The longest lease that is granted.", "15m")
+    str | None,
+    _option(
+        "lease-max", "DURATION", "The longest lease that is granted.", duration_text(DEFAULT.lease_max_us)
+    ),
 ]
 Rate = Annotated[
-    float | None, _option("rate", "N", "Requests per second of one token; 0: no bound.", 1000, min=0)
+    float | None,
+    _option("rate", "N", "Requests per second of one token; 0: no bound.", f"{DEFAULT.rate_per_s:g}", min=0),
+]
+ItemsRate = Annotated[
+    float | None,
+    _option(
+        "items-rate",
+        "N",
+        "Items, claims and events per second of one tenant; 0: no bound.",
+        f"{DEFAULT.items_per_s:.0f}",
+        min=0,
+    ),
+]
+BytesRate = Annotated[
+    float | None,
+    _option(
+        "bytes-rate",
+        "BYTES",
+        "Sent and received per second by one tenant; 0: no bound.",
+        size_text(round(DEFAULT.bytes_per_s)),
+        min=0,
+    ),
+]
+StoreShare = Annotated[
+    float | None,
+    _option(
+        "store-share",
+        "SECONDS",
+        "Of the store's time, per second, for one tenant's requests; 0: no bound.",
+        f"{DEFAULT.store_share:g}",
+        min=0,
+    ),
+]
+ScanShare = Annotated[
+    float | None,
+    _option(
+        "scan-share",
+        "SECONDS",
+        "The same for its counts and scans alone; 0: no bound.",
+        f"{DEFAULT.scan_share:g}",
+        min=0,
+    ),
+]
+ConsumersMax = Annotated[
+    int | None,
+    _option(
+        "consumers-max", "N", "The most consumers, and stored windows, of a tenant.", DEFAULT.consumers_max
+    ),
+]
+StepsMax = Annotated[int | None, _option("steps-max", "N", "The most steps of a record.", DEFAULT.steps_max)]
+ClaimsMax = Annotated[
+    int | None,
+    _option("claims-max", "N", "The most claims that one token holds at a time.", DEFAULT.live_claims_max),
+]
+ConnectionsMax = Annotated[
+    int | None,
+    _option("connections-max", "N", "The most connections at a time.", DEFAULT.connections_max),
+]
+HeadWait = Annotated[
+    str | None,
+    _option("head-wait", "DURATION", "For a request's head to arrive.", f"{DEFAULT.head_wait_s:g}s"),
+]
+BodyWait = Annotated[
+    str | None,
+    _option("body-wait", "DURATION", "For a request's body to arrive.", f"{DEFAULT.body_wait_s:g}s"),
+]
+WriteWait = Annotated[
+    str | None,
+    _option("write-wait", "DURATION", "For a client to read its answer.", f"{DEFAULT.write_wait_s:g}s"),
 ]
 Drain = Annotated[
     str | None,
@@ -143,9 +208,21 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     events_table: EventsTable = None,
     body_max: BodyMax = None,
     value_max: ValueMax = None,
+    answer_max: AnswerMax = None,
     batch_max: BatchMax = None,
     lease_max: LeaseMax = None,
     rate: Rate = None,
+    items_rate: ItemsRate = None,
+    bytes_rate: BytesRate = None,
+    store_share: StoreShare = None,
+    scan_share: ScanShare = None,
+    consumers_max: ConsumersMax = None,
+    steps_max: StepsMax = None,
+    claims_max: ClaimsMax = None,
+    connections_max: ConnectionsMax = None,
+    head_wait: HeadWait = None,
+    body_wait: BodyWait = None,
+    write_wait: WriteWait = None,
     drain: Drain = None,
     unready: Unready = None,
     *,
@@ -158,16 +235,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     """
     flags = {name: value for name, value in locals().items() if name != "store"}
     _be_installed()
-    from semel.server.settings import Limits, ServeSettings
-
     said = serve_options(**flags)
-    limits = Limits(
-        body_bytes_max=said.body_max,
-        value_bytes_max=said.value_max,
-        batch_items_max=said.batch_max,
-        lease_max_us=duration_us(said.lease_max),
-        rate_per_s=said.rate,
-    )
     settings = ServeSettings(
         store=settings_for(store=store).store,
         host=said.host,
@@ -187,12 +255,34 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
         sink=said.sink,
         persist=said.persist,
         dashboard=said.dashboard,
-        limits=limits,
+        limits=_limits(said),
     )
     return _run(settings)
 
 
-def _run(settings: "ServeSettings") -> int:
+def _limits(said: "ServeOptions") -> Limits:
+    return Limits(
+        body_bytes_max=said.body_max,
+        value_bytes_max=said.value_max,
+        answer_bytes_max=said.answer_max,
+        batch_items_max=said.batch_max,
+        lease_max_us=duration_us(said.lease_max),
+        rate_per_s=said.rate,
+        items_per_s=said.items_rate,
+        bytes_per_s=said.bytes_rate,
+        store_share=said.store_share,
+        scan_share=said.scan_share,
+        consumers_max=said.consumers_max,
+        steps_max=said.steps_max,
+        live_claims_max=said.claims_max,
+        connections_max=said.connections_max,
+        head_wait_s=_seconds(said.head_wait),
+        body_wait_s=_seconds(said.body_wait),
+        write_wait_s=_seconds(said.write_wait),
+    )
+
+
+def _run(settings: ServeSettings) -> int:
     from semel.server.app import create_app
     from semel.server.serving import serve as listen_and_serve
 
@@ -235,156 +325,3 @@ def _be_installed() -> None:
             f"the service needs {', '.join(missing)}; install the extra: {install_command('server')}",
             BAD_CONFIGURATION,
         )
-
-
-token: App = App()
-
-TokenId = Annotated[str, typer.Argument(metavar="ID", help="As `semel token list` shows it.", callback=text)]
-ExpiresOption = Annotated[
-    int | None,
-    typer.Option(
-        "--expires",
-        metavar="DURATION",
-        parser=parse_duration_us,
-        help="How long it is valid, such as 90d.",
-        show_default="until revoked",
-    ),
-]
-AllOption = Annotated[bool, typer.Option("--all-tenants", help="It may act for every tenant.")]
-
-
-@token.command("create")
-def create_token(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Who gets it, for people.", callback=text)],
-    role: Annotated[Role, typer.Option("--role", help="What it may do.")] = "write",
-    store: StoreOption = None,
-    tenant: TenantOption = None,
-    expires: ExpiresOption = None,
-    *,
-    all_tenants: AllOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a token for the service and print it, once: only its digest is kept.
-
-    read: look records up. write: claim, complete and send events. admin: everything of its tenant. Without --tenant
-    it reaches the records of no tenant.
-    """
-    settings = settings_for(store=store, tenant=tenant)
-    if all_tenants and settings.tenant is not None:
-        raise CommandExit("give --tenant or --all-tenants, not both", USAGE)
-    with opened(settings, create=True) as reach:
-        whose = None if all_tenants else settings.tenant or ""
-        made, secret = reach.carry_out(tokens.create(name, whose, role, expires))
-    _print_new(made, secret, as_json=as_json)
-
-
-def _print_new(made: Token, secret: str, *, as_json: bool) -> None:
-    if as_json:
-        print_json({**_shown(made, {}), "token": secret})
-        return
-    until = f", until {local_time(made.expires_at, 'seconds')}" if made.expires_at else ""
-    say(f"Token {made.id} for {made.name!r}, role {made.role}{until}. It is shown once:")
-    print(secret)
-
-
-@token.command("list")
-def list_tokens(store: StoreOption = None, *, as_json: JsonOption = False) -> None:
-    """List the tokens, never their secrets."""
-    with opened(settings_for(store=store)) as reach:
-        found: list[Token] = reach.carry_out(tokens.tokens())
-        used: dict[str, int] = reach.carry_out(tokens.last_uses())
-    if as_json:
-        print_json({"tokens": [_shown(each, used) for each in found]})
-        return
-    if not found:
-        say("There is no token yet: semel token create NAME")
-        return
-    headers = ("ID", "NAME", "ROLE", "TENANT", "CREATED", "EXPIRES", "LAST USED")
-    rows = [
-        (
-            each.id,
-            each.name,
-            each.role,
-            _whose(each),
-            local_time(each.created_at, "seconds"),
-            _expiry(each),
-            local_time(used[each.id], "seconds") if each.id in used else "-",
-        )
-        for each in found
-    ]
-    print_rows(headers, rows)
-
-
-@token.command("rotate")
-def rotate_token(
-    token_id: TokenId,
-    store: StoreOption = None,
-    grace: Annotated[
-        int,
-        typer.Option(
-            "--grace",
-            metavar="DURATION",
-            parser=parse_duration_us,
-            help="How long the old one stays valid.",
-            show_default="24h",
-        ),
-    ] = tokens.GRACE_US,
-    expires: ExpiresOption = None,
-    *,
-    as_json: JsonOption = False,
-) -> None:
-    """Make a new token in place of one, and print it, once: both are valid until the grace period ends.
-
-    It has the same name, role and tenant, and lives as long as the old one was to live unless --expires says otherwise.
-    """
-    with opened(settings_for(store=store)) as reach:
-        found = _found(reach, token_id)
-        made, secret = reach.carry_out(tokens.rotate(found, expires, grace))
-    _print_new(made, secret, as_json=as_json)
-    if not as_json:
-        say(f"The old one, {token_id}, is valid for another {duration_text(grace)}.")
-
-
-@token.command("revoke")
-def revoke_token(
-    token_id: TokenId,
-    store: StoreOption = None,
-    *,
-    yes: YesOption = False,
-) -> None:
-    """Make a token worthless, everywhere within seconds."""
-    with opened(settings_for(store=store)) as reach:
-        found = _found(reach, token_id)
-        confirm(f"Revoke the token of {found.name!r}, role {found.role}?", yes=yes)
-        reach.carry_out(tokens.revoke(token_id))
-    say(f"Revoked the token {token_id} of {found.name!r}; servers refuse it within seconds.")
-
-
-def _found(reach: StoreAccess, token_id: str) -> Token:
-    found: Token | None = reach.carry_out(tokens.lookup(token_id))
-    if found is None:
-        raise CommandExit(f"there is no token {token_id!r}: semel token list", NOT_FOUND)
-    return found
-
-
-def _expiry(each: Token) -> str:
-    if not each.expires_at:
-        return "never"
-    return "over" if each.is_over(now_us()) else local_time(each.expires_at, "seconds")
-
-
-def _shown(each: Token, used: dict[str, int]) -> dict[str, Any]:
-    return {
-        "id": each.id,
-        "name": each.name,
-        "role": each.role,
-        "tenant": each.tenant,
-        "all_tenants": each.tenant is None,
-        "created_at": local_time(each.created_at),
-        "expires_at": local_time(each.expires_at) if each.expires_at else None,
-        "last_used_at": local_time(used[each.id]) if each.id in used else None,
-    }
-
-
-def _whose(each: Token) -> str:
-    return "(all)" if each.tenant is None else each.tenant or "(none)"

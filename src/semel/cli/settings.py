@@ -17,9 +17,10 @@ from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit
 from semel.errors import PolicyInvalid
 from semel.keys.limits import check_consumer
 from semel.policy import LEASE_MAX_S, LEASE_MIN_S
+from semel.server.settings import Limits
 from semel.stores.tiered import url_of
 from semel.types import Mode
-from semel.windows import duration_us, window_us
+from semel.windows import duration_us, exact_text, window_us
 
 __all__ = ["CONFIG_FILE", "DEFAULT", "CliSettings", "ServeOptions", "load"]
 
@@ -36,6 +37,7 @@ SECRET_CHARS_MAX = 64 * 1024
 _NOT_OURS = ("SEMEL_TEST_", "SEMEL_SERVICE_", "SEMEL_PORT_")
 """Set by semel's own tests, and by Kubernetes for a service that is called semel."""
 _NOT_SETTINGS = {"SEMEL_CONFIG", "SEMEL_PORT"}
+LIMITS = Limits()
 _FLAGS = {"source": "--from"}
 """Flags that are not called as their settings are."""
 
@@ -159,16 +161,28 @@ class ServeOptions(Sourced):
     events_key: str = ""
     events_lease: str = "30s"
     events_table: str = "events"
-    body_max: int = 4 * 2**20
-    value_max: int = 256 * 2**10
-    batch_max: int = 1000
-    lease_max: str = "15m"
-    rate: float = 1000.0
+    body_max: int = LIMITS.body_bytes_max
+    value_max: int = LIMITS.value_bytes_max
+    answer_max: int = LIMITS.answer_bytes_max
+    batch_max: int = LIMITS.batch_items_max
+    lease_max: str = exact_text(LIMITS.lease_max_us)
+    rate: float = LIMITS.rate_per_s
+    items_rate: float = LIMITS.items_per_s
+    bytes_rate: float = LIMITS.bytes_per_s
+    store_share: float = LIMITS.store_share
+    scan_share: float = LIMITS.scan_share
+    consumers_max: int = LIMITS.consumers_max
+    steps_max: int = LIMITS.steps_max
+    claims_max: int = LIMITS.live_claims_max
+    connections_max: int = LIMITS.connections_max
+    head_wait: str = f"{LIMITS.head_wait_s:g}s"
+    body_wait: str = f"{LIMITS.body_wait_s:g}s"
+    write_wait: str = f"{LIMITS.write_wait_s:g}s"
     drain: str = "30s"
     unready: str = "0s"
     dashboard: bool = True
 
-    @field_validator("events_lease", "lease_max", "drain", "unready")
+    @field_validator("events_lease", "lease_max", "drain", "unready", "head_wait", "body_wait", "write_wait")
     @classmethod
     def _check_duration(cls, duration: str) -> str:
         if duration != NOT_AT_ALL:

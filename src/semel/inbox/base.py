@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from semel.client.items import ItemBuilder
 from semel.connections import Talk, code_of
 from semel.errors import PayloadMismatch, UsageError
+from semel.runtime.jitter import jitter
 
 __all__ = ["InboxStatements", "Value", "aretry", "is_undone", "retry"]
 
@@ -117,4 +117,4 @@ async def aretry(transaction: Callable[[], Awaitable[T]], *, tries_max: int = TR
 
 def _pause_s(tries: int) -> float:
     """Longer each time, and random, so that those who were in each other's way do not meet again."""
-    return random.uniform(0, min(PAUSE_MAX_S, PAUSE_MIN_S * 2.0 ** min(tries, 16)))  # noqa: S311 - no secret hangs on it
+    return jitter.uniform(0, min(PAUSE_MAX_S, PAUSE_MIN_S * 2.0 ** min(tries, 16)))

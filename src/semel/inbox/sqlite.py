@@ -1,7 +1,6 @@
 """What an inbox says on a connection to SQLite."""
 
 import asyncio
-import random
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from semel.core.ids import digest
 from semel.core.machine import check, differs, standing
 from semel.errors import ModeMismatch, OutcomeUnknown, StillRunning, StoreUnavailable, WrongDatabase
 from semel.inbox.base import InboxStatements, Value
+from semel.runtime.jitter import jitter
 from semel.stores.rows import QUARANTINE, SLIDING, STATE_MASK
 from semel.stores.sqlite import SqliteStore, encoding, locks
 from semel.stores.sqlite.errors import is_busy, translated
@@ -229,7 +229,7 @@ class SqliteInboxStatements(InboxStatements):
                 return
             except Exception as error:  # noqa: BLE001 - drivers wrap it in errors of their own
                 self._wait_or_give_up(error, deadline)
-            yield PauseStep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))  # noqa: S311 - no secret hangs on it
+            yield PauseStep(jitter.uniform(RETRY_MIN_S, RETRY_MAX_S))
 
     def _wait_or_give_up(self, error: Exception, deadline: float) -> None:
         raw = driver_error(error)

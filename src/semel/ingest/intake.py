@@ -11,7 +11,6 @@ when the lease is over and runs it. That is also how a failed attempt is repeate
 import asyncio
 import logging
 import os
-import random
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -40,6 +39,7 @@ from semel.observe.limited_log import LimitedLog
 from semel.policy import ATTEMPTS_LIMIT
 from semel.runtime.context import current
 from semel.runtime.handlers import awaitable
+from semel.runtime.jitter import jitter
 from semel.types import (
     Busy,
     Delivery,
@@ -271,7 +271,7 @@ class Intake:
                 if answer.status != "busy" or self._draining or left_s <= 0:
                     receipt.set_result(answer)
                     return
-                await asyncio.sleep(min(left_s, wait_s * random.uniform(0.5, 1)))  # noqa: S311 - not all at once
+                await asyncio.sleep(min(left_s, wait_s * jitter.uniform(0.5, 1)))  # not all at once
                 wait_s = min(HOLD_MAX_S, wait_s * 2)
         except asyncio.CancelledError:
             if not receipt.done():
@@ -366,7 +366,7 @@ class Intake:
         stuck_s = STUCK_FIRST_S
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._sweep_s * random.uniform(0.7, 1.3)):  # noqa: S311 - not all at once
+                async with asyncio.timeout(self._sweep_s * jitter.uniform(0.7, 1.3)):  # not all at once
                     await self._look.wait()
             self._look.clear()
             begun, finished = 0, self._finished
@@ -388,7 +388,7 @@ class Intake:
         """Start those of these orphans that there are hands for. Returns how many were begun."""
         limit, begun = self._pace.concurrency, 0
         # The other instances see the same ones: not all begin with the first.
-        for record in random.sample(records, len(records)):
+        for record in jitter.sample(records, len(records)):
             if record.key in self._here or self._draining or self._hands.locked() or self._room.locked():
                 continue
             await self._room.acquire()

@@ -8,7 +8,6 @@ app = FastAPI(routes=[WebSocketRoute("/events", Acceptor(intake))])    # instanc
 import asyncio
 import inspect
 import logging
-import random
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from importlib.util import find_spec
@@ -25,6 +24,7 @@ from semel.ingest.intake import TYPE_BYTES_MAX, Event, Intake, IntakeLimits, Rec
 from semel.keys.limits import check as check_key
 from semel.observe.limited_log import OutageLog
 from semel.runtime.extras import install_command
+from semel.runtime.jitter import jitter
 
 __all__ = [
     "Acceptor",
@@ -254,7 +254,7 @@ class Listener:
         fields: Fields | None = None,
         backoff: Backoff | None = None,
         headers: Mapping[str, str] | None = None,
-        chance: Callable[[], float] = random.random,
+        chance: Callable[[], float] = jitter.random,
     ) -> None:
         if not url.startswith(("ws://", "wss://")):
             raise PolicyInvalid("a source is ws://host/path or wss://host/path")

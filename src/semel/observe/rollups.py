@@ -5,7 +5,6 @@ for: written at once, fenced, and written once although it is sent twice. Nobody
 of an hour are `<hour>:0`, `<hour>:1` and so on, and no process takes a higher number than it must.
 """
 
-import random
 from collections.abc import Generator, Iterable, Sequence
 from threading import Event, Lock, Thread
 from typing import Any, TypeAlias
@@ -17,6 +16,7 @@ from semel.core.protocols import AsyncStore, Store
 from semel.errors import SemelError, StoreUnavailable, UsageError
 from semel.observe.counters import CounterHook, MinuteCounts
 from semel.observe.events import HookEvent
+from semel.runtime.jitter import jitter
 from semel.runtime.process import logging, new_owner, restart_after_fork
 from semel.stores.registry import store_for
 from semel.types import Lost, Record, Renewed, Unavailable
@@ -147,7 +147,7 @@ class Writer:
                 if not isinstance(answer, Record) or _is_left(answer, self._tally.now_s):
                     free.append(number)
             at += size
-        return random.choice(free[:SPREAD]) if free else None  # noqa: S311 - no secret hangs on it
+        return jitter.choice(free[:SPREAD]) if free else None
 
 
 def hours(wanted: Iterable[int]) -> Asking:

@@ -1,7 +1,6 @@
 """The outbox in PostgreSQL: whole aggregates to each relay, by advisory locks on shards."""
 
 import asyncio
-import random
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -23,6 +22,7 @@ from semel.outbox.tables import (
     entry_of,
     row_of,
 )
+from semel.runtime.jitter import jitter
 from semel.stores.postgres.errors import translated
 from semel.stores.postgres.pool import CONTEXT, AsyncLine
 from semel.stores.postgres.schema import outbox_channel_of
@@ -175,7 +175,7 @@ class PostgresRows:
         relays = sum(shard == SHARDS for shard, _ in held)
         fair = -(-SHARDS // max(relays, 1))
         if len(self._shards) > fair:
-            surplus = random.sample(sorted(self._shards), len(self._shards) - fair)
+            surplus = jitter.sample(sorted(self._shards), len(self._shards) - fair)
             await self._ask(
                 "SELECT pg_advisory_unlock(%(space)s, s) FROM unnest(%(shards)s::int[]) AS s",
                 space=self._space,
@@ -184,7 +184,7 @@ class PostgresRows:
             self._shards.difference_update(surplus)
         elif len(self._shards) < fair:
             free = sorted(set(range(SHARDS)) - {shard for shard, _ in held})
-            wanted = random.sample(free, min(len(free), fair - len(self._shards)))
+            wanted = jitter.sample(free, min(len(free), fair - len(self._shards)))
             got = await self._ask(
                 "SELECT s, pg_try_advisory_lock(%(space)s, s) FROM unnest(%(shards)s::int[]) AS s",
                 space=self._space,

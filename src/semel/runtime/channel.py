@@ -12,6 +12,7 @@ that nobody waits for any more is released with its attempt given back.
 """
 
 import atexit
+import time
 from collections.abc import Sequence
 from threading import Condition, Lock, Thread, current_thread
 from typing import Any
@@ -26,6 +27,7 @@ from semel.runtime.send_queue import (
     Callback,
     Channel,
     LoopCall,
+    OnStoreTime,
     PendingCall,
     SendQueue,
     closed,
@@ -62,6 +64,7 @@ class Direct:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._closed = False
+        self.on_store_time: OnStoreTime | None = None
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         """Straight through."""
@@ -79,7 +82,13 @@ class Direct:
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
         """Straight through: it never waits."""
-        return self.send(items)
+        if self.on_store_time is None:
+            return self.send(items)
+        began = time.perf_counter()
+        try:
+            return self.send(items)
+        finally:
+            self.on_store_time(time.perf_counter() - began)
 
     def post(self, items: Sequence[Item], done: Callback, /) -> None:
         """Straight through."""
@@ -95,6 +104,7 @@ class Coalescer:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.on_store_time: OnStoreTime | None = None
         self.after_fork()
         restart_after_fork(self)
         _coalescers.add(self)
@@ -143,6 +153,8 @@ class Coalescer:
         except BaseException:
             self._abandon(call)
             raise
+        if self.on_store_time is not None:
+            self.on_store_time(call.store_s)
         return self._result(call)
 
     def post(self, items: Sequence[Item], done: Callback, /) -> None:
@@ -220,8 +232,10 @@ class Coalescer:
             with self._gate:
                 with self._lock:
                     fold = self._queue.take()
+                began = time.perf_counter()
                 answers, error = self._attempt([slot.item for slot in fold.slots])
-            self._deliver(spread(fold, answers, error))
+                took_s = time.perf_counter() - began
+            self._deliver(spread(fold, answers, error, took_s))
 
     def _await_work(self) -> bool:
         """Wait until something is queued; `False` when the flusher is to end."""
@@ -284,6 +298,7 @@ class LoopCoalescer:
 
     def __init__(self, store: AsyncStore) -> None:
         self._store = store
+        self.on_store_time: OnStoreTime | None = None
         self.after_fork()
         restart_after_fork(self)
 
@@ -313,6 +328,8 @@ class LoopCoalescer:
             if not call.left:
                 undo(self, call)
             raise
+        if self.on_store_time is not None:
+            self.on_store_time(call.store_s)
         if call.error is not None:
             undo(self, call)
             raise call.error
@@ -361,8 +378,9 @@ class LoopCoalescer:
         try:
             while self._queue:
                 fold = self._queue.take()
+                began = time.perf_counter()
                 answers, error = await self._attempt([slot.item for slot in fold.slots])
-                for call in spread(fold, answers, error):
+                for call in spread(fold, answers, error, time.perf_counter() - began):
                     if call.abandoned:
                         undo(self, call)
                     elif isinstance(call, LoopCall):

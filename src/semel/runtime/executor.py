@@ -135,9 +135,9 @@ class ExecutorBase:
 
     def pause_s(self, command: Pause) -> float | None:
         """How long to back off; `None` when there is no time left for another try."""
-        from random import random  # seldom needed, and it loads half a dozen modules
+        from semel.runtime.jitter import jitter  # seldom needed, and it loads half a dozen modules
 
-        delay = backoff_s(command.tries) * (0.5 + random() / 2)  # noqa: S311 - jitter, not a secret
+        delay = backoff_s(command.tries) * (0.5 + jitter.random() / 2)
         if command.owner:
             kept = self.keeper.kept.get(command.owner)
             left = kept.deadline - self.steady_s() if kept is not None else 0.0

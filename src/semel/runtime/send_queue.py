@@ -34,10 +34,14 @@ URGENT = frozenset((Settle, Renew))
 """What ends or keeps a claim."""
 
 Callback: TypeAlias = Callable[[list[Answer]], None]
+OnStoreTime: TypeAlias = Callable[[float], None]
 
 
 class Channel(Protocol):
     """How a client reaches its store. Answers are by position; an unreachable store is `Unavailable`."""
+
+    on_store_time: OnStoreTime | None
+    """Called in the context of each `asend` with its part of the store's time, in seconds."""
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         """Wait for the answers, in a thread."""
@@ -62,7 +66,7 @@ class Channel(Protocol):
 class PendingCall:
     """One caller's items under way. `finish` is called once, with all answers or an error."""
 
-    __slots__ = ("abandoned", "answers", "error", "finish", "items", "left")
+    __slots__ = ("abandoned", "answers", "error", "finish", "items", "left", "store_s")
 
     def __init__(self, items: Sequence[Item], finish: Callable[["PendingCall"], None]) -> None:
         self.items: Sequence[Item] = items
@@ -71,6 +75,8 @@ class PendingCall:
         self.error: BaseException | None = None
         self.finish: Callable[[PendingCall], None] = finish
         self.abandoned: bool = False
+        self.store_s: float = 0.0
+        """Its part of the store's time."""
 
 
 def _by_future(_call: "PendingCall") -> None:
@@ -190,8 +196,13 @@ class SendQueue:
         return fold
 
 
-def spread(fold: Fold[Taker], answers: Sequence[Answer], error: BaseException | None) -> list[PendingCall]:
-    """Hand the answers to their takers; returns the calls that now have all of theirs."""
+def spread(
+    fold: Fold[Taker], answers: Sequence[Answer], error: BaseException | None, took_s: float
+) -> list[PendingCall]:
+    """Hand the answers to their takers; returns the calls that now have all of theirs.
+
+    The time of a batch is divided among its items. A call in several batches pays by the last of them.
+    """
     finished: list[PendingCall] = []
     for (call, at), answer in fold.ready:
         call.answers[at] = answer
@@ -212,6 +223,9 @@ def spread(fold: Fold[Taker], answers: Sequence[Answer], error: BaseException | 
             call.left -= 1
             if not call.left:
                 finished.append(call)
+    item_s = took_s / (len(fold.slots) or 1)
+    for call in finished:
+        call.store_s = item_s * len(call.answers)
     return finished
 
 

@@ -3,6 +3,7 @@
 import heapq
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 from semel.core.commands import (
@@ -21,7 +22,7 @@ from semel.server.problems import HttpProblem
 from semel.server.settings import Limits
 from semel.types import Id, Record
 
-__all__ = ["Believed", "Buckets", "Costs", "Growth", "LiveClaims"]
+__all__ = ["PAYER", "Believed", "Buckets", "Costs", "Growth", "LiveClaims"]
 
 BURST = 2.0
 CALLERS_MAX = 10_000
@@ -110,6 +111,10 @@ class LiveClaims:
             held.pop(record_id, None)
 
 
+PAYER: ContextVar[Caller | None] = ContextVar("semel_payer", default=None)
+"""Whose request this is; `None`: nobody's, such as the service's own counts."""
+
+
 class Costs:
     """Counts what was spent; whoever has overdrawn waits until the account is even again.
 
@@ -120,6 +125,7 @@ class Costs:
         self._items = Buckets(limits.items_per_s, clock)
         self._bytes = Buckets(limits.bytes_per_s, clock)
         self._store_s = Buckets(limits.store_share, clock)
+        self._scan_s = Buckets(limits.scan_share, clock)
 
     def check(self, caller: Caller) -> None:
         """Raises `HttpProblem` while the caller's tenant owes something."""
@@ -127,7 +133,8 @@ class Costs:
         for bucket, what in (
             (self._items, "items"),
             (self._bytes, "bytes"),
-            (self._store_s, "time of the store, by counts and scans"),
+            (self._store_s, "seconds of the store's time"),
+            (self._scan_s, "seconds of the store's time, by counts and scans"),
         ):
             wait_s = bucket.wait_s(account)
             if wait_s:
@@ -136,12 +143,24 @@ class Costs:
                     429, "too-costly", f"too many {what} for now; wait, and ask for less", after
                 )
 
-    def charge(self, caller: Caller, *, items: int = 0, size_bytes: int = 0, store_s: float = 0.0) -> None:
+    def charge(self, caller: Caller, *, items: int = 0, size_bytes: int = 0) -> None:
         """Note what the caller's tenant has spent."""
         account = account_of(caller)
         self._items.charge(account, items)
         self._bytes.charge(account, size_bytes)
-        self._store_s.charge(account, store_s)
+
+    def charge_store(self, took_s: float) -> None:
+        """Note the store's time for the request of this context."""
+        payer = PAYER.get()
+        if payer is not None:
+            self._store_s.charge(account_of(payer), took_s)
+
+    def charge_scan(self, took_s: float) -> None:
+        """The same, for a count or a scan."""
+        payer = PAYER.get()
+        if payer is not None:
+            self._store_s.charge(account_of(payer), took_s)
+            self._scan_s.charge(account_of(payer), took_s)
 
 
 def account_of(caller: Caller) -> str:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from semel.errors import StoreError
 from semel.server.auth import ANYBODY, Caller, caller_for
+from semel.server.limits import PAYER
 from semel.server.problems import HttpProblem, unavailable
 from semel.server.service import Service
 from semel.server.settings import is_loopback
@@ -35,7 +36,7 @@ class AuthMiddleware:
             return
         service, began = self.service, time.perf_counter()
         answered, came = Answered(send), CountedBody(receive)
-        caller: Caller | None = None
+        PAYER.set(None)  # this task may have been started by the request before it
         service.metrics.in_flight.inc()
         try:
             _refuse_two_lengths(scope)
@@ -44,7 +45,7 @@ class AuthMiddleware:
                 caller=caller, is_token_valid=partial(self._is_token_valid, scope)
             )
             if caller is not None:
-                service.costs.check(caller)
+                service.start_paying(caller)
             await self.app(scope, came, answered)
         except HttpProblem as problem:
             await _refuse(scope, receive, answered, problem)
@@ -52,8 +53,9 @@ class AuthMiddleware:
             await _refuse(scope, receive, answered, unavailable())
         finally:
             service.metrics.in_flight.dec()
-            if caller is not None:
-                service.costs.charge(caller, size_bytes=came.size_bytes + answered.size_bytes)
+            payer = PAYER.get()
+            if payer is not None:
+                service.costs.charge(payer, size_bytes=came.size_bytes + answered.size_bytes)
             if scope["type"] == "http":
                 route = getattr(scope.get("route"), "path", "other")
                 service.metrics.requests.labels(route, str(answered.status or 499)).inc()

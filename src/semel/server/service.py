@@ -25,7 +25,7 @@ from semel.runtime import audit
 from semel.runtime.engine import Runtime
 from semel.server import sessions, tokens
 from semel.server.auth import Caller, permit
-from semel.server.limits import Believed, Buckets, Costs, Growth, LiveClaims, account_of
+from semel.server.limits import PAYER, Believed, Buckets, Costs, Growth, LiveClaims, account_of
 from semel.server.problems import HttpProblem, problem_of, unavailable
 from semel.server.requests import check, check_event_journal
 from semel.server.settings import ServeSettings, is_loopback
@@ -147,6 +147,7 @@ class Service:
         self._clock = clock
         self._buckets = Buckets(settings.limits.rate_per_s, clock)
         self.costs: Costs = Costs(settings.limits, clock)
+        self.runtime.channel.on_store_time = self.costs.charge_store
         self.slow: SlowLane = SlowLane(
             self.runtime.told, settings.store if store is None else "", told, settings.limits.answer_bytes_max
         )
@@ -251,6 +252,11 @@ class Service:
                 429, "too-fast", "too many requests; slow down, or send more items in each", seconds
             )
 
+    def start_paying(self, caller: Caller) -> None:
+        """Charge the caller's tenant for what this request costs. Raises `HttpProblem` while it owes something."""
+        PAYER.set(caller)
+        self.costs.check(caller)
+
     # --- the store ---
 
     async def ask(self, asking: tokens.Asking) -> Any:
@@ -321,7 +327,7 @@ class Service:
                     answer, took_s = await self.slow.ask(account_of(caller), item)
                 except HttpProblem as problem:
                     answer, took_s = refusal(problem), 0.0
-                self.costs.charge(caller, store_s=took_s)
+                self.costs.charge_scan(took_s)
                 group = [answer]
             else:
                 group = await self.send(_quick_from(items, at))
@@ -363,7 +369,7 @@ class Service:
         if is_independent(items):
             return await self.runtime.channel.asend(items)
         try:
-            return await send_to(self.runtime.told, items)
+            return await send_to(self.runtime.told, items, self.costs.charge_store)
         except StoreUnavailable as error:
             return [Unavailable(error)] * len(items)
         except StoreError:

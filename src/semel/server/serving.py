@@ -5,14 +5,17 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from semel.server.problems import HttpProblem
 from semel.server.service import Service
 from semel.server.settings import ServeSettings
 
@@ -78,6 +81,14 @@ class Patient(H11Protocol):
         cycle.keep_alive = False
         return True
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP request, with the headers that every answer has, and hang up."""
+        response = HttpProblem(400, "malformed", msg, {"Connection": "close"}).response()
+        start = h11.Response(status_code=400, headers=response.raw_headers, reason=b"Bad Request")
+        for event in (start, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing to wait for any more."""
         self._stop_head_timer()
@@ -106,6 +117,34 @@ class Patient(H11Protocol):
         self._head_timer = None
         if self._is_between() and not self.transport.is_closing():
             self.transport.close()
+
+
+class ConnectionLimit:
+    """ASGI middleware: answers 503 on connections beyond the limit, and closes them. WebSockets count too."""
+
+    def __init__(self, app: ASGIApp, connections_max: int) -> None:
+        self.app: ASGIApp = app
+        self.open: Collection[object] = ()
+        """The connections that the server has."""
+        self._connections_max = connections_max
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on, or refuse it."""
+        if scope["type"] == "lifespan" or len(self.open) <= self._connections_max:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
+        else:
+            await _crowded().response()(scope, receive, send)
+
+
+def _crowded() -> HttpProblem:
+    return HttpProblem(
+        503,
+        "too-many-connections",
+        "too many connections at once; send this again, and keep fewer connections open",
+        {"Connection": "close", "Retry-After": "1"},
+    )
 
 
 class Server(uvicorn.Server):
@@ -163,13 +202,13 @@ def server_for(app: FastAPI, settings: ServeSettings, listening: Callable[[str],
     protocol = type(
         "Patient", (Patient,), {"head_wait_s": limits.head_wait_s, "write_wait_s": limits.write_wait_s}
     )
+    limited = ConnectionLimit(app, connections_max(limits.connections_max))
     config = uvicorn.Config(
-        app,
+        limited,
         http=protocol,
         ws="websockets-sansio",
         ws_max_size=limits.body_bytes_max,
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
-        limit_concurrency=connections_max(limits.connections_max),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         ssl_certfile=settings.tls_cert or None,
@@ -180,7 +219,9 @@ def server_for(app: FastAPI, settings: ServeSettings, listening: Callable[[str],
         proxy_headers=False,
         lifespan="on",
     )
-    return Server(config, app.state.service, bound, listening)
+    server = Server(config, app.state.service, bound, listening)
+    limited.open = server.server_state.connections
+    return server
 
 
 def connections_max(wanted: int) -> int:

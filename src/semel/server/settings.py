@@ -39,8 +39,10 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Items, claims and events of one tenant, with a burst of twice as many; 0: no bound. 429."""
     bytes_per_s: float = 64.0 * MIB
     """Sent and received by one tenant, with a burst of twice as many; 0: no bound. 429."""
-    store_share: float = 0.5
-    """Of the time of the store that one tenant's counts and scans may take; 0: no bound. 429."""
+    store_share: float = 2.0
+    """Seconds of the store's time per second that one tenant's requests may take, in parallel; 0: no bound. 429."""
+    scan_share: float = 0.5
+    """The same for its counts and scans alone; 0: no bound. 429."""
     answer_bytes_max: int = 8 * MIB
     """Of the stored values in one answer. What does not fit is refused item by item, to be asked for again: 413."""
     consumers_max: int = 1000
@@ -70,6 +72,7 @@ class Limits(Struct, frozen=True, kw_only=True):
             "items_per_s": (0, 1e9),
             "bytes_per_s": (0, 1e12),
             "store_share": (0, 100),
+            "scan_share": (0, 100),
             "answer_bytes_max": (KIB, 256 * MIB),
             "consumers_max": (1, 1_000_000),
             "steps_max": (1, 1_000_000),

@@ -67,12 +67,14 @@ class Viewer(Struct, frozen=True):
 async def viewer_of(request: Request, service: Service) -> Viewer:
     """Whoever is logged in. Raises `LoginNeeded`, or `HttpProblem` where the store cannot be asked."""
     if not service.needs_token:
+        service.start_paying(ANYBODY)
         return Viewer(ANYBODY, has_token=False)
     token = await service.session(request.cookies.get(COOKIE, ""))
     if token is None:
         raise LoginNeeded
     caller = caller_for(token)
     service.pace(caller.name)
+    service.start_paying(caller)
     return Viewer(caller, has_token=True)
 
 

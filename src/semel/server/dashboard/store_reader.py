@@ -14,6 +14,7 @@ from semel.observe.rollups import Asking
 from semel.observe.window_in_force import SAMPLE, WindowInForce, window_in_force
 from semel.runtime.audit import TENANT as AUDIT
 from semel.server.benchmarks import TENANT as BENCHMARKS
+from semel.server.limits import PAYER, account_of
 from semel.server.service import Service
 from semel.server.slow_lane import send_to
 from semel.server.tokens import TENANT as TOKENS
@@ -32,7 +33,7 @@ COUNTS_MAX = 100
 """Tenants whose counts are remembered."""
 FIRST_COUNT_S = 3.0
 LANE = "dashboard"
-"""Whose turn the pages' counts and lists wait for."""
+"""Whose turn counts wait for that no request asked for."""
 OWN_TENANTS = (TOKENS, ROLLUPS, BENCHMARKS, AUDIT)
 """Semel's own records, which no page shows."""
 
@@ -58,8 +59,9 @@ class StoreReader:
     async def quick(self, items: Sequence[Item]) -> list[Answer]:
         """Look at records by their keys, past the gathering of callers. Raises `StoreUnavailable`."""
         answers: list[Answer] = []
+        store, charge = self._service.runtime.store, self._service.costs.charge_store
         for at in range(0, len(items), ITEMS_MAX):
-            answers += await send_to(self._service.runtime.store, items[at : at + ITEMS_MAX])
+            answers += await send_to(store, items[at : at + ITEMS_MAX], charge)
         return answers
 
     async def ask(self, asking: Asking) -> Any:
@@ -73,7 +75,9 @@ class StoreReader:
 
     async def slow(self, item: Count | Scan) -> Any:
         """List or count. Raises `StoreUnavailable`."""
-        answer, _ = await self._service.slow.ask(LANE, item)
+        payer = PAYER.get()
+        answer, took_s = await self._service.slow.ask(LANE if payer is None else account_of(payer), item)
+        self._service.costs.charge_scan(took_s)
         return answer_or_raise(answer)
 
     async def window_in_force(

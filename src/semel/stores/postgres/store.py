@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Sequence
 from threading import Lock
@@ -14,6 +13,7 @@ from semel.clock import Clock
 from semel.core.commands import Answer, Item, Mark
 from semel.core.protocols import Capabilities, Listener
 from semel.errors import StoreClosed, StoreError, StoreFull, StoreUnavailable
+from semel.runtime.jitter import jitter
 from semel.runtime.process import restart_after_fork
 from semel.stores.postgres.batch import PostgresBatch, Scope, SendCalls, Stage, Talk, stages
 from semel.stores.postgres.errors import is_cut, is_transient, is_unplaced, translated
@@ -481,4 +481,4 @@ class AsyncPostgresStore(_PostgresBase):
 
 
 def _pause(tries: int) -> float:
-    return random.uniform(0, PAUSE_MAX_S) * (tries + 1)  # noqa: S311 - no secret hangs on it
+    return jitter.uniform(0, PAUSE_MAX_S) * (tries + 1)

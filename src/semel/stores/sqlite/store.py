@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import random
 import re
 import sqlite3
 import stat
@@ -18,6 +17,7 @@ from semel.clock import Clock, SystemClock
 from semel.core.commands import Answer, Item
 from semel.core.protocols import Capabilities, Listener
 from semel.errors import PolicyInvalid, StoreClosed, StoreFull, StoreRefused, StoreUnavailable
+from semel.runtime.jitter import jitter
 from semel.stores.sqlite import locks, schema
 from semel.stores.sqlite import schema as sqlite_schema
 from semel.stores.sqlite.batch import FRUGAL, READS, FileState, SqliteBatch
@@ -269,7 +269,7 @@ class SqliteStore:
                 f"another writer{locks.holder_of_lock(self.path)} has held the lock of {self.path}"
                 f" for {self._busy_wait_s:g} s; is it stopped, or in a long transaction?"
             ) from error
-        time.sleep(random.uniform(RETRY_MIN_S, RETRY_MAX_S))  # noqa: S311 - no secret hangs on it
+        time.sleep(jitter.uniform(RETRY_MIN_S, RETRY_MAX_S))
 
     # --- connections ---
 
