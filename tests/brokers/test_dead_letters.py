@@ -10,6 +10,7 @@ import pytest
 import semel
 from semel.brokers import Arrival, Route, Runner
 from semel.testing.broker_contract import Sent
+from tests.audits import audit_entries
 from tests.brokers.places import Made, fifo, kafka, nats, rabbitmq, redis, sqs
 from tests.cli.processes import semel as semel_program
 from tests.cli.processes import warm
@@ -64,6 +65,13 @@ async def scene(made: Made, folder: Path) -> None:
     assert (await dlq("replay", "nonsense", "--store", "sqlite:///a.db"))[0] == 5
     code, said = await dlq("replay", letters["a"]["id"], "--store", "sqlite:///a.db")
     assert (code, "published again" in said) == (0, True)
+    (written,) = audit_entries(f"sqlite:///{folder}/a.db")
+    assert (written.action, written.details["consumer"], written.details["key"]) == (
+        "dlq replay",
+        "billing",
+        "a",
+    )
+    assert (written.details["letter"], "@" in written.actor) == (letters["a"]["id"], True)
     code, listed = await dlq("list", "--json")
     assert [letter["key"] for letter in listed["dead"]] == ["b"], "the other letter stays"
     broken = False

@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 
 from semel import Message
+from tests.audits import audit_entries
 from tests.cli.shell import Ended, Warm, environment, semel
 from tests.outbox.tools import Place
 
@@ -64,6 +65,13 @@ def test_dead_messages_are_listed_shown_retried_and_dropped(place: Place) -> Non
     assert run(place, "outbox", "retry", "--all", "--store", place.url).code == 0
     assert run(place, "outbox", "drop", first, "--store", place.url).code == 2
     assert run(place, "outbox", "drop", first, "--store", place.url, "--yes").code == 0
+    written = audit_entries(place.url)
+    assert [(each.action, each.details["ids"]) for each in written] == [
+        ("outbox retry", second),
+        ("outbox retry", "all that are dead"),
+        ("outbox drop", first),
+    ]
+    assert all("@" in each.actor for each in written)
     printed = relay(place)
     assert [json.loads(line)["id"] for line in printed.out.splitlines()] == [second]
     done = run(place, "outbox", "list", "--store", place.url, "--all", "--json").json()["messages"]

@@ -16,6 +16,7 @@ from semel.cli.options import (
     text,
 )
 from semel.cli.output import NOT_FOUND, USAGE, CommandExit, confirm, print_json, print_rows, say
+from semel.observe.formatting import redacted
 
 if TYPE_CHECKING:
     from semel.brokers.dead_letters import DeadLetter, DeadLetterQueue
@@ -101,7 +102,10 @@ def replay_dead(
     every: Annotated[bool, typer.Option("--all", help="Every dead letter that can be replayed.")] = False,
     yes: YesOption = False,
 ) -> int:
-    """Let dead messages run again: forget the failure, publish the message anew, remove the letter."""
+    """Let dead messages run again: forget the failure, publish the message anew, remove the letter.
+
+    Who did it is written into the audit of the store first.
+    """
     from semel.brokers.dead_letters import replay
     from semel.client.client import aopen
     from semel.errors import UsageError
@@ -120,7 +124,8 @@ def replay_dead(
         )
         for dead in chosen:
             name = settings.consumer or dead.letter.consumer or "consume"
-            mode = _mode_of(settings, name)
+            key = dead.letter.key if new_key is None else new_key
+            mode = _note(settings, name, key=key, letter=dead.id, source=redacted(source))
             async with aopen(settings.store, consumer=name, tenant=settings.tenant or "", mode=mode) as once:
                 try:
                     await replay(graveyard, dead, once, new_key=new_key)
@@ -134,11 +139,12 @@ def replay_dead(
     return 1 if refused else 0
 
 
-def _mode_of(settings: "CliSettings", consumer: str) -> "Mode":
-    """The mode that the store has recorded for a consumer."""
+def _note(settings: "CliSettings", consumer: str, **details: str) -> "Mode":
+    """Write into the store's audit who replays what; returns the mode that the store has recorded for the consumer."""
     from semel.cli.store_access import opened
 
     with opened(settings) as reach:
+        reach.note(settings.tenant or "", "dlq replay", consumer=consumer, **details)
         return reach.stored_settings().modes.get((settings.tenant or "", consumer), "lease")
 
 

@@ -26,7 +26,7 @@ from semel.cli.output import (
     say,
     table,
 )
-from semel.cli.store_access import existing
+from semel.cli.store_access import existing, opened
 from semel.core.relay_flow import Retrying
 from semel.observe import formatting
 from semel.observe.formatting import duration_text, local_time, redacted
@@ -124,11 +124,12 @@ def retry_messages(
 ) -> None:
     """Let messages that were given up be tried again, from the first attempt.
 
-    Exit code 5: none of them was dead.
+    Who did it is written into the audit. Exit code 5: none of them was dead.
     """
     if everything == bool(ids):
         raise CommandExit("give ids, or --all", USAGE)
     checked = None if everything else _checked(ids or [])
+    _note(store, "outbox retry", ", ".join(checked) if checked else "all that are dead")
     count = _with_rows(store, lambda rows: rows.retry(checked))
     if not count:
         raise CommandExit("no such message is dead; see: semel outbox list --dead", NOT_FOUND)
@@ -139,12 +140,14 @@ def retry_messages(
 def drop_messages(ids: Ids = None, store: StoreOption = None, *, yes: YesOption = False) -> None:
     """Give messages up for good: they are never published, and those behind them go on.
 
-    Their rows stay, so that a repeated handler does not write them again. Exit code 5: none was there to drop.
+    Their rows stay, so that a repeated handler does not write them again. Who did it is written into the audit.
+    Exit code 5: none was there to drop.
     """
     if not ids:
         raise CommandExit("give the ids of the messages", USAGE)
     checked = _checked(ids)
     confirm(f"Drop {_messages(len(checked))}? They will never be published.", yes=yes)
+    _note(store, "outbox drop", ", ".join(checked))
     count = _with_rows(store, lambda rows: rows.drop(checked))
     if not count:
         raise CommandExit("no such message waits to be published; see: semel outbox list", NOT_FOUND)
@@ -160,6 +163,16 @@ def _checked(ids: list[str]) -> list[str]:
         return [str(uuid.UUID(each)) for each in ids]
     except ValueError:
         raise CommandExit(f"{' '.join(ids)!a} is no id of a message; ids are UUIDs", USAGE) from None
+
+
+def _note(store: str | None, action: str, ids: str) -> None:
+    """Write into the audit of the same database who does what, before it is done."""
+    from semel.outbox.tables import rows_for
+
+    settings = settings_for(store=store)
+    rows_for(settings.store)  # refuses a store that has no outbox
+    with opened(settings) as reach:
+        reach.note("", action, ids=ids)
 
 
 def _with_rows(store: str | None, work: "Callable[[Rows], Awaitable[T]]") -> T:
