@@ -4,7 +4,8 @@ import asyncio
 import atexit
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from semel.clock import Clock
+from semel.core.commands import Answer, Count, Item
 from semel.core.protocols import Capabilities, Store
 from semel.server.app import create_app
 from semel.server.settings import Limits, ServeSettings
@@ -100,13 +102,27 @@ def host() -> Host:
     return _host
 
 
-def address(folder: Path, clock: Clock) -> str:
+class TimedSqlite(SqliteStore):
+    """Remembers its time of the last batch with an item of each kind."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        super().__init__(path, clock=clock, synchronous="NORMAL")
+        self.times_us: dict[type[Item], int] = {}
+
+    def send(self, items: Sequence[Item], /) -> list[Answer]:
+        """One batch has one time, and a count tells it."""
+        *answers, stats = super().send([*items, Count()])
+        self.times_us.update((type(item), stats.now) for item in items)
+        return answers
+
+
+def address(folder: Path, clock: Clock, kind: Callable[..., SqliteStore] = SqliteStore) -> str:
     """Where the records of this folder are served; those of the folder before are let go."""
     if folder not in _places:
         for app in host().apps.values():
             host().do(app.state.service.close())
         _places.clear()
-        store = SqliteStore(folder / "semel.db", clock=clock, synchronous="NORMAL")
+        store = kind(folder / "semel.db", clock=clock)
         app = create_app(ServeSettings(auth="none", limits=WIDE), store=store)
         _places[folder] = host().add(app)
     return _places[folder]
@@ -114,4 +130,16 @@ def address(folder: Path, clock: Clock) -> str:
 
 def make(folder: Path, clock: Clock) -> Store:
     """A store behind a server."""
-    return HttpStore(address(folder, clock))
+    return HttpStore(address(folder, clock, partial(SqliteStore, synchronous="NORMAL")))
+
+
+def make_timed(folder: Path, clock: Clock) -> Store:
+    """The same, with a store that says when it carried out an item."""
+    return HttpStore(address(folder, clock, TimedSqlite))
+
+
+def time_of(item: Item) -> int:
+    """When the store behind the last server carried out the last item of this kind."""
+    *_, app = host().apps.values()
+    store: TimedSqlite = app.state.service.runtime.store
+    return store.times_us[type(item)]
