@@ -10,8 +10,11 @@ import pytest
 
 import semel
 from semel import Policy
-from semel.errors import AttemptsExhausted, PolicyInvalid, UsageError
+from semel.core.commands import Granted
+from semel.core.protocols import Store
+from semel.errors import AttemptsExhausted, PolicyInvalid, StoreUnavailable, UsageError
 from semel.ingest.intake import Event, Intake, IntakeLimits, Receipt
+from semel.stores.sqlite import SqliteStore
 from tests.services import redis
 from tests.waiting import until
 
@@ -46,7 +49,7 @@ def place(tmp_path: Path) -> str:
 
 @asynccontextmanager
 async def taking(
-    store: str,
+    store: str | Store,
     work: Any,
     *,
     policy: Policy | None = None,
@@ -235,6 +238,27 @@ async def test_an_intake_starts_before_its_store_does(tmp_path: Path) -> None:
             await asyncio.to_thread(keeper.start)
             assert (await held).status == "accepted"
             await until(lambda: work.ended == ["evt-1"])
+
+
+async def test_a_claim_whose_answer_was_lost_is_accepted_and_runs_at_once(tmp_path: Path) -> None:
+    """It was answered as a duplicate of itself, and ran only when its lease was over."""
+
+    class Lossy(SqliteStore):
+        lost = 0
+
+        def send(self, items: Any, /) -> Any:
+            answers = super().send(items)
+            if self.lost < 2 and any(isinstance(answer, Granted) for answer in answers):
+                self.lost += 1
+                raise StoreUnavailable("the answer was lost")
+            return answers
+
+    work, store = Work(), Lossy(tmp_path / "records.db")
+    async with taking(store, work, lease="10m") as intake:
+        assert await intake.take(event()) == Receipt("accepted")
+        await until(lambda: work.ended == ["evt-1"])
+        assert await intake.take(event()) == Receipt("duplicate")
+    assert (store.lost, work.begun) == (2, ["evt-1"])
 
 
 async def test_a_claim_without_a_journal_is_not_taken_for_a_duplicate(tmp_path: Path) -> None:

@@ -173,12 +173,19 @@ class AsyncSemel(Client):
         claim = self._plan.called(stored, key, fingerprint, event_type, meta, sliding, event_time_us)
         return await self._under(claim, call, fn, reached=reached)
 
-    async def _deliver_one(self, delivery: Delivery[T], handler: Callable[[T], Awaitable[R]]) -> Outcome[R]:
-        """`run_many` of one, without what a batch needs: what comes one by one comes often."""
+    async def _deliver_one(
+        self, delivery: Delivery[T], handler: Callable[[T], Awaitable[R]], owner: bytes | None = None
+    ) -> Outcome[R]:
+        """`run_many` of one, without what a batch needs: what comes one by one comes often.
+
+        `owner`: of an earlier call for the same delivery, whose claim may have been granted without an answer.
+        """
         (delivery,) = self._printed((delivery,))
         self._check_journal(delivery.journal)
         stored, reached = await self._reach()
         claim = self._plan.delivered(stored, delivery)
+        if owner is not None:
+            claim = replace(claim, owner=owner)
         call = partial(handler, delivery.body)
         return await self._under(claim, call, handler, delivery, reached=reached)
 

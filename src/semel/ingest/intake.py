@@ -40,6 +40,7 @@ from semel.policy import ATTEMPTS_LIMIT
 from semel.runtime.context import current
 from semel.runtime.handlers import awaitable
 from semel.runtime.jitter import jitter
+from semel.runtime.process import new_owner
 from semel.types import (
     Busy,
     Delivery,
@@ -259,11 +260,14 @@ class Intake:
     async def _carry(
         self, delivery: Delivery[Event], receipt: asyncio.Future[Receipt], give_up_at: float
     ) -> None:
-        """Claim until the store answers, and run what is ours."""
-        wait_s = HOLD_FIRST_S
+        """Claim until the store answers, and run what is ours.
+
+        Each try has the same owner: a claim that was granted while its answer was lost is then known as ours.
+        """
+        wait_s, owner = HOLD_FIRST_S, new_owner()
         try:
             while True:
-                outcome = await self._run(delivery, receipt)
+                outcome = await self._run(delivery, receipt, owner)
                 if receipt.done():
                     return
                 answer = receipt_for(outcome)
@@ -283,7 +287,10 @@ class Intake:
             receipt.set_exception(error)
 
     async def _run(
-        self, delivery: Delivery[Event], receipt: asyncio.Future[Receipt] | None = None
+        self,
+        delivery: Delivery[Event],
+        receipt: asyncio.Future[Receipt] | None = None,
+        owner: bytes | None = None,
     ) -> Outcome[Any]:
         key = delivery.key
         first = key not in self._here
@@ -291,7 +298,7 @@ class Intake:
         try:
             handle = partial(self._handle, receipt)
             handle.__wrapped__ = self._handler  # type: ignore[attr-defined]  # whose name is told to hooks
-            outcome: Outcome[Any] = await self._once._deliver_one(delivery, handle)  # noqa: SLF001
+            outcome: Outcome[Any] = await self._once._deliver_one(delivery, handle, owner)  # noqa: SLF001
         except StoreError as error:
             outcome = Unavailable(error)
         finally:
