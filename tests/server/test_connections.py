@@ -1,6 +1,7 @@
 """Connections that go on: WebSockets and live pages; and what a request's head may not say."""
 
 import resource
+import socket
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,26 @@ def test_a_websocket_outlives_the_time_for_a_head(tmp_path: Path) -> None:
             socket.recv(timeout=1)  # it is quiet, and stays open
         socket.send('{"id": "w1"}')
         assert "accepted" in str(socket.recv(timeout=10))
+
+
+def test_a_websocket_whose_client_does_not_read_is_cut(tmp_path: Path) -> None:
+    settings = ServeSettings(
+        auth="none", store=f"sqlite:///{tmp_path}/semel.db", port=0, limits=Limits(write_wait_s=0.3)
+    )
+    upgrade = (
+        b"GET /v1/events HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+        b"sec-websocket-version: 13\r\nsec-websocket-key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n"
+    )
+    body = b"[" + b",".join([b"{}"] * 1000) + b"]"  # each is answered as invalid, at some length
+    message = b"\x81\xfe" + len(body).to_bytes(2, "big") + b"\0\0\0\0" + body
+    with serving(settings) as running, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", running.port))
+        connection.sendall(upgrade)
+        assert connection.recv(12) == b"HTTP/1.1 101"
+        connection.settimeout(30)
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            connection.sendall(message * 10_000)
 
 
 def test_a_websocket_ends_when_its_token_is_revoked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from semel.server.problems import HttpProblem
 from semel.server.service import Service
@@ -30,13 +31,45 @@ KEEP_ALIVE_S = 75
 """Longer than the http store keeps a connection that it does not use."""
 
 
-class Patient(H11Protocol):
+class WriteTimeout(asyncio.Protocol):
+    """Cuts the connection of a client that does not read what it is sent."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: Any
+    write_wait_s: float = 30.0
+    _write_timer: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is answered."""
+        super().pause_writing()
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(self.write_wait_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        self._stop_write_timer()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing to wait for any more."""
+        self._stop_write_timer()
+        super().connection_lost(exc)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+
+class PatientWebSocket(WriteTimeout, WebSocketsSansIOProtocol):
+    """A WebSocket whose client may be slow in reading, up to a bound."""
+
+
+class Patient(WriteTimeout, H11Protocol):
     """HTTP/1.1 for clients that may be slow, up to a bound: in sending a request's head, and in reading an answer."""
 
     head_wait_s: float = 15.0
-    write_wait_s: float = 30.0
     _head_timer: asyncio.TimerHandle | None = None
-    _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """Wait for the first request."""
@@ -55,17 +88,6 @@ class Patient(H11Protocol):
         """The connection is a WebSocket from now on: there are no more heads to wait for."""
         self._stop_head_timer()
         super().handle_websocket_upgrade(event)
-
-    def pause_writing(self) -> None:
-        """The client does not read as fast as it is answered."""
-        super().pause_writing()
-        self._stop_write_timer()
-        self._write_timer = self.loop.call_later(self.write_wait_s, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """It has read."""
-        self._stop_write_timer()
-        super().resume_writing()
 
     def on_response_complete(self) -> None:
         """The next head may have begun already, behind the request that was just answered."""
@@ -92,18 +114,12 @@ class Patient(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing to wait for any more."""
         self._stop_head_timer()
-        self._stop_write_timer()
         super().connection_lost(exc)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
 
     def _is_between(self) -> bool:
         """Whether no request is being served: the next one's head has not come whole."""
@@ -199,14 +215,12 @@ def server_for(app: FastAPI, settings: ServeSettings, listening: Callable[[str],
     # Inherited by its connections. asyncio sets it only where the protocol is said, and an answer in two pieces would
     # otherwise wait for the client's acknowledgement, some 40 ms.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    protocol = type(
-        "Patient", (Patient,), {"head_wait_s": limits.head_wait_s, "write_wait_s": limits.write_wait_s}
-    )
+    waits = {"head_wait_s": limits.head_wait_s, "write_wait_s": limits.write_wait_s}
     limited = ConnectionLimit(app, connections_max(limits.connections_max))
     config = uvicorn.Config(
         limited,
-        http=protocol,
-        ws="websockets-sansio",
+        http=type("Patient", (Patient,), waits),
+        ws=type("PatientWebSocket", (PatientWebSocket,), waits),
         ws_max_size=limits.body_bytes_max,
         h11_max_incomplete_event_size=HEAD_BYTES_MAX,
         timeout_keep_alive=KEEP_ALIVE_S,
