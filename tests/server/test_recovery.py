@@ -1,5 +1,6 @@
 """A tenant whose journals cannot be read keeps nobody else's events from being recovered."""
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import pytest
 
 from semel.codec import encode
-from semel.core.commands import Claim, Scan
+from semel.core.commands import Claim, Lookup, Scan
+from semel.ingest.intake import Event
 from semel.observe.limited_log import LimitedLog
 from semel.runtime.process import new_owner
+from semel.server.events import ORPHANS_MAX
 from semel.server.settings import ServeSettings
 from semel.stores.registry import store_for
 from tests.server.stores import KINDS, store_url
@@ -47,6 +50,34 @@ def test_unreadable_journals_of_one_tenant_do_not_hold_up_another(
         assert await_true(lambda: states("bad") == {"failed"})
     store.close()
     assert len(caplog.records) < 100
+
+
+async def run_all_but_loud(event: Event) -> None:
+    """The handler of the test below."""
+    if event.tenant == "loud":
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_many_orphans_of_one_tenant_do_not_hide_those_of_others(tmp_path: Path, kind: str) -> None:
+    url = store_url(kind, tmp_path)
+    store: Any = store_for(url)
+    store.open()
+    quiet = [f"quiet {at}" for at in range(4)]
+    store.send([abandoned("loud", f"l{at}", encode(b"{}")) for at in range(8 * ORPHANS_MAX)])
+    store.send([abandoned(tenant, "k", encode(b"{}")) for tenant in quiet])
+
+    def are_done() -> bool:
+        found = store.send([Lookup((tenant, "events", "k")) for tenant in quiet])
+        return all(record.state == "done" for record in found)
+
+    handler = f"{__name__}:{run_all_but_loud.__name__}"
+    settings = ServeSettings(
+        auth="none", store=url, port=0, events_lease="3s", handler=handler, drain_s=0.1, dashboard=False
+    )
+    with serving(settings):
+        assert await_true(are_done)
+    store.close()
 
 
 def test_a_journal_that_cannot_be_run_as_an_event_is_refused(service: Running) -> None:
