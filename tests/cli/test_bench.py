@@ -107,6 +107,7 @@ def test_on_a_terminal_there_are_a_table_and_bars(tmp_path: Path) -> None:
         (["--store", "memory:", "--plot", "no/such/x.svg"], 2, "no/such"),
         (["--store", "memory:", "--keep"], 2, "nowhere to --keep"),
         (["--store", "sqlite:///no/such/events.db"], 78, "no/such"),
+        (["--store", "sqlite:///."], 78, "is a folder; name a file in it, such as "),
         (["--store", "postgresql://127.0.0.1:1/x?wait_s=1"], 69, "gave no answer"),
         (["--store", "redis://127.0.0.1:1/0"], 69, "gave no answer"),
     ],

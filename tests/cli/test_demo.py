@@ -80,8 +80,8 @@ semel.inbox.inbox.Inbox.first = early
     ),
     "each attempt has an idempotency key of its own": (
         """
-import uuid, semel.context
-semel.context.Context.idempotency_key = property(lambda context: uuid.uuid4().hex)
+import uuid, semel.runtime.context
+semel.runtime.context.Context.idempotency_key = property(lambda context: uuid.uuid4().hex)
 """,
         "the sink with idempotency keys lost 0 and doubled",
     ),

@@ -161,7 +161,11 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     assert semel("filter", "--key", "a..b", cwd=tmp_path, given=b"").returncode == 2
     assert semel("filter", "--key", "id", "--line-max", "lots", cwd=tmp_path, given=b"").returncode == 2
     missing = semel("filter", "--key", "id", "none.jsonl", cwd=tmp_path)
-    assert (missing.returncode, b"none.jsonl" in missing.stderr) == (1, True)
+    assert (missing.returncode, missing.stderr) == (1, b"semel: none.jsonl: No such file or directory\n")
+    (tmp_path / "one.jsonl").write_bytes(lines("a"))
+    half = semel("filter", "--key", "id", "one.jsonl", "none.jsonl", cwd=tmp_path)
+    assert (half.returncode, half.stdout) == (1, lines("a"))
+    assert half.stderr.startswith(b"1 line: 1 passed on")
     unknown = semel("filter", "--key", "id", "--store", "nonesuch:", cwd=tmp_path, given=lines("a"))
     assert (unknown.returncode, unknown.stdout) == (78, b"")
     (tmp_path / "seen.db").write_text("no database at all" * 100)

@@ -186,6 +186,17 @@ def test_records_of_semel_itself_are_listed_on_demand(place: Path) -> None:
     assert "billing" in consumers
 
 
+def test_records_of_semel_itself_are_no_part_of_the_totals(place: Path) -> None:
+    before = semel("stats", "--json", cwd=place).json()
+    assert semel("token", "create", "ann", cwd=place).code == 0
+    assert semel("forget", "evt_running", "--force", "--yes", cwd=place).code == 0
+    after = semel("stats", "--json", cwd=place).json()
+    assert after["states"] == {**before["states"], "claimed": before["states"]["claimed"] - 1}
+    assert after["consumers"] == {**before["consumers"], "billing": before["consumers"]["billing"] - 1}
+    asked = semel("stats", "--tenant", "semel.tokens", "--json", cwd=place).json()
+    assert asked["consumers"]["tokens"] == 1
+
+
 def test_a_limit_counts_what_is_listed(tmp_path: Path) -> None:
     assert semel("token", "create", "ann", cwd=tmp_path).code == 0
     assert semel("token", "create", "bob", cwd=tmp_path).code == 0

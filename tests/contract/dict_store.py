@@ -205,13 +205,13 @@ class DictStore:
         states: dict[str, int] = {}
         consumers: dict[str, int] = {}
         for record in self.standing(now):
-            if item.tenant in (None, record.tenant):
+            if item.covers(record.tenant, record.consumer):
                 state = counted_state(record)
                 states[state] = states.get(state, 0) + 1
                 consumers[record.consumer] = consumers.get(record.consumer, 0) + 1
         marks = 0
         for record_id, expires_at in self.marks.values():
-            if item.tenant in (None, record_id[0]) and expires_at > now:
+            if item.covers(*record_id[:2]) and expires_at > now:
                 marks += 1
                 consumers[record_id[1]] = consumers.get(record_id[1], 0) + 1
         over = [

@@ -7,13 +7,33 @@ from unicodedata import normalize
 
 from msgspec.structs import replace
 
-from semel.core.commands import Admit, Answer, Claim, Item, Mark, Marked, Scan, Settle, SetWindow, SwitchMode
+from semel.core.commands import (
+    Admit,
+    Answer,
+    Claim,
+    Count,
+    Item,
+    Mark,
+    Marked,
+    Scan,
+    Settle,
+    SetWindow,
+    SwitchMode,
+)
 from semel.core.protocols import Capabilities
-from semel.types import Id, Mode, Record
+from semel.types import Id, Mode, Record, Stats
 from tests.contract.dict_store import DictStore
 from tests.contract.mutants import MUTANTS, caught_by
 
 __all__ = ["MUTANTS"]
+
+
+class CountAll(Count, frozen=True, gc=False):
+    """Counts whatever there is."""
+
+    def covers(self, tenant: str, consumer: str) -> bool:
+        return self.tenant in (None, tenant)
+
 
 # --- names --------------------------------------------------------------------------------------
 
@@ -122,6 +142,12 @@ class ModeIsAlwaysSwitched(DictStore):
     def switch_mode(self, item: SwitchMode, now: int) -> int:
         self.modes[item.tenant, item.consumer] = item.mode
         return 0
+
+
+@caught_by("statistics_leave_out_records_of_semel_itself")
+class RecordsOfSemelAreCounted(DictStore):
+    def count(self, item: Count, now: int) -> Stats:
+        return super().count(CountAll(item.tenant), now)
 
 
 @caught_by("a_consumers_kind_of_ids_is_recorded_once")

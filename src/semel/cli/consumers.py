@@ -17,8 +17,9 @@ from semel.cli.options import (
     text,
 )
 from semel.cli.output import NOT_FOUND, TRY_LATER, USAGE, CommandExit, confirm, print_json, print_rows, say
-from semel.cli.store_access import OWN, StoreAccess, opened
+from semel.cli.store_access import StoreAccess, opened
 from semel.core.commands import Count, Page, Scan, SetWindow, SwitchMode
+from semel.core.ids import is_own
 from semel.core.machine import RELEASED, UNFINISHED, counted_state
 from semel.errors import PolicyInvalid
 from semel.keys.limits import check_consumer
@@ -63,7 +64,7 @@ def list_consumers(
 
 def _is_listed(scope: tuple[str, str], tenant: str | None) -> bool:
     """Whether a consumer is asked for; semel's own are by naming their tenant alone."""
-    return scope[0] == tenant or (tenant is None and not any(name.startswith(OWN) for name in scope))
+    return scope[0] == tenant or (tenant is None and not is_own(*scope))
 
 
 @consumer.command("show")

@@ -134,6 +134,9 @@ def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
             _forget_stdout()
             quiet = True
             return BROKEN_PIPE
+        except BaseException:
+            quiet = quiet or not sieve.counts.lines  # the error says it all
+            raise
         finally:
             sink.close()
             _sum_up(sieve.counts, malformed, stats_json, None if quiet else say)

@@ -173,8 +173,9 @@ def stats(
 ) -> None:
     """Count the records by state and consumer, and of tiers how much each has answered.
 
-    Every record is looked at, so on a large store this takes a while. The tiers' shares are those of all clients of a
-    Redis cache since it was emptied; a cache in memory knows its own process alone.
+    Every record is looked at, so on a large store this takes a while. Records of semel itself are counted only if
+    their tenant is named, as in --tenant semel.tokens. The tiers' shares are those of all clients of a Redis cache
+    since it was emptied; a cache in memory knows its own process alone.
     """
     every_us = _every(every)
     if watch and as_json:

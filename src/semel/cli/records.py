@@ -35,10 +35,11 @@ from semel.cli.output import (
     say,
     table,
 )
-from semel.cli.store_access import OWN, StoreAccess, opened
+from semel.cli.store_access import StoreAccess, opened
 from semel.client.records import Oblivion, Resolution
 from semel.codec import encode
 from semel.core.commands import Count, Forget, Page, Resolve, Scan
+from semel.core.ids import is_own
 from semel.observe import formatting
 from semel.observe.formatting import duration_text, local_time
 from semel.observe.history import HistoryLine, read
@@ -150,16 +151,12 @@ def _print_records(records: Sequence[Record], now: int) -> None:
     screen.print(table(formatting.SCREEN_HEADERS, rows))
 
 
-def _is_internal(record: Record) -> bool:
-    return record.tenant.startswith(OWN) or record.consumer.startswith(OWN)
-
-
 def _pages(reach: StoreAccess, scan: Scan, limit: int, *, internal: bool) -> Iterator[Page]:
     """Pages of records; only the last one, cut short by the limit, still has a cursor.
 
     Semel's own records are left out, unless they are asked for by `internal`, their tenant or their consumer.
     """
-    named = (scan.tenant or "").startswith(OWN) or (scan.consumer or "").startswith(OWN)
+    named = is_own(scan.tenant or "", scan.consumer or "")
     left = limit or None
     cursor: str | None = None
     while True:
@@ -167,7 +164,9 @@ def _pages(reach: StoreAccess, scan: Scan, limit: int, *, internal: bool) -> Ite
         page: Page = reach.ask(msgspec.structs.replace(scan, cursor=cursor, limit=size))
         cursor = page.cursor
         if not internal and not named:
-            page = Page([record for record in page.records if not _is_internal(record)], cursor)
+            page = Page(
+                [record for record in page.records if not is_own(record.tenant, record.consumer)], cursor
+            )
         left = None if left is None else left - len(page.records)
         if cursor is None or left == 0:
             yield page

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from semel.cli.output import BAD_CONFIGURATION, NOT_FOUND, USAGE, CommandExit
 from semel.core.commands import Command, Item, Lookup, ReadSettings, StoreSettings, answer_or_raise
+from semel.core.ids import is_own
 from semel.core.protocols import AsyncStore, Store
 from semel.errors import StoreError
 from semel.keys.limits import check as check_key
@@ -19,11 +20,9 @@ from semel.types import Absent, Record, Unavailable
 if TYPE_CHECKING:
     from semel.cli.settings import CliSettings  # slow to import, and --help does not need it
 
-__all__ = ["OWN", "StoreAccess", "existing", "exists", "found", "opened"]
+__all__ = ["StoreAccess", "existing", "exists", "found", "opened"]
 
 R = TypeVar("R")
-OWN = "semel."
-"""How the tenants and consumers begin under which semel keeps records of its own."""
 
 
 class StoreAccess:
@@ -45,7 +44,7 @@ class StoreAccess:
         """
         act = audit.act_of(item)
         assert act is not None
-        if act.tenant.startswith(OWN) or str(act.details.get("consumer", "")).startswith(OWN):
+        if is_own(act.tenant, str(act.details.get("consumer", ""))):
             raise CommandExit(
                 "records of semel itself are not changed by hand; tokens are revoked with `semel token revoke`",
                 USAGE,

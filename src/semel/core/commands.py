@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from semel.core.ids import OWN, is_own
 from semel.errors import StoreError, StoreUnavailable
 from semel.types import (
     Absent,
@@ -227,9 +228,18 @@ class Purge(Command[Purged | Unavailable], frozen=True, gc=False, tag="purge"):
 
 
 class Count(Command[Stats | Unavailable], frozen=True, gc=False, tag="count"):
-    """How much the store holds."""
+    """How much the store holds, without semel's own records. `tenant`: of this one alone, semel's own included.
+
+    `expired`, `purge_lag_s` and `bytes_used` are about the upkeep of the store, and leave nothing out.
+    """
 
     tenant: str | None = None
+
+    def covers(self, tenant: str, consumer: str) -> bool:
+        """Whether records of this tenant and consumer are counted by state and consumer, or as marks."""
+        if self.tenant is not None and self.tenant.startswith(OWN):
+            return tenant == self.tenant
+        return self.tenant in (None, tenant) and not is_own(tenant, consumer)
 
 
 class ReadSettings(Command[StoreSettings | Unavailable], frozen=True, gc=False, tag="read_settings"):

@@ -15,6 +15,7 @@ from semel.types import Id
 __all__ = [
     "DIGEST_BYTES",
     "KINDS",
+    "OWN",
     "TWITTER_EPOCH_MS",
     "TimeOf",
     "check_kind",
@@ -22,6 +23,7 @@ __all__ = [
     "digests_of",
     "fingerprint",
     "idempotency_key",
+    "is_own",
     "scope",
     "time_in",
     "time_reader",
@@ -29,6 +31,13 @@ __all__ = [
 
 DIGEST_BYTES = 16
 FINGERPRINT_VERSION = b"\x01"
+OWN = "semel."
+"""How the names of tenants and consumers begin under which semel keeps records of its own."""
+
+
+def is_own(tenant: str, consumer: str) -> bool:
+    """Whether the records there are semel's own: tokens, figures, audit, progress. Users do not see them unasked."""
+    return tenant.startswith(OWN) or consumer.startswith(OWN)
 
 
 @lru_cache(maxsize=1024)

@@ -29,9 +29,10 @@ from semel.core.commands import (
     StoreSettings,
     SwitchMode,
 )
+from semel.core.ids import OWN
 from semel.observe import rollups
 from semel.server.problems import HttpProblem
-from semel.server.tokens import OWN, ROLES, Role, Token
+from semel.server.tokens import ROLES, Role, Token
 from semel.types import Record, Stats
 
 __all__ = ["ANYBODY", "Caller", "caller_for", "permit", "scoped", "unscoped"]

@@ -29,6 +29,7 @@ from semel.core.commands import (
     Settle,
     answer_or_raise,
 )
+from semel.core.ids import OWN
 from semel.errors import KeyInvalid, RecordCorrupt, StoreError
 from semel.keys.limits import check_consumer
 from semel.runtime import audit
@@ -37,7 +38,6 @@ from semel.types import Absent, Forgotten, Id, Record
 
 __all__ = [
     "CONSUMER",
-    "OWN",
     "ROLES",
     "TENANT",
     "Role",
@@ -60,8 +60,6 @@ ROLES: tuple[Role, ...] = get_args(Role)
 TENANT = "semel.tokens"
 CONSUMER = "tokens"
 """Where the records are: no caller of the service can name that tenant."""
-OWN = "semel."
-"""How the names of tenants begin that hold what semel itself keeps: nobody gets a token for one."""
 RETIRED = "retired"
 """Consumer of the records that say until when a rotated token is still valid."""
 USED = "used"

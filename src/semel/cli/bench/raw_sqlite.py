@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from semel.cli.bench.measure import Fresh, Job, Scratch
-from semel.cli.output import BAD_CONFIGURATION, CommandExit
 from semel.core.ids import digests_of
 from semel.stores.sqlite import SqliteStore, from_url
+from semel.stores.sqlite.schema import check_place
 
 __all__ = ["RawSqlite", "scratch"]
 
@@ -65,12 +65,10 @@ class RawSqlite:
 def scratch(url: str) -> Iterator[Scratch]:
     """A folder beside the user's file, removed at the end."""
     store: SqliteStore = from_url(url)
-    beside = Path(store.path).parent
-    if not beside.is_dir():
-        raise CommandExit(f"{beside} is no folder; {store.name} cannot be made there", BAD_CONFIGURATION)
+    check_place(store.path)
     query = urlsplit(url).query
     synchronous = dict(parse_qsl(query)).get("synchronous", "FULL").upper()
-    with TemporaryDirectory(prefix=".semel-bench-", dir=beside) as folder:
+    with TemporaryDirectory(prefix=".semel-bench-", dir=Path(store.path).parent) as folder:
         target = f"sqlite:///{quote(str(Path(folder) / 'semel.db'))}" + (f"?{query}" if query else "")
         with closing(RawSqlite(Path(folder) / "raw.db", synchronous)) as raw:
             yield Scratch(

@@ -46,12 +46,9 @@ def routes(desk: Dashboard) -> list[Route]:
     async def check(request: Request) -> Response:
         viewer = await desk.overseer(request)
         settings = await desk.figures.settings()
-        shown = [
-            place for place in sorted(settings.modes) if not place[1].startswith("semel.")
-        ]  # those of semel itself are nobody's to judge
         windows = {
             place: await desk.looks.window_in_force(settings.windows, *place)
-            for place in shown[:CONSUMERS_MAX]
+            for place in sorted(settings.modes)[:CONSUMERS_MAX]
         }
         told = await asyncio.to_thread(_explained, desk, settings, windows)
         return await desk.page(request, viewer, "check.html", {"told": told, "crashes": WINDOWS})

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from semel.core.commands import ReadSettings, StoreSettings, answer_or_raise
+from semel.core.ids import is_own
 from semel.errors import UsageError
 from semel.observe.advise import Advice, Lags, advise
 from semel.observe.counters import (
@@ -20,7 +21,7 @@ from semel.observe.counters import (
     quantile,
 )
 from semel.observe.rollups import Writer, hours
-from semel.server.dashboard.store_reader import DEFAULT_WINDOW_US, OWN_TENANTS, StoreReader
+from semel.server.dashboard.store_reader import DEFAULT_WINDOW_US, StoreReader
 from semel.types import Mode
 
 __all__ = ["ALARM", "RANGES", "Figures", "Range", "RollupCell", "RollupReader"]
@@ -231,7 +232,7 @@ class Figures:
         """The store's windows and modes, semel's own consumers left out."""
         if self._settings is None or self._clock() - self._settings[0] > SETTINGS_LIVE_S:
             found = answer_or_raise((await self._looks.quick((ReadSettings(),)))[0])
-            modes = {place: mode for place, mode in found.modes.items() if place[0] not in OWN_TENANTS}
+            modes = {place: mode for place, mode in found.modes.items() if not is_own(*place)}
             self._settings = (self._clock(), StoreSettings(found.windows, modes, found.ids, found.live_us))
         return self._settings[1]
 
@@ -320,7 +321,7 @@ class Figures:
                 settings.windows,
             )
             for name in names
-            if not name[1].startswith("semel.")
+            if not is_own(*name)
         ]
         return sorted(rows, key=lambda row: (-row["received"], row["tenant"], row["consumer"]))
 

@@ -8,11 +8,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from semel.core.commands import Page, Scan
+from semel.core.ids import is_own
 from semel.observe.formatting import claim_of, now_us
 from semel.server.dashboard.auth import Viewer
 from semel.server.dashboard.records import address
 from semel.server.dashboard.state import Dashboard
-from semel.server.dashboard.store_reader import OWN_TENANTS
 from semel.types import Record
 
 __all__ = ["routes"]
@@ -32,7 +32,7 @@ def routes(desk: Dashboard) -> list[Route]:
         if time.monotonic() >= until:
             began = time.monotonic()
             page: Page = await desk.looks.slow(Scan(viewer.tenant, None, "claimed", limit=ROWS_MAX))
-            records = [each for each in page.records if each.tenant not in OWN_TENANTS]
+            records = [each for each in page.records if not is_own(each.tenant, each.consumer)]
             took_s = time.monotonic() - began
             if len(known) > ROWS_MAX:
                 known.clear()

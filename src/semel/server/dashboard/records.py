@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from semel.codec import encode
 from semel.core.commands import Forget, Lookup, Page, Resolve, Scan, answer_or_raise
+from semel.core.ids import is_own
 from semel.errors import KeyInvalid, StoreUnavailable
 from semel.keys.limits import check as check_key
 from semel.observe.formatting import document, now_us, summary
@@ -20,7 +21,7 @@ from semel.server.dashboard.auth import Viewer, form_of
 from semel.server.dashboard.recent_events import strip
 from semel.server.dashboard.rendering import DASH
 from semel.server.dashboard.state import Dashboard
-from semel.server.dashboard.store_reader import DEFAULT_WINDOW_US, OWN_TENANTS, records_of
+from semel.server.dashboard.store_reader import DEFAULT_WINDOW_US, records_of
 from semel.server.problems import HttpProblem
 from semel.types import Absent, Busy, Id, Lost, Record, State
 from semel.windows import resolve
@@ -108,7 +109,7 @@ async def _found(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str,
         "consumer": consumer,
         "state": state,
         "states": STATES,
-        "names": sorted({name for _, name in scopes if not name.startswith("semel.")}),
+        "names": sorted({name for _, name in scopes}),
         "address": address,
         "seen": desk.tail.last(TAIL_ROWS, viewer.tenant),
         "instance": desk.instance,
@@ -133,7 +134,7 @@ async def _found(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str,
         )
         permit(viewer.caller, item)
         page: Page = await desk.looks.slow(item)
-        values["records"] = [_row(each) for each in page.records if each.tenant not in OWN_TENANTS]
+        values["records"] = [_row(each) for each in page.records if not is_own(each.tenant, each.consumer)]
         values["cursor"], values["listed"] = page.cursor, True
     return values
 

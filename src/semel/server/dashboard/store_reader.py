@@ -5,22 +5,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from semel.core.commands import Answer, Count, Item, Scan, answer_or_raise
+from semel.core.ids import is_own
 from semel.errors import StoreUnavailable
-from semel.observe.rollups import TENANT as ROLLUPS
 from semel.observe.rollups import Asking
 from semel.observe.window_in_force import SAMPLE, WindowInForce, window_in_force
-from semel.runtime.audit import TENANT as AUDIT
-from semel.server.benchmarks import TENANT as BENCHMARKS
 from semel.server.limits import PAYER, account_of
 from semel.server.service import Service
 from semel.server.slow_lane import send_to
-from semel.server.tokens import TENANT as TOKENS
 from semel.types import Record, Stats, Unavailable
 
-__all__ = ["DEFAULT_WINDOW_US", "OWN_TENANTS", "StoreReader"]
+__all__ = ["DEFAULT_WINDOW_US", "StoreReader"]
 
 DEFAULT_WINDOW_US = 24 * 3600 * 10**6
 """Of a client that says nothing."""
@@ -34,8 +29,6 @@ COUNTS_MAX = 100
 FIRST_COUNT_S = 3.0
 LANE = "dashboard"
 """Whose turn counts wait for that no request asked for."""
-OWN_TENANTS = (TOKENS, ROLLUPS, BENCHMARKS, AUDIT)
-"""Semel's own records, which no page shows."""
 
 
 class StoreReader:
@@ -114,8 +107,6 @@ class StoreReader:
         began = time.monotonic()
         try:
             stats: Stats = await self.slow(Count(tenant))
-            for own in OWN_TENANTS if tenant is None else ():
-                stats = _without(stats, await self.slow(Count(own)))
         except StoreUnavailable:
             self._due[tenant] = time.monotonic() + COUNT_EVERY_S
             return
@@ -124,25 +115,12 @@ class StoreReader:
         self._due[tenant] = now + max(COUNT_EVERY_S, (now - began) / COUNT_SHARE)
 
 
-def _without(stats: Stats, own: Stats) -> Stats:
-    """What is left without semel's own records, which look like everybody's to the store."""
-    return replace(
-        stats,
-        states={name: max(0, number - own.states.get(name, 0)) for name, number in stats.states.items()},
-        consumers={
-            name: left
-            for name, number in stats.consumers.items()
-            if (left := number - own.consumers.get(name, 0)) > 0
-        },
-    )
-
-
 def records_of(answers: Sequence[Answer]) -> list[Record]:
     """The records among the answers to lookups, semel's own left out. Raises `StoreUnavailable`."""
     found: list[Record] = []
     for answer in answers:
         if isinstance(answer, Unavailable):
             raise StoreUnavailable("the store gave no answer") from answer.error
-        if isinstance(answer, Record) and answer.tenant not in OWN_TENANTS:
+        if isinstance(answer, Record) and not is_own(answer.tenant, answer.consumer):
             found.append(answer)
     return found

@@ -41,13 +41,7 @@ def routes(desk: Dashboard) -> list[Route]:
         stored = [
             (place, us) for place, us in sorted(settings.windows.items()) if viewer.tenant in (None, place[0])
         ]
-        names = sorted(
-            {
-                place
-                for place in settings.modes
-                if viewer.tenant in (None, place[0]) and not place[1].startswith("semel.")
-            }
-        )
+        names = sorted(place for place in settings.modes if viewer.tenant in (None, place[0]))
         in_force = [
             (place, await desk.looks.window_in_force(settings.windows, *place)) for place in names[:SHOWN_MAX]
         ]

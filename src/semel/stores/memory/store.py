@@ -292,13 +292,13 @@ class MemoryStore:
             record = standing(stored, now)
             if record is None:
                 expired, oldest = expired + 1, min(oldest, max(stored.expires_at, stored.lease_until))
-            elif record.state != "forgotten":
+            elif record.state != "forgotten" and item.covers(record.tenant, record.consumer):
                 state = counted_state(record)
                 states[state] = states.get(state, 0) + 1
                 consumers[record.id[1]] = consumers.get(record.id[1], 0) + 1
         marks = 0
         for (tenant, consumer), held in self._marks.items():
-            if item.tenant in (None, tenant) and (live := len(held) - held.expired()):
+            if item.covers(tenant, consumer) and (live := len(held) - held.expired()):
                 consumers[consumer] = consumers.get(consumer, 0) + live
                 marks += live
         return Stats(

@@ -201,16 +201,18 @@ def _count(batch: PostgresBatch, item: Count) -> Talk[Stats]:
     now = oldest = rows[0][0]
     expired = marks = 0
     bytes_used: int | None = None
-    for _, kind, consumer, state, live, number, extreme in rows:
+    for _, kind, tenant, consumer, state, live, number, extreme in rows:
         who = encoding.original(consumer)
         if kind == BYTES:
             bytes_used = extreme
-        elif kind == MARKS:
-            marks += number
-            consumers[who] = consumers.get(who, 0) + number
         elif not live:
             if kind != TIMED:  # those go with their partition, when its time has come
                 expired, oldest = expired + number, min(oldest, extreme)
+        elif not item.covers(encoding.original(tenant), who):
+            continue
+        elif kind == MARKS:
+            marks += number
+            consumers[who] = consumers.get(who, 0) + number
         elif (counted := COUNTED.get(state)) is not None:
             states[counted] = states.get(counted, 0) + number
             consumers[who] = consumers.get(who, 0) + number

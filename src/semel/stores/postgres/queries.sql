@@ -449,20 +449,20 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value
 
 -- query: count
 WITH t AS MATERIALIZED {now}
-SELECT t.now, {plain 0}{timed 3}, c.consumer, CASE WHEN {free} THEN 7 WHEN {orphaned} THEN 3 ELSE r.state & 7 END AS standing, {live} AS live, count(*),
+SELECT t.now, {plain 0}{timed 3}, c.tenant, c.consumer, CASE WHEN {free} THEN 7 WHEN {orphaned} THEN 3 ELSE r.state & 7 END AS standing, {live} AS live, count(*),
     min(greatest(r.expires_at, CASE WHEN r.state & 7 = 0 THEN r.lease_until END))
 FROM t CROSS JOIN {records} AS r JOIN {schema}.consumers AS c ON c.id = r.consumer_id
 WHERE %(tenant)s::text IS NULL OR c.tenant = %(tenant)s::text
-GROUP BY t.now, c.consumer, standing, live
+GROUP BY t.now, c.tenant, c.consumer, standing, live
 
 -- query: count_rest
 WITH t AS MATERIALIZED {now}
-SELECT t.now, 1, c.consumer, 1, true, count(*), NULL
+SELECT t.now, 1, c.tenant, c.consumer, 1, true, count(*), NULL
 FROM t CROSS JOIN {schema}.marks AS m JOIN {schema}.consumers AS c ON c.id = m.consumer_id
 WHERE m.expires_at > t.now AND (%(tenant)s::text IS NULL OR c.tenant = %(tenant)s::text)
-GROUP BY t.now, c.consumer
+GROUP BY t.now, c.tenant, c.consumer
 UNION ALL
-SELECT t.now, 2, '', 0, true, 0, (SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
+SELECT t.now, 2, '', '', 0, true, 0, (SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
     WHERE relnamespace = '{schema}'::regnamespace AND relkind = 'r')
 FROM t
 

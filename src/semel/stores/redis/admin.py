@@ -304,13 +304,13 @@ def count(x: RedisExchange, item: Count, now: bytes) -> Steps:
     consumers: dict[str, int] = {}
     records = [key for key in keys if is_record(x, key)]
     for _, record in (yield from outlines(x, records, at)):
-        if item.tenant in (None, record.id[0]):
+        if item.covers(record.tenant, record.consumer):
             state = counted_state(record)
             states[state] = states.get(state, 0) + 1
             consumers[record.id[1]] = consumers.get(record.id[1], 0) + 1
     marks = 0
     for (tenant, consumer), live in (yield from count_marks(x, keys, at)).items():
-        if item.tenant in (None, tenant) and live:
+        if item.covers(tenant, consumer) and live:
             consumers[consumer] = consumers.get(consumer, 0) + live
             marks += live
     return Stats(now=at, states=states, consumers=consumers, marks=marks)

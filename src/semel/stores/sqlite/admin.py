@@ -174,24 +174,26 @@ def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:
     consumers: dict[str, int] = {}
     at = now - EPOCH_US
     expired, oldest, marks = 0, at, 0
-    for consumer, state, live, number, gone_at in connection.execute(
-        f"SELECT c.consumer, {COUNTED_STATE} AS standing, {LIVE} AS live, count(*), min({GONE_AT})"
+    for tenant, consumer, state, live, number, gone_at in connection.execute(
+        f"SELECT c.tenant, c.consumer, {COUNTED_STATE} AS standing, {LIVE} AS live, count(*), min({GONE_AT})"
         " FROM semel_records AS r JOIN semel_consumers AS c ON c.id = r.consumer_id"
         " WHERE ?2 IS NULL OR c.tenant = ?2 GROUP BY r.consumer_id, standing, live",
         (at, item.tenant),
     ):
         if not live:
             expired, oldest = expired + number, min(oldest, gone_at)
-        elif (name := COUNTED.get(state)) is not None:
+        elif item.covers(tenant, consumer) and (name := COUNTED.get(state)) is not None:
             states[name] = states.get(name, 0) + number
             consumers[consumer] = consumers.get(consumer, 0) + number
-    for consumer, number in connection.execute(
-        "SELECT c.consumer, count(*) FROM semel_marks AS m JOIN semel_consumers AS c ON c.id = m.consumer_id"
+    for tenant, consumer, number in connection.execute(
+        "SELECT c.tenant, c.consumer, count(*) FROM semel_marks AS m"
+        " JOIN semel_consumers AS c ON c.id = m.consumer_id"
         " WHERE m.expires_at > ?1 AND (?2 IS NULL OR c.tenant = ?2) GROUP BY m.consumer_id",
         (at, item.tenant),
     ):
-        consumers[consumer] = consumers.get(consumer, 0) + number
-        marks += number
+        if item.covers(tenant, consumer):
+            consumers[consumer] = consumers.get(consumer, 0) + number
+            marks += number
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
     return Stats(

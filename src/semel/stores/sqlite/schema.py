@@ -57,7 +57,7 @@ def inspect(path: str, *, adopt: bool, version_known: int) -> Kind:
     Only SQLite opens the file. If this process opened and closed it in any other way, the system would drop every
     lock that the process holds on it, and another process would take itself for the last user.
     """
-    _check_place(path)
+    check_place(path)
     for remaining in reversed(range(_TRIES)):
         before = _state_of_files(path)
         try:
@@ -73,12 +73,13 @@ class _Unclear(Exception):
     """Not usable as it looks now; another process may be about to change that."""
 
 
-def _check_place(path: str) -> None:
+def check_place(path: str) -> None:
+    """Raises `StoreRefused` where no database file can be or be made. Opens nothing."""
     folder = Path(path).parent
     if not folder.is_dir():
         raise StoreRefused(f"the folder {folder} does not exist; create it first")
     if Path(path).is_dir():
-        raise StoreRefused(f"{path} is a folder; name a file in it")
+        raise StoreRefused(f"{path} is a folder; name a file in it, such as {Path(path) / 'semel.db'}")
     try:
         mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

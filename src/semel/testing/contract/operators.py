@@ -10,6 +10,7 @@ from semel.core.commands import (
     Granted,
     Known,
     Lookup,
+    Mark,
     Page,
     ReadSettings,
     Scan,
@@ -142,6 +143,25 @@ def statistics_count_what_stands(b: ScenarioContext) -> Flow[None]:
     equal(stats.consumers, {"consumer": 5, "other": 1}, "consumers")
     everywhere = expect((yield from Count()), Stats)
     check(everywhere.states.get("done", 0) > stats.states["done"], "the statistics of all tenants miss some")
+
+
+@scenario()
+def statistics_leave_out_records_of_semel_itself(b: ScenarioContext) -> Flow[None]:
+    """Tokens, figures, audit: they are counted only for who names their tenant. Their expiry is upkeep as any."""
+    own_tenant, other = f"semel.{b.tenant}", f"other of {b.tenant}"
+    yield from b.finish("done")
+    yield from b.finish(b.id("audit", consumer="semel.audit"))
+    yield from b.finish((own_tenant, other, "token"))
+    yield from Mark(own_tenant, other, ["mark"], b.us(LONG))
+    stats = expect((yield from Count(b.tenant)), Stats, states={"done": 1})
+    equal(stats.consumers, {"consumer": 1}, "consumers")
+    everywhere = expect((yield from Count()), Stats)
+    check(
+        not any(name.startswith("semel.") for name in everywhere.consumers), "a consumer of semel is counted"
+    )
+    check(other not in everywhere.consumers, "a tenant of semel is counted with all tenants")
+    own = expect((yield from Count(own_tenant)), Stats, states={"done": 1})
+    equal(own.consumers, {other: 2}, "the consumers of a tenant that was named")
 
 
 # --- modes --------------------------------------------------------------------------------------
