@@ -1,19 +1,25 @@
 """The documents name what there is, and their links lead somewhere."""
 
+import ast
 import re
 import tomllib
 from pathlib import Path
-from typing import get_args, get_origin
+from types import ModuleType
+from typing import Any, get_args, get_origin
 
 import pytest
 
 import semel
 from semel import errors, windows
+from semel.observe import events
 from semel.types import Outcome
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 EXTRA = re.compile(r"""extra `([a-z0-9-]+)`|pip install "\.\[([a-z0-9-]+)\]\"""")
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BASES = {"DeliveryEvent", "Hook", "HookEvent", "Hooks", "Reason"}
+"""Of hook events: what they have in common, and what hears them."""
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -24,6 +30,11 @@ def page(name: str) -> str:
 @pytest.mark.parametrize("name", errors.__all__)
 def test_every_error_is_explained(name: str) -> None:
     assert f"`{name}`" in page("errors.md")
+
+
+@pytest.mark.parametrize("name", [each for each in events.__all__ if each[0].isupper() and each not in BASES])
+def test_every_hook_event_is_explained(name: str) -> None:
+    assert re.search(rf"`{name}[`(]", page("events.md"))
 
 
 @pytest.mark.parametrize("name", semel.Policy.__struct_fields__)
@@ -82,3 +93,17 @@ def test_every_line_of_the_threat_model_names_its_tests() -> None:
         for file, test in named:
             (path,) = ROOT.glob(f"tests/*/{file}")
             assert f"def {test}(" in path.read_text(), (file, test)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_examples_import_is_there(path: Path) -> None:
+    for block in PYTHON.findall(path.read_text()):
+        nodes = list(ast.walk(ast.parse(block)))
+        names: dict[str, Any] = {"semel": semel}
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "semel":
+                exec(ast.unparse(node), names)
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                owner = names.get(node.value.id)
+                assert not isinstance(owner, ModuleType) or hasattr(owner, node.attr), ast.unparse(node)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tests.whole.scene import LEASE_S, Entry, Scene, UserDatabase
-from tests.whole.worker import FLOWS
+from tests.whole.worker import FLOWS, INBOX_FLOWS
 
 __all__ = ["Hit", "audit", "missing"]
 
@@ -31,7 +31,7 @@ def missing(scene: Scene) -> list[str]:
     happened |= set(UserDatabase(scene).counts())
     flows = [*FLOWS, *SERVICE_FLOWS]
     if scene.is_sql:
-        flows += ["inbox", "transfer", "chain"]
+        flows += [*INBOX_FLOWS, "transfer", *INBOX_FLOWS.values()]
     return [f"{flow} {event}" for flow in flows for event in scene.events if (flow, event) not in happened]
 
 

@@ -44,4 +44,4 @@ def transfer(connection: Any, message: Arrival) -> None:
 
 def transfer_chain(connection: Any, message: dict[str, str]) -> None:
     """A message that a relay has published."""
-    UserDatabase(Scene.current()).insert(connection, "chain", message["event"])
+    UserDatabase(Scene.current()).insert(connection, message["flow"], message["event"])

@@ -7,15 +7,28 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
+import aiosqlite
+import asyncpg  # type: ignore[import-untyped]
 import msgspec
 import psycopg
 
-__all__ = ["LEASE_S", "SCENE", "Entry", "Kind", "Ledger", "Scene", "UserDatabase", "pause"]
+__all__ = [
+    "DRIVERS",
+    "LEASE_S",
+    "SCENE",
+    "Driver",
+    "Entry",
+    "Kind",
+    "Ledger",
+    "Scene",
+    "UserDatabase",
+    "pause",
+]
 
 SCENE = "SEMEL_TEST_SCENE"
 """The variable that carries the scene to handlers."""
@@ -23,6 +36,9 @@ LEASE_S = 4.0
 EVENTS_PER_S = 8
 
 Kind: TypeAlias = Literal["sqlite", "redis", "postgres"]
+Driver: TypeAlias = Literal["aiosqlite", "asyncpg", "psycopg"]
+DRIVERS: dict[Kind, tuple[Driver, ...]] = {"sqlite": ("aiosqlite",), "postgres": ("asyncpg", "psycopg")}
+"""What a user awaits on the database that also holds the store."""
 
 
 class Entry(NamedTuple):
@@ -136,8 +152,13 @@ class UserDatabase:
         """A connection of the user's."""
         if self._scene.kind == "sqlite":
             return sqlite3.connect(self._scene.file, timeout=30)
+        return psycopg.connect(self._server)
+
+    @property
+    def _server(self) -> str:
+        """The URL of the server's database, without options of semel."""
         parts = urlsplit(self._scene.store)
-        return psycopg.connect(urlunsplit((parts.scheme, parts.netloc, parts.path, "", "")))
+        return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[Any]:
@@ -147,6 +168,28 @@ class UserDatabase:
             yield connection
         finally:
             connection.close()
+
+    @contextlib.asynccontextmanager
+    async def aconnected(self, driver: Driver) -> AsyncIterator[Any]:
+        """The same to be awaited."""
+        connection: Any
+        if driver == "aiosqlite":
+            connection = await aiosqlite.connect(self._scene.file, timeout=30)
+        elif driver == "asyncpg":
+            connection = await asyncpg.connect(self._server)
+        else:
+            connection = await psycopg.AsyncConnection.connect(self._server)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def ainsert(self, connection: Any, driver: Driver, flow: str, event: str) -> None:
+        """As `insert`."""
+        places = {"aiosqlite": "?, ?", "asyncpg": "$1, $2", "psycopg": "%s, %s"}[driver]
+        values = (flow, event)
+        statement = f"INSERT INTO {self.table} VALUES ({places})"
+        await connection.execute(statement, *(values if driver == "asyncpg" else (values,)))
 
     def prepare(self) -> None:
         """Make the table, which has nothing that keeps an event from being there twice."""

@@ -8,7 +8,7 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -17,13 +17,14 @@ import semel
 from semel.cli.demo.worker_pool import die_with_parent
 from semel.errors import StillRunning, StoreUnavailable
 from tests.whole.handlers import WORK_MAX_S, note
-from tests.whole.scene import LEASE_S, Scene, UserDatabase, pause
+from tests.whole.scene import DRIVERS, LEASE_S, Driver, Scene, UserDatabase, pause
 
 __all__ = ["FLOWS", "INBOX_FLOWS", "Worker"]
 
 FLOWS = ("run", "many", "charge", "mail", "arun", "acharge")
 """The flows of library clients whose effects are outside."""
-INBOX_FLOWS = ("inbox",)
+INBOX_FLOWS = {"inbox": "chain", "ainbox": "achain"}
+"""The flows of inboxes on the user's own connection, each with the flow of the messages that it publishes."""
 POLICY = semel.Policy(wait_s=0.5, max_attempts=1000, lock_wait_s=20.0)
 _runs = itertools.count()
 
@@ -41,6 +42,11 @@ def new_order(event: str) -> Order:
     return Order(event, f"{os.getpid()}-{next(_runs)}-{time.monotonic_ns()}")
 
 
+def taken(event: str, flow: str) -> semel.Message:
+    """The message that an inbox publishes with its effect."""
+    return semel.Message("order.taken", {"event": event, "flow": INBOX_FLOWS[flow]})
+
+
 def outcome_word(outcome: Any) -> str:
     """What became of a run: `recorded` says that it ran, and that the store knows."""
     match outcome:
@@ -52,6 +58,17 @@ def outcome_word(outcome: Any) -> str:
             return "unrecorded"
         case _:
             return type(outcome).__name__.lower()
+
+
+@contextlib.asynccontextmanager
+async def _committing(connection: Any) -> AsyncIterator[None]:
+    """A transaction of aiosqlite, which opens it with the first write."""
+    try:
+        yield
+    except BaseException:
+        await connection.rollback()
+        raise
+    await connection.commit()
 
 
 class Worker:
@@ -86,6 +103,9 @@ class Worker:
             while self._goes_on():
                 if chance.random() < 0.35:
                     asyncio.run(self._async_clients(chance))
+                    if self._scene.is_sql and chance.random() < 0.7:
+                        events = [self._scene.current_event(chance) for _ in range(3)]
+                        self.run_async_inboxes(events, chance)
                 else:
                     self._clients(chance)
 
@@ -195,7 +215,7 @@ class Worker:
                 with connection if self._scene.kind == "sqlite" else connection.transaction():
                     if once.inbox(connection).first(event):
                         self._users.insert(connection, "inbox", event)
-                        once.outbox(connection).publish(semel.Message("order.taken", {"event": event}))
+                        once.outbox(connection).publish(taken(event, "inbox"))
         return True
 
     # --- clients of an event loop ---
@@ -229,13 +249,32 @@ class Worker:
         order = new_order(event)
         return self._ended("acharge", order, await acharge.call(order)) in ("recorded", "replayed")
 
+    def run_async_inboxes(self, events: Sequence[str], chance: random.Random) -> bool:
+        """As `run_inboxes`, on a connection that is awaited."""
+        with self._connecting:
+            asyncio.run(self._async_inboxes(events, chance.choice(DRIVERS[self._scene.kind])))
+        return True
+
+    async def _async_inboxes(self, events: Sequence[str], driver: Driver) -> None:
+        async with (
+            semel.aopen(self._scene.store, consumer="ainboxes", mode="inbox", policy=POLICY) as once,
+            self._users.aconnected(driver) as connection,
+        ):
+            for event in events:
+                async with _committing(connection) if driver == "aiosqlite" else connection.transaction():
+                    if await once.inbox(connection).first(event):
+                        await self._users.ainsert(connection, driver, "ainbox", event)
+                        await once.outbox(connection).publish(taken(event, "ainbox"))
+
     # --- the end: everything that is left ---
 
     def drain(self) -> None:
         """Deliver every event of every flow again, until each is done."""
         scene = self._scene
         todo = [
-            (flow, event) for event in scene.events for flow in ("run", "many", "guarded", "arun", "inbox")
+            (flow, event)
+            for event in scene.events
+            for flow in ("run", "many", "guarded", "arun", "inbox", "ainbox")
         ]
         with (
             semel.open(scene.store, consumer="runs", lease=LEASE_S, policy=POLICY) as runs,
@@ -248,6 +287,7 @@ class Worker:
                 "guarded": lambda event: self.run_guarded(guards, event),
                 "arun": lambda event: asyncio.run(self._adrain(event)),
                 "inbox": lambda event: not scene.is_sql or self.run_inboxes([event]),
+                "ainbox": lambda event: not scene.is_sql or self.run_async_inboxes([event], self._chance),
             }
             while todo:
                 todo = [(flow, event) for flow, event in todo if not self._done(steps[flow], event)]

@@ -116,9 +116,9 @@ class IntakeLimits(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= self.pending_max:
-            raise PolicyInvalid("Pace needs 1 <= concurrency <= pending_max")
+            raise PolicyInvalid("IntakeLimits needs 1 <= concurrency <= pending_max")
         if self.drain_s < 0 or (self.sweep_s is not None and self.sweep_s < SWEEP_MIN_S):
-            raise PolicyInvalid(f"Pace needs drain_s >= 0 and sweep_s >= {SWEEP_MIN_S:g}")
+            raise PolicyInvalid(f"IntakeLimits needs drain_s >= 0 and sweep_s >= {SWEEP_MIN_S:g}")
 
 
 class Intake:

@@ -2,7 +2,7 @@
 
 With pytest, a broker's whole test is::
 
-    class TestMyBroker(broker_contract.Suite):
+    class TestMyBroker(broker_contract.BrokerSuite):
         async def broker(self):
             return MyBroker(...)
 

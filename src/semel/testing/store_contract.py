@@ -4,7 +4,7 @@ A scenario is written once and runs in both colours. With pytest, a store's whol
 
     from semel.testing import ManualClock, store_contract
 
-    class TestMyStore(store_contract.Suite):
+    class TestMyStore(store_contract.StoreSuite):
         capabilities = MyStore.capabilities
 
         def connect(self, folder, clock):
