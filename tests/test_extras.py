@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from semel.runtime import extras
 
@@ -70,3 +72,79 @@ def test_every_hint_comes_from_here_and_names_an_extra() -> None:
                 asked |= {each.value for each in node.args if isinstance(each, ast.Constant)}  # type: ignore[misc]
     assert len(asked) > 8
     assert asked - set(known["optional-dependencies"]) == set()
+
+
+CLI = [
+    f"semel.cli.{name}" for name in ("app", "bench.command", "consume", "demo", "filter", "listen", "outbox")
+]
+NEEDS_ONLY = {
+    "": [
+        "semel.asgi",
+        "semel.brokers",
+        "semel.inbox",
+        "semel.ingest.webhooks",
+        "semel.outbox",
+        "semel.testing",
+    ],
+    "aiosqlite": ["semel.connections.sqlite"],
+    "asyncpg": ["semel.connections.asyncpg"],
+    "cli": CLI,
+    "cloudevents": ["semel.brokers.cloudevents"],
+    "fastapi": ["semel.fastapi"],
+    "http-client": ["semel.stores.http"],
+    "kafka": ["semel.brokers.kafka.source", "semel.outbox.sinks.kafka"],
+    "nats": ["semel.brokers.nats", "semel.outbox.sinks.nats"],
+    "otel": ["semel.observe.otel"],
+    "postgres": ["semel.connections.psycopg", "semel.stores.postgres"],
+    "prometheus": ["semel.observe.prometheus"],
+    "rabbitmq": ["semel.brokers.rabbitmq", "semel.outbox.sinks.rabbitmq"],
+    "redis": ["semel.brokers.redis_streams", "semel.outbox.sinks.redis", "semel.stores.redis"],
+    "server": [*CLI, "semel.server.app", "semel.server.serving"],
+    "sqlalchemy": ["semel.connections.sqlalchemy"],
+    "sqs": ["semel.brokers.sqs", "semel.outbox.sinks.sqs"],
+    "webhook": ["semel.outbox.sinks.webhook"],
+    "websocket": ["semel.ingest.sockets"],
+}
+"""What can be imported where one extra is installed, and nothing else."""
+ALONE = """
+import importlib, sys
+hidden, modules = (set(each.split(",")) for each in sys.argv[1:])
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in hidden else self.finder.find_spec(name, path, target)
+sys.meta_path[:] = map(Without, sys.meta_path)
+for module in sorted(modules):
+    importlib.import_module(module)
+"""
+
+
+def distributions_of(extra: str) -> set[str]:
+    """The distributions that pip installs for semel with this extra."""
+    found: set[str] = set()
+    waiting = [("semel", extra)]
+    while waiting:
+        name, chosen = waiting.pop()
+        for line in metadata.requires(name) or ():
+            needed = Requirement(line)
+            if needed.marker is None or needed.marker.evaluate({"extra": chosen}):
+                wanted = [(canonicalize_name(needed.name), each) for each in (needed.extras or {""})]
+                waiting += [each for each in wanted if each[0] not in found or each[1]]
+                found.add(wanted[0][0])
+    return found
+
+
+@pytest.mark.parametrize("extra", NEEDS_ONLY)
+def test_an_extra_alone_is_enough(extra: str) -> None:
+    there = distributions_of(extra) | {"semel"}
+    hidden = {
+        name
+        for name, owners in metadata.packages_distributions().items()
+        if not there & {canonicalize_name(owner) for owner in owners}
+    }
+    command = [sys.executable, "-c", ALONE, ",".join(hidden), ",".join(NEEDS_ONLY[extra])]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr[-2000:]

@@ -186,6 +186,11 @@ def test_records_of_semel_itself_are_listed_on_demand(place: Path) -> None:
     assert "billing" in consumers
 
 
+def _findings(place: Path) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = semel("doctor", "--json", cwd=place).json()["findings"]
+    return found
+
+
 def test_records_of_semel_itself_are_no_part_of_the_totals(place: Path) -> None:
     before = semel("stats", "--json", cwd=place).json()
     assert semel("token", "create", "ann", cwd=place).code == 0
@@ -193,6 +198,9 @@ def test_records_of_semel_itself_are_no_part_of_the_totals(place: Path) -> None:
     after = semel("stats", "--json", cwd=place).json()
     assert after["states"] == {**before["states"], "claimed": before["states"]["claimed"] - 1}
     assert after["consumers"] == {**before["consumers"], "billing": before["consumers"]["billing"] - 1}
+    (told,) = [each["what"] for each in _findings(place) if each["check"] == "consumers"]
+    listed = semel("consumer", "list", "--json", cwd=place).json()["consumers"]
+    assert sum(int(number) for number in re.findall(r"\d+", told)) == len(listed)
     asked = semel("stats", "--tenant", "semel.tokens", "--json", cwd=place).json()
     assert asked["consumers"]["tokens"] == 1
 

@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,11 +21,15 @@ from tests.whole.scene import DRIVERS, LEASE_S, Driver, Scene, UserDatabase, pau
 
 __all__ = ["FLOWS", "INBOX_FLOWS", "Worker"]
 
+T = TypeVar("T")
+
 FLOWS = ("run", "many", "charge", "mail", "arun", "acharge")
 """The flows of library clients whose effects are outside."""
 INBOX_FLOWS = {"inbox": "chain", "ainbox": "achain"}
 """The flows of inboxes on the user's own connection, each with the flow of the messages that it publishes."""
 POLICY = semel.Policy(wait_s=0.5, max_attempts=1000, lock_wait_s=20.0)
+DRAINED = 50
+"""Events that one connection of the user's finishes at the end."""
 _runs = itertools.count()
 
 
@@ -271,11 +275,7 @@ class Worker:
     def drain(self) -> None:
         """Deliver every event of every flow again, until each is done."""
         scene = self._scene
-        todo = [
-            (flow, event)
-            for event in scene.events
-            for flow in ("run", "many", "guarded", "arun", "inbox", "ainbox")
-        ]
+        todo = [(flow, event) for event in scene.events for flow in ("run", "many", "guarded", "arun")]
         with (
             semel.open(scene.store, consumer="runs", lease=LEASE_S, policy=POLICY) as runs,
             semel.open(scene.store, consumer="many", lease=LEASE_S, policy=POLICY) as many,
@@ -286,20 +286,29 @@ class Worker:
                 "many": lambda event: self.run_many(many, [event]),
                 "guarded": lambda event: self.run_guarded(guards, event),
                 "arun": lambda event: asyncio.run(self._adrain(event)),
-                "inbox": lambda event: not scene.is_sql or self.run_inboxes([event]),
-                "ainbox": lambda event: not scene.is_sql or self.run_async_inboxes([event], self._chance),
             }
             while todo:
                 todo = [(flow, event) for flow, event in todo if not self._done(steps[flow], event)]
+        if scene.is_sql:
+            self._drain_inboxes()
         scene.ledger.write("end", "drain", "", detail="done")
+
+    def _drain_inboxes(self) -> None:
+        """The same for inboxes, many events on one connection."""
+        events = self._scene.events
+        for batch in (events[at : at + DRAINED] for at in range(0, len(events), DRAINED)):
+            while not self._done(self.run_inboxes, batch):
+                pass
+            while not self._done(lambda some: self.run_async_inboxes(some, self._chance), batch):
+                pass
 
     async def _adrain(self, event: str) -> bool:
         async with semel.aopen(self._scene.store, consumer="aruns", lease=LEASE_S, policy=POLICY) as once:
             done = [await self.arun_one(once, event), await self.arun_guarded(once, event)]
         return all(done)
 
-    def _done(self, step: Callable[[str], bool], event: str) -> bool:
+    def _done(self, step: Callable[[T], bool], given: T) -> bool:
         ended: list[bool] = []
         with self._reporting("drain"):
-            ended.append(step(event))
+            ended.append(step(given))
         return ended == [True]

@@ -1,6 +1,5 @@
 """Which handler a message is for, what the handler is given, and how it is called."""
 
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextvars import copy_context
@@ -9,75 +8,19 @@ from types import NoneType
 from typing import Any, ClassVar, TypeAlias, get_args
 
 import msgspec
-from cloudevents.core.base import BaseCloudEvent
-from cloudevents.core.bindings.common import get_event_factory_for_version
-from cloudevents.core.exceptions import BaseCloudEventException
-from cloudevents.core.formats.json import JSONFormat
 from msgspec.structs import replace
 
 from semel.brokers.dead_letters import RUN_LATE
 from semel.brokers.source import Arrival
 from semel.client.client_async import AsyncSemel
 from semel.errors import GiveUp, MessageInvalid, UsageError
-from semel.keys.identity import Identity, attribute_of, attributes_of, instant
+from semel.keys.identity import Identity, attribute_of, instant
 from semel.policy import Policy
 from semel.runtime.annotations import parameter_type, signature_of
 from semel.runtime.process import asyncio, inspect
 from semel.types import Delivery, Mode
 
-__all__ = ["Call", "Middleware", "Route", "event_facts", "in_loop", "in_thread", "reads", "route_for"]
-
-_CONTENT_TYPES = ("content-type", "content_type")
-_REQUIRED = ("specversion", "id", "source", "type")
-_STRUCTURED = re.compile(r"application/cloudevents\b(?!-batch)", re.IGNORECASE)
-_NO_EVENT = (BaseCloudEventException, AttributeError, TypeError, OverflowError, OSError)
-"""What the package raises for attributes that are wrong, JSON that is no object, and times beyond any calendar."""
-_format = JSONFormat()
-
-
-def reads(wanted: type) -> Callable[[Arrival], Any]:
-    """What turns a message into the kind of event that is wanted. It raises `ValueError` for one that is none."""
-    if BaseCloudEvent not in wanted.__mro__:
-        raise UsageError(
-            f"{wanted.__module__}.{wanted.__qualname__} is of the package's old interface; annotate the handler"
-            " with cloudevents.core.v1.event.CloudEvent"
-        )
-
-    def made(attributes: dict[str, Any], data: Any) -> Any:
-        """An event of what was sent, and of nothing else."""
-        missing = [name for name in _REQUIRED if not attributes.get(name)]
-        if missing:
-            raise ValueError(f"it has no {' and no '.join(missing)}")
-        # The protocol stands for whichever version came.
-        kind: Any = get_event_factory_for_version(attributes["specversion"]) if abstract else wanted
-        timeless = "time" not in attributes
-        event = kind(attributes, data)
-        if timeless:
-            del event.get_attributes()["time"]
-        return event
-
-    def read(arrival: Arrival) -> Any:
-        try:
-            return _event(arrival, made)
-        except _NO_EVENT as error:
-            raise ValueError(str(error)) from error
-
-    abstract = wanted is BaseCloudEvent
-    return read
-
-
-def _event(arrival: Arrival, made: Callable[[dict[str, Any], Any], Any]) -> Any:
-    headers = arrival.by_name
-    content_type = next((found for name in _CONTENT_TYPES if (found := headers.get(name))), None)
-    attributes: dict[str, Any] = dict(attributes_of(headers))
-    if not attributes or _STRUCTURED.match(content_type or ""):
-        return _format.read(made, arrival.body)
-    if content_type is not None:
-        attributes.setdefault("datacontenttype", content_type)
-    if "time" in attributes:
-        attributes["time"] = instant(attributes["time"])
-    return made(attributes, _format.read_data(arrival.body, attributes.get("datacontenttype")))
-
+__all__ = ["Call", "Middleware", "Route", "event_facts", "in_loop", "in_thread", "route_for"]
 
 Call: TypeAlias = Callable[[Arrival], Awaitable[Any]]
 Middleware: TypeAlias = Callable[[Arrival, Call], Awaitable[Any]]
@@ -256,6 +199,8 @@ def _decoder(wanted: Any) -> Callable[[Arrival], Any]:
     if wanted is bytes:
         return _body
     if _is_cloudevent(wanted):
+        from semel.brokers.cloudevents import reads
+
         return partial(_read, wanted, reads(wanted))
     if hasattr(wanted, "model_validate_json"):  # pydantic
         return partial(_read, wanted, _of_body(wanted.model_validate_json))

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from semel.core.commands import Count, Lookup, ReadSettings, Renew, Scan
+from semel.core.ids import is_own
 from semel.core.protocols import Store
 from semel.errors import SemelError, StoreError
 from semel.observe.explain import of_store
@@ -180,8 +181,9 @@ def _durability(store: Store) -> Iterator[Finding]:
 def _settings(store: Store) -> Iterator[Finding]:
     settings = _ask(store, ReadSettings())
     modes: dict[str, int] = {}
-    for mode in settings.modes.values():
-        modes[mode] = modes.get(mode, 0) + 1
+    for scope, mode in settings.modes.items():
+        if not is_own(*scope):
+            modes[mode] = modes.get(mode, 0) + 1
     told = ", ".join(f"{number} in mode {mode}" for mode, number in sorted(modes.items())) or "none yet"
     yield Finding("consumers", "ok", f"consumers: {told}")
     mixed = sorted({name for tenant, name in settings.modes if tenant and ("", name) in settings.modes})

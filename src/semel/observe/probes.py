@@ -139,7 +139,7 @@ def _too_short(source: SourceFacts, window_us: int, consumer: str) -> Iterator[W
                 f"The window of {text} ends, but {who} for ever ({name} has no end): what was done and not acknowledged"
                 " when everything stopped, and comes after the window, runs again.",
                 breaks=True,
-                fix="a window longer than your longest outage, and --redelivers-for with the length of that",
+                fix="a window longer than your longest outage, whose length `semel explain --redelivers-for` is told",
             )
         else:
             longer = exact_text(_longer_us(lasting_s))

@@ -69,7 +69,7 @@ def _unasked(name: str) -> Weakness:
     return Weakness(
         f"How long {name} may send again, how often, and whether it lasts cannot be asked over AMQP: it may"
         " be more than the window.",
-        fix="add management=http://HOST:15672 to its URL, or say --redelivers-for",
+        fix="add management=http://HOST:15672 to its URL, or say it to `semel explain --redelivers-for`",
     )
 
 
