@@ -228,7 +228,7 @@ class Purge(Command[Purged | Unavailable], frozen=True, gc=False, tag="purge"):
 
 
 class Count(Command[Stats | Unavailable], frozen=True, gc=False, tag="count"):
-    """How much the store holds, without semel's own records. `tenant`: of this one alone, semel's own included.
+    """How much the store holds, or one tenant. Semel's own records count only if a tenant of semel's own is named.
 
     `expired`, `purge_lag_s` and `bytes_used` are about the upkeep of the store, and leave nothing out.
     """
