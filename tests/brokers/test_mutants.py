@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from semel.brokers import runner
+from semel.brokers.answers import Answers
 from semel.brokers.handling import work_for
 from semel.brokers.inbox_handling import InboxHandling
 from semel.brokers.runner import Runner
@@ -64,8 +65,16 @@ def stop_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def give_back_without_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    nack = Runner._nack
-    monkeypatch.setattr(Runner, "_nack", lambda self, arrival, _delay_s: nack(self, arrival, 0.0))
+    nack = Answers.nack
+    monkeypatch.setattr(Answers, "nack", lambda self, arrivals, _delay_s: nack(self, arrivals, 0.0))
+
+
+def give_back_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def alone(self: Answers, arrivals: Any, delay_s: float) -> None:
+        for each in arrivals:
+            self._spawn(self._source.nack([each], delay_s))
+
+    monkeypatch.setattr(Answers, "nack", alone)
 
 
 def run_on_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +99,7 @@ MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (give_back_without_a_delay, "a_failed_message_comes_back_when_it_is_due_and_not_before"),
     (run_on_after_a_stop, "a_stop_starts_no_further_handler"),
     (run_on_after_a_stop, "a_stop_commits_what_is_done_in_a_transaction"),
+    (give_back_one_by_one, "a_stop_starts_no_further_handler"),
     (trust_what_comes_again, "what_was_delivered_before_runs_alone"),
 ]
 

@@ -77,7 +77,13 @@ class TestNats(broker_contract.BrokerSuite):
         return from_url(f"nats://127.0.0.1:{NOBODY}?stream=S&durable=d")
 
     def refused(self) -> list[Source]:
-        return [from_url(f"{service.url()}?stream=missing&durable=d")]
+        host = service.secured().removeprefix("nats://")
+        return [
+            from_url(f"{service.url()}?stream=missing&durable=d"),
+            from_url(f"nats://semel:wrong@{host}?stream=S&durable=d"),
+            from_url(f"nats://wrong-token@{host}?stream=S&durable=d"),
+            from_url(f"nats://{host}?stream=S&durable=d"),
+        ]
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ class Queue:
         return from_url(self.url)
 
     async def unsettled(self) -> int:
-        """Ready, delivered and postponed ones: the management command counts all three."""
+        """Ready, delivered and postponed ones."""
         queues = [self.name, f"{self.name}.retry.1s", f"{self.name}.retry.5s"]
         return await asyncio.to_thread(service.messages, queues)
 
@@ -85,6 +85,7 @@ class TestRabbitmq(broker_contract.BrokerSuite):
         return [
             from_url(f"{url.replace('guest:guest', 'guest:wrong')}?queue=q"),
             from_url(f"{url}?queue=missing&kind=existing"),
+            from_url(f"{url}missing?queue=q"),
         ]
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from msgspec.structs import replace
 
 from semel.brokers.source import Source
 from semel.brokers.sqs import from_url
+from semel.errors import SourceUnavailable
 from semel.outbox.sinks.sqs import entry_of
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
 from tests.brokers.storm import Storm
 from tests.outbox.brokers import rows
 from tests.services import sqs as service
+from tests.services import sqs_refusals
 from tests.services.server import NOBODY
 
 
@@ -97,8 +99,25 @@ class TestSqs(broker_contract.BrokerSuite):
     def away(self) -> Source:
         return from_url(f"sqs://eu-west-1/q?endpoint=http://127.0.0.1:{NOBODY}")
 
+    @pytest.fixture(autouse=True)
+    def refusals(self) -> Iterator[None]:
+        with sqs_refusals.endpoint() as self.refusing:
+            yield
+
     def refused(self) -> list[Source]:
-        return [from_url(f"sqs://eu-west-1/missing?endpoint={service.url()}")]
+        endpoints = [f"{self.refusing}/{code}" for code in sqs_refusals.REFUSED]
+        return [
+            from_url(f"sqs://eu-west-1/missing?endpoint={endpoint}")
+            for endpoint in (service.url(), *endpoints)
+        ]
+
+    @pytest.mark.anyio
+    @pytest.mark.parametrize("code", sqs_refusals.PASSING)
+    async def test_what_time_may_heal_is_an_outage(self, code: str) -> None:
+        source = from_url(f"sqs://eu-west-1/q?endpoint={self.refusing}/{code}")
+        with pytest.raises(SourceUnavailable, match=code):
+            await source.open()
+        await source.close()
 
 
 @pytest.mark.anyio

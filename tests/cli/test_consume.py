@@ -11,10 +11,15 @@ import nats
 import pytest
 import redis
 
+from semel.testing.broker_contract import Sent
+from tests.brokers.topics import Topic
 from tests.cli.processes import WITHIN_S, semel, start
+from tests.services import kafka as kafka_service
 from tests.services import nats as nats_service
+from tests.services import rabbitmq as rabbitmq_service
 from tests.services import redis as redis_service
 from tests.services import sqs as sqs_service
+from tests.services import sqs_refusals
 from tests.services.server import NOBODY
 
 pytestmark = pytest.mark.slow
@@ -125,16 +130,69 @@ def test_a_stream_that_is_missing_exits_with_78(tmp_path: Path) -> None:
     assert b"create it first" in ended.stderr
 
 
-@pytest.mark.parametrize("broker", ["redis", "sqs"])
+REFUSED = {
+    "kafka": lambda: (
+        f"kafka://{kafka_service.secured()}/t?group=g&security=SASL_PLAINTEXT&mechanism=PLAIN"
+        "&username=semel&password=wrong"
+    ),
+    "rabbitmq": lambda: f"{rabbitmq_service.url().replace('guest:guest', 'guest:wrong')}?queue=q",
+    "rabbitmq, vhost": lambda: f"{rabbitmq_service.url()}missing?queue=q",
+    "nats": lambda: f"{nats_service.secured().replace('//', '//semel:wrong@')}?stream=S&durable=d",
+    "sqs": lambda: f"sqs://eu-west-1/missing?endpoint={sqs_service.url()}",
+    "redis": lambda: (
+        redis_service.place("streams").partition("?")[0].replace("//", "//somebody:wrong@")
+        + "?stream=s&group=g"
+    ),
+}
+
+
+@pytest.mark.parametrize("broker", REFUSED)
 def test_a_refusal_exits_with_78(broker: str, tmp_path: Path) -> None:
-    host = redis_service.place("streams").partition("?")[0].removeprefix("redis://")
-    url = {
-        "redis": f"redis://somebody:wrong@{host}?stream=s&group=g",
-        "sqs": f"sqs://eu-west-1/missing?endpoint={sqs_service.url()}",
-    }[broker]
-    ended = semel("consume", "app:note", "--from", url, "--store", "memory:", cwd=tmp_path)
+    assert_refused(REFUSED[broker](), tmp_path)
+
+
+@pytest.mark.parametrize("code", ["InvalidClientTokenId", "SignatureDoesNotMatch", "AccessDenied"])
+def test_sqs_with_wrong_credentials_exits_with_78(code: str, tmp_path: Path) -> None:
+    with sqs_refusals.endpoint() as endpoint:
+        assert_refused(f"sqs://eu-west-1/q?endpoint={endpoint}/{code}", tmp_path)
+
+
+def assert_refused(url: str, folder: Path) -> None:
+    ended = semel("consume", "app:note", "--from", url, "--store", "memory:", cwd=folder)
     assert ended.returncode == 78, ended.stderr
-    assert b"wrong" not in ended.stderr.replace(b"WRONGPASS", b"")
+    assert b"wrong" not in ended.stderr.replace(b"WRONGPASS", b""), "credentials are not shown"
+    assert len(ended.stderr.splitlines()) == 2, f"the start and the reason: {ended.stderr!r}"
+
+
+def test_a_fenced_member_of_a_kafka_group_exits_with_78_and_the_reason(tmp_path: Path) -> None:
+    """Nothing is to be done meanwhile: it must not live on, idle and silent."""
+    topic = Topic()
+    command = [
+        "consume",
+        "app:note",
+        "--from",
+        f"{topic.url}&session_s=6&instance=pod-0",
+        "--store",
+        "memory:",
+    ]
+    try:
+        asyncio.run(topic.send([Sent("a", b"{}")]))
+        with start(*command, cwd=tmp_path) as older:
+            assert older.stdout is not None
+            assert older.stdout.readline() == b"{}\n", "it works, and has nothing to do from now on"
+            with start(*command, cwd=tmp_path) as newer:
+                try:
+                    _, said = older.communicate(timeout=WITHIN_S)
+                    newer.send_signal(signal.SIGTERM)
+                    newer.communicate(timeout=WITHIN_S)
+                finally:
+                    older.kill()
+                    newer.kill()
+    finally:
+        asyncio.run(topic.close())
+    assert older.returncode == 78, said
+    assert b"instance id" in said
+    assert newer.returncode == 0
 
 
 def test_a_handler_for_another_mode_is_refused_with_the_fix(tmp_path: Path) -> None:

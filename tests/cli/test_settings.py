@@ -30,6 +30,7 @@ SERVE = {
     "events_key": "",
     "events_lease": "30s",
     "events_table": "events",
+    "events_columns": "",
     "body_max": 4194304,
     "value_max": 327680,
     "answer_max": 8388608,

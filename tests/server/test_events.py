@@ -67,6 +67,36 @@ async def test_the_database_of_the_settings_is_left_alone_where_another_store_is
     assert not (tmp_path / "semel.db").exists()
 
 
+THEIRS = """CREATE TABLE events (
+    id INTEGER PRIMARY KEY, event_id TEXT UNIQUE NOT NULL, event_type TEXT NOT NULL, payload TEXT NOT NULL
+)"""
+
+
+@pytest.mark.anyio
+async def test_a_table_of_theirs_is_written_into_under_its_own_names(tmp_path: Path) -> None:
+    theirs = f"sqlite:///{tmp_path}/app.db"
+    with closing(sqlite3.connect(tmp_path / "app.db")) as file:
+        file.execute(THEIRS)
+        file.commit()
+    app = create_app(
+        ServeSettings(
+            auth="none",
+            store=f"sqlite:///{tmp_path}/semel.db",
+            persist=theirs,
+            events_columns="type=event_type,tenant=",
+        )
+    )
+    async with app.router.lifespan_context(app):
+        take = app.state.events.take
+        event = incoming({"id": "e1", "type": "paid"}, b'{"id": "e1", "type": "paid"}')
+        assert [said.status for said in await take("", [event, event])] == ["accepted", "duplicate"]
+        (refused,) = await take("acme", [event])
+        assert refused.status == "invalid", "it could never be written, and its payload would be lost"
+        assert "no column for tenants" in refused.detail
+    with closing(sqlite3.connect(tmp_path / "app.db")) as file:
+        assert file.execute("SELECT event_id, event_type FROM events").fetchall() == [("e1", "paid")]
+
+
 @pytest.mark.parametrize("place", ["redis", "postgres"])
 def test_events_are_persisted_once_on_other_stores_too(tmp_path: Path, place: str) -> None:
     if place == "redis":

@@ -16,6 +16,12 @@ def url() -> str:
     return found
 
 
+def secured() -> str:
+    """The address of a server that asks for credentials: user `semel`, password `secret`."""
+    found: str = server.shared("nats-secured", _start_secured)["url"]
+    return found
+
+
 class Own:
     """A server of one test's own, to be killed and started again."""
 
@@ -44,10 +50,19 @@ def _start(folder: Path) -> State:
     return {"pids": [_run(folder, port)], "url": f"nats://127.0.0.1:{port}"}
 
 
-def _run(folder: Path, port: int) -> int:
+def _start_secured(folder: Path) -> State:
+    if programs.given("nats-server"):
+        raise Missing("the server that was given is not ours to ask for credentials")
+    port = server.free_port()
+    pid = _run(folder, port, "--user", "semel", "--pass", "secret")
+    return {"pids": [pid], "url": f"nats://127.0.0.1:{port}"}
+
+
+def _run(folder: Path, port: int, *options: str) -> int:
     binary = programs.find_or_install("nats-server")
     log = folder / "log"
     command = [binary, "--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir", str(folder)]
+    command += options
     pid = server.spawn(command, log)
     server.await_ready(lambda: answers(port), "nats-server", log)
     return pid

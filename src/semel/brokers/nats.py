@@ -265,10 +265,11 @@ async def connect(server: str) -> Any:
             error_cb=note,
         )
         return client
-    except asyncio.CancelledError:  # by a stop: the client would leave its socket open
+    except asyncio.CancelledError:  # by a stop
         await _close(client)
         raise
     except NatsError as error:
+        await _close(client)
         if any("authorization" in str(each).lower() for each in (error, *errors)):
             raise SourceRefused(f"the server refuses these credentials: {error}") from error
         if isinstance(error, NoServersError) and errors:  # the reason, not that there is no further server

@@ -6,6 +6,7 @@ there and confirmed before the original is acknowledged, so that a crash in betw
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from traceback import walk_tb
 from typing import Any, Literal
 from urllib.parse import urlsplit, urlunsplit
 
@@ -21,13 +22,14 @@ from aio_pika.exceptions import (
     DeliveryError,
     ProbableAuthenticationError,
 )
-from aiormq.exceptions import ChannelAccessRefused, ConnectionNotAllowed
+from aiormq.exceptions import ChannelAccessRefused, ConnectionClosed, ConnectionNotAllowed, InvalidFrameError
+from pamqp.commands import Connection
 
 from semel.brokers.dead_letters import DeadLetter, headers_of
 from semel.brokers.source import Arrival, DeadLetterInfo, options_of
 from semel.errors import SemelError, SourceRefused, SourceUnavailable, UsageError
 
-__all__ = ["RabbitQueue", "RabbitmqOptions", "from_url"]
+__all__ = ["RabbitQueue", "RabbitmqOptions", "from_url", "is_refusal"]
 
 CONNECT_S = 10.0
 STEPS_S = (1, 5, 30, 120, 600, 3600)
@@ -45,7 +47,9 @@ REFUSALS = (
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
 )
-"""What no repetition cures: credentials, a virtual host, a right, a queue that is missing or was declared otherwise."""
+"""What no repetition cures: credentials, a right, a queue that is missing or was declared otherwise."""
+NOT_ALLOWED = "NOT_ALLOWED"
+"""How the reason begins with which the server closes a connection to a virtual host."""
 
 
 class RabbitmqOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,8 +127,8 @@ class RabbitQueue:
 
     def _error(self, error: BaseException) -> SemelError:
         """The error to raise for what went wrong while connecting."""
-        text = str(error) or type(error).__name__
-        if isinstance(error, REFUSALS):
+        text = _reason(error) or str(error) or type(error).__name__
+        if is_refusal(error):
             return SourceRefused(
                 f"{self.name}: {text}; check the credentials, the virtual host and the queue"
             )
@@ -195,7 +199,11 @@ class RabbitQueue:
             await self._each(arrivals, lambda message: message.nack(requeue=True))
             return
         step_s = next((step for step in STEPS_S if step >= delay_s), STEPS_S[-1])
-        await self._each(arrivals, lambda message: self._postpone(message, step_s))
+        # Each is published and confirmed: side by side, as one after the other would wait for each confirmation.
+        postponed = (self._each([each], lambda message: self._postpone(message, step_s)) for each in arrivals)
+        for failed in await asyncio.gather(*postponed, return_exceptions=True):
+            if failed is not None:
+                raise failed
 
     async def _postpone(self, message: AbstractIncomingMessage, step_s: int) -> None:
         name = f"{self.options.queue}.retry.{step_s}s"
@@ -293,6 +301,28 @@ class RabbitQueue:
                 await connection.close()
             except UNREACHABLE:
                 return
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether no repetition cures it. A virtual host that is missing has the same code as one that is full for now."""
+    reason = _reason(error)
+    if reason.startswith(NOT_ALLOWED):
+        return "limit" not in reason
+    return isinstance(error, REFUSALS)
+
+
+def _reason(error: BaseException) -> str:
+    """Why the server closed the connection, in its own words; empty: it did not, or gave no reason.
+
+    While it opens a connection, the client library says only that another frame was expected than came. The frame
+    itself is to be had from the traceback alone.
+    """
+    if isinstance(error, InvalidFrameError):
+        for place, _ in walk_tb(error.__traceback__):
+            frame = place.f_locals.get("frame")
+            if isinstance(frame, Connection.Close):
+                return str(frame.reply_text)
+    return str(error.args[1]) if isinstance(error, ConnectionClosed) and len(error.args) > 1 else ""
 
 
 def _copy(message: AbstractIncomingMessage) -> aio_pika.Message:

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from semel.brokers.answers import Answers
 from semel.brokers.dead_letters import DeadLetters, letter_for
 from semel.brokers.failure_log import FailureLog
 from semel.brokers.handling import Handling, work_for
@@ -56,8 +57,6 @@ _log = logging.getLogger("semel.runner")
 
 LEFT_MAX = 100_000
 """Keys that are remembered as given back."""
-ACK_GATHER_S = 0.02
-"""How long an ack waits for others to go with it, while handlers run: alone, it costs as much as a handler."""
 
 
 class HeldDelivery(msgspec.Struct, eq=False):
@@ -104,8 +103,13 @@ class Runner:
         self._hand: set[HeldDelivery] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._free = self.pace.concurrency
-        self._acks: list[Arrival] = []
-        self._acking: asyncio.Task[None] | None = None
+        self._answers = Answers(
+            source,
+            self.counts,
+            self._spawn,
+            batch=self.pace.batch,
+            more_may_come=lambda: bool(self._hand) and not self._stopping,
+        )
         self._outages = 0
         self._outage_until = 0.0
         self._stopping = False
@@ -354,24 +358,7 @@ class Runner:
         if self._left and held.delivery is not None:
             self._left.discard(held.delivery.key)
         self._release(held)
-        self._acks.append(held.arrival)
-        if self._acking is None:
-            self._acking = asyncio.create_task(self._send_acks())
-
-    async def _send_acks(self) -> None:
-        """Acknowledge what has gathered, together; what gathers meanwhile goes next."""
-        try:
-            while self._acks:
-                if self._hand and not self._stopping and len(self._acks) < self.pace.batch:
-                    await asyncio.sleep(ACK_GATHER_S)
-                acks, self._acks = self._acks, []
-                try:
-                    await self.source.ack(acks)
-                    self.counts.acked += len(acks)
-                except SourceUnavailable as error:  # they come again, as duplicates
-                    _log.warning("%s did not take %d acks: %s", self.source.name, len(acks), error)
-        finally:
-            self._acking = None
+        self._answers.ack(held.arrival)
 
     def _park(self, held: HeldDelivery, delay_s: float) -> None:
         """Busy elsewhere: look again when the owner's lease ends. In a full room it goes back to the broker."""
@@ -395,16 +382,9 @@ class Runner:
     def _return(self, held: HeldDelivery, delay_s: float) -> None:
         self._release(held)
         if not held.gone and self.source.redelivers and not self._link.away:
-            self.counts.returned += 1
             if held.delivery is not None and len(self._left) < LEFT_MAX:
                 self._left.add(held.delivery.key)
-            self._spawn(self._nack([held.arrival], delay_s))
-
-    async def _nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
-        try:
-            await self.source.nack(arrivals, delay_s)
-        except SourceUnavailable as error:  # the broker brings it back by itself
-            _log.warning("%s did not take %d messages back: %s", self.source.name, len(arrivals), error)
+            self._answers.nack([held.arrival], delay_s)
 
     def _release(self, held: HeldDelivery) -> None:
         """No longer in hand; the next of its lane is on."""
@@ -481,8 +461,7 @@ class Runner:
             self._release(held)
         back = [held.arrival for held in idle if not held.gone]
         if back and self.source.redelivers:
-            self.counts.returned += len(back)
-            self._spawn(self._nack(back, 0.0))
+            self._answers.nack(back, 0.0)
         until = monotonic() + self.pace.drain_s
         while self._tasks:
             done, _ = await asyncio.wait(self._tasks, timeout=max(0.0, until - monotonic()))
@@ -490,8 +469,7 @@ class Runner:
                 for task in self._tasks:
                     task.cancel()
                 await asyncio.wait(self._tasks)
-        if self._acking is not None:
-            await asyncio.wait([self._acking], timeout=self._link.patience_s)
+        await self._answers.finish_acks(self._link.patience_s)
         if beating is not None:
             beating.cancel()
             await asyncio.wait([beating])  # it may be in the middle of a request

@@ -78,6 +78,16 @@ EventsLease = Annotated[
 EventsTable = Annotated[
     str | None, _option("events-table", "NAME", "The table that they are written into.", "events")
 ]
+EventsColumns = Annotated[
+    str | None,
+    typer.Option(
+        "--events-columns",
+        "--columns",
+        metavar="NAMES",
+        help="What that table calls event_id, type, payload and tenant, such as type=event_type,tenant= (no tenants).",
+        show_default=False,
+    ),
+]
 BodyMax = Annotated[
     int | None, _option("body-max", "BYTES", "The longest request.", size_text(DEFAULT.body_bytes_max))
 ]
@@ -206,6 +216,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
     events_key: EventsKey = None,
     events_lease: EventsLease = None,
     events_table: EventsTable = None,
+    events_columns: EventsColumns = None,
     body_max: BodyMax = None,
     value_max: ValueMax = None,
     answer_max: AnswerMax = None,
@@ -251,6 +262,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
         events_key=said.events_key,
         events_lease=said.events_lease,
         events_table=said.events_table,
+        events_columns=said.events_columns,
         handler=said.handler,
         sink=said.sink,
         persist=said.persist,

@@ -161,6 +161,7 @@ class ServeOptions(Sourced):
     events_key: str = ""
     events_lease: str = "30s"
     events_table: str = "events"
+    events_columns: str = ""
     body_max: int = LIMITS.body_bytes_max
     value_max: int = LIMITS.value_bytes_max
     answer_max: int = LIMITS.answer_bytes_max

@@ -133,7 +133,7 @@ class EventTable:
 
         Committed before it returns, and also if nobody waits for it any more.
         """
-        self._values(event)  # an event that does not fit is refused by itself
+        self.check_event(event)  # one that does not fit is refused by itself
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((event, written))
         if self._writing is None or self._writing.done():
@@ -147,8 +147,9 @@ class EventTable:
             return None
         return Event(id=event_id, type=found[0], tenant=tenant, body=found[1].encode())
 
-    def _values(self, event: Event) -> tuple[str, ...]:
-        return self._columns.values(event.tenant, event.id, event.type, event.body.decode())
+    def check_event(self, event: Event) -> None:
+        """Raise `PolicyInvalid` for an event of a tenant where the table has no column for tenants."""
+        self._columns.values(event.tenant, event.id, event.type, event.body.decode())
 
     def after(self, handler: Callable[[Event], Any]) -> Handler:
         """A handler that runs yours, in a thread where it blocks, and persists what it returned from."""

@@ -22,6 +22,7 @@ from semel.codec import encode
 from semel.core.commands import Claim, Forget, Granted, Scan, Settle
 from semel.core.relay_flow import OutboxRow, Published
 from semel.errors import PolicyInvalid, SemelError, SinkUnavailable, StoreError
+from semel.ingest.event_columns import columns_of
 from semel.ingest.event_table import ROWS_MAX, EventTable
 from semel.ingest.intake import SWEEP_MAX_S, SWEEP_MIN_S, Event, Intake, IntakeLimits, Receipt, receipt_for
 from semel.keys.identity import Identity
@@ -83,7 +84,10 @@ class Events:
             handler = self._awaited(settings.handler)
         own = settings.store if service.is_of_settings and _is_sql(settings.store) else ""
         place = settings.persist or (own if handler is None else "")
-        self._table: EventTable | None = EventTable(place, table=settings.events_table) if place else None
+        self._table: EventTable | None = None
+        if place:
+            columns = columns_of(settings.events_columns)
+            self._table = EventTable(place, table=settings.events_table, columns=columns)
         self._concurrency: int = ROWS_MAX if handler is None else CONCURRENCY  # rows share commits
         self._hands_on = handler is not None
         """Whether more is done with an event than to write it down."""
@@ -149,7 +153,10 @@ class Events:
         if len(event.body) > most:
             raise PolicyInvalid(f"the event has {len(event.body)} bytes; {most} are allowed")
         key = self._identity.find(event.envelope).key
-        return Event(id=key, type=event.type, tenant=tenant, body=event.body)
+        found = Event(id=key, type=event.type, tenant=tenant, body=event.body)
+        if self._table is not None:
+            self._table.check_event(found)
+        return found
 
     async def kept(self, record: Record) -> Event | None:
         """The event of a finished record, where its row has the payload and somebody would be handed it again.

@@ -125,6 +125,8 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     """The database whose table `events` gets a row for each event, after handler or sink: PostgreSQL or SQLite. With
     none of the three it is the store's own; if that is neither, an event is kept in its record."""
     events_table: str = "events"
+    events_columns: str = ""
+    """What that table calls `event_id`, `type`, `payload` and `tenant`: `type=event_type,tenant=` (no tenants)."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

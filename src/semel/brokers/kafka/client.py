@@ -47,6 +47,10 @@ class _OncePerMinute(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line is logged. Called as `log(level, "%s [%s] %s", kind, client, text)`."""
         kind = str(record.args[0]) if isinstance(record.args, tuple) and record.args else str(record.msg)
+        if kind in OUTAGES:
+            record.levelno, record.levelname = logging.INFO, "INFO"
+            if not CLIENT_LOG.isEnabledFor(logging.INFO):  # it was asked before, with the client's own level
+                return False
         now = monotonic()
         passed_at, left_out = self._passed.get(kind, (-REPEAT_S, 0))
         if now - passed_at < REPEAT_S:
@@ -55,8 +59,6 @@ class _OncePerMinute(logging.Filter):
         if len(self._passed) >= KINDS_MAX:
             self._passed.clear()
         self._passed[kind] = (now, 0)
-        if kind in OUTAGES:
-            record.levelno, record.levelname = logging.INFO, "INFO"
         if left_out:
             record.msg, record.args = f"{record.getMessage()} ({left_out:,} more like it before)", ()
         return True

@@ -17,9 +17,9 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from semel.brokers.dead_letters import DeadLetter, headers_of
 from semel.brokers.kafka.client import CLIENT_LOG, ClientErrors, DaemonThread, error_of
 from semel.brokers.kafka.offsets import Offsets
-from semel.brokers.kafka.sending import CONFIRM_S, Sender, make_topics
+from semel.brokers.kafka.sending import CONFIRM_S, PATTERN, DeadTopics, Sender
 from semel.brokers.source import Arrival, DeadLetterInfo, options_of
-from semel.errors import SourceRefused, SourceUnavailable, UsageError
+from semel.errors import MessageTooLarge, SourceRefused, SourceUnavailable, UsageError
 from semel.runtime.process import asyncio
 
 __all__ = ["CALL_S", "KafkaOptions", "KafkaSource", "RecordPosition", "from_url", "place_of", "topics_of"]
@@ -38,8 +38,6 @@ meanwhile."""
 NEW_TOPIC_S = 3.0
 """How long a topic may take from its creation until every broker knows it."""
 LOOK_AGAIN_S = 0.2
-PATTERN = "^"
-"""How a topic's name begins that stands for all that match; there may be none yet."""
 REMOVED = "semel-dead-removed"
 """The header of a record that says which dead letter is dealt with: a log takes nothing back."""
 
@@ -49,7 +47,7 @@ class KafkaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     group: str
     topic: str = ""
-    """One topic, or several with commas; it may stand in the path instead: kafka://host/topic."""
+    """One topic, or several with commas, or in the path: kafka://host/topic. `^orders.*`: all but for dead letters."""
     dead: str = ""
     """The topic for dead letters; by default the topic's name with `.dead`."""
     start: Literal["earliest", "latest"] = "earliest"
@@ -64,6 +62,8 @@ class KafkaOptions(msgspec.Struct, frozen=True, kw_only=True):
     """After so long without a sign of life the group gives the partitions to others."""
     poll_s: float = 300.0
     """After so long without a look at the group it expels the member; semel looks in by itself, well before."""
+    refresh_s: float = 60.0
+    """How soon a new topic is found that matches a pattern."""
     security: str = ""
     """The `security.protocol`, such as SASL_SSL."""
     mechanism: str = ""
@@ -127,6 +127,7 @@ class KafkaSource:
         self._servers = servers
         self._options = options
         self._topics = options.topic.split(",")
+        self._dead_topics = DeadTopics(options.client(servers), self._topics, options.dead)
         self._consumer: Any = None
         self._sender: Sender | None = None
         self._thread: DaemonThread | None = None
@@ -172,7 +173,7 @@ class KafkaSource:
             self._consumer = Consumer(self._member(), logger=CLIENT_LOG)
         self._check_reachable(poll=not self._subscribed)
         if not self._subscribed:
-            self._make_graves()
+            self._dead_topics.make_at_start()
             self._consumer.subscribe(
                 self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
             )
@@ -208,6 +209,9 @@ class KafkaSource:
         }
         if options.instance:
             config["group.instance.id"] = options.instance
+        if any(name.startswith(PATTERN) for name in self._topics):
+            config["topic.blacklist"] = self._dead_topics.names
+            config["topic.metadata.refresh.interval.ms"] = round(options.refresh_s * 1000)
         return config
 
     # --- in the thread: rebalances ---
@@ -217,6 +221,7 @@ class KafkaSource:
         for each in partitions:
             self._offsets[each.topic, each.partition] = Offsets()
             self._read_up.discard((each.topic, each.partition))
+        self._dead_topics.expect(each.topic for each in partitions)
         consumer.incremental_assign(partitions)
         consumer.resume(partitions)  # lost while it was paused, a partition would come back paused
 
@@ -250,6 +255,7 @@ class KafkaSource:
     def _consume(self, limit: int, wait_s: float) -> list[Message]:
         self._polled_at = monotonic()
         self._commit()
+        self._dead_topics.make_missing()
         found: list[Message] = self._consumer.consume(1, wait_s)
         self._errors.check(self.name)
         if found and limit > 1:
@@ -360,18 +366,31 @@ class KafkaSource:
         """Produce a copy with its story to the topic of dead letters."""
         topic = arrival.handle.where[0]
         headers = [*arrival.headers, *((name, value.encode()) for name, value in headers_of(letter).items())]
-        await self._in_thread(self._produce, self.graves(topic), arrival.handle.key, arrival.body, headers)
+        await self._in_thread(self._write_letter, topic, arrival.handle.key, arrival.body, headers)
+
+    def _write_letter(
+        self, topic: str, key: bytes | None, body: bytes | None, headers: list[tuple[str, bytes]]
+    ) -> None:
+        self._dead_topics.make_missing()
+        try:
+            self._produce(self.graves(topic), key, body, headers)
+        except MessageTooLarge:
+            raise
+        except SourceUnavailable:
+            self._dead_topics.suspect(topic)
+            raise
 
     def graves(self, topic: str) -> str:
         """Where the dead letters of a topic go."""
-        return self._options.dead or f"{topic}.dead"
+        return self._dead_topics.name_for(topic)
 
-    def _make_graves(self) -> None:
-        """Make the topics of dead letters that are missing; those of a pattern are not known yet."""
-        make_topics(
-            self._options.client(self._servers),
-            {topic: self.graves(topic) for topic in self._topics if not topic.startswith(PATTERN)},
-        )
+    @property
+    def _topic(self) -> str:
+        """The topic whose dead letters are looked at. Raises `UsageError` for a pattern."""
+        topic = self._topics[0]
+        if topic.startswith(PATTERN):
+            raise UsageError(f"{topic} stands for several topics; name the one whose letters you mean")
+        return topic
 
     def _produce(
         self, topic: str, key: bytes | None, body: bytes | None, headers: list[tuple[str, bytes]]
@@ -389,7 +408,7 @@ class KafkaSource:
         config |= {"enable.auto.commit": False, "enable.partition.eof": True}
         reader = Consumer(config, logger=CLIENT_LOG)
         try:
-            left = self._assign_all(reader, self.graves(self._topics[0]))
+            left = self._assign_all(reader, self.graves(self._topic))
             found: dict[str, DeadLetter] = {}
             while left:
                 for message in reader.consume(500, 1.0):
@@ -417,12 +436,12 @@ class KafkaSource:
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
         """Produce a message to the topic itself."""
         encoded = [(name, value.encode()) for name, value in headers.items()]
-        await self._in_thread(self._produce, self._topics[0], None, body, encoded)
+        await self._in_thread(self._produce, self._topic, None, body, encoded)
 
     async def remove(self, dead: DeadLetter) -> None:
         """Say that a dead letter is dealt with."""
         await self._in_thread(
-            self._produce, self.graves(self._topics[0]), None, b"", [(REMOVED, dead.id.encode())]
+            self._produce, self.graves(self._topic), None, b"", [(REMOVED, dead.id.encode())]
         )
 
     async def close(self) -> None:

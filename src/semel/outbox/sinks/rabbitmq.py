@@ -9,7 +9,7 @@ import aio_pika
 from aio_pika.abc import DeliveryMode
 from aio_pika.exceptions import AMQPException, ChannelClosed, DeliveryError
 
-from semel.brokers.rabbitmq import REFUSALS
+from semel.brokers.rabbitmq import is_refusal
 from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.outbox.message import attributes
 from semel.outbox.sinks import destination_of, in_turns, options_of, refused, unavailable
@@ -45,10 +45,8 @@ class RabbitmqSink:
                 if self._exchange_name
                 else channel.default_exchange
             )
-        except REFUSALS as error:
-            raise refused(self.name, error) from error
         except (AMQPException, OSError, TimeoutError) as error:
-            raise unavailable(self.name, error) from error
+            raise (refused if is_refusal(error) else unavailable)(self.name, error) from error
 
     async def close(self) -> None:
         """Close the connection."""
