@@ -9,7 +9,7 @@ import pytest
 
 import semel as library
 from tests.cli.processes import WITHIN_S, semel, start
-from tests.services import rabbitmq, redis
+from tests.services import nats, rabbitmq, redis
 from tests.services.server import NOBODY
 
 pytestmark = pytest.mark.slow
@@ -48,10 +48,12 @@ def test_an_outage_is_reported_once_and_sigterm_ends_it(command: str, tmp_path: 
     assert b"".join((*said, rest)).count(b"cannot be reached") == 1
 
 
-@pytest.mark.parametrize("broker", ["rabbitmq", "redis"])
+@pytest.mark.parametrize("broker", ["rabbitmq", "rabbitmq, vhost", "nats", "redis"])
 def test_a_relay_that_is_refused_exits_with_78(broker: str, tmp_path: Path) -> None:
     url = {
         "rabbitmq": lambda: rabbitmq.url().replace("guest:guest", "guest:wrong"),
+        "rabbitmq, vhost": lambda: f"{rabbitmq.url()}missing",
+        "nats": lambda: nats.secured().replace("//", "//semel:wrong@"),
         "redis": lambda: (
             redis.place("relay").partition("?")[0].replace("redis://", "redis://somebody:wrong@")
         ),
