@@ -101,6 +101,7 @@ MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (run_on_after_a_stop, "a_stop_commits_what_is_done_in_a_transaction"),
     (give_back_one_by_one, "a_stop_starts_no_further_handler"),
     (trust_what_comes_again, "what_was_delivered_before_runs_alone"),
+    (trust_what_comes_again, "what_ended_its_workers_is_given_up_and_its_neighbours_are_done"),
 ]
 
 

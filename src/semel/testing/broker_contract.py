@@ -74,13 +74,7 @@ async def what_was_not_acknowledged_is_delivered_again(scene: Scene) -> None:
     """A consumer dies with messages in hand."""
     keys = ["a", "b", "c"]
     await scene.broker.send(sent(*keys))
-    first = scene.broker.source(deadline_s=1.0)
-    await first.open()
-    got: list[Arrival] = []
-    async with asyncio.timeout(WITHIN_S):
-        while len(got) < len(keys):
-            got += await first.receive(len(keys) - len(got), 0.2)
-    await first.close()
+    await scene.deliver_to_the_dead(len(keys))
     async with scene.running(source=scene.broker.source(deadline_s=1.0)):
         await scene.settled()
     equal(sorted(scene.ran), keys, "what ran")

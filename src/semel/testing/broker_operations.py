@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from semel.brokers.attempts import Attempt, Attempts
 from semel.brokers.dead_letters import letter_of
 from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.client.claims import Claimed
@@ -14,6 +15,7 @@ from semel.observe.counters import CounterHook
 from semel.policy import Policy
 from semel.testing.broker_scene import WITHIN_S, Scene, scenario, sent
 from semel.testing.contract.harness import check, equal
+from semel.types import Delivery
 
 __all__ = ["STOP_S"]
 
@@ -107,21 +109,47 @@ async def what_was_delivered_before_runs_alone(scene: Scene) -> None:
         credit(_connection, messages)
         raise _Died
 
-    await scene.broker.send(sent(*keys))
     async with scene.inbox() as once:
-        first = scene.broker.source(deadline_s=1.0)
-        await first.open()
-        got: list[Arrival] = []
-        async with asyncio.timeout(WITHIN_S):
-            while len(got) < len(keys):
-                got += await first.receive(len(keys) - len(got), 0.2)
-        await first.close()
-        if not got[0].deliveries:  # this broker does not count: a runner writes down what it starts
-            await _die_with(scene, hang, once)
-            calls.clear()
+        await _send_to_the_dead(scene, keys, hang, once)
+        calls.clear()
         async with scene.running(credit, once=once, source=scene.broker.source(deadline_s=1.0), many=True):
             await scene.settled()
     equal(sorted(calls), [["a"], ["b"], ["c"]], "the calls")
+
+
+@scenario
+async def what_ended_its_workers_is_given_up_and_its_neighbours_are_done(scene: Scene) -> None:
+    """Mode inbox: as many workers died with it as attempts are allowed; those that came with it are not charged."""
+    keys = ["a", "b", "killer"]
+    attempts = 2
+
+    def note(_connection: Any, message: Arrival) -> None:
+        scene.ran.append(bytes(message.body).decode())
+
+    def hang(_connection: Any, _messages: list[bytes]) -> None:
+        raise _Died
+
+    async with scene.inbox(policy=Policy(max_attempts=attempts, retry_delay_s=0.05)) as once:
+        await _send_to_the_dead(scene, keys, hang, once)
+        killer = Delivery(key="killer", body=Arrival(headers={}, body=b"killer"))
+        for _ in range(attempts):  # what a worker leaves behind that dies while it runs the message
+            check(isinstance(await Attempts(once).begin(killer), Attempt), "an attempt begins")
+        async with scene.running(note, once=once, source=scene.broker.source(deadline_s=1.0)):
+            await scene.settled()
+    equal(sorted(scene.ran), ["a", "b"], "what ran")
+    [(headers, body)] = await scene.broker.dead()
+    letter = letter_of(headers)
+    assert letter is not None
+    equal((body, letter.key, letter.reason), (b"killer", "killer", "failed"), "the dead letter")
+    check("no end of the earlier ones was recorded" in letter.error, f"the error says why: {letter.error}")
+
+
+async def _send_to_the_dead(scene: Scene, keys: list[str], hang: Any, once: Any) -> None:
+    """Send messages, and have them delivered to a worker that dies with them."""
+    await scene.broker.send(sent(*keys))
+    got = await scene.deliver_to_the_dead(len(keys))
+    if not got[0].deliveries:  # this broker does not count: a runner writes down what it starts
+        await _die_with(scene, hang, once)
 
 
 async def _die_with(scene: Scene, handler: Any, once: Any) -> None:

@@ -95,6 +95,17 @@ class Scene:
             while await self.broker.unsettled():  # noqa: ASYNC110 - a broker has no event to wait for
                 await asyncio.sleep(0.02)
 
+    async def deliver_to_the_dead(self, count: int) -> list[Arrival]:
+        """Have so many messages delivered to a consumer that dies with them in hand."""
+        source = self.broker.source(deadline_s=1.0)
+        await source.open()
+        got: list[Arrival] = []
+        async with asyncio.timeout(WITHIN_S):
+            while len(got) < count:
+                got += await source.receive(count - len(got), 0.2)
+        await source.close()
+        return got
+
     @asynccontextmanager
     async def running(self, handler: Any = None, **options: Any) -> Any:
         """A runner at work; stopped, and its errors raised, at the end. `many`: the handler is given lists."""

@@ -111,9 +111,8 @@ class DeadTopics:
     def _matches(self, name: str) -> bool:
         if re.match(self.names, name):
             return False
-        with suppress(
-            re.error
-        ):  # the client knows other expressions; then the topic is looked at when it is assigned
+        # The client knows other expressions too: such a topic is looked at when it is assigned.
+        with suppress(re.error):
             return any(re.match(pattern, name) for pattern in self._patterns)
         return False
 
