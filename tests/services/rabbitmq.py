@@ -54,10 +54,11 @@ def messages(queues: Sequence[str]) -> int:
     Asked by `erl_call`, which comes with Erlang: `rabbitmqctl` needs seconds for each answer.
     """
     state = server.shared("rabbitmq", _start)
+    node, me = state["env"]["RABBITMQ_NODENAME"], f"semel-{os.urandom(6).hex()}"
     cookie = (Path(state["env"]["HOME"]) / ".erlang.cookie").read_text(encoding="ascii")
     ended = subprocess.run(
-        # -r: a name of its own, or two that ask at once are taken for one.
-        [state["call"], "-r", "-sname", state["env"]["RABBITMQ_NODENAME"], "-c", cookie, "-e"],
+        # -h: a name of its own, or two that ask at once are taken for one, and refused.
+        [state["call"], "-h", me, "-sname", node, "-c", cookie, "-e"],
         input=COUNT % " ".join(queues), env=state["env"], capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     assert ended.stdout.startswith("{ok, "), ended.stdout
