@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # What a change breaks most often, on the stores that need no server; everything else is for `make test`.
-FAST := $(wildcard tests/test_*.py) $(addprefix tests/,cli/test_reference.py cli/test_settings.py client contract core keys simulation stores/sqlite server/test_fuzz.py)
+FAST := $(wildcard tests/test_*.py) $(addprefix tests/,cli/test_reference.py cli/test_settings.py client contract core keys runtime simulation stores/sqlite server/test_fuzz.py)
 
 # The first interpreter that really runs and is new enough; `make PYTHON=/path/to/python` overrides the search.
 PYTHON ?=

@@ -14,7 +14,7 @@ from semel.client.client import Semel
 from semel.observe.events import HookEvent
 from semel.observe.history import HistoryHook
 from semel.observe.logging import LogHook
-from semel.runtime.executor import drive
+from semel.runtime.generators import drive
 from semel.types import Done
 
 

@@ -54,7 +54,7 @@ class Dying(Relay):
                 raise Killed
             return answer
 
-        from semel.runtime.executor import adrive
+        from semel.runtime.generators import adrive
 
         try:
             await adrive(self.step(self._retrying, ordered=self.sink.ordered), perform)

@@ -14,6 +14,7 @@ from semel.core.protocols import AsyncStore, Store
 from semel.errors import StoreError
 from semel.keys.limits import check as check_key
 from semel.runtime import audit
+from semel.runtime.generators import drive
 from semel.stores.registry import store_for
 from semel.types import Absent, Record, Unavailable
 
@@ -59,13 +60,7 @@ class StoreAccess:
 
     def carry_out(self, asking: Generator[Item, Any, R]) -> R:
         """Run what yields items for the store, and is sent their answers."""
-        answer: Any = None
-        try:
-            while True:
-                (answer,) = self.store.send((asking.send(answer),))
-        except StopIteration as end:
-            result: R = end.value
-            return result
+        return drive(asking, lambda item: self.store.send((item,))[0])
 
     def stored_settings(self) -> StoreSettings:
         """The windows and modes that the store keeps."""

@@ -31,7 +31,8 @@ from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
 from semel.keys.sliding import Sliding
 from semel.policy import Policy
 from semel.runtime.engine import Runtime
-from semel.runtime.executor import Executor, drive
+from semel.runtime.executor import Executor
+from semel.runtime.generators import drive
 from semel.runtime.handlers import blocking
 from semel.runtime.scheduler import copies, drive_many
 from semel.stores.memory.store import MemoryStore

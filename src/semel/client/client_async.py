@@ -34,7 +34,8 @@ from semel.keys.sliding import Sliding
 from semel.policy import ATTEMPTS_LIMIT, Policy
 from semel.runtime.channel import LoopCoalescer
 from semel.runtime.engine import Runtime
-from semel.runtime.executor import AsyncHands, adrive
+from semel.runtime.executor import AsyncHands
+from semel.runtime.generators import adrive
 from semel.runtime.handlers import awaitable
 from semel.runtime.scheduler import adrive_many, copies
 from semel.types import Completed, Delivery, Done, Failed, Lost, Outcome, Renewed, Unavailable, Verdict

@@ -4,7 +4,6 @@ Each facade exists twice, blocking and awaiting; what they ask and what the answ
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
 from semel.client.items import ItemBuilder
@@ -25,6 +24,7 @@ from semel.core.commands import (
     answer_or_raise,
 )
 from semel.runtime import audit
+from semel.runtime.generators import adrive, drive
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record, State, Stats, Unavailable
 from semel.windows import Duration, window_us
 
@@ -131,12 +131,8 @@ class Records:
         return answer_or_raise(self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
 
     def _write_trail(self, record: Record, actor: str | None) -> None:
-        if self._audits:
-            return
-        trail, answer = audit.trail(record, actor), None
-        with suppress(StopIteration):
-            while True:
-                answer = self._ask(trail.send(answer))
+        if not self._audits:
+            drive(audit.trail(record, actor), self._ask)
 
     def resolve(
         self, key: str, *, fence: int, to: Literal["done", "absent"], value: Any = None
@@ -218,12 +214,8 @@ class AsyncRecords:
         return answer_or_raise(await self._ask(Forget(self._plan.id(key), force, fence, state)))  # type: ignore[no-any-return]
 
     async def _write_trail(self, record: Record, actor: str | None) -> None:
-        if self._audits:
-            return
-        trail, answer = audit.trail(record, actor), None
-        with suppress(StopIteration):
-            while True:
-                answer = await self._ask(trail.send(answer))
+        if not self._audits:
+            await adrive(audit.trail(record, actor), self._ask)
 
     async def resolve(
         self, key: str, *, fence: int, to: Literal["done", "absent"], value: Any = None

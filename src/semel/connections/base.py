@@ -1,4 +1,4 @@
-"""What a caller's connection is to semel, and the two loops that carry out a talk on it.
+"""What a caller's connection is to semel, and how a talk is carried out on it.
 
 A talk is a generator that yields statements and is sent their rows. It is written once and runs on blocking
 and on awaited drivers alike. Statements take their parameters by position, each once and in order: `$1`, `$2`
@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 from semel.errors import NoTransaction
+from semel.runtime.generators import adrive, drive
 
 __all__ = [
     "AsyncCallerConnection",
@@ -73,21 +74,13 @@ class CallerConnection(ABC):
 
     def run(self, talk: Talk[T]) -> T:
         """Carry out a talk in the caller's transaction."""
-        try:
-            step = next(talk)
-            while True:
-                rows: list[Row] = []
-                try:
-                    if isinstance(step, PauseStep):
-                        self.pause(step.wait_s)
-                    else:
-                        rows = self.execute(step)
-                except BaseException as error:  # noqa: BLE001 - the talk knows what it means, and may tidy up
-                    step = talk.throw(error)
-                else:
-                    step = talk.send(rows)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+        return drive(talk, self._perform)
+
+    def _perform(self, step: Statement | PauseStep) -> list[Row]:
+        if not isinstance(step, PauseStep):
+            return self.execute(step)
+        self.pause(step.wait_s)
+        return []
 
 
 class AsyncCallerConnection(ABC):
@@ -110,21 +103,13 @@ class AsyncCallerConnection(ABC):
 
     async def run(self, talk: Talk[T]) -> T:
         """Carry out a talk in the caller's transaction."""
-        try:
-            step = next(talk)
-            while True:
-                rows: list[Row] = []
-                try:
-                    if isinstance(step, PauseStep):
-                        await asyncio.sleep(step.wait_s)
-                    else:
-                        rows = await self.execute(step)
-                except BaseException as error:  # noqa: BLE001 - the talk knows what it means, and may tidy up
-                    step = talk.throw(error)
-                else:
-                    step = talk.send(rows)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+        return await adrive(talk, self._perform)
+
+    async def _perform(self, step: Statement | PauseStep) -> list[Row]:
+        if not isinstance(step, PauseStep):
+            return await self.execute(step)
+        await asyncio.sleep(step.wait_s)
+        return []
 
 
 def code_of(error: BaseException | None) -> str | int | None:

@@ -16,6 +16,7 @@ from semel.core.protocols import AsyncStore, Store
 from semel.errors import SemelError, StoreUnavailable, UsageError
 from semel.observe.counters import CounterHook, MinuteCounts
 from semel.observe.events import HookEvent
+from semel.runtime.generators import drive
 from semel.runtime.jitter import jitter
 from semel.runtime.process import logging, new_owner, restart_after_fork
 from semel.stores.registry import store_for
@@ -250,17 +251,14 @@ class RollupHook:
                 self._store.close()
 
     def _ask(self, asking: Asking) -> None:
-        answers: Sequence[Answer] = ()
         try:
             self._store.open()
-            items = next(asking)
-            while True:
-                try:
-                    answers = self._store.send(items)
-                except StoreUnavailable as error:
-                    answers = [Unavailable(error)] * len(items)
-                items = asking.send(answers)
-        except StopIteration:
-            return
+            drive(asking, self._send)
         except SemelError as error:
             logging.getLogger("semel").warning("rollups could not be written: %s", error)
+
+    def _send(self, items: Sequence[Item]) -> Sequence[Answer]:
+        try:
+            return self._store.send(items)
+        except StoreUnavailable as error:
+            return [Unavailable(error)] * len(items)

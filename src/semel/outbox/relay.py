@@ -25,7 +25,7 @@ from semel.errors import PolicyInvalid, SinkUnavailable, StoreUnavailable, Usage
 from semel.observe.limited_log import OutageLog
 from semel.outbox.sinks import Sink, sink_for
 from semel.outbox.tables import OutboxCounts, Rows, rows_for
-from semel.runtime.executor import adrive
+from semel.runtime.generators import adrive
 from semel.windows import Duration, duration_us
 
 __all__ = ["Relay", "Totals"]

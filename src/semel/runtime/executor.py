@@ -1,4 +1,4 @@
-"""Run flows: one loop that blocks, one that awaits. They carry out commands and decide nothing."""
+"""Carry out the commands of flows, blocking and awaiting. Flows decide; executors do."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -31,6 +31,7 @@ from semel.policy import Policy
 from semel.runtime.channel import Channel
 from semel.runtime.context import Context, _current, check_own, held_owners
 from semel.runtime.engine import SETTINGS_LIVE_S, Runtime
+from semel.runtime.generators import adrive, drive
 from semel.runtime.handlers import close_unfinished
 from semel.runtime.keeper import Keeper, LiveClaim, LoopKeeper
 from semel.runtime.process import asyncio, inspect, logging
@@ -38,32 +39,12 @@ from semel.runtime.send_queue import give_back, post_quietly, recall
 from semel.runtime.waiting import Watches
 from semel.types import CannotTell, Unavailable
 
-__all__ = ["AsyncHands", "Executor", "adrive", "drive"]
+__all__ = ["AsyncHands", "Executor"]
 
 T = TypeVar("T")
 
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 1.0
-
-
-def drive(flow: Flow[T], perform: Callable[[Command[Any]], Any], answer: Any = None) -> T:
-    """Run a flow to its end, blocking; `answer` is to the command it last asked for, if any."""
-    while True:
-        try:
-            command = flow.send(answer)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        answer = perform(command)
-
-
-async def adrive(flow: Flow[T], perform: Callable[[Command[Any]], Any], answer: Any = None) -> T:
-    """Run a flow to its end, awaiting; `answer` is to the command it last asked for, if any."""
-    while True:
-        try:
-            command = flow.send(answer)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        answer = await perform(command)
 
 
 def backoff_s(tries: int) -> float:

@@ -33,7 +33,8 @@ from semel.core.commands import (
 from semel.core.folding import Fold, leaders
 from semel.core.settlement import NotStarted
 from semel.errors import RecordCorrupt, StoreClosed, UsageError
-from semel.runtime.executor import AsyncHands, Executor, ExecutorBase, adrive, drive
+from semel.runtime.executor import AsyncHands, Executor, ExecutorBase
+from semel.runtime.generators import adrive, drive
 from semel.runtime.process import asyncio, futures
 from semel.runtime.send_queue import BATCH_MAX, give_back, recall
 from semel.types import Done, Errored, Failed, Mismatch, Outcome, Unavailable

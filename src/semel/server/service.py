@@ -23,6 +23,7 @@ from semel.observe.instrument import claimed, marked, settled
 from semel.observe.prometheus import PrometheusHook
 from semel.runtime import audit
 from semel.runtime.engine import Runtime
+from semel.runtime.generators import adrive
 from semel.server import sessions, tokens
 from semel.server.auth import Caller, permit
 from semel.server.limits import PAYER, Believed, Buckets, Costs, Growth, LiveClaims, account_of
@@ -261,13 +262,10 @@ class Service:
 
     async def ask(self, asking: tokens.Asking) -> Any:
         """Run what yields items for the store."""
-        answer: Any = None
-        try:
-            while True:
-                item = asking.send(answer)
-                answer = (await self.runtime.channel.asend((item,)))[0]
-        except StopIteration as end:
-            return end.value
+        return await adrive(asking, self._answer)
+
+    async def _answer(self, item: Item) -> Answer:
+        return (await self.runtime.channel.asend((item,)))[0]
 
     async def carry_out(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
         """Answers by position. An item that is not permitted is answered with `ItemRefusal`; the others go on.

@@ -29,6 +29,7 @@ from semel.core.commands import (
 )
 from semel.core.protocols import Capabilities, Listener, Store
 from semel.errors import StoreUnavailable
+from semel.runtime.generators import drive
 from semel.testing import ManualClock
 from semel.types import Unavailable
 
@@ -88,13 +89,7 @@ class Driver:
 
     def run(self, flow: Flow[T]) -> T:
         """Run a flow to its end. Raises `Died` where the strike kills the process."""
-        answer: Any = None
-        while True:
-            try:
-                command = flow.send(answer)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            answer = self._struck(command)
+        return drive(flow, self._struck)
 
     def land(self) -> None:
         """Carry out what was late."""

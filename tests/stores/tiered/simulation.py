@@ -78,7 +78,7 @@ class Day:
             except StopIteration as stop:
                 return stop.value[0]
             yield
-            reply = store._do(step)
+            reply = store._perform(step)
 
     def _work(self, number: int, key: str) -> Work:
         store = self.stores[number % 2]

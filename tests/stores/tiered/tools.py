@@ -84,7 +84,7 @@ class ByHand:
         """Do the step that is next, or have it answered so."""
         assert self.step is not None
         try:
-            self.step = self._steps.send(self._store._do(self.step) if reply is ... else reply)
+            self.step = self._steps.send(self._store._perform(self.step) if reply is ... else reply)
         except StopIteration as stop:
             self.step, self.answers = None, stop.value
 

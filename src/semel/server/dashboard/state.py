@@ -9,10 +9,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from semel.core.commands import Answer
 from semel.errors import StoreError
 from semel.observe.counters import CounterHook
 from semel.observe.rollups import Asking, Writer
+from semel.runtime.generators import adrive
 from semel.runtime.process import logging
 from semel.server.dashboard.auth import Viewer, viewer_of
 from semel.server.dashboard.figures import RANGES, Figures, Range, RollupReader
@@ -69,13 +69,9 @@ class Dashboard:
             await self._write(self._writer.flush())
 
     async def _write(self, asking: Asking) -> None:
-        answers: list[Answer] | None = None
         async with self._book.turning:
             try:
-                while True:
-                    items = asking.send(answers)  # type: ignore[arg-type]  # None is how it begins
-                    answers = await self.service.runtime.channel.asend(items)
-            except StopIteration:
+                await adrive(asking, self.service.runtime.channel.asend)
                 self._book.expire()
             except StoreError as error:
                 logging.getLogger("semel").warning("rollups could not be written: %s", error)

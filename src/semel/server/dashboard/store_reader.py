@@ -10,6 +10,7 @@ from semel.core.ids import is_own
 from semel.errors import StoreUnavailable
 from semel.observe.rollups import Asking
 from semel.observe.window_in_force import SAMPLE, WindowInForce, window_in_force
+from semel.runtime.generators import adrive
 from semel.server.limits import PAYER, account_of
 from semel.server.service import Service
 from semel.server.slow_lane import send_to
@@ -59,12 +60,7 @@ class StoreReader:
 
     async def ask(self, asking: Asking) -> Any:
         """Run what yields items, by quick looks."""
-        answers: Sequence[Answer] | None = None
-        try:
-            while True:
-                answers = await self.quick(asking.send(answers))  # type: ignore[arg-type]  # None is how it begins
-        except StopIteration as end:
-            return end.value
+        return await adrive(asking, self.quick)
 
     async def slow(self, item: Count | Scan) -> Any:
         """List or count. Raises `StoreUnavailable`."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar, Unpack
 
@@ -13,6 +14,7 @@ from semel.clock import Clock
 from semel.core.commands import Answer, Item, Mark
 from semel.core.protocols import Capabilities, Listener
 from semel.errors import StoreClosed, StoreError, StoreFull, StoreUnavailable
+from semel.runtime.generators import adrive, drive
 from semel.runtime.jitter import jitter
 from semel.runtime.process import restart_after_fork
 from semel.stores.postgres.batch import PostgresBatch, Scope, SendCalls, Stage, Talk, stages
@@ -274,21 +276,17 @@ class PostgresStore(_PostgresBase):
             _log.warning("%s: partitions were not removed: %s", self.name, translated(error, self.name))
 
     def _converse(self, line: PostgresConnection, talk: Talk[T]) -> T:
-        rows: list[Any] | None = None
+        return drive(talk, partial(self._query, line))
+
+    def _query(self, line: PostgresConnection, ask: SendCalls) -> list[Any]:
         try:
-            while True:
-                ask = next(talk) if rows is None else talk.send(rows)
-                try:
-                    if ask.script:
-                        line.execute(ask.script, prepare=False)
-                        rows = []
-                        continue
-                    cursor = line.execute(self.statements[ask.name], ask.parameters or None, binary=True)
-                    rows = cursor.fetchall() if cursor.description else []
-                except psycopg.Error as error:
-                    rows = answered(ask, error)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            if ask.script:
+                line.execute(ask.script, prepare=False)
+                return []
+            cursor = line.execute(self.statements[ask.name], ask.parameters or None, binary=True)
+            return cursor.fetchall() if cursor.description else []
+        except psycopg.Error as error:
+            return answered(ask, error)
 
     def after_fork(self) -> None:
         """The connections are the parent's; the child makes its own."""
@@ -454,23 +452,17 @@ class AsyncPostgresStore(_PostgresBase):
             _log.warning("%s: partitions were not removed: %s", self.name, translated(error, self.name))
 
     async def _converse(self, line: AsyncLine, talk: Talk[T]) -> T:
-        rows: list[Any] | None = None
+        return await adrive(talk, partial(self._query, line))
+
+    async def _query(self, line: AsyncLine, ask: SendCalls) -> list[Any]:
         try:
-            while True:
-                ask: SendCalls = next(talk) if rows is None else talk.send(rows)
-                try:
-                    if ask.script:
-                        await line.execute(ask.script, prepare=False)
-                        rows = []
-                        continue
-                    cursor = await line.execute(
-                        self.statements[ask.name], ask.parameters or None, binary=True
-                    )
-                    rows = await cursor.fetchall() if cursor.description else []
-                except psycopg.Error as error:
-                    rows = answered(ask, error)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            if ask.script:
+                await line.execute(ask.script, prepare=False)
+                return []
+            cursor = await line.execute(self.statements[ask.name], ask.parameters or None, binary=True)
+            return await cursor.fetchall() if cursor.description else []
+        except psycopg.Error as error:
+            return answered(ask, error)
 
     def after_fork(self) -> None:
         """The connections are the parent's; the child makes its own."""

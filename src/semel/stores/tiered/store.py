@@ -1,7 +1,7 @@
 """A cache in front of a truth, for threads and for event loops. What is asked of whom is in `tier`."""
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 from urllib.parse import urlencode
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from semel.core.commands import Answer, Item
 from semel.core.protocols import AsyncStore, Capabilities, HasAsyncTwin, Listener, Store
 from semel.errors import PolicyInvalid, StoreClosed, StoreError, StoreUnavailable
+from semel.runtime.generators import adrive, drive
 from semel.runtime.process import restart_after_fork
 from semel.stores.tiered.memory_cache import AsyncMemoryCache, MemoryCache
 from semel.stores.tiered.protocols import AsyncCache, Breaker, Cache, Filter
@@ -149,23 +150,14 @@ class TieredStore(_TieredBase):
                 stack.callback(self.filter.close)
             stack.callback(self.cache.close)
             if first:
-                self._drive(self._tier.parting())
+                drive(self._tier.parting(), self._perform)
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         """Carry out the items: one round trip to the cache, one to the truth for what is left, one for the copies."""
         self._check_open()
-        answers: list[Answer] = self._drive(self._tier.carry_out(items))
-        return answers
+        return drive(self._tier.carry_out(items), self._perform)
 
-    def _drive(self, steps: Generator[Step, Any, Any]) -> Any:
-        reply: Any = None
-        try:
-            while True:
-                reply = self._do(steps.send(reply))
-        except StopIteration as stop:
-            return stop.value
-
-    def _do(self, step: Step) -> Any:
+    def _perform(self, step: Step) -> Any:
         try:
             return self._asked(step, self.truth.send)
         except StoreError as error:
@@ -245,23 +237,14 @@ class AsyncTieredStore(_TieredBase):
                 stack.callback(self.filter.close)
             stack.push_async_callback(self.cache.aclose)
             if first:
-                await self._drive(self._tier.parting())
+                await adrive(self._tier.parting(), self._perform)
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
         """Carry out the items: one round trip to the cache, one to the truth for what is left, one for the copies."""
         self._check_open()
-        answers: list[Answer] = await self._drive(self._tier.carry_out(items))
-        return answers
+        return await adrive(self._tier.carry_out(items), self._perform)
 
-    async def _drive(self, steps: Generator[Step, Any, Any]) -> Any:
-        reply: Any = None
-        try:
-            while True:
-                reply = await self._do(steps.send(reply))
-        except StopIteration as stop:
-            return stop.value
-
-    async def _do(self, step: Step) -> Any:
+    async def _perform(self, step: Step) -> Any:
         try:
             return await self._asked(step, self.truth.asend)
         except StoreError as error:

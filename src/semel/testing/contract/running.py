@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from semel.core.commands import Answer, Command, Count, Item
 from semel.core.protocols import AsyncStore, Store
 from semel.runtime.channel import channel_for
+from semel.runtime.generators import adrive, drive
 from semel.testing import ManualClock
 from semel.testing.contract.harness import (
     Advance,
@@ -69,9 +70,7 @@ def run(scenario: Scenario, harness: Harness) -> None:
     """Run a scenario in this thread. Raises `AssertionError` where the store breaks its promise."""
     session = _Threads(scenario, harness)
     try:
-        command = session.step(None)
-        while command is not None:
-            command = session.step(session.carry_out(command))
+        drive(session.flow, session.perform)
     except BaseException as error:
         session.explain(error)
         raise
@@ -84,9 +83,7 @@ async def arun(scenario: Scenario, harness: Harness) -> None:
     session = _Loop(scenario, harness)
     try:
         await session.open()
-        command = session.step(None)
-        while command is not None:
-            command = session.step(await session.carry_out(command))
+        await adrive(session.flow, session.perform)
     except BaseException as error:
         session.explain(error)
         raise
@@ -133,19 +130,12 @@ class _Session:
         self.harness = harness
         self.ear = _Ear()
         self._scenario = scenario
-        self._flow = scenario.flow(ScenarioContext(harness.unit_us, manual=harness.clock is not None))
+        self.flow = scenario.flow(ScenarioContext(harness.unit_us, manual=harness.clock is not None))
         self._trace: deque[str] = deque(maxlen=TRACE_LINES)
-        self._command: Command[Any] | None = None
 
-    def step(self, answer: Any) -> Command[Any] | None:
-        """Give the flow its answer; its next command, or `None` at its end."""
-        if self._command is not None:
-            self._trace.append(f"{brief(self._command)} -> {brief(answer)}")
-        try:
-            self._command = self._flow.send(answer)
-        except StopIteration:
-            return None
-        return self._command
+    def note(self, command: Command[Any], answer: Any) -> None:
+        """Remember what was answered, for `explain`."""
+        self._trace.append(f"{brief(command)} -> {brief(answer)}")
 
     def explain(self, error: BaseException) -> None:
         """Say beside an error which promise is broken, and what went before."""
@@ -179,7 +169,12 @@ class _Threads(_Session):
         super().__init__(scenario, harness)
         self._store = self._connect()
 
-    def carry_out(self, command: Command[Any]) -> Any:
+    def perform(self, command: Command[Any]) -> Any:
+        answer = self._carry_out(command)
+        self.note(command, answer)
+        return answer
+
+    def _carry_out(self, command: Command[Any]) -> Any:
         match command:
             case Send(items):
                 return self._store.send(items)
@@ -241,7 +236,12 @@ class _Loop(_Session):
         self._store = store
         self._send, self._end = async_send(store)
 
-    async def carry_out(self, command: Command[Any]) -> Any:
+    async def perform(self, command: Command[Any]) -> Any:
+        answer = await self._carry_out(command)
+        self.note(command, answer)
+        return answer
+
+    async def _carry_out(self, command: Command[Any]) -> Any:
         match command:
             case Send(items):
                 return await self._send(items)
