@@ -53,14 +53,16 @@ $(STAMP): $(RUNNABLE)
 	@touch $@
 
 .PHONY: format
-format: $(STAMP) ## Rewrite the code in the one format, and fix what ruff can fix
+format: $(STAMP) ## Rewrite the code in the one format, fix what ruff can fix, and write the generated modules
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix-only --quiet
+	$(BIN)/python tools/async_to_sync.py
 
 .PHONY: lint
-lint: $(STAMP) ## Lint, and check the format without rewriting anything
+lint: $(STAMP) ## Lint, and check the format and the generated modules without rewriting anything
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	$(BIN)/python tools/async_to_sync.py --check
 
 .PHONY: types
 types: $(STAMP) ## Check the types (mypy strict), and that every public name has one (pyright)

@@ -7,7 +7,8 @@ import pytest
 
 import semel
 from semel import Delivery
-from semel.client.records import AsyncRecords, AsyncWindows, Records, Windows
+from semel.client.records import Records, Windows
+from semel.client.records_async import AsyncRecords, AsyncWindows
 from semel.inbox import AsyncInbox, Inbox
 from tests.client.clients import KINDS, Either, Place
 

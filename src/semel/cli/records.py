@@ -36,7 +36,7 @@ from semel.cli.output import (
     table,
 )
 from semel.cli.store_access import StoreAccess, opened
-from semel.client.records import Oblivion, Resolution
+from semel.client.record_items import Oblivion, Resolution
 from semel.codec import encode
 from semel.core.commands import Count, Forget, Page, Resolve, Scan
 from semel.core.ids import is_own

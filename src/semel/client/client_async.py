@@ -23,7 +23,7 @@ from semel.client.base import (
 from semel.client.claims import Claimed
 from semel.client.guard import AsyncGuard, GuardOptions, KeySource, MetaSource
 from semel.client.items import ItemBuilder, marks_of
-from semel.client.records import AsyncRecords, AsyncWindows
+from semel.client.records_async import AsyncRecords, AsyncWindows
 from semel.core import flows
 from semel.core.commands import Claim, Granted, Item, answer_or_raise, raise_unavailable
 from semel.core.folding import leaders

@@ -6,8 +6,9 @@ from typing import Any
 from semel.client.items import ItemBuilder
 from semel.connections import AsyncCallerConnection, CallerConnection
 from semel.core.protocols import AsyncStore, Store
-from semel.inbox.base import InboxStatements, aretry, is_undone, retry
-from semel.inbox.inbox import AsyncInbox, Inbox, Tell, Windows
+from semel.inbox.base import InboxStatements, Tell, Windows, aretry, is_undone, retry
+from semel.inbox.inbox import Inbox
+from semel.inbox.inbox_async import AsyncInbox
 
 __all__ = ["AsyncInbox", "Inbox", "ainbox_for", "aretry", "inbox_for", "is_undone", "retry"]
 

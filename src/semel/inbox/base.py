@@ -1,20 +1,34 @@
-"""What an inbox has to say to a database, whichever it is."""
+"""What every inbox shares: its statements, what becomes of a delivery, and when a transaction is begun again."""
 
 import asyncio
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from semel import codec
 from semel.client.items import ItemBuilder
 from semel.connections import Talk, code_of
-from semel.errors import PayloadMismatch, UsageError
+from semel.core import ids
+from semel.errors import (
+    ModeMismatch,
+    NoTransaction,
+    OutcomeUnknown,
+    PayloadMismatch,
+    StillRunning,
+    UsageError,
+    WrongDatabase,
+)
 from semel.runtime.jitter import jitter
+from semel.types import Busy, Delivery, Done, Errored, Mismatch, Outcome, Unknown
 
-__all__ = ["InboxStatements", "Value", "aretry", "is_undone", "retry"]
+__all__ = ["InboxBase", "InboxStatements", "Tell", "Value", "Windows", "aretry", "is_undone", "retry"]
 
 ATTEMPT_BYTES = 16
+Windows: TypeAlias = Mapping[tuple[str, str, str], int]
+Tell: TypeAlias = Callable[[Sequence[str], Sequence[bool]], None]
+"""Told which keys were marked, and which of them for the first time."""
 
 
 class Value(NamedTuple):
@@ -118,3 +132,67 @@ async def aretry(transaction: Callable[[], Awaitable[T]], *, tries_max: int = TR
 def _pause_s(tries: int) -> float:
     """Longer each time, and random, so that those who were in each other's way do not meet again."""
     return jitter.uniform(0, min(PAUSE_MAX_S, PAUSE_MIN_S * 2.0 ** min(tries, 16)))
+
+
+class InboxBase:
+    """What both colours share. Nothing that happens is kept here: a rollback brings `True` back."""
+
+    def __init__(self, words: InboxStatements, plan: ItemBuilder, tell: Tell | None) -> None:
+        self._words = words
+        self._plan = plan
+        self._tell = tell
+
+    def _spread(
+        self, keys: Sequence[str], new: Sequence[bool], first_at: Sequence[int], place_of: Sequence[int]
+    ) -> list[bool]:
+        """Which of the keys, as they were given, are new: a later copy of one is not."""
+        firsts = [new[place] and first_at[place] == at for at, place in enumerate(place_of)]
+        if self._tell is not None:
+            self._tell(keys, firsts)
+        return firsts
+
+    def _window_us(self, stored: Windows, event_type: str) -> int:
+        return self._plan.window_us(stored, event_type)
+
+    def _type(self, event_type: str) -> str:
+        return event_type or self._plan.policy.event_type
+
+    def _encode(self, value: Any) -> bytes:
+        return codec.encode(value, bytes_max=self._plan.policy.value_bytes_max)
+
+    @staticmethod
+    def _done(found: Value | None) -> Done[Any] | None:
+        if found is None:
+            return None
+        if found.encoded is None or found.encoded[:1] == b"x":
+            return Done(None, replayed=True, kept=False, reason=codec.reason_in(found.encoded))
+        return Done(codec.decode(found.encoded), replayed=True)
+
+
+def by_type(deliveries: Sequence[Delivery[Any]]) -> dict[tuple[str, bytes | None], list[int]]:
+    """The places of the deliveries that one statement marks: of each event type, and of each fingerprint."""
+    places: dict[tuple[str, bytes | None], list[int]] = {}
+    for place, delivery in enumerate(deliveries):
+        places.setdefault((delivery.event_type, delivery.fingerprint), []).append(place)
+    return places
+
+
+def hashed(fingerprint: bytes | None) -> bytes | None:
+    """The fingerprint as records keep it."""
+    return None if fingerprint is None else ids.fingerprint(fingerprint)
+
+
+def is_for_all(error: Exception) -> bool:
+    """Whether an error is no single delivery's."""
+    return is_undone(error) or isinstance(error, NoTransaction | WrongDatabase | ModeMismatch)
+
+
+def outcome_of(error: Exception) -> Outcome[None]:
+    """What a delivery comes to that could not be run."""
+    if isinstance(error, StillRunning):
+        return Busy(error.retry_after_s)
+    if isinstance(error, OutcomeUnknown):
+        return Unknown(0, error)
+    if isinstance(error, PayloadMismatch):
+        return Mismatch()
+    return Errored(error, attempt=1)

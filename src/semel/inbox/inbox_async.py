@@ -1,0 +1,150 @@
+"""The inbox as its user sees it."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from semel.client.items import ItemBuilder
+from semel.connections import AsyncCallerConnection, Statement
+from semel.core.folding import leaders
+from semel.inbox.base import (
+    InboxBase,
+    InboxStatements,
+    Tell,
+    Windows,
+    by_type,
+    hashed,
+    is_for_all,
+    outcome_of,
+)
+from semel.keys.limits import check_all
+from semel.types import Delivery, Done, Outcome
+
+__all__ = ["AsyncInbox"]
+
+T = TypeVar("T")
+
+
+class AsyncInbox(InboxBase):
+    """Marks in the transaction of the caller's connection. It never commits, and never opens a transaction."""
+
+    def __init__(
+        self,
+        handle: AsyncCallerConnection,
+        words: InboxStatements,
+        plan: ItemBuilder,
+        connect: Callable[[], Awaitable[Windows]],
+        tell: Tell | None = None,
+    ) -> None:
+        super().__init__(words, plan, tell)
+        self._handle = handle
+        self._connect = connect
+
+    async def first(self, key: str, *, event_type: str = "", fingerprint: bytes | None = None) -> bool:
+        """Mark the event in the caller's transaction; `False`: it was marked before. One round trip.
+
+        A transaction that has marked the same key is waited for, at most `Policy.lock_wait_s`. Raises
+        `StillRunning` when it has not ended by then or a claim is running on the key, with the caller's
+        transaction still usable; `NoTransaction` where nothing would hold the mark; `WrongDatabase`. `fingerprint`:
+        the payload's bytes, as a claim takes them; `PayloadMismatch` if the key was marked with others.
+        """
+        return (await self._mark((key,), event_type, fingerprint))[0]
+
+    async def first_many(self, keys: Sequence[str], *, event_type: str = "") -> list[bool]:
+        """Mark many events with one statement, all or none; a later copy of a key is `False`."""
+        return await self._mark(keys, event_type)
+
+    async def _mark(
+        self, keys: Sequence[str], event_type: str, fingerprint: bytes | None = None
+    ) -> list[bool]:
+        check_all(keys)
+        event_type = self._type(event_type)
+        window_us = self._window_us(await self._connect(), event_type)
+        await self._handle.require_transaction()
+        if not window_us:
+            return [True] * len(keys)  # no deduplication for this type
+        first_at, place_of = leaders(keys)
+        distinct = [keys[at] for at in first_at]
+        new = (
+            await self._handle.run(
+                self._words.first_many(distinct, event_type, window_us, hashed(fingerprint))
+            )
+            if distinct
+            else []
+        )
+        return self._spread(keys, new, first_at, place_of)
+
+    async def unmark(self, keys: Sequence[str]) -> None:
+        """Take back marks that this inbox made in the open transaction, for events that did not run after all."""
+        await self._handle.run(self._words.unmark(keys))
+
+    async def store(self, key: str, value: Any) -> None:
+        """Keep a value with the mark, for `replay`. Raises `UsageError` if the key is not marked."""
+        encoded = self._encode(value)
+        await self._connect()
+        await self._handle.require_transaction()
+        await self._handle.run(self._words.store(key, encoded))
+
+    async def replay(self, key: str) -> Done[Any] | None:
+        """What was kept with the mark; `None`: the event is not done. Changes nothing."""
+        await self._connect()
+        return self._done(await self._handle.run(self._words.replay(key)))
+
+    async def committed(self, key: str) -> bool:
+        """Whether a transaction in which this very inbox marked the key was committed: for a COMMIT without an answer.
+
+        It is read on semel's own connection, after waiting for whoever may still be about to commit the key.
+        `False`: it was not, or another's was; run the whole transaction again. Raises `StillRunning` when that
+        takes longer than `Policy.lock_wait_s`.
+        """
+        await self._connect()
+        return await self._words.acommitted(key)
+
+    async def run_batch(
+        self, deliveries: Sequence[Delivery[T]], handler: Callable[[list[Delivery[T]]], Awaitable[object]]
+    ) -> list[Outcome[None]]:
+        """Run `handler` with the deliveries that are new, all at once; their outcomes in input order.
+
+        If that fails, it is undone and each delivery is tried by itself on a savepoint, so that one bad event
+        does not hold back the rest: its outcome is `Errored`, and nothing of it is left. The caller commits.
+        Raises what concerns the transaction as a whole: begin it again, see `aretry`.
+        """
+        if len(deliveries) == 1:
+            return [await self._run_one(deliveries[0], handler)]
+        try:
+            async with self._handle.savepoint():
+                firsts = await self._first_each(deliveries)
+                new = [each for each, first in zip(deliveries, firsts, strict=True) if first]
+                if new:
+                    await handler(new)
+            return [Done(None, replayed=not first) for first in firsts]
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            await self._check_alive(error)
+        return [await self._run_one(delivery, handler) for delivery in deliveries]
+
+    async def _first_each(self, deliveries: Sequence[Delivery[Any]]) -> list[bool]:
+        """One statement for each event type, since each has a window of its own, and for each fingerprint."""
+        firsts = [False] * len(deliveries)
+        for (event_type, fingerprint), places in by_type(deliveries).items():
+            keys = [deliveries[place].key for place in places]
+            for place, first in zip(places, await self._mark(keys, event_type, fingerprint), strict=True):
+                firsts[place] = first
+        return firsts
+
+    async def _run_one(
+        self, delivery: Delivery[T], handler: Callable[[list[Delivery[T]]], Awaitable[object]]
+    ) -> Outcome[None]:
+        try:
+            async with self._handle.savepoint():
+                first = (await self._mark((delivery.key,), delivery.event_type, delivery.fingerprint))[0]
+                if first:
+                    await handler([delivery])
+            return Done(None, replayed=not first)
+        except Exception as error:  # noqa: BLE001 - it is this delivery's outcome
+            await self._check_alive(error)
+            return outcome_of(error)
+
+    async def _check_alive(self, error: Exception) -> None:
+        """Raise the error if it is not one delivery's, but the transaction's or the connection's."""
+        if is_for_all(error):
+            raise error
+        await self._handle.execute(Statement("SELECT 1"))
