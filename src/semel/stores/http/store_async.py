@@ -1,16 +1,17 @@
-"""Records behind `semel serve`, for event loops: native, without a thread."""
+"""Records behind `semel serve`: one POST for one batch."""
 
-import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import httpx2
 
 from semel.core.commands import Answer, Item
+
+# sync: from semel.core.protocols import AsyncStore
 from semel.core.protocols import Capabilities, Listener
 from semel.runtime.process import restart_after_fork
 from semel.stores.http import encoding
+from semel.stores.http.clients import AsyncHttpClients
 from semel.stores.http.requests import ABOUT_PATH, DROPPED, FAILED, ITEMS_PATH, HttpRequests, RequestPart
 
 __all__ = ["AsyncHttpStore"]
@@ -19,26 +20,38 @@ _HEADERS = {"content-type": encoding.ITEMS_MSGPACK, "accept": encoding.ITEMS_MSG
 
 
 class AsyncHttpStore:
-    """The same store as `HttpStore`, for event loops. A program may run one loop after the other."""
+    """Any store behind a server. Its name: the URL without the token.
+
+    The options stand in the URL or are given by name; `semel.stores.http.requests.HttpOptions` lists them. What the
+    server cannot answer now is `Unavailable`, item by item; what it refuses raises `StoreRefused`.
+    """
 
     def __init__(self, url: str, **options: Any) -> None:
         self._talk = HttpRequests(url, options)
+        # sync: self._made_with = (url, options)
         self.name: str = self._talk.name
         self.after_fork()
         restart_after_fork(self)
 
     def __repr__(self) -> str:
-        return f"AsyncHttpStore({self.name!r})"
+        return f"{type(self).__name__}({self.name!r})"
 
     @property
     def capabilities(self) -> Capabilities:
         """What the store behind the server can promise; known once it is open, and hoped for until then."""
         return self._talk.capabilities
 
+    # sync: def twin(self) -> AsyncStore:
+    # sync:     """The same store for an event loop, not yet connected."""
+    # sync:     from semel.stores.http.store_async import AsyncHttpStore
+    # sync:
+    # sync:     url, options = self._made_with
+    # sync:     return AsyncHttpStore(url, **options)
+
     def after_fork(self) -> None:
-        """Loops and connections are the parent's."""
+        """Connections, locks and loops are the parent's."""
         self._talk.after_fork()
-        self._clients: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
+        self._clients = AsyncHttpClients(self._talk)
 
     # --- the port ---
 
@@ -49,20 +62,16 @@ class AsyncHttpStore:
         if talk.about is not None:
             return
         try:
-            response = await self._client().get(ABOUT_PATH)
+            response = await self._clients.get().get(ABOUT_PATH)
         except FAILED as error:
             raise talk.unreachable(error) from error
         talk.met(response)
 
     async def aclose(self) -> None:
-        """Let go of all connections; idempotent."""
+        """Let go of all connections; idempotent, and safe while others are inside `asend`."""
         self._talk.closed = True
         self._talk.about = None
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        self._clients.clear()  # those of loops that have ended
-        if client is not None:
-            with suppress(*FAILED):
-                await client.aclose()
+        await self._clients.aclose()
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
         """Carry out the items, one request for as many as the server takes at once."""
@@ -98,14 +107,4 @@ class AsyncHttpStore:
         return answers if rest is None else answers[: -len(rest.items)] + await self._ask(rest)
 
     async def _post(self, part: RequestPart) -> httpx2.Response:
-        return await self._client().post(ITEMS_PATH, content=part.body, headers=_HEADERS)
-
-    def _client(self) -> httpx2.AsyncClient:
-        if self._talk.closed:
-            raise self._talk.closed_error()
-        loop = asyncio.get_running_loop()
-        client = self._clients.get(loop)
-        if client is None:
-            self._clients = {each: its for each, its in self._clients.items() if not each.is_closed()}
-            client = self._clients[loop] = httpx2.AsyncClient(**self._talk.client_options())
-        return client
+        return await self._clients.get().post(ITEMS_PATH, content=part.body, headers=_HEADERS)

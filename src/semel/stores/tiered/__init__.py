@@ -7,9 +7,11 @@ from urllib.parse import parse_qsl
 from semel.core.protocols import HasAsyncTwin, Store
 from semel.errors import PolicyInvalid
 from semel.stores.registry import store_for
-from semel.stores.tiered.memory_cache import BYTES_MAX, COPIES_MAX, MemoryCache
+from semel.stores.tiered.base import tiers_url
+from semel.stores.tiered.memory_cache import BYTES_MAX, COPIES_MAX, AsyncMemoryCache, MemoryCache
 from semel.stores.tiered.protocols import AsyncCache, Cache, Copy, Filter, Fullness, Put, Stamp
-from semel.stores.tiered.store import AsyncTieredStore, TieredStore, TwofoldTieredStore, tiers_url
+from semel.stores.tiered.store import TieredStore
+from semel.stores.tiered.store_async import AsyncTieredStore
 from semel.windows import Duration, duration_us
 
 __all__ = [
@@ -19,6 +21,33 @@ __all__ = [
 
 CACHE_WINDOW_MIN_US, CACHE_WINDOW_MAX_US = 20_000, 90 * 86400 * 10**6
 _OPTIONS = ("cache", "truth", "cache_window")
+
+
+class TwofoldTieredStore(TieredStore):
+    """The same, where the truth has a native async twin."""
+
+    def twin(self) -> "AsyncTieredStore":
+        """The same store for an event loop, not yet connected. A filter is shared with it."""
+        assert isinstance(self.truth, HasAsyncTwin)
+        if self.filter is not None and not self.filter.instant:
+            raise PolicyInvalid(
+                "this filter waits for a server, and an event loop must not; use semel.stores.bloom.Bloom"
+            )
+        return AsyncTieredStore(
+            _async_cache(self.cache),
+            self.truth.twin(),
+            cache_window_us=self.cache_window_us,
+            filter=self.filter,
+            affine=self.affine,
+        )
+
+
+def _async_cache(cache: Cache) -> AsyncCache:
+    """The cache for an event loop."""
+    if isinstance(cache, MemoryCache):
+        return AsyncMemoryCache(cache)
+    twin: AsyncCache = cache.twin()  # type: ignore[attr-defined]
+    return twin
 
 
 def tiered(
