@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "semel"
-PAIRS = ("client/records", "inbox/inbox", "stores/http/store", "stores/tiered/store")
+PAIRS = ("client/records", "inbox/inbox", "stores/http/store", "stores/postgres/pool", "stores/tiered/store")
 """The modules that are made, by their path without `.py`."""
 
 NAMES = {

@@ -24,7 +24,8 @@ from semel.outbox.tables import (
 )
 from semel.runtime.jitter import jitter
 from semel.stores.postgres.errors import translated
-from semel.stores.postgres.pool import CONTEXT, AsyncLine
+from semel.stores.postgres.pool_async import AsyncPostgresConnection
+from semel.stores.postgres.pool_base import CONTEXT
 from semel.stores.postgres.schema import outbox_channel_of
 from semel.stores.postgres.store import PostgresStore
 
@@ -127,7 +128,7 @@ class PostgresRows:
         self._silent_max_s = silent_max_s
         self._place = store.place
         self.name: str = store.name
-        self._line: AsyncLine | None = None
+        self._line: AsyncPostgresConnection | None = None
         self._beat: asyncio.Task[None] | None = None
         self._shards: set[int] = set()
         self._resting = False
@@ -143,7 +144,7 @@ class PostgresRows:
         await twin.aopen()
         await twin.aclose()
         try:
-            line = await AsyncLine.connect(**self._place.parameters(), context=CONTEXT)
+            line = await AsyncPostgresConnection.connect(**self._place.parameters(), context=CONTEXT)
         except psycopg.Error as error:
             raise translated(error, self.name) from error
         line.wait_s = self._place.wait_s
@@ -285,7 +286,7 @@ class PostgresRows:
 
     # --- the session ---
 
-    def _connected(self) -> AsyncLine:
+    def _connected(self) -> AsyncPostgresConnection:
         if self._line is None:
             raise StoreRefused(f"the outbox in {self.name} is not open")
         return self._line

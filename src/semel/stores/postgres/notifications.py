@@ -18,7 +18,9 @@ import psycopg
 from semel.core.commands import Answer, Claim, Item
 from semel.core.ids import DIGEST_BYTES, digest
 from semel.core.protocols import Listener
-from semel.stores.postgres.pool import CONTEXT, AsyncLine, PostgresConnection
+from semel.stores.postgres.pool import PostgresConnection
+from semel.stores.postgres.pool_async import AsyncPostgresConnection
+from semel.stores.postgres.pool_base import CONTEXT
 from semel.stores.postgres.schema import channel_of
 from semel.stores.postgres.settings import PostgresTarget
 from semel.types import Busy, Id
@@ -190,13 +192,15 @@ class LoopListener:
     async def _run(self) -> None:
         while True:
             try:
-                async with await AsyncLine.connect(**self._place.parameters(), context=CONTEXT) as line:
+                async with await AsyncPostgresConnection.connect(
+                    **self._place.parameters(), context=CONTEXT
+                ) as line:
                     await self._hear(line)
             except psycopg.Error as error:
                 _log.debug("listening to %s failed: %s", self._place.name, error)
                 await asyncio.sleep(RETRY_S)
 
-    async def _hear(self, line: AsyncLine) -> None:
+    async def _hear(self, line: AsyncPostgresConnection) -> None:
         line.wait_s = self._place.wait_s
         await line.execute(f'LISTEN "{channel_of(self._place.schema)}"')
         try:
@@ -209,7 +213,7 @@ class LoopListener:
             with suppress(psycopg.Error):
                 await line.execute(self._statements["unlisten"])
 
-    async def _enter(self, line: AsyncLine) -> None:
+    async def _enter(self, line: AsyncPostgresConnection) -> None:
         try:
             async with line.transaction():
                 await line.execute(self._statements["lock_listeners"], prepare=False)

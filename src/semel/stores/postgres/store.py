@@ -20,7 +20,8 @@ from semel.runtime.process import restart_after_fork
 from semel.stores.postgres.batch import PostgresBatch, Scope, SendCalls, Stage, Talk, stages
 from semel.stores.postgres.errors import is_cut, is_transient, is_unplaced, translated
 from semel.stores.postgres.notifications import ChangeListeners, LoopListener, ThreadListener
-from semel.stores.postgres.pool import AsyncLine, AsyncLines, PostgresConnection, PostgresPool
+from semel.stores.postgres.pool import PostgresConnection, PostgresPool
+from semel.stores.postgres.pool_async import AsyncPostgresConnection, AsyncPostgresPool
 from semel.stores.postgres.queries import say
 from semel.stores.postgres.schema import SchemaState, has_tables, prepare, statements
 from semel.stores.postgres.settings import PostgresOptions, PostgresTarget
@@ -314,7 +315,7 @@ class AsyncPostgresStore(_PostgresBase):
 
     def _begin(self, place: PostgresTarget, clock: Clock | None) -> None:
         super().__init__(place, clock)
-        self._lines: AsyncLines | None = None
+        self._lines: AsyncPostgresPool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening: asyncio.Lock | None = None
         self._listener: LoopListener | None = None
@@ -390,7 +391,7 @@ class AsyncPostgresStore(_PostgresBase):
             self._listener = LoopListener(self.place, self.statements, self.ears, loop)
         self._listener.start()
 
-    async def _opened(self) -> AsyncLines:
+    async def _opened(self) -> AsyncPostgresPool:
         loop = asyncio.get_running_loop()
         if self._loop is loop and self._lines is not None:
             return self._lines
@@ -402,7 +403,7 @@ class AsyncPostgresStore(_PostgresBase):
         async with self._opening:
             if self._lines is not None:
                 return self._lines
-            lines = AsyncLines(
+            lines = AsyncPostgresPool(
                 self.place.parameters(), lines_max=self.place.pool_max, wait_s=self.place.wait_s
             )
             try:
@@ -429,7 +430,7 @@ class AsyncPostgresStore(_PostgresBase):
         if lines is not None:
             lines.drop()
 
-    async def _stage(self, lines: AsyncLines, batch: PostgresBatch, stage: Stage) -> None:
+    async def _stage(self, lines: AsyncPostgresPool, batch: PostgresBatch, stage: Stage) -> None:
         """Say one stage, again where the server undid it, or where it was cut off and may be said again."""
         for tries in range(REPEATS_MAX):
             try:
@@ -443,7 +444,7 @@ class AsyncPostgresStore(_PostgresBase):
                     await self._stage(lines, batch, EXTEND)
                 await asyncio.sleep(_pause(tries))
 
-    async def _remove(self, lines: AsyncLines, batch: PostgresBatch) -> None:
+    async def _remove(self, lines: AsyncPostgresPool, batch: PostgresBatch) -> None:
         """Remove partitions, on a connection of its own; what cannot be done now is left for the next round."""
         try:
             async with await lines.connect() as line:
@@ -451,10 +452,10 @@ class AsyncPostgresStore(_PostgresBase):
         except psycopg.Error as error:
             _log.warning("%s: partitions were not removed: %s", self.name, translated(error, self.name))
 
-    async def _converse(self, line: AsyncLine, talk: Talk[T]) -> T:
+    async def _converse(self, line: AsyncPostgresConnection, talk: Talk[T]) -> T:
         return await adrive(talk, partial(self._query, line))
 
-    async def _query(self, line: AsyncLine, ask: SendCalls) -> list[Any]:
+    async def _query(self, line: AsyncPostgresConnection, ask: SendCalls) -> list[Any]:
         try:
             if ask.script:
                 await line.execute(ask.script, prepare=False)

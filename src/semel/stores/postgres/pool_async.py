@@ -1,0 +1,124 @@
+"""Connections to the server: how they are made, how long they are waited for, and who uses which.
+
+A pool connects when a connection is asked for and none is idle, so that a server that is back is used at once. It
+has no threads or tasks of its own.
+"""
+
+import asyncio  # sync: drop
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from threading import Lock  # sync: from threading import Lock, Semaphore
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from semel.errors import StoreUnavailable
+from semel.stores.postgres import encoding
+from semel.stores.postgres.pool_base import (
+    CHECK_S,
+    CONTEXT,
+    LEFT_TO_THE_PARENT,
+    NoAnswer,
+    is_idle,
+    is_usable,
+    within,
+)
+
+__all__ = ["AsyncPostgresConnection", "AsyncPostgresPool"]
+
+
+class AsyncPostgresConnection(psycopg.AsyncConnection[encoding.Row]):
+    """A connection that does not wait forever."""
+
+    wait_s: float = 10.0
+
+    async def wait(self, gen: Any, interval: float = CHECK_S, **more: Any) -> Any:  # type: ignore[override]
+        """Wait for the server, at most `wait_s` for the next sign of life, unless the caller says how long."""
+        if more:
+            return await super().wait(gen, interval, **more)
+        try:
+            return await super().wait(within(gen, self.wait_s), interval=CHECK_S)
+        except NoAnswer:
+            self.pgconn.finish()
+            raise
+
+
+class AsyncPostgresPool:
+    """The connections of a store, at most `lines_max` at a time."""
+
+    def __init__(self, parameters: Mapping[str, Any], *, lines_max: int, wait_s: float) -> None:
+        self._parameters = parameters
+        self._wait_s = wait_s
+        self._room = asyncio.Semaphore(lines_max)  # sync: self._room = Semaphore(lines_max)
+        self._lock = Lock()
+        self._idle: list[AsyncPostgresConnection] = []
+        self._closed = False
+
+    @asynccontextmanager
+    async def line(self) -> AsyncIterator[AsyncPostgresConnection]:
+        """A connection outside any transaction; one that is no longer sound is not given out again."""
+        if not await self._acquire():  # sync: if not self._room.acquire(timeout=self._wait_s):
+            raise StoreUnavailable(f"all connections were in use for {self._wait_s:g} s; raise pool_max")
+        try:
+            line = await self._take() or await self.connect()
+            try:
+                yield line
+            finally:
+                await self._give(line)
+        finally:
+            self._room.release()
+
+    async def _acquire(self) -> bool:  # sync: drop
+        try:
+            async with asyncio.timeout(self._wait_s):  # `wait_for` may lose the place when it is cancelled
+                return await self._room.acquire()
+        except TimeoutError:
+            return False
+
+    async def connect(self) -> AsyncPostgresConnection:
+        """A new connection."""
+        line = await AsyncPostgresConnection.connect(**self._parameters, context=CONTEXT)
+        line.wait_s = self._wait_s
+        return line
+
+    async def close(self) -> None:
+        """Close what is idle, and the others when they come back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for line in idle:
+            await line.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the connections are the parent's, neither to be used nor to be closed."""
+        LEFT_TO_THE_PARENT.extend(self._idle)
+        self._idle = []
+
+    def drop(self) -> None:  # sync: drop
+        """The loop is gone: close the sockets without it. One that is in use goes on, and is closed by its user."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for line in idle:
+            line.pgconn.finish()
+
+    async def _take(self) -> AsyncPostgresConnection | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                line = self._idle.pop()
+            if is_usable(line):
+                return line
+            await line.close()
+
+    async def _give(self, line: AsyncPostgresConnection) -> None:
+        if line.pgconn.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN):
+            with suppress(psycopg.Error):
+                await line.rollback()
+        with self._lock:
+            if not self._closed and is_idle(line):
+                self._idle.append(line)
+                return
+        await line.close()
