@@ -13,6 +13,7 @@ RULES = [
     ("x: AsyncStore = _AsyncThing()\n", "x: Store = _Thing()\n"),
     ('def f() -> "AsyncStore": ...\n', 'def f() -> "Store": ...\n'),
     ("await store.asend(items)\n", "store.send(items)\n"),
+    ("await asyncio.sleep(1)\n", "time.sl" + "eep(1)\n"),
     ("from a.b_async import AsyncC\n", "from a.b import C\n"),
     ("from a import Awaitable, B\n", "from a import  B\n"),
     ("f: Callable[[int], Awaitable[list[T]]]\n", "f: Callable[[int], list[T]]\n"),

@@ -23,7 +23,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "semel"
-PAIRS = ("client/records", "inbox/inbox", "stores/http/store", "stores/postgres/pool", "stores/tiered/store")
+PAIRS = (
+    "client/records",
+    "inbox/inbox",
+    "stores/http/store",
+    "stores/postgres/pool",
+    "stores/postgres/store",
+    "stores/tiered/store",
+)
 """The modules that are made, by their path without `.py`."""
 
 NAMES = {
@@ -34,7 +41,9 @@ NAMES = {
     "acommitted": "committed",
     "aclose": "close",
     "aconnect": "connect",
+    "aconverse": "converse",
     "adrive": "drive",
+    "aexists": "exists",
     "aopen": "open",
     "aretry": "retry",
     "asend": "send",
@@ -100,7 +109,8 @@ def rewrite(text: str, tokens: list[tokenize.TokenInfo]) -> str:
         if token.type == tokenize.NAME and token.string in DROPPED:
             at = (token.end[0], token.end[1] + len(" "))
         elif token.type == tokenize.NAME and place not in gone:
-            rewritten.append(rename(token.string))
+            sleeps = [each.string for each in tokens[place : place + 3]] == ["asyncio", ".", "sleep"]
+            rewritten.append("time" if sleeps else rename(token.string))
         elif token.type in (tokenize.STRING, tokenize.COMMENT):
             rewritten.append(WORD.sub(lambda word: rename(word.group()), token.string))
         elif place not in gone:

@@ -46,7 +46,8 @@ def _words(
             return SqliteInboxStatements(store, plan)
         raise TypeError(f"a connection to SQLite needs a sqlite: store, and this one is {store.name}")
     from semel.inbox.postgres import PostgresInboxStatements
-    from semel.stores.postgres.store import AsyncPostgresStore, PostgresStore
+    from semel.stores.postgres.store import PostgresStore
+    from semel.stores.postgres.store_async import AsyncPostgresStore
 
     if isinstance(store, PostgresStore | AsyncPostgresStore):
         return PostgresInboxStatements(store, plan)

@@ -11,7 +11,8 @@ from semel.inbox.base import InboxStatements, Value
 from semel.stores.postgres import encoding
 from semel.stores.postgres.batch import SendCalls
 from semel.stores.postgres.batch import Talk as StoreTalk
-from semel.stores.postgres.store import AsyncPostgresStore, PostgresStore
+from semel.stores.postgres.store import PostgresStore
+from semel.stores.postgres.store_async import AsyncPostgresStore
 
 __all__ = ["PostgresInboxStatements"]
 

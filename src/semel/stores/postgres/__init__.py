@@ -9,7 +9,8 @@ from psycopg import pq
 from semel.errors import PolicyInvalid, StoreUnknown
 from semel.runtime.extras import install_command
 from semel.stores.postgres.schema import schema_sql
-from semel.stores.postgres.store import AsyncPostgresStore, PostgresStore
+from semel.stores.postgres.store import PostgresStore
+from semel.stores.postgres.store_async import AsyncPostgresStore
 
 __all__ = ["AsyncPostgresStore", "PostgresStore", "from_url", "schema_sql"]
 

@@ -25,7 +25,7 @@ from semel.stores.postgres.schema import channel_of
 from semel.stores.postgres.settings import PostgresTarget
 from semel.types import Busy, Id
 
-__all__ = ["ChangeListeners", "LoopListener", "ThreadListener"]
+__all__ = ["AsyncServerListener", "ChangeListeners", "ServerListener"]
 
 WAITED_MAX = 100_000
 """How many keys that were answered with `Busy` are remembered: a notification names only the digest."""
@@ -96,8 +96,8 @@ HEAR_S = 0.5
 _log = logging.getLogger("semel")
 
 
-class ThreadListener:
-    """A thread that listens."""
+class ServerListener:
+    """A thread that listens while the store is open, from the first watch on."""
 
     def __init__(self, place: PostgresTarget, statements: Mapping[str, str], ears: ChangeListeners) -> None:
         self._place = place
@@ -106,36 +106,47 @@ class ThreadListener:
         self._lock = Lock()
         self._thread: Thread | None = None
         self._ended = Event()
+        self._closed = False
+
+    def open(self) -> None:
+        """Allow it to start, again after `close`."""
+        with self._lock:
+            self._closed = False
 
     def start(self) -> None:
-        """Begin to listen, soon."""
+        """Begin to listen, soon; idempotent. Behind a pooler nothing can be heard."""
         with self._lock:
-            if self._thread is None and not self._ended.is_set():
-                self._thread = Thread(target=self._run, name="semel-listener", daemon=True)
+            if self._thread is None and not self._closed and not self._place.pooler:
+                self._ended = Event()
+                self._thread = Thread(
+                    target=self._run, args=(self._ended,), name="semel-listener", daemon=True
+                )
                 self._thread.start()
 
     def close(self) -> None:
-        """End it, and wait for that."""
-        self._ended.set()
-        thread = self._thread
+        """End it, and wait for that; idempotent."""
+        with self._lock:
+            self._closed = True
+            self._ended.set()
+            thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
 
-    def abandon(self) -> None:
+    def after_fork(self) -> None:
         """In a forked child: the thread and its connection are the parent's."""
-        self._ended = Event()
-        self._ended.set()
+        self._lock = Lock()
+        self._thread = None
 
-    def _run(self) -> None:
-        while not self._ended.is_set():
+    def _run(self, ended: Event) -> None:
+        while not ended.is_set():
             try:
                 with PostgresConnection.connect(**self._place.parameters(), context=CONTEXT) as line:
-                    self._hear(line)
+                    self._hear(line, ended)
             except psycopg.Error as error:
                 _log.debug("listening to %s failed: %s", self._place.name, error)
-                self._ended.wait(RETRY_S)
+                ended.wait(RETRY_S)
 
-    def _hear(self, line: PostgresConnection) -> None:
+    def _hear(self, line: PostgresConnection, ended: Event) -> None:
         line.wait_s = self._place.wait_s
         line.execute(f'LISTEN "{channel_of(self._place.schema)}"')
         try:
@@ -145,38 +156,47 @@ class ThreadListener:
         except psycopg.errors.LockNotAvailable:
             line.execute(self._statements["listen"])
         self._ears.look_again()
-        while not self._ended.is_set():
+        while not ended.is_set():
             for notify in line.notifies(timeout=HEAR_S):
                 self._ears.heard(notify.payload)
-                if self._ended.is_set():
+                if ended.is_set():
                     break
         with suppress(psycopg.Error):
             line.execute(self._statements["unlisten"])
 
 
-class LoopListener:
-    """A task that listens, in one event loop."""
+class AsyncServerListener:
+    """A task that listens, in the event loop that uses the store."""
 
-    def __init__(
-        self,
-        place: PostgresTarget,
-        statements: Mapping[str, str],
-        ears: ChangeListeners,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
+    def __init__(self, place: PostgresTarget, statements: Mapping[str, str], ears: ChangeListeners) -> None:
         self._place = place
         self._statements = statements
         self._ears = ears
-        self.loop = loop
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def open(self) -> None:
+        """Allow it to start, again after `aclose`."""
+        self._closed = False
 
     def start(self) -> None:
-        """Begin to listen, soon."""
+        """Begin to listen, soon, if anybody watches; idempotent. Outside a loop: the next call from one does it."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        if self._closed or self._place.pooler or not self._ears.listeners:
+            return
+        if self._loop is not loop:
+            self.drop()
         if self._task is None or self._task.done():
-            self._task = self.loop.create_task(self._run(), name="semel-listener")
+            self._loop = loop
+            self._task = loop.create_task(self._run(), name="semel-listener")
 
-    async def close(self) -> None:
-        """End it, and wait for that."""
+    async def aclose(self) -> None:
+        """End it, and wait for that; idempotent. Called in its own loop."""
+        self._closed = True
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -185,9 +205,13 @@ class LoopListener:
     def drop(self) -> None:
         """End it from outside its loop, where that still runs."""
         task, self._task = self._task, None
-        if task is not None:
+        if task is not None and self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed, and the task with it
-                self.loop.call_soon_threadsafe(task.cancel)
+                self._loop.call_soon_threadsafe(task.cancel)
+
+    def after_fork(self) -> None:
+        """In a forked child: the task and its connection are the parent's."""
+        self._task = self._loop = None
 
     async def _run(self) -> None:
         while True:

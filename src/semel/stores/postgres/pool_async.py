@@ -82,7 +82,7 @@ class AsyncPostgresPool:
         line.wait_s = self._wait_s
         return line
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close what is idle, and the others when they come back."""
         with self._lock:
             self._closed = True
