@@ -25,6 +25,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "semel"
 PAIRS = (
     "client/records",
+    "client/verbs",
     "inbox/inbox",
     "stores/http/store",
     "stores/postgres/pool",
@@ -45,8 +46,11 @@ NAMES = {
     "adrive": "drive",
     "aexists": "exists",
     "aopen": "open",
+    "arefresh": "refresh",
+    "arefresh_behind": "refresh_behind",
     "aretry": "retry",
     "asend": "send",
+    "awaitable": "blocking",
     "asynccontextmanager": "contextmanager",
     "push_async_callback": "callback",
 }

@@ -12,7 +12,7 @@ import semel
 from semel import Delivery, Done, Errored
 from semel.core.commands import Sleep
 from semel.runtime.context import held_owners
-from semel.runtime.executor import AsyncHands, Executor
+from semel.runtime.executor import AsyncExecutor, Executor
 from semel.stores.memory.store import MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(autouse=True)
 def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits for itself would sleep: here that fails at once instead of after ten seconds."""
-    for hands in (Executor, AsyncHands):
+    for hands in (Executor, AsyncExecutor):
         rarely = hands._rarely
 
         def strict(self: Any, command: Any, rarely: Any = rarely) -> Any:

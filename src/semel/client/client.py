@@ -3,41 +3,29 @@
 What it says to the store is in `plans`, the protocol in `core.flows`; here is only how it waits.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from time import monotonic
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from semel.client.base import (
-    ClaimOutcome,
-    Client,
-    as_deliveries,
-    check_concurrency,
-    check_own_arguments,
-    raised,
-)
-from semel.client.claims import Claimed
+from semel.client.base import as_deliveries, check_concurrency, check_own_arguments, raised
 from semel.client.client_async import AsyncSemel
 from semel.client.guard import Guard, GuardOptions, KeySource, MetaSource
 from semel.client.items import ItemBuilder
 from semel.client.records import Records, Windows
-from semel.core import flows
-from semel.core.commands import Item, answer_or_raise, raise_unavailable
-from semel.core.folding import leaders
+from semel.client.verbs import Verbs
 from semel.core.protocols import AsyncStore, HasAsyncTwin, Store
-from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
+from semel.errors import PolicyInvalid, StoreUnknown
 from semel.keys.sliding import Sliding
 from semel.policy import Policy
 from semel.runtime.engine import Runtime
 from semel.runtime.executor import Executor
 from semel.runtime.generators import drive
 from semel.runtime.handlers import blocking
+from semel.runtime.keeper import Keeper
 from semel.runtime.scheduler import copies, drive_many
 from semel.stores.memory.store import MemoryStore
 from semel.stores.registry import store_for
-from semel.types import Completed, Delivery, Done, Lost, Mode, Outcome, Renewed, Unavailable, Verdict
+from semel.types import Delivery, Done, Mode, Outcome
 from semel.windows import Duration
 
 if TYPE_CHECKING:
@@ -126,7 +114,7 @@ def _runtime(store: str | Store | AsyncStore, mode: Mode, hooks: "Iterable[Hook]
     return Runtime(found, owned=owned, hooks=Hooks(hooks))
 
 
-class Semel(Client):
+class Semel(Verbs):
     """A client that blocks. Use it from any thread; after a fork the child goes on with its own connections."""
 
     def __init__(self, plan: ItemBuilder, runtime: Runtime) -> None:
@@ -149,45 +137,11 @@ class Semel(Client):
         """
         return AsyncSemel(self._plan, self._runtime.twin())
 
-    def __enter__(self) -> Self:
-        self._connect()
-        return self
+    def _executor(self) -> Executor:
+        return self._hands
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Send what is queued and let go. Idempotent; works while other threads wait."""
-        self._runtime.close()
-
-    def _connect(self) -> Any:
-        """Connect at first use, and keep the stored windows fresh; returns them."""
-        runtime = self._runtime
-        if not self._admitted or monotonic() >= runtime.fresh_until:
-            plan = self._plan
-            runtime.warn_in_loop()
-            runtime.connect(plan.tenant, plan.consumer, plan.mode, plan.ids)
-            if plan.mode == "inbox":
-                runtime.refresh_behind()
-            else:
-                runtime.refresh()
-            plan.check_live(runtime.windows, runtime.live_us)
-            self._admitted = True
-        return runtime.windows
-
-    def _reach(self) -> tuple[Any, bool]:
-        """The stored windows, or those last known where the policy runs without the store; whether it was reached."""
-        self._plan.check_probe()
-        try:
-            return self._connect(), True
-        except StoreUnavailable as error:
-            return self._last_known(error), False
-
-    def _ask(self, item: Item) -> Any:
-        self._connect()
-        return self._runtime.channel.send((item,))[0]
+    def _keeper(self) -> Keeper:
+        return self._runtime.keeper
 
     # --- run ---
 
@@ -288,16 +242,6 @@ class Semel(Client):
         self._warn_each_not_kept(handler, outcomes)
         return spread
 
-    def sweep(self, handler: Callable[[Any], R], *, limit: int = 100) -> list[Outcome[R]]:
-        """Take over journaled claims whose owner died, and run `handler(payload)` for each."""
-        self._plan.check_probe()
-        task, owners = self._recovery(self._connect(), blocking(handler))
-        try:
-            outcomes = drive(flows.sweep(self._plan.orphans(limit), task, self._once(handler)), self._hands)
-        finally:
-            self._hands.forsake(owners)
-        return [raised(outcome) for outcome in outcomes]
-
     def guard(
         self,
         *,
@@ -321,81 +265,6 @@ class Semel(Client):
 
     # --- plain verbs ---
 
-    def claim(
-        self,
-        key: str,
-        *,
-        event_type: str | None = None,
-        fingerprint: bytes | None = None,
-        event_time: datetime | None = None,
-        journal: Any = None,
-        sliding: Sliding | None = None,
-        meta: Mapping[str, str] | None = None,
-    ) -> ClaimOutcome:
-        """The right to run, or what a duplicate needs to know. One round trip, no waiting.
-
-        `sliding`: what made the key, where its window slides; by event time it needs `event_time` too. `meta` is kept
-        with the record.
-        """
-        stored = self._connect()
-        item = self._claim_item(stored, key, event_type, fingerprint, event_time, journal, sliding, meta)
-        sent_at = self._hands.steady_s()
-        answer = self._runtime.channel.send((item,))[0]
-        self._tell_claimed((item,), (answer,))
-        return self._outcome(item, answer_or_raise(answer), sent_at)  # type: ignore[no-any-return]
-
-    def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
-        """Claims for all, in one round trip per 500; a later copy of a key gets `Busy`."""
-        claims = self._claim_items(self._connect(), deliveries)
-        first_at, place_of = leaders([claim.id[2] for claim in claims])
-        sent_at = self._hands.steady_s()
-        asked = [claims[at] for at in first_at]
-        answers = self._runtime.channel.send(asked)
-        self._tell_claimed(asked, answers)
-        return self._outcomes(claims, answers, sent_at, (first_at, place_of))
-
-    def complete(self, claim: Claimed, value: Any = None) -> Completed | Lost[Any]:
-        """The effect has happened: remember it. `Lost` if another attempt took over; nothing is overwritten."""
-        verdict = self.complete_many([claim], [value])[0]
-        return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
-
-    def fail(self, claim: Claimed, error: BaseException | str) -> Completed | Lost[Any]:
-        """It failed for good: every duplicate gets this failure."""
-        verdict = self.fail_many([claim], [error])[0]
-        return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
-
-    def release(
-        self, claim: Claimed, *, delay_s: float = 0.0, count_attempt: bool = True
-    ) -> Completed | Lost[Any]:
-        """Give the claim up; anybody may claim again after `delay_s`."""
-        verdict = self.release_many([claim], delay_s=delay_s, count_attempt=count_attempt)[0]
-        return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
-
-    def renew(self, claim: Claimed) -> Renewed | Lost[Any]:
-        """The lease once more, from now."""
-        verdict = self.renew_many([claim])[0]
-        return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
-
-    def complete_many(self, claims: Sequence[Claimed], values: Sequence[Any] | None = None) -> list[Verdict]:
-        """Complete all of them in one round trip per 500."""
-        self._hands.refresh()
-        return self._end(claims, self._completions(claims, values))
-
-    def fail_many(self, claims: Sequence[Claimed], errors: Sequence[BaseException | str]) -> list[Verdict]:
-        """Fail all of them in one round trip per 500."""
-        self._hands.refresh()
-        return self._end(claims, self._failures(claims, errors))
-
-    def release_many(
-        self, claims: Sequence[Claimed], *, delay_s: float = 0.0, count_attempt: bool = True
-    ) -> list[Verdict]:
-        """Release all of them in one round trip per 500."""
-        return self._end(claims, self._releases(claims, delay_s, count_attempt=count_attempt))
-
-    def renew_many(self, claims: Sequence[Claimed]) -> list[Renewed | Lost[Any] | Unavailable]:
-        """Renew all of them in one round trip per 500."""
-        return self._runtime.channel.send(self._renewals(claims))
-
     def mark(self, key: str, *, event_type: str = "", meta: Mapping[str, str] | None = None) -> bool:
         """Note the key, at most once, by its honest name: `True` the first time. A crash after it loses the event.
 
@@ -411,15 +280,6 @@ class Semel(Client):
 
     def _mark_of_type(self, key: str, event_type: str) -> bool:
         return self.mark_many((key,), event_type=event_type)[0]
-
-    def mark_many(
-        self, keys: Sequence[str], *, event_type: str = "", meta: Mapping[str, str] | None = None
-    ) -> list[bool]:
-        """Note many keys in one round trip; a later copy of a key is `False`."""
-        item, unfold = self._marks(self._connect(), keys, event_type)
-        firsts = unfold((self._runtime.channel.send((item,)))[0])
-        self._tell_marked(keys, firsts, event_type, meta)
-        return firsts
 
     def inbox(self, handle: Any) -> Any:
         """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does.
@@ -449,24 +309,3 @@ class Semel(Client):
         return self._plan.window_us(self._connect(), event_type)
 
     # --- claims in the caller's hands ---
-
-    def _end(self, claims: Sequence[Claimed], items: Sequence[Item]) -> list[Verdict]:
-        for claim in claims:
-            claim.settled = True
-        verdicts = self._runtime.channel.send(items)
-        self._drop_settled(claims, verdicts, self._runtime.keeper)
-        self._tell_settled(items, verdicts)
-        return verdicts
-
-    def _hold(self, claim: Claimed) -> None:
-        self._runtime.keeper.keep(claim._kept)  # noqa: SLF001 - the claim and its client are one mechanism
-
-    def _drop(self, claim: Claimed) -> None:
-        self._runtime.keeper.drop(claim.claim.owner)
-
-    def _settle(self, claim: Claimed, error: BaseException | None) -> None:
-        claim.settled = True
-        verdict = self._plan.leaving(claim.claim, claim.granted, error)
-        answer = drive(flows.settle(claim.claim, claim.granted, verdict), self._hands)
-        self._tell_left(claim, verdict.to, answer)
-        self._left(claim, error, answer)

@@ -39,7 +39,7 @@ from semel.runtime.send_queue import give_back, post_quietly, recall
 from semel.runtime.waiting import Watches
 from semel.types import CannotTell, Unavailable
 
-__all__ = ["AsyncHands", "Executor"]
+__all__ = ["AsyncExecutor", "Executor"]
 
 T = TypeVar("T")
 
@@ -251,7 +251,7 @@ def _too_late() -> Raised:
     return Raised(NotApplied("the claim was lost before the handler started"), interrupted=True, lost=True)
 
 
-class AsyncHands(ExecutorBase):
+class AsyncExecutor(ExecutorBase):
     """Carry out commands, awaiting."""
 
     keeper: LoopKeeper

@@ -33,7 +33,7 @@ from semel.core.commands import (
 from semel.core.folding import Fold, leaders
 from semel.core.settlement import NotStarted
 from semel.errors import RecordCorrupt, StoreClosed, UsageError
-from semel.runtime.executor import AsyncHands, Executor, ExecutorBase
+from semel.runtime.executor import AsyncExecutor, Executor, ExecutorBase
 from semel.runtime.generators import adrive, drive
 from semel.runtime.process import asyncio, futures
 from semel.runtime.send_queue import BATCH_MAX, give_back, recall
@@ -314,7 +314,7 @@ def _invoke_all(rounds: FlowScheduler, hands: Executor, concurrency: int) -> Non
 
 async def adrive_many(
     flows: Sequence[Flow[Outcome[Any]]],
-    hands: AsyncHands,
+    hands: AsyncExecutor,
     concurrency: int,
     told: Callable[[int, Any], object] | None = None,
     is_stopping: Callable[[], bool] = lambda: False,
@@ -358,7 +358,9 @@ async def adrive_many(
     return rounds.outcomes
 
 
-async def _afinish_alone(rounds: FlowScheduler, hands: AsyncHands, is_stopping: Callable[[], bool]) -> None:
+async def _afinish_alone(
+    rounds: FlowScheduler, hands: AsyncExecutor, is_stopping: Callable[[], bool]
+) -> None:
     """Drive the flows that are left, one by one."""
     started: list[tuple[Flow[Outcome[Any]], Any, int]] = []
     for flow, command, at in rounds.resume():
@@ -390,7 +392,7 @@ async def _aland(rounds: FlowScheduler, landed: "asyncio.Event") -> None:
 
 
 async def _ainvoke_all(
-    rounds: FlowScheduler, hands: AsyncHands, concurrency: int, is_stopping: Callable[[], bool]
+    rounds: FlowScheduler, hands: AsyncExecutor, concurrency: int, is_stopping: Callable[[], bool]
 ) -> None:
     async def work() -> None:
         while rounds.handlers and rounds.interrupt is None:

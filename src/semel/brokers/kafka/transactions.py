@@ -341,7 +341,7 @@ class KafkaTransaction:
             piece.again_s = 0.0
             return
         call = Invoke(partial(self._call, piece.arrival), claim.claim, claim.granted)
-        ran = await self._once._hands().invoke(call)  # noqa: SLF001 - the handler's own context, as in `run`
+        ran = await self._once._executor().invoke(call)  # noqa: SLF001 - the handler's own context, as in `run`
         if isinstance(ran, Raised):
             if ran.lost:
                 piece.again_s = 0.0
