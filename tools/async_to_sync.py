@@ -39,8 +39,8 @@ NAMES = {
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
     "__anext__": "__next__",
-    "acommitted": "committed",
     "aclose": "close",
+    "acommitted": "committed",
     "aconnect": "connect",
     "aconverse": "converse",
     "adrive": "drive",
@@ -50,8 +50,8 @@ NAMES = {
     "arefresh_behind": "refresh_behind",
     "aretry": "retry",
     "asend": "send",
-    "awaitable": "blocking",
     "asynccontextmanager": "contextmanager",
+    "awaitable": "blocking",
     "push_async_callback": "callback",
 }
 """Names that change otherwise than `AsyncX` and `x_async` do."""

@@ -1,5 +1,6 @@
 """The server goes away, comes back, stands still, or is not what it should be."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 from semel.core.commands import Claim, Granted, Mark, Settle
 from semel.errors import StoreClosed, StoreError, StoreFull, StoreRefused, StoreUnavailable
-from semel.stores.postgres import PostgresStore
+from semel.stores.postgres import AsyncPostgresStore, PostgresStore
 from semel.stores.postgres.errors import translated
 from semel.types import Completed, Unavailable
 from tests.services import postgres
@@ -198,6 +199,45 @@ def test_a_full_disk_is_each_items_own_trouble(own: Own, monkeypatch: pytest.Mon
     assert isinstance(refused.error, StoreFull)
     assert isinstance(done, Completed)
     store.close()
+
+
+def test_a_store_that_is_closed_while_it_connects_keeps_no_connection(
+    own: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        store = AsyncPostgresStore(own.url, schema="closing")
+        begun, go = asyncio.Event(), asyncio.Event()
+        converse = store._converse
+
+        async def slow(line: Any, said: Any) -> Any:
+            begun.set()
+            await go.wait()
+            return await converse(line, said)
+
+        monkeypatch.setattr(store, "_converse", slow)
+        opening = asyncio.create_task(store.aopen())
+        await begun.wait()
+        closing = asyncio.create_task(store.aclose())
+        while not store._closed:  # noqa: ASYNC110 - the store sends no event
+            await asyncio.sleep(0)
+        go.set()
+        await asyncio.gather(opening, closing)
+        assert store._lines is None
+        with pytest.raises(StoreClosed):
+            await store.asend([claim("late")])
+
+    asyncio.run(main())
+
+
+def test_an_event_loop_may_ask_whether_the_tables_are_there(own: Own) -> None:
+    async def main() -> None:
+        store = AsyncPostgresStore(own.url, schema="asked")
+        assert not await store.aexists()
+        await store.aopen()
+        assert await store.aexists()
+        await store.aclose()
+
+    asyncio.run(main())
 
 
 def test_a_clock_that_differs_is_logged(

@@ -195,8 +195,10 @@ class AsyncServerListener:
             self._task = loop.create_task(self._run(), name="semel-listener")
 
     async def aclose(self) -> None:
-        """End it, and wait for that; idempotent. Called in its own loop."""
+        """End it, and wait for that where it is a task of this loop; idempotent."""
         self._closed = True
+        if self._loop is not asyncio.get_running_loop():
+            self.drop()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
