@@ -1,7 +1,6 @@
 """What both colours of the store share: its place, what is known of it, and what becomes of an error."""
 
 import logging
-import random
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from semel.clock import Clock
 from semel.core.commands import Answer, Item, Mark
 from semel.core.protocols import Capabilities
 from semel.errors import StoreClosed, StoreError, StoreFull, StoreUnavailable
+from semel.runtime.jitter import jitter
 from semel.stores.postgres.batch import PostgresBatch, Scope, SendCalls, Stage
 from semel.stores.postgres.errors import is_cut, is_transient, is_unplaced
 from semel.stores.postgres.notifications import ChangeListeners
@@ -128,4 +128,4 @@ def answered(ask: SendCalls, error: psycopg.Error) -> list[Any]:
 
 def pause_s(tries: int) -> float:
     """How long to wait before a stage is begun again."""
-    return random.uniform(0, PAUSE_MAX_S) * (tries + 1)  # noqa: S311 - no secret hangs on it
+    return jitter.uniform(0, PAUSE_MAX_S) * (tries + 1)
