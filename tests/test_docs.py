@@ -74,6 +74,19 @@ def test_every_page_is_reached_from_the_index() -> None:
     assert [str(path.relative_to(ROOT)) for path in PAGES if path.resolve() not in reached] == []
 
 
+def test_the_index_lists_every_page_with_a_line() -> None:
+    index = ROOT / "docs" / "index.md"
+    listed = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): .+\.$", index.read_text(encoding="utf-8"), re.MULTILINE)
+    folders_with_an_index = {"cli": "index.md", "decisions": "README.md"}
+    expected = {
+        path.relative_to(index.parent).as_posix()
+        for path in index.parent.rglob("*.md")
+        if path != index and folders_with_an_index.get(path.parent.name, path.name) == path.name
+    }
+    assert expected - set(listed) == set()
+    assert len(listed) == len(set(listed))
+
+
 def test_every_extra_that_a_page_names_exists() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     texts = [path.read_text(encoding="utf-8") for path in PAGES]
