@@ -2,7 +2,10 @@
 
 import ast
 import re
+import textwrap
 import tomllib
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin
@@ -52,6 +55,35 @@ def test_every_outcome_is_explained() -> None:
     assert len(names) == 9
     for name in names:
         assert f"`{name}(" in page("outcomes.md")
+
+
+def test_every_hook_event_is_explained() -> None:
+    abstract = {events.HookEvent, events.DeliveryEvent}
+    kinds = {
+        kind.__name__
+        for kind in vars(events).values()
+        if isinstance(kind, type) and issubclass(kind, events.HookEvent) and kind not in abstract
+    }
+    assert len(kinds) > 20
+    assert {name for name in kinds if f"`{name}" not in page("events.md")} == set()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_in_examples_resolve(path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+    imports = [
+        (node.module, alias.name)
+        for block in blocks
+        for node in ast.walk(ast.parse(textwrap.dedent(block)))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "semel"
+        for alias in node.names
+    ]
+    missing = [
+        f"{module}.{name}"
+        for module, name in imports
+        if not hasattr(import_module(module), name) and find_spec(f"{module}.{name}") is None
+    ]
+    assert missing == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -13,12 +13,17 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 MODULE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
+PROSE_COLUMNS_MAX = 100
 
 Rule = Callable[[str, str], Iterator[str]]
 """Takes a file's path inside the project and its text; yields what is wrong."""
 
 MAY_PROMISE = {"docs/explain/guarantees.md"}
 """Where the strongest promise may be named: the page that is rendered from the tested table."""
+
+DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/"]
+GENERATED = {"docs/explain/guarantees.md"}
+"""Pages that `make render` writes, beside those in docs/reference/cli, which are code blocks."""
 
 # Put together from halves, so that this file passes its own rules.
 NOTE_TO_SELF = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
@@ -126,6 +131,16 @@ def promises_only_what_is_tested(path: str, text: str) -> Iterator[str]:
             yield f"line {line}: {match.group()!r} is said only where the tested table is shown"
 
 
+def prose_is_wrapped(path: str, text: str) -> Iterator[str]:
+    fenced = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        is_prose = not fenced and not line.lstrip().startswith("|") and "](" not in line
+        if is_prose and len(line) > PROSE_COLUMNS_MAX and path not in GENERATED:
+            yield f"line {number}: {len(line)} columns; wrap prose at {PROSE_COLUMNS_MAX}"
+
+
 SOURCE_RULES: list[Rule] = [
     module_is_short,
     module_says_its_job,
@@ -136,6 +151,7 @@ SOURCE_RULES: list[Rule] = [
 ]
 TEST_RULES: list[Rule] = [sleeps_nowhere]
 TREE_RULES: list[Rule] = [no_notes_to_self, speaks_of_no_computer, promises_only_what_is_tested]
+DOCUMENT_RULES: list[Rule] = [prose_is_wrapped]
 
 WRONG: list[tuple[Rule, str]] = [
     (module_is_short, "x = 1\n" * (MODULE_LINES_MAX + 1)),
@@ -156,6 +172,8 @@ WRONG: list[tuple[Rule, str]] = [
     (speaks_of_no_computer, "https://py" + "pi.org/simple"),
     (promises_only_what_is_tested, "delivers exactly" + "-once"),
     (promises_only_what_is_tested, "delivers Exactly" + "\nonce"),
+    (prose_is_wrapped, "word " * 30),
+    (prose_is_wrapped, "```\ncode\n```\n" + "word " * 30),
 ]
 
 
@@ -191,6 +209,16 @@ def test_tree_is_tidy() -> None:
     assert broken(TREE_RULES, "") == []
 
 
+@pytest.mark.parametrize("place", DOCUMENTS)
+def test_documents_are_tidy(place: str) -> None:
+    assert broken(DOCUMENT_RULES, place, ".md") == []
+
+
+@pytest.mark.parametrize("text", ["```\n" + "word " * 30 + "\n```", "| " + "word " * 30 + "|"])
+def test_code_and_tables_are_not_wrapped(text: str) -> None:
+    assert list(prose_is_wrapped("some/page.md", text)) == []
+
+
 def test_the_tree_is_looked_at() -> None:
     names = {name for name, _ in project_files()}
     assert {"Makefile", ".ci/run", "pyproject.toml", "tests/test_tidy.py", "src/semel/errors.py"} <= names
@@ -202,4 +230,4 @@ def test_each_rule_catches_what_it_is_for(rule: Rule, text: str) -> None:
 
 
 def test_every_rule_is_shown_to_catch() -> None:
-    assert {rule for rule, _ in WRONG} == {*SOURCE_RULES, *TEST_RULES, *TREE_RULES}
+    assert {rule for rule, _ in WRONG} == {*SOURCE_RULES, *TEST_RULES, *TREE_RULES, *DOCUMENT_RULES}
