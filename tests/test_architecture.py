@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "semel"
 PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 RUN_SECTION = PAGE.partition("### `run` on SQLite\n")[2].partition("\n### ")[0]
 
-_PATH = re.compile(r"[\w/]+\.py\b|\b(?:\w+/)+(?=[\s`,)]|$)", re.MULTILINE)
+_PATH = re.compile(r"[\w/]+\.(?:py|sql|lua)\b|\b(?:\w+/)+(?=[\s`,)]|$)", re.MULTILINE)
 _DOTTED = re.compile(r"\bsemel(?:\.[A-Za-z_]\w*)+")
 
 
