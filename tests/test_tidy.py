@@ -21,7 +21,7 @@ Rule = Callable[[str, str], Iterator[str]]
 MAY_PROMISE = {"docs/explain/guarantees.md"}
 """Where the strongest promise may be named: the page that is rendered from the tested table."""
 
-DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/"]
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "docs/")
 GENERATED = {"docs/explain/guarantees.md"}
 """Pages that `make render` writes, beside those in docs/reference/cli, which are code blocks."""
 
@@ -209,9 +209,8 @@ def test_tree_is_tidy() -> None:
     assert broken(TREE_RULES, "") == []
 
 
-@pytest.mark.parametrize("place", DOCUMENTS)
-def test_documents_are_tidy(place: str) -> None:
-    assert broken(DOCUMENT_RULES, place, ".md") == []
+def test_documents_are_tidy() -> None:
+    assert [what for what in broken(DOCUMENT_RULES, "", ".md") if what.startswith(DOCUMENTS)] == []
 
 
 @pytest.mark.parametrize("text", ["```\n" + "word " * 30 + "\n```", "| " + "word " * 30 + "|"])
