@@ -9,7 +9,7 @@ from benchmarks.memory import COUNT
 from semel.cli.bench import workloads
 from semel.cli.bench.measure import Measurement, compare
 from semel.cli.bench.workloads import nothing
-from semel.client.base import raised
+from semel.client.base import raise_if_interrupted
 from semel.client.client import Semel
 from semel.observe.events import HookEvent
 from semel.observe.history import HistoryHook
@@ -23,7 +23,7 @@ class Deaf(Semel):
 
     def _run(self, key: str, call: Any, fn: Any, fingerprint: bytes | None, *more: Any) -> Any:
         stored = self._connect()
-        claim = self._plan.called(stored, key, fingerprint, *(more or (None, None)))
+        claim = self._plan.claim_for_call(stored, key, fingerprint, *(more or (None, None)))
         flow = self._plan.flow(claim, call, fn)
         try:
             outcome = drive(flow, self._perform)
@@ -31,7 +31,7 @@ class Deaf(Semel):
             self._hands.forsake((claim.owner,))
             raise
         self._hands.drop(claim.owner)
-        return outcome if type(outcome) is Done else raised(outcome)
+        return outcome if type(outcome) is Done else raise_if_interrupted(outcome)
 
 
 def rows(folder: Path) -> list[Measurement]:

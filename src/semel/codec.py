@@ -128,13 +128,13 @@ def _encode(value: Any, returns: Any, *, as_plain_data: bool) -> bytes:
     if _is_plain(value, 0):
         return b"j" + _json.encode(value)
     try:
-        return b"m" + _pack.encode(_tagged(value, 0))
+        return b"m" + _pack.encode(_to_tagged(value, 0))
     except ValueNotEncodable:
         if returns is not None:
             return b"o" + _encode_object(value, returns)
         if not as_plain_data:
             raise
-        return b"p" + _pack.encode(_tagged(_plain_data(value), 0))
+        return b"p" + _pack.encode(_to_tagged(_plain_data(value), 0))
 
 
 def _is_plain(value: Any, depth: int) -> bool:
@@ -157,7 +157,7 @@ def _is_plain(value: Any, depth: int) -> bool:
 # --- MessagePack with tags ----------------------------------------------------------------------
 
 
-def _zoned(moment: datetime) -> list[Any]:
+def _pack_datetime(moment: datetime) -> list[Any]:
     """A datetime's text, fold and zone; a named zone comes back as that zone, not as an offset."""
     from zoneinfo import ZoneInfo  # slow to import, and rarely needed
 
@@ -169,14 +169,14 @@ def _zoned(moment: datetime) -> list[Any]:
     raise ValueNotEncodable(f"a datetime with the time zone {zone!r} cannot be stored; use UTC or a ZoneInfo")
 
 
-def _unzoned(text: str, fold: int, zone: str | None) -> datetime:
+def _unpack_datetime(text: str, fold: int, zone: str | None) -> datetime:
     from zoneinfo import ZoneInfo
 
     moment = datetime.fromisoformat(text).replace(fold=fold)
     return moment if zone is None else moment.replace(tzinfo=ZoneInfo(zone))
 
 
-def _clocked(moment: time) -> list[Any]:
+def _pack_time(moment: time) -> list[Any]:
     if moment.tzinfo is not None and type(moment.tzinfo) is not timezone:
         raise ValueNotEncodable(f"a time with the time zone {moment.tzinfo!r} cannot be stored")
     return [moment.isoformat(), moment.fold]
@@ -187,9 +187,9 @@ _TAGS: list[tuple[int, type, Callable[[Any], Any], Callable[..., Any]]] = [
     (2, set, list, lambda *parts: set(parts)),
     (3, frozenset, list, lambda *parts: frozenset(parts)),
     (4, Decimal, lambda number: [str(number)], Decimal),
-    (5, datetime, _zoned, _unzoned),
+    (5, datetime, _pack_datetime, _unpack_datetime),
     (6, date, lambda day: [day.isoformat()], date.fromisoformat),
-    (7, time, _clocked, lambda text, fold: time.fromisoformat(text).replace(fold=fold)),
+    (7, time, _pack_time, lambda text, fold: time.fromisoformat(text).replace(fold=fold)),
     (8, timedelta, lambda span: [span.days, span.seconds, span.microseconds], timedelta),
     (9, UUID, lambda uid: [uid.bytes], lambda raw: UUID(bytes=raw)),
     (10, int, lambda number: [hex(number)], lambda text: int(text, 16)),
@@ -206,23 +206,23 @@ _BY_TYPE = {kind: (code, parts) for code, kind, parts, _ in _TAGS}
 _BY_CODE = {code: build for code, _, _, build in _TAGS}
 
 
-def _tagged(value: Any, depth: int) -> Any:
+def _to_tagged(value: Any, depth: int) -> Any:
     kind = type(value)
     if kind in (str, bool, float, bytes) or value is None or (kind is int and -_INT64 <= value < _INT64):
         return value
     if depth > DEPTH_MAX:
         raise RecursionError("nested too deeply")
     if kind is list:
-        return [_tagged(part, depth + 1) for part in value]
+        return [_to_tagged(part, depth + 1) for part in value]
     if kind is dict and all(type(name) is str for name in value):
-        return {name: _tagged(part, depth + 1) for name, part in value.items()}
+        return {name: _to_tagged(part, depth + 1) for name, part in value.items()}
     if kind not in _BY_TYPE:
         raise ValueNotEncodable(
             f"a {kind.__module__}.{kind.__qualname__} cannot be stored; return plain data, a dataclass, or a msgspec,"
             " attrs or pydantic class"
         )
     code, parts = _BY_TYPE[kind]
-    return Ext(code, _pack.encode([_tagged(part, depth + 1) for part in parts(value)]))
+    return Ext(code, _pack.encode([_to_tagged(part, depth + 1) for part in parts(value)]))
 
 
 def _untag(code: int, data: memoryview) -> Any:
@@ -256,13 +256,13 @@ _KEPT_AS_THEY_ARE = (bytes, bytearray, memoryview, datetime, date, time, timedel
 
 def _plain_data(value: Any) -> Any:
     """The data of an object, as dicts, lists and values that the codec knows. Raises `ValueNotEncodable`."""
-    return msgspec.to_builtins(value, builtin_types=_KEPT_AS_THEY_ARE, enc_hook=_dumped)
+    return msgspec.to_builtins(value, builtin_types=_KEPT_AS_THEY_ARE, enc_hook=_dump_object)
 
 
-def _dumped(value: Any) -> Any:
+def _dump_object(value: Any) -> Any:
     if hasattr(type(value), "model_dump"):
         return value.model_dump()
-    return _tagged(value, 0)  # which says what is wrong with it
+    return _to_tagged(value, 0)  # which says what is wrong with it
 
 
 def _from_plain_data(data: Any, returns: Any) -> Any:

@@ -198,7 +198,7 @@ async def test_a_dead_letter_is_replayed_by_forgetting_its_failure(queue: Queue,
     await worked(queue, ledger, credit)
     [(message, letter)] = queue.dead
     broken = False
-    dead = DeadLetter.found("1", message.headers | headers_of(letter), message.body)
+    dead = DeadLetter.from_message("1", message.headers | headers_of(letter), message.body)
     async with ledger.client() as once:
         await replay(Graves(queue), dead, once)  # type: ignore[arg-type]
     await worked(queue, ledger, credit)
@@ -323,7 +323,7 @@ async def test_a_commit_without_an_answer_is_settled_by_the_mark(
                 if not proxy.cuts:
                     proxy.cut_replies(1)
 
-        monkeypatch.setattr(AsyncPostgresDesk, "begun", begun)
+        monkeypatch.setattr(AsyncPostgresDesk, "transaction", begun)
 
         async def credit(connection: Any, paid: Paid) -> None:
             await connection.execute(ledger.insert, (paid.order,))

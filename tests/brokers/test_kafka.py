@@ -47,8 +47,8 @@ class TestKafka(broker_contract.BrokerSuite):
 def test_an_offset_never_passes_one_that_is_not_done() -> None:
     offsets = Offsets()
     for offset in (3, 4, 7, 8):
-        offsets.received(offset)
-    assert [offsets.done(offset) for offset in (4, 8, 3, 3, 7)] == [None, None, 5, None, 9]
+        offsets.add(offset)
+    assert [offsets.complete(offset) for offset in (4, 8, 3, 3, 7)] == [None, None, 5, None, 9]
     assert len(offsets) == 0
 
 

@@ -41,9 +41,9 @@ class Stalls(KafkaTransaction):
             place.touch()
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    async def _ended(self, parts: Sequence[PartitionBatch]) -> TransactionResult:
+    async def _end_transaction(self, parts: Sequence[PartitionBatch]) -> TransactionResult:
         self._stop_here("before")
-        ended = await super()._ended(parts)
+        ended = await super()._end_transaction(parts)
         self._stop_here("after")
         return ended
 

@@ -102,9 +102,9 @@ class Scene:
     def flow(self, driver: Driver, *, wait_s: float = 0.0) -> Flow[Any]:
         task = self.task(driver, wait_s)
         if self.mode == "mark":
-            return flows.marked(Mark(ID[0], ID[1], [ID[2]], WINDOW_US), task)
+            return flows.mark_then_run(Mark(ID[0], ID[1], [ID[2]], WINDOW_US), task)
         if self.mode == "observe":
-            return flows.observed(task, self._count)
+            return flows.run_observed(task, self._count)
         return flows.once(task)
 
     def task(self, driver: Driver, wait_s: float = 0.0) -> Task:

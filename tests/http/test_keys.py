@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from semel.errors import RecordCorrupt
 from semel.http.responses import Reply, pack, unpack
-from semel.http.rules import KEY_CHARS_MAX, KeyMalformed, digest_of_credentials, payload_of, read, scoped
+from semel.http.rules import KEY_CHARS_MAX, KeyMalformed, digest_of_credentials, payload_of, read, record_key
 from semel.keys import check
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=KEY_CHARS_MAX)
@@ -51,8 +51,8 @@ PARTS = st.tuples(
 def test_two_scopes_never_read_the_same(
     one: tuple[str, str, str | None, str], other: tuple[str, str, str | None, str]
 ) -> None:
-    assert (scoped(*one) == scoped(*other)) is (one == other)
-    assert check(scoped(*one))
+    assert (record_key(*one) == record_key(*other)) is (one == other)
+    assert check(record_key(*one))
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_two_scopes_never_read_the_same(
 def test_no_part_runs_into_the_next(
     one: tuple[str, str, str | None, str], other: tuple[str, str, str | None, str]
 ) -> None:
-    assert scoped(*one) != scoped(*other)
+    assert record_key(*one) != record_key(*other)
 
 
 def test_a_scope_too_long_for_a_store_becomes_its_digest() -> None:
-    long = scoped("POST", "/a" * 300, None, "k")
+    long = record_key("POST", "/a" * 300, None, "k")
     assert long.startswith("sha256:")
-    assert long != scoped("POST", "/a" * 300, None, "l")
+    assert long != record_key("POST", "/a" * 300, None, "l")
 
 
 def test_the_parts_of_a_payload_do_not_run_into_one_another() -> None:

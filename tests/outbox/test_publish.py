@@ -13,7 +13,7 @@ import pytest
 import semel
 from semel import Message
 from semel.errors import NoTransaction, StoreRefused, UsageError, ValueNotEncodable, ValueTooLarge
-from semel.outbox.message import derived, minted
+from semel.outbox.message import id_for_event, new_id
 from tests.django_connections import connection_to, forget
 from tests.outbox.tools import Place
 
@@ -344,7 +344,7 @@ async def test_the_id_follows_from_the_event(place: Place) -> None:
     connection.close()
     assert isinstance(outcome, semel.Done)
     written, first_seen = outcome.value
-    assert written == str(derived(("", "orders", "evt_1"), first_seen, "moved"))
+    assert written == str(id_for_event(("", "orders", "evt_1"), first_seen, "moved"))
 
 
 def test_a_name_used_twice_in_an_attempt_is_an_error(place: Place) -> None:
@@ -379,7 +379,7 @@ def test_a_message_of_a_handler_needs_a_name(place: Place) -> None:
 
 
 def test_derived_ids_have_the_layout_of_version_7() -> None:
-    made = derived(("t", "c", "k"), HOUR_US * 500_000, "n")
+    made = id_for_event(("t", "c", "k"), HOUR_US * 500_000, "n")
     assert (made.version, made.variant) == (7, uuid.RFC_4122)
     assert made.int >> 80 == HOUR_US * 500_000 // 1000
     assert str(made) == "01a3185c-5000-71e2-a903-564f9e0b5b24"  # another one would publish old events again
@@ -387,21 +387,21 @@ def test_derived_ids_have_the_layout_of_version_7() -> None:
 
 def test_derived_ids_differ_by_every_part() -> None:
     parts = [
-        derived(("t", "c", "k"), HOUR_US, "n"),
-        derived(("t", "c", "k"), HOUR_US, "m"),
-        derived(("t", "c", "j"), HOUR_US, "n"),
-        derived(("t", "d", "k"), HOUR_US, "n"),
-        derived(("s", "c", "k"), HOUR_US, "n"),
-        derived(("t", "c", "k"), HOUR_US * 2, "n"),
-        derived(("t", "c", "nk"), HOUR_US, ""),
+        id_for_event(("t", "c", "k"), HOUR_US, "n"),
+        id_for_event(("t", "c", "k"), HOUR_US, "m"),
+        id_for_event(("t", "c", "j"), HOUR_US, "n"),
+        id_for_event(("t", "d", "k"), HOUR_US, "n"),
+        id_for_event(("s", "c", "k"), HOUR_US, "n"),
+        id_for_event(("t", "c", "k"), HOUR_US * 2, "n"),
+        id_for_event(("t", "c", "nk"), HOUR_US, ""),
     ]
     assert len(set(parts)) == len(parts)
-    assert derived(("t", "c", "k"), HOUR_US, "n") == parts[0]
+    assert id_for_event(("t", "c", "k"), HOUR_US, "n") == parts[0]
 
 
 def test_minted_ids_sort_by_time() -> None:
-    assert minted().version == 7
-    assert minted() != minted()
+    assert new_id().version == 7
+    assert new_id() != new_id()
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ async def test_several_relays_keep_order_while_they_come_and_go(postgres_place: 
     relays[0].stop()  # in an orderly way
     rows = relays[1].rows
     assert isinstance(rows, PostgresRows)
-    pid = rows._connected().info.backend_pid  # and without a word
+    pid = rows._connect().info.backend_pid  # and without a word
     postgres.execute(postgres_place.url, f"SELECT pg_terminate_backend({pid})")
     await until(lambda: len({row.id for row in arrived}) == len(ids), 60)
     for relay in relays:

@@ -90,7 +90,7 @@ class DeadLetters:
         self._stuck.pop(letter.key or arrival.position or "", None)
         self._counts.stuck = len(self._stuck)
         self._counts.buried += 1
-        self._failure_log.buried(letter)
+        self._failure_log.log_dead_letter(letter)
 
     async def _write(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         short = replace(letter, stack="", error=letter.error[:ERROR_CHARACTERS])
@@ -188,7 +188,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     letter: DeadLetterInfo
 
     @classmethod
-    def found(cls, id_: str, headers: Mapping[str, str], body: bytes) -> "DeadLetter":
+    def from_message(cls, id_: str, headers: Mapping[str, str], body: bytes) -> "DeadLetter":
         """What a broker returned; one that semel did not bury has an empty letter."""
         return cls(
             id=id_,

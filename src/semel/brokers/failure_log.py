@@ -18,7 +18,7 @@ class FailureLog:
         self._failures = RateLimit()
         self._letters = RateLimit()
 
-    def failed(self, key: str, attempt: int, retry_after_s: float, error: BaseException) -> None:
+    def log_failure(self, key: str, attempt: int, retry_after_s: float, error: BaseException) -> None:
         """A handler raised; the message will be tried again."""
         left_out = self._failures.take()
         if left_out is not None:
@@ -27,7 +27,7 @@ class FailureLog:
                 self._source, key, attempt, retry_after_s, _more(left_out), exc_info=error,
             )  # fmt: skip
 
-    def buried(self, letter: DeadLetterInfo) -> None:
+    def log_dead_letter(self, letter: DeadLetterInfo) -> None:
         """A message was put among the dead letters."""
         left_out = self._letters.take()
         if left_out is not None:

@@ -29,7 +29,7 @@ from semel.brokers.source import Arrival
 from semel.brokers.transaction_connections import TransactionConnections, desk_for
 from semel.core.commands import Granted
 from semel.core.folding import leaders
-from semel.core.settlement import NotStarted, exhausted, postponed
+from semel.core.settlement import NotStarted, attempts_exhausted, retry_later
 from semel.errors import ModeMismatch, NoTransaction, StoreError, UsageError, WrongDatabase
 from semel.inbox import AsyncInbox, Inbox, ainbox_for, aretry, inbox_for, retry
 from semel.runtime.context import Context, _current
@@ -125,9 +125,10 @@ class InboxHandling:
     async def _run_new(self, batch: Deliveries, last_words: LastWords) -> list[Outcome[Any]]:
         async with self._turns:
             await self._progress.start([each.body for each in batch])
-            ran = await self._transacted(batch, 1)
+            ran = await self._run_in_transaction(batch, 1)
         return [
-            await self._judged(each, outcome, 1, last_words) for each, outcome in zip(batch, ran, strict=True)
+            await self._outcome_of_delivery(each, outcome, 1, last_words)
+            for each, outcome in zip(batch, ran, strict=True)
         ]
 
     async def _run_alone(
@@ -137,8 +138,8 @@ class InboxHandling:
         if self._is_stopping():
             return Errored(NotStarted(), 0)
         async with self._turns:
-            [outcome] = await self._transacted([delivery], number)
-        return await self._judged(delivery, outcome, number, last_words)
+            [outcome] = await self._run_in_transaction([delivery], number)
+        return await self._outcome_of_delivery(delivery, outcome, number, last_words)
 
     async def _run_suspect(self, delivery: Delivery[Arrival], last_words: LastWords) -> Outcome[Any]:
         """A message that may have killed its process: its attempt is recorded before it runs."""
@@ -149,13 +150,13 @@ class InboxHandling:
                 attempt = await self._attempts.begin(delivery)
                 if not isinstance(attempt, Attempt):
                     return attempt
-                outcome = await self._attempted(delivery, attempt)
+                outcome = await self._run_attempt(delivery, attempt)
         if outcome is None:
-            error = exhausted(None, attempt.number, self._once.policy.max_attempts)
+            error = attempts_exhausted(None, attempt.number, self._once.policy.max_attempts)
             return await self._give_up(delivery, error, attempt.number, last_words)
-        return await self._judged(delivery, outcome, attempt.number, last_words, attempt)
+        return await self._outcome_of_delivery(delivery, outcome, attempt.number, last_words, attempt)
 
-    async def _attempted(self, delivery: Delivery[Arrival], attempt: Attempt) -> Outcome[Any] | None:
+    async def _run_attempt(self, delivery: Delivery[Arrival], attempt: Attempt) -> Outcome[Any] | None:
         """The outcome of a recorded attempt; `None`: there were too many before, and it did not run.
 
         An attempt that says nothing about the message does not count.
@@ -164,19 +165,19 @@ class InboxHandling:
         if attempt.number > (limit if attempt.claim is not None else limit * OFF_DELIVERIES):
             return None
         try:
-            [outcome] = await self._transacted([delivery], attempt.number)
+            [outcome] = await self._run_in_transaction([delivery], attempt.number)
         except BaseException:
             await asyncio.shield(self._attempts.end(attempt, counts=False))
             raise
-        if not isinstance(outcome, Done) and not _failed(outcome):
+        if not isinstance(outcome, Done) and not _is_failure(outcome):
             await self._attempts.end(attempt, counts=False)
         return outcome
 
-    async def _transacted(self, batch: Deliveries, number: int) -> list[Outcome[Any]]:
+    async def _run_in_transaction(self, batch: Deliveries, number: int) -> list[Outcome[Any]]:
         """The batch in one transaction; where only its COMMIT is refused, each in one of its own."""
         try:
             return await (
-                self._in_thread(batch, number) if self._route.blocks else self._awaited(batch, number)
+                self._in_thread(batch, number) if self._route.blocks else self._run_async(batch, number)
             )
         except (ModeMismatch, NoTransaction, WrongDatabase, UsageError):
             raise  # no repetition cures it
@@ -185,9 +186,9 @@ class InboxHandling:
                 return [Unavailable(error)] * len(batch)
             if len(batch) == 1:
                 return [Errored(error, 1)]
-        return [outcome for each in batch for outcome in await self._transacted([each], number)]
+        return [outcome for each in batch for outcome in await self._run_in_transaction([each], number)]
 
-    async def _judged(
+    async def _outcome_of_delivery(
         self,
         delivery: Delivery[Arrival],
         outcome: Outcome[Any],
@@ -199,7 +200,7 @@ class InboxHandling:
 
         An attempt that failed is recorded, so that it counts for whoever has the message next.
         """
-        if not _failed(outcome):
+        if not _is_failure(outcome):
             if isinstance(outcome, Done):
                 self._tally.forget(delivery.key)
             return outcome
@@ -209,14 +210,14 @@ class InboxHandling:
             return await self._give_up(delivery, error, number, last_words)
         if number >= policy.max_attempts:
             return await self._give_up(
-                delivery, exhausted(error, number, policy.max_attempts), number, last_words
+                delivery, attempts_exhausted(error, number, policy.max_attempts), number, last_words
             )
         self._tally.note(delivery.key, number)
         if attempt is None:
             await self._attempts.add_failed(delivery)
         else:
             await self._attempts.end(attempt, counts=True)
-        return Errored(error, number, postponed(policy, number).delay_s)
+        return Errored(error, number, retry_later(policy, number).delay_s)
 
     async def _give_up(
         self, delivery: Delivery[Arrival], error: Exception, attempt: int, last_words: LastWords
@@ -233,7 +234,7 @@ class InboxHandling:
 
     # --- a transaction, awaited ---
 
-    async def _awaited(self, batch: Deliveries, number: int) -> list[Outcome[Any]]:
+    async def _run_async(self, batch: Deliveries, number: int) -> list[Outcome[Any]]:
         windows = await self._once._connect()  # noqa: SLF001 - as any verb of the client
 
         async def connected() -> Any:
@@ -244,7 +245,7 @@ class InboxHandling:
             handler = self._handler(connection, number, left)
 
             async def transaction() -> list[Outcome[Any]]:
-                async with self._desk.begun(connection):
+                async with self._desk.transaction(connection):
                     box: AsyncInbox = ainbox_for(handle, self._once.store, self._plan, connected)
                     outcomes = await box.run_batch(batch, handler)
                     if left:
@@ -309,7 +310,7 @@ class InboxHandling:
             handle, left = self._desk.handle(connection), list[Delivery[Arrival]]()
 
             def transaction() -> list[Outcome[Any]]:
-                with self._desk.begun(connection):
+                with self._desk.transaction(connection):
                     box: Inbox = inbox_for(handle, self._once.store, self._plan, lambda: windows)
                     outcomes = box.run_batch(batch, handler)
                     if left:
@@ -349,7 +350,7 @@ class InboxHandling:
     def _context(self, delivery: Delivery[Arrival], number: int) -> Context:
         """What the handler can ask about itself: there is no claim, so it has no fence and no steps to note."""
         once = self._once
-        claim = self._plan.delivered({}, delivery)  # a name for the context; it is never sent
+        claim = self._plan.claim_for_delivery({}, delivery)  # a name for the context; it is never sent
         granted = Granted(fence=0, attempt=number, lease_until=0, first_seen=0)
         kept = LiveClaim.since(claim, granted, monotonic(), once.policy.run_max_s)
         return Context(kept, granted, None, 0, _loose=True)
@@ -370,6 +371,6 @@ def _without(left: Deliveries, batch: Deliveries, outcomes: Sequence[Outcome[Any
     ]
 
 
-def _failed(outcome: Outcome[Any]) -> bool:
+def _is_failure(outcome: Outcome[Any]) -> bool:
     """Whether the handler failed, and not only did not start."""
     return isinstance(outcome, Errored) and not isinstance(outcome.error, NotStarted)

@@ -85,7 +85,7 @@ class JetStream:
             try:
                 found = await self._jetstream.consumer_info(options.stream, options.durable)
             except NotFoundError:
-                found = await self._made()
+                found = await self._create_consumer()
             if found.config.ack_policy != AckPolicy.EXPLICIT:
                 raise UsageError(
                     f"the consumer {options.durable} does not want acks; use another, or make it explicit"
@@ -96,7 +96,7 @@ class JetStream:
         except UNREACHABLE as error:
             raise unavailable(error) from error
 
-    async def _made(self) -> Any:
+    async def _create_consumer(self) -> Any:
         options = self.options
         config = ConsumerConfig(
             durable_name=options.durable,
@@ -220,7 +220,7 @@ class JetStream:
                 message = await self._jetstream.get_msg(self._graves_stream, sequence)
             except NotFoundError:  # removed
                 continue
-            found.append(DeadLetter.found(str(sequence), message.headers or {}, message.data or b""))
+            found.append(DeadLetter.from_message(str(sequence), message.headers or {}, message.data or b""))
         return found
 
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:

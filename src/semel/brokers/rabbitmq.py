@@ -120,7 +120,7 @@ class RabbitQueue:
         try:
             self._connection = await aio_pika.connect(self.server, timeout=CONNECT_S)
             self._channel = await self._connection.channel(publisher_confirms=True)
-            return await self._declared()
+            return await self._declare()
         except UNREACHABLE as error:
             await self.close()
             raise self._error(error) from error
@@ -134,7 +134,7 @@ class RabbitQueue:
             )
         return SourceUnavailable(text)
 
-    async def _declared(self) -> Any:
+    async def _declare(self) -> Any:
         options = self.options
         await self._make_graves()
         if options.kind == "existing":
@@ -273,7 +273,7 @@ class RabbitQueue:
             headers = {name: _text(value) for name, value in message.headers.items()}
             if _id_of(message) is not None:
                 headers.setdefault("message_id", str(message.message_id))
-            found.append(DeadLetter.found(id_, headers, message.body))
+            found.append(DeadLetter.from_message(id_, headers, message.body))
         return found
 
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:

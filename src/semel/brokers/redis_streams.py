@@ -187,7 +187,7 @@ class RedisStream:
         if self._options.trim_s and monotonic() - self._trimmed_at >= self._options.trim_s:
             await self._trim()
         if monotonic() - self._looked_at > self.deadline_s / 10:
-            left = await self._left_behind(limit)
+            left = await self._claim_abandoned(limit)
             if left:
                 return left
         block = ("BLOCK", max(1, round(wait_s * 1000))) if wait_s > 0 else ()
@@ -198,7 +198,7 @@ class RedisStream:
         entries = found[0][1] if isinstance(found, list) and found else _first(found)
         return [self._arrival(id_, fields, 1) for id_, fields in entries if fields]
 
-    async def _left_behind(self, limit: int) -> list[Arrival]:
+    async def _claim_abandoned(self, limit: int) -> list[Arrival]:
         """Messages that nobody has spoken for within the deadline, in the order of the stream."""
         options = self._options
         answer = await self._ask(
@@ -280,7 +280,7 @@ class RedisStream:
             headers = {name.decode(): value for name, value in _pairs(fields)}
             body = headers.pop(BODY, b"")
             texts = {name: value.decode("utf-8", "replace") for name, value in headers.items()}
-            found.append(DeadLetter.found(id_.decode(), texts, body))
+            found.append(DeadLetter.from_message(id_.decode(), texts, body))
         return found
 
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:

@@ -60,7 +60,7 @@ class FailureCounts:
     def __init__(self) -> None:
         self._failures: OrderedDict[str, int] = OrderedDict()
 
-    def failed(self, key: str, deliveries: int) -> int:
+    def count_failure(self, key: str, deliveries: int) -> int:
         """Another failure; returns which attempt it was."""
         attempt = max(self.attempts(key) + 1, deliveries)
         self.note(key, attempt)

@@ -34,7 +34,7 @@ from semel.brokers.routes import Route, event_facts, route_for
 from semel.brokers.source import Arrival, DeadLetterInfo, Source
 from semel.client.client_async import AsyncSemel
 from semel.core.commands import Granted
-from semel.core.settlement import NotStarted, postponed
+from semel.core.settlement import NotStarted, retry_later
 from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
 from semel.runtime.process import asyncio
 from semel.types import (
@@ -139,7 +139,7 @@ class Runner:
             }
             beating: asyncio.Task[None] | None = None
             try:
-                await self._reached(self.source.open)
+                await self._retry_while_unavailable(self.source.open)
                 if self.source.deadline_s:
                     beating = asyncio.create_task(self._beat())
                 while not self._stopping:
@@ -168,7 +168,7 @@ class Runner:
             return
         # A message that a handler gives back while this waits is not in hand and not here: the next turn sees it.
         nothing_in_hand = not self._hand
-        arrivals = await self._reached(lambda: self.source.receive(limit, wait_s))
+        arrivals = await self._retry_while_unavailable(lambda: self.source.receive(limit, wait_s))
         if arrivals:
             self.counts.received += len(arrivals)
             held = [HeldDelivery(arrival) for arrival in arrivals]
@@ -189,7 +189,7 @@ class Runner:
         else:
             await asyncio.sleep(wait_s)
 
-    async def _reached(self, ask: Callable[[], Any]) -> Any:
+    async def _retry_while_unavailable(self, ask: Callable[[], Any]) -> Any:
         return await self._link.ask(ask)
 
     # --- dispatch ---
@@ -200,7 +200,7 @@ class Runner:
         for each in held:
             if each.gone:
                 self._release(each)
-            elif each.delivery is not None or self._identified(each):
+            elif each.delivery is not None or self._find_route_and_key(each):
                 ready.append(each)
         if self.pace.order:
             for each in ready:
@@ -217,7 +217,7 @@ class Runner:
             self._waiting.extend(by_route.values())
         self._launch()
 
-    def _identified(self, held: HeldDelivery) -> bool:
+    def _find_route_and_key(self, held: HeldDelivery) -> bool:
         """Whether the message has a route and a key; one that has not is put aside."""
         try:
             event_type, event_time_us = event_facts(held.arrival)
@@ -252,9 +252,9 @@ class Runner:
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_end)
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _on_task_end(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fatal = self._fatal or error
@@ -319,13 +319,15 @@ class Runner:
             case Unavailable(error):
                 self._keep(held, self._outage_s(error))
             case Errored(error, attempt, retry_after_s):
-                self._failed(held, error, attempt, retry_after_s)
+                self._handle_failure(held, error, attempt, retry_after_s)
             case Done():
                 self._again(held, self._outage_s("a completion was not stored"))
             case Lost():
                 self._again(held, 0.0)
 
-    def _failed(self, held: HeldDelivery, error: BaseException, attempt: int, retry_after_s: float) -> None:
+    def _handle_failure(
+        self, held: HeldDelivery, error: BaseException, attempt: int, retry_after_s: float
+    ) -> None:
         """Try it again later. Where no record counts the attempts, as in observe mode, they are counted here."""
         if isinstance(error, NotStarted):
             self._return(held, 0.0)
@@ -335,13 +337,13 @@ class Runner:
         if not retry_after_s:  # a record that was released would say how long
             assert held.route is not None
             policy = held.route.once.policy
-            attempt = self._tally.failed(held.delivery.key, held.arrival.deliveries)
+            attempt = self._tally.count_failure(held.delivery.key, held.arrival.deliveries)
             if attempt >= policy.max_attempts:
                 self._tally.forget(held.delivery.key)
                 self._put_aside(held, "failed", error)
                 return
-            retry_after_s = postponed(policy, attempt).delay_s
-        self._failure_log.failed(held.delivery.key, attempt, retry_after_s, error)
+            retry_after_s = retry_later(policy, attempt).delay_s
+        self._failure_log.log_failure(held.delivery.key, attempt, retry_after_s, error)
         self._again(held, retry_after_s)
 
     def _outage_s(self, error: object) -> float:

@@ -13,7 +13,16 @@ from semel.errors import UsageError
 from semel.keys.message import Envelope
 from semel.runtime.extras import install_command
 
-__all__ = ["Arrival", "DeadLetterInfo", "Source", "named", "options_of", "source_for", "unfolded", "untexted"]
+__all__ = [
+    "Arrival",
+    "DeadLetterInfo",
+    "Source",
+    "decode_body",
+    "expand_headers",
+    "load_scheme_function",
+    "options_of",
+    "source_for",
+]
 
 
 class Arrival(Envelope, frozen=True, kw_only=True):
@@ -27,7 +36,7 @@ class Arrival(Envelope, frozen=True, kw_only=True):
     """What the source itself needs to acknowledge it."""
 
 
-def untexted(body: str, encoding: str | None) -> bytes:
+def decode_body(body: str, encoding: str | None) -> bytes:
     """The bytes of a body that had to travel as text; the relay says `base64` of what is none."""
     if encoding == "base64":
         with suppress(ValueError):
@@ -35,7 +44,7 @@ def untexted(body: str, encoding: str | None) -> bytes:
     return body.encode()
 
 
-def unfolded(headers: dict[str, str]) -> dict[str, str]:
+def expand_headers(headers: dict[str, str]) -> dict[str, str]:
     """The headers one by one; where there is room for ten alone, the relay puts its message's own into one, as JSON."""
     with suppress(KeyError, msgspec.MsgspecError):
         own = msgspec.json.decode(headers["headers"], type=dict[str, str])
@@ -132,11 +141,11 @@ _BUILT_IN: dict[str, str] = {
 
 def source_for(url: str) -> Source:
     """The source that a URL names, not yet connected. Raises `UsageError` with what to do."""
-    source: Source = named(url, _BUILT_IN)(url)
+    source: Source = load_scheme_function(url, _BUILT_IN)(url)
     return source
 
 
-def named(url: str, functions: Mapping[str, str]) -> Any:
+def load_scheme_function(url: str, functions: Mapping[str, str]) -> Any:
     """The function for a URL's scheme, imported with its driver. Raises `UsageError` with what to do."""
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in functions:

@@ -19,7 +19,7 @@ from botocore.exceptions import (
 )
 
 from semel.brokers.dead_letters import DeadLetter, headers_of
-from semel.brokers.source import Arrival, DeadLetterInfo, options_of, unfolded, untexted
+from semel.brokers.source import Arrival, DeadLetterInfo, decode_body, expand_headers, options_of
 from semel.errors import MessageTooLarge, SemelError, SourceRefused, SourceUnavailable, UsageError
 
 __all__ = ["SqsOptions", "SqsQueue", "from_url"]
@@ -189,10 +189,10 @@ class SqsQueue:
         return [self._arrival(message, asked_at) for message in answer.get("Messages", ())]
 
     def _arrival(self, message: Mapping[str, Any], asked_at: float) -> Arrival:
-        system, headers = message.get("Attributes", {}), unfolded(_headers(message))
+        system, headers = message.get("Attributes", {}), expand_headers(_headers(message))
         return Arrival(
             headers=headers,
-            body=untexted(message["Body"], headers.get("encoding")),
+            body=decode_body(message["Body"], headers.get("encoding")),
             broker_id=system.get("MessageDeduplicationId"),
             position=f"{self._options.queue}/{message['MessageId']}",
             transport="sqs",
@@ -296,7 +296,9 @@ class SqsQueue:
                 headers.update(msgspec.json.decode(headers.pop(LETTER, "{}")))
                 if ID in headers:  # by which its key was found, unless another field came before it
                     headers.setdefault(IDEMPOTENCY_KEY, headers.pop(ID))
-                found[each["MessageId"]] = DeadLetter.found(each["MessageId"], headers, each["Body"].encode())
+                found[each["MessageId"]] = DeadLetter.from_message(
+                    each["MessageId"], headers, each["Body"].encode()
+                )
                 self._dug[each["MessageId"]] = each["ReceiptHandle"]
         return list(found.values())[:limit]
 

@@ -33,7 +33,7 @@ class TransactionConnections(Protocol):
         """What an inbox joins."""
         ...
 
-    def begun(self, connection: Any) -> Any:
+    def transaction(self, connection: Any) -> Any:
         """A transaction around a block: committed at its end, rolled back when it raises."""
         ...
 
@@ -82,7 +82,7 @@ class AsyncPostgresDesk(_Postgres):
         """Close it."""
         await connection.close()
 
-    def begun(self, connection: Any) -> Any:
+    def transaction(self, connection: Any) -> Any:
         """The driver's own block; inside it the handler cannot commit."""
         return connection.transaction()
 
@@ -100,7 +100,7 @@ class PostgresDesk(_Postgres):
         """Close it."""
         connection.close()
 
-    def begun(self, connection: Any) -> Any:
+    def transaction(self, connection: Any) -> Any:
         """The driver's own block; inside it the handler cannot commit."""
         return connection.transaction()
 
@@ -129,7 +129,7 @@ class SqliteDesk(_Sqlite):
         connection.close()
 
     @contextmanager
-    def begun(self, connection: Any) -> Iterator[None]:
+    def transaction(self, connection: Any) -> Iterator[None]:
         """Begun without the lock: the inbox takes it with its first mark, and waits for it as long as it may."""
         connection.execute("BEGIN")
         try:
@@ -159,7 +159,7 @@ class AsyncSqliteDesk(_Sqlite):
         await connection.close()
 
     @asynccontextmanager
-    async def begun(self, connection: Any) -> AsyncIterator[None]:
+    async def transaction(self, connection: Any) -> AsyncIterator[None]:
         """As of the connection inside."""
         await connection.execute("BEGIN")
         try:

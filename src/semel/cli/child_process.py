@@ -85,7 +85,7 @@ class Child:
     def run(self) -> ProcessResult:
         """Start it, wait for its end. Raises `OSError` when not even its launcher can be started."""
         stdout, stderr = CapturedOutput(), CapturedOutput()
-        with self._forwarding(), self._started() as process:
+        with self._forwarding(), self._start() as process:
             copies = [
                 self._copy(process.stdout, sys.stdout.fileno(), stdout),
                 self._copy(process.stderr, sys.stderr.fileno(), stderr),
@@ -98,7 +98,7 @@ class Child:
     # --- start and end ---
 
     @contextmanager
-    def _started(self) -> Iterator[subprocess.Popen[bytes]]:
+    def _start(self) -> Iterator[subprocess.Popen[bytes]]:
         go_read, go_write = os.pipe()
         try:
             process = subprocess.Popen(  # noqa: S603 - the user's own command

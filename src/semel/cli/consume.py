@@ -16,7 +16,7 @@ from semel.cli.options import (
     StoreOption,
     TenantOption,
     WindowOption,
-    loaded,
+    load_handler,
     parse_duration_us,
     settings_for,
     sources_of,
@@ -171,7 +171,7 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
     from semel.brokers import RunnerLimits
     from semel.runtime.process import asyncio
 
-    target = loaded(handler)
+    target = load_handler(handler)
     settings = settings_for(
         store=store, consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode
     )

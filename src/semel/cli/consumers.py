@@ -17,7 +17,7 @@ from semel.cli.options import (
     text,
 )
 from semel.cli.output import NOT_FOUND, TRY_LATER, USAGE, CommandExit, confirm, print_json, print_rows, say
-from semel.cli.store_access import StoreAccess, opened
+from semel.cli.store_access import StoreAccess, open_store
 from semel.core.commands import Count, Page, Scan, SetWindow, SwitchMode
 from semel.core.ids import is_own
 from semel.core.machine import RELEASED, UNFINISHED, counted_state
@@ -44,7 +44,7 @@ def list_consumers(
 ) -> None:
     """List the consumers of a store with their modes and how many records each has."""
     settings = settings_for(store=store, tenant=tenant)
-    with opened(settings) as reach:
+    with open_store(settings) as reach:
         modes = reach.stored_settings().modes
         scopes = sorted(scope for scope in modes if _is_listed(scope, settings.tenant))
         counted = {
@@ -72,7 +72,7 @@ def show_consumer(
     name: Name, store: StoreOption = None, tenant: TenantOption = None, *, as_json: JsonOption = False
 ) -> None:
     """Show a consumer: its mode, its windows, and what is unfinished."""
-    with opened(settings_for(store=store, tenant=tenant)) as reach:
+    with open_store(settings_for(store=store, tenant=tenant)) as reach:
         scope = reach.scope(name)
         stored = reach.stored_settings()
         document: dict[str, Any] = {
@@ -126,7 +126,7 @@ def set_mode(
     failed and was released does not matter. Stop its workers first: those that run keep to the mode they were started
     with.
     """
-    with opened(settings_for(store=store, tenant=tenant)) as reach:
+    with open_store(settings_for(store=store, tenant=tenant)) as reach:
         scope = reach.scope(name)
         before = reach.stored_settings().modes[scope]
         if before == mode:
@@ -182,8 +182,8 @@ def set_window(
         us = window_us(duration)
     except PolicyInvalid as error:
         raise CommandExit(str(error), USAGE) from None
-    what = _named(consumer, event_type)
-    with opened(settings_for(store=store, tenant=tenant)) as reach:
+    what = _display_name(consumer, event_type)
+    with open_store(settings_for(store=store, tenant=tenant)) as reach:
         if dry_run:
             say(f"Would set the window of {what} to {exact_text(us)}.")
             return
@@ -211,7 +211,7 @@ def get_window(
     """
     check_consumer(consumer)
     settings = settings_for(store=store, tenant=tenant, window=default)
-    with opened(settings) as reach:
+    with open_store(settings) as reach:
         stored = reach.stored_settings().windows
         owner = _tenant(reach)
     us = resolve(stored, owner, consumer, event_type, window_us(settings.window))
@@ -225,7 +225,9 @@ def get_window(
     else:
         print(exact_text(us))
         if origin == "client":
-            say(f"None is stored for {_named(consumer, event_type)}; this is what a client is opened with.")
+            say(
+                f"None is stored for {_display_name(consumer, event_type)}; this is what a client is opened with."
+            )
 
 
 @window.command("list")
@@ -238,7 +240,7 @@ def list_windows(
 ) -> None:
     """List the stored windows."""
     settings = settings_for(store=store, consumer=consumer, tenant=tenant)
-    with opened(settings) as reach:
+    with open_store(settings) as reach:
         stored = sorted(
             (*name, us)
             for name, us in reach.stored_settings().windows.items()
@@ -260,19 +262,19 @@ def unset_window(
 ) -> None:
     """Remove a stored window; clients go back to their own."""
     check_consumer(consumer)
-    with opened(settings_for(store=store, tenant=tenant)) as reach:
+    with open_store(settings_for(store=store, tenant=tenant)) as reach:
         name = (_tenant(reach), consumer, event_type)
         if name not in reach.stored_settings().windows:
-            raise CommandExit(f"no window is stored for {_named(consumer, event_type)}", NOT_FOUND)
+            raise CommandExit(f"no window is stored for {_display_name(consumer, event_type)}", NOT_FOUND)
         reach.act(SetWindow(*name, None))
-    say(f"The window of {_named(consumer, event_type)} was removed.")
+    say(f"The window of {_display_name(consumer, event_type)} was removed.")
 
 
 def _tenant(reach: StoreAccess) -> str:
     return reach.settings.tenant or ""
 
 
-def _named(consumer: str, event_type: str) -> str:
+def _display_name(consumer: str, event_type: str) -> str:
     return f"consumer {consumer!r}" + (f", type {event_type!r}" if event_type else "")
 
 

@@ -141,9 +141,9 @@ def replay_dead(
 
 def _note(settings: "CliSettings", consumer: str, **details: str) -> "Mode":
     """Write into the store's audit who replays what; returns the mode that the store has recorded for the consumer."""
-    from semel.cli.store_access import opened
+    from semel.cli.store_access import open_store
 
-    with opened(settings) as reach:
+    with open_store(settings) as reach:
         reach.note(settings.tenant or "", "dlq replay", consumer=consumer, **details)
         return reach.stored_settings().modes.get((settings.tenant or "", consumer), "lease")
 

@@ -27,17 +27,17 @@ def doctor(store: StoreOption = None, source: SourcesOption = None, *, as_json: 
     """
     settings = settings_for(store=store)
     target = existing(settings)
-    findings = [_redacted(each) for each in examine(target)]
+    findings = [_redact(each) for each in examine(target)]
     silent = (
         [target.name]
         if any(each.check == "connection" and each.level == "error" for each in findings)
         else []
     )
     if not silent:
-        findings += map(_redacted, _outbox(settings.store))
+        findings += map(_redact, _outbox(settings.store))
     lease_us = duration_us(settings.lease)
     for url in sources_of(source, settings):
-        looked = [_redacted(each) for each in _source(url, lease_us)]
+        looked = [_redact(each) for each in _source(url, lease_us)]
         silent += [looked[0].what] if looked[0].level == "error" else []
         findings += looked
     errors = [each for each in findings if each.level == "error"]
@@ -84,5 +84,5 @@ def _print(findings: Sequence[Finding]) -> None:
     console().print(table(("", "CHECK", "FOUND"), drawn))
 
 
-def _redacted(finding: Finding) -> Finding:
+def _redact(finding: Finding) -> Finding:
     return Finding(finding.check, finding.level, redacted(finding.what), redacted(finding.fix))

@@ -33,7 +33,7 @@ from semel.cli.output import (
     say,
     table,
 )
-from semel.cli.store_access import StoreAccess, exists, found, opened
+from semel.cli.store_access import StoreAccess, exists, find_store, open_store
 from semel.core.commands import Scan
 from semel.errors import SemelError, SourceUnavailable, StoreUnavailable
 from semel.observe.explain import Explanation
@@ -49,7 +49,7 @@ from semel.windows import duration_us, window_us
 if TYPE_CHECKING:
     from semel.cli.settings import CliSettings
 
-__all__ = ["explain", "looked_at", "source_text"]
+__all__ = ["explain", "probe_sources", "source_text"]
 
 Required = Annotated[
     Mode | None,
@@ -135,13 +135,13 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
     }
     try:
         around = SourceProbe(
-            sources=_told(looked_at(sources_of(source, settings)), told),
+            sources=_merge_options(probe_sources(sources_of(source, settings)), told),
             keys=keys or "given",
             tenants=tenants,
             tenant=settings.tenant or "",
             consumer=settings.consumer or "",
         )
-        result, in_force = _explained(
+        result, in_force = _explain(
             settings, sink, around, look_at_keys=keys is None, probe=probe, on_unavailable=on_unavailable
         )
     except (SourceUnavailable, StoreUnavailable) as error:
@@ -166,7 +166,7 @@ def _seconds(given: str | None, option: str) -> float | None:
     return None if given is None else parse_duration_us(given, option) / 1e6
 
 
-def looked_at(urls: Sequence[str]) -> list[SourceFacts]:
+def probe_sources(urls: Sequence[str]) -> list[SourceFacts]:
     """What the brokers say about the sources. Raises `UsageError` and `SourceUnavailable`."""
     if not urls:
         return []
@@ -178,7 +178,7 @@ def looked_at(urls: Sequence[str]) -> list[SourceFacts]:
     return asyncio.run(look())
 
 
-def _told(sources: list[SourceFacts], told: dict[str, float | None]) -> tuple[SourceFacts, ...]:
+def _merge_options(sources: list[SourceFacts], told: dict[str, float | None]) -> tuple[SourceFacts, ...]:
     """What the user says of the sources counts for more than what their brokers say."""
     said: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     if not said:
@@ -187,7 +187,7 @@ def _told(sources: list[SourceFacts], told: dict[str, float | None]) -> tuple[So
     return tuple(replace(source, **said, **names) for source in sources or [SourceFacts()])
 
 
-def _explained(
+def _explain(
     settings: "CliSettings",
     sink: Sink,
     around: SourceProbe,
@@ -197,18 +197,18 @@ def _explained(
     on_unavailable: OnUnavailable,
 ) -> tuple[Explanation, WindowInForce]:
     """The explanation, and the window that it stands on."""
-    target = found(settings)
+    target = find_store(settings)
     live: list[Weakness] = []
     mode, window = settings.mode, WindowInForce(window_us(settings.window), "assumed")
     if settings.given("window"):
         window = replace(window, origin="seen")
     if exists(target):
-        with opened(settings) as reach:
+        with open_store(settings) as reach:
             target = reach.store  # it knows what the start checks found
             live = weaknesses(target)
             if settings.consumer is not None:
-                mode, window = _recorded(reach, settings.consumer, mode, window)
-                around = _seen(reach, settings.consumer, around, look_at_keys=look_at_keys)
+                mode, window = _mode_and_window(reach, settings.consumer, mode, window)
+                around = _source_probe(reach, settings.consumer, around, look_at_keys=look_at_keys)
     else:
         say(f"{target.name} does not exist yet.")
     lease_us = duration_us(settings.lease)
@@ -226,7 +226,7 @@ def _explained(
     return told, window
 
 
-def _recorded(
+def _mode_and_window(
     reach: StoreAccess, consumer: str, mode: Mode, said: WindowInForce
 ) -> tuple[Mode, WindowInForce]:
     """The mode that the store has for the consumer, and the window that is in force for it."""
@@ -245,7 +245,9 @@ def _recorded(
     return recorded, said if is_said else window
 
 
-def _seen(reach: StoreAccess, consumer: str, around: SourceProbe, *, look_at_keys: bool) -> SourceProbe:
+def _source_probe(
+    reach: StoreAccess, consumer: str, around: SourceProbe, *, look_at_keys: bool
+) -> SourceProbe:
     """What the store shows of the keys and tenants of a consumer."""
     others = [tenant for tenant, name in reach.stored_settings().modes if name == consumer and tenant]
     around = replace(around, tenants=around.tenants or bool(others))

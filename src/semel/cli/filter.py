@@ -328,7 +328,7 @@ class Sieve:
             fresh = len(new) if window_us else sum(key is not None for key in keys)
             if whole is not None and fresh == len(lines):
                 sink.write(whole)
-            elif passed := self._passed(lines, keys, kept, new if window_us else None):
+            elif passed := self._unseen_lines(lines, keys, kept, new if window_us else None):
                 sink.write(b"\n".join(passed) + b"\n")
             sink.settle()
         counts = self.counts
@@ -337,7 +337,9 @@ class Sieve:
         counts.duplicates += sum(key is not None for key in keys) - fresh
 
     @staticmethod
-    def _passed(lines: list[bytes], keys: list[Any], kept: set[int], new: set[str] | None) -> list[bytes]:
+    def _unseen_lines(
+        lines: list[bytes], keys: list[Any], kept: set[int], new: set[str] | None
+    ) -> list[bytes]:
         passed: list[bytes] = []
         for position, key in enumerate(keys):
             if key is None:

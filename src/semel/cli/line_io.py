@@ -70,7 +70,7 @@ class LineReader:
             raw = io.FileIO(sys.stdin.fileno(), closefd=False) if name == "-" else io.FileIO(name)
             try:
                 self._source = source = _Source(raw)
-                yield from self._blocks(shown, source.gathered)
+                yield from self._blocks(shown, source.read_block)
                 self._before_bytes += source.taken_bytes
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 raise CommandExit(f"{shown}: the gzip data is damaged or cut off: {error}", FAILED) from error
@@ -129,7 +129,7 @@ class _Source:
         self.taken_bytes += len(data)
         return data
 
-    def gathered(self) -> bytes:
+    def read_block(self) -> bytes:
         """A block; from a pipe what comes in a moment, so that neither the reader nor the store waits long."""
         parts = [self._read(BLOCK_BYTES)]
         size, until = len(parts[0]), time.monotonic() + LINGER_S

@@ -12,7 +12,7 @@ from semel.cli.options import (
     StoreOption,
     TenantOption,
     WindowOption,
-    loaded,
+    load_handler,
     parse_duration_us,
     settings_for,
     text,
@@ -145,7 +145,7 @@ def _process(spec: str | None, table: "EventTable | None") -> Any:
         if table is None:
             raise CommandExit("name a handler such as app:handle, or a table with --persist", USAGE)
         return table.persist
-    handler = loaded(spec)
+    handler = load_handler(spec)
     return in_loop(handler) if table is None else table.after(handler)
 
 

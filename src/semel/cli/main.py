@@ -48,26 +48,26 @@ def _run() -> int:
     try:
         answer = app(standalone_mode=False, prog_name="semel")
     except output.CommandExit as stop:
-        return _ended(str(stop), stop.code)
+        return _report_error(str(stop), stop.code)
     except SemelError as error:
-        return _ended(str(error), output.code_of(error))
+        return _report_error(str(error), output.code_of(error))
     except TyperException as error:
-        return _misused(error)
+        return _report_misuse(error)
     except typer.Abort:
         return output.INTERRUPTED
     except (BrokenPipeError, KeyboardInterrupt):
         raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _ended(f"{where}{error.strerror or error}", output.FAILED)
+        return _report_error(f"{where}{error.strerror or error}", output.FAILED)
     except Exception as error:  # noqa: BLE001 - whatever it is, the user gets a line and not a stack
-        return _ended(
+        return _report_error(
             f"unexpected {type(error).__name__}: {error}; semel --debug ... shows where", output.FAILED
         )
     return answer if isinstance(answer, int) else output.OK
 
 
-def _ended(message: str, code: int) -> int:
+def _report_error(message: str, code: int) -> int:
     from semel.cli.options import Globals
     from semel.cli.output import say
     from semel.observe.formatting import redacted
@@ -78,7 +78,7 @@ def _ended(message: str, code: int) -> int:
     return code
 
 
-def _misused(error: object) -> int:
+def _report_misuse(error: object) -> int:
     """A wrong option or argument: what is wrong, and where to read on. Without any argument: the help."""
     from semel.cli.output import USAGE, say
 

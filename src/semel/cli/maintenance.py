@@ -22,7 +22,7 @@ from semel.cli.options import (
     size_text,
 )
 from semel.cli.output import USAGE, CommandExit, clean, console, print_json, print_rows, say, table
-from semel.cli.store_access import StoreAccess, exists, found, opened
+from semel.cli.store_access import StoreAccess, exists, find_store, open_store
 from semel.client.cleaner import PURGE_BATCH, Cleaner, PurgeResult
 from semel.core.commands import Count, Purge, Purged
 from semel.errors import StoreUnavailable
@@ -70,7 +70,7 @@ def purge(
     every_us = _every(every)
     if watch and (dry_run or as_json):
         raise CommandExit("--watch goes on for ever; leave out --dry-run and --json", USAGE)
-    with opened(settings_for(store=store)) as reach:
+    with open_store(settings_for(store=store)) as reach:
         if not dry_run:
             reach.note("", "purge", watch=watch)
         if watch:
@@ -181,7 +181,7 @@ def stats(
     if watch and as_json:
         raise CommandExit("--json prints one document; leave out --watch", USAGE)
     settings = settings_for(store=store, tenant=tenant)
-    with opened(settings) as reach:
+    with open_store(settings) as reach:
         if watch:
             _watch_stats(lambda: reach.ask(Count(settings.tenant)), reach.store.name, every_us)
         counted: Stats = reach.ask(Count(settings.tenant))
@@ -189,7 +189,7 @@ def stats(
     if as_json:
         print_json(_document(counted, name))
     elif sys.stdout.isatty():
-        console().print(_drawn(counted, name))
+        console().print(_draw(counted, name))
     else:
         print_rows((), _rows(counted))
 
@@ -205,7 +205,7 @@ def _watch_stats(count: Callable[[], Stats], name: str, every_us: int) -> None:
     with Live(drawn, console=console(), auto_refresh=False) as live:
         while True:
             try:
-                drawn = _drawn(count(), name)
+                drawn = _draw(count(), name)
             except StoreUnavailable as error:
                 drawn = clean(redacted(str(error)))
             live.update(drawn, refresh=True)
@@ -224,7 +224,7 @@ def _rows(counted: Stats) -> list[tuple[str, str]]:
     return rows + [(f"tier {name}", str(number)) for name, number in counted.tiers.items()]
 
 
-def _drawn(counted: Stats, name: str) -> Table:
+def _draw(counted: Stats, name: str) -> Table:
     rows = [(state, f"{counted.states.get(state, 0):,}") for state in STATES]
     rows += [("marks", f"{counted.marks:,}")]
     waiting = f"{counted.expired:,}"
@@ -287,7 +287,7 @@ def migrate(
     Clients do the same when they open a store; this is for those who want it done beforehand.
     """
     settings = settings_for(store=store)
-    target = found(settings)
+    target = find_store(settings)
     if sql:
         scheme = getattr(target, "truth", target).name.partition(":")[0]
         if scheme not in SCHEMAS:
@@ -299,5 +299,5 @@ def migrate(
     if dry_run:
         say(f"Would {'bring' if before else 'create'} {target.name}{' up to date' if before else ''}.")
         return
-    with opened(settings, create=True):
+    with open_store(settings, create=True):
         say(f"{target.name} {'is up to date' if before else 'was created'}.")

@@ -10,7 +10,7 @@ import typer
 
 from semel.cli.output import USAGE, CommandExit
 from semel.errors import PolicyInvalid
-from semel.runtime.process import named
+from semel.runtime.process import load_object
 from semel.windows import duration_us
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "WindowOption",
     "YesOption",
     "ending_on_signals",
-    "loaded",
+    "load_handler",
     "parse_bytes",
     "parse_duration_us",
     "plural",
@@ -202,9 +202,9 @@ class ending_on_signals:  # noqa: N801 - reads as what it does: with ending_on_s
             signal.signal(number, handler)
 
 
-def loaded(spec: str) -> Any:
+def load_handler(spec: str) -> Any:
     """The object that `module:name` names. Raises `CommandExit` for what is no such name, and `PolicyInvalid`."""
     module, colon, name = spec.partition(":")
     if not (module and colon and name):
         raise CommandExit(f"{spec!r} names no handler; write module:function, such as app:handle", USAGE)
-    return named(spec)
+    return load_object(spec)

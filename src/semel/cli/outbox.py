@@ -26,7 +26,7 @@ from semel.cli.output import (
     say,
     table,
 )
-from semel.cli.store_access import existing, opened
+from semel.cli.store_access import existing, open_store
 from semel.core.relay_flow import Retrying
 from semel.observe import formatting
 from semel.observe.formatting import duration_text, local_time, redacted
@@ -98,7 +98,7 @@ def show_message(
     as_json: JsonOption = False,
 ) -> None:
     """Show a message with all that is known of it. Exit code 5: there is none of this id."""
-    (checked,) = _checked([message_id])
+    (checked,) = _check([message_id])
     entry = _with_rows(store, lambda rows: rows.entry(checked))
     if entry is None:
         raise CommandExit(
@@ -128,7 +128,7 @@ def retry_messages(
     """
     if everything == bool(ids):
         raise CommandExit("give ids, or --all", USAGE)
-    checked = None if everything else _checked(ids or [])
+    checked = None if everything else _check(ids or [])
     _note(store, "outbox retry", ", ".join(checked) if checked else "all that are dead")
     count = _with_rows(store, lambda rows: rows.retry(checked))
     if not count:
@@ -145,7 +145,7 @@ def drop_messages(ids: Ids = None, store: StoreOption = None, *, yes: YesOption 
     """
     if not ids:
         raise CommandExit("give the ids of the messages", USAGE)
-    checked = _checked(ids)
+    checked = _check(ids)
     confirm(f"Drop {_messages(len(checked))}? They will never be published.", yes=yes)
     _note(store, "outbox drop", ", ".join(checked))
     count = _with_rows(store, lambda rows: rows.drop(checked))
@@ -158,7 +158,7 @@ def _messages(count: int) -> str:
     return f"{count:,} message{'' if count == 1 else 's'}"
 
 
-def _checked(ids: list[str]) -> list[str]:
+def _check(ids: list[str]) -> list[str]:
     try:
         return [str(uuid.UUID(each)) for each in ids]
     except ValueError:
@@ -171,7 +171,7 @@ def _note(store: str | None, action: str, ids: str) -> None:
 
     settings = settings_for(store=store)
     rows_for(settings.store)  # refuses a store that has no outbox
-    with opened(settings) as reach:
+    with open_store(settings) as reach:
         reach.note("", action, ids=ids)
 
 
@@ -332,7 +332,7 @@ def relay(  # noqa: PLR0913 - one for each option
         retrying=_retrying(attempts_max, backoff_max, skip=skip),
         rows_max=rows_max,
         keep=parse_duration_us(keep) / 1e6,
-        **_measured(metrics),
+        **_serve_metrics(metrics),
     )
     told: list[int] = []
 
@@ -352,7 +352,7 @@ def relay(  # noqa: PLR0913 - one for each option
     return INTERRUPTED if signal.SIGINT in told else OK
 
 
-def _measured(metrics: str | None) -> dict[str, Any]:
+def _serve_metrics(metrics: str | None) -> dict[str, Any]:
     """Serve metrics, and say whom the relay tells."""
     if metrics is None:
         return {}

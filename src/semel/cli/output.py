@@ -143,10 +143,10 @@ def clean(text: str) -> str:
     """The text without characters that steer a terminal: each is shown by its escape."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() or each in "\n\t" else _escaped(each) for each in text)
+    return "".join(each if each.isprintable() or each in "\n\t" else _escape(each) for each in text)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 

@@ -35,7 +35,7 @@ from semel.cli.output import (
     say,
     table,
 )
-from semel.cli.store_access import StoreAccess, opened
+from semel.cli.store_access import StoreAccess, open_store
 from semel.client.record_items import Oblivion, Resolution
 from semel.codec import encode
 from semel.core.commands import Count, Forget, Page, Resolve, Scan
@@ -69,7 +69,7 @@ def show(
 
     Without --consumer, every consumer is asked. Exit code 5: nobody has a record of it.
     """
-    with opened(settings_for(store=store, consumer=consumer, tenant=tenant)) as reach:
+    with open_store(settings_for(store=store, consumer=consumer, tenant=tenant)) as reach:
         found = reach.records_of(key)
         if not found:
             raise reach.no_record(key)
@@ -120,7 +120,7 @@ def list_records(
     """
     settings = settings_for(store=store, consumer=consumer, tenant=tenant)
     seen_before = None if older_than is None else formatting.now_us() - older_than
-    with opened(settings) as reach:
+    with open_store(settings) as reach:
         scan = Scan(settings.tenant, settings.consumer, state, prefix, seen_before, limit=PAGE_MAX)
         pages = _pages(reach, scan, limit, internal=internal)
         if as_json:
@@ -224,7 +224,7 @@ def forget(
     A running attempt is left alone (exit code 75) unless --force; its late completion is then refused. Who did it is
     kept for 90 days: semel list --consumer semel.audit
     """
-    with opened(settings_for(store=store, consumer=consumer, tenant=tenant)) as reach:
+    with open_store(settings_for(store=store, consumer=consumer, tenant=tenant)) as reach:
         record = reach.record_of(key)
         what = f"{key!r} of consumer {record.consumer!r} ({record.state}, attempt {record.attempt})"
         if formatting.claim_of(record, formatting.now_us()) == "running" and not force:
@@ -287,7 +287,7 @@ def resolve(
             f"--value is not JSON: {error}; quote it for the shell: --value '\"text\"'", USAGE
         ) from None
     settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window)
-    with opened(settings) as reach:
+    with open_store(settings) as reach:
         record = reach.record_of(key)
         kept = reach.stored_settings().windows
         lasting = window_of(
@@ -302,10 +302,10 @@ def resolve(
         case Forgotten():
             say(f"{key!r} is new again: its next delivery runs.")
         case Lost():
-            raise _undecided(key, record, fence)
+            raise _not_decided(key, record, fence)
 
 
-def _undecided(key: str, record: Record, fence: int) -> CommandExit:
+def _not_decided(key: str, record: Record, fence: int) -> CommandExit:
     if record.state != "unknown":
         return CommandExit(f"{key!r} is {record.state}, not unknown: there is nothing to decide", FAILED)
     return CommandExit(

@@ -209,7 +209,7 @@ def load(model: type[AnySettings], flags: Mapping[str, Any], config: Path | None
     try:
         settings = model(**values)
     except ValidationError as error:
-        raise _explained(error, origins) from None
+        raise _first_error(error, origins) from None
     return settings.noting(origins)
 
 
@@ -296,7 +296,7 @@ def _hint(name: str, known: Sequence[str], spelled: Callable[[str], str]) -> str
     return f"there are {', '.join(spelled(each) for each in known)}"
 
 
-def _explained(error: ValidationError, origins: Mapping[str, str]) -> CommandExit:
+def _first_error(error: ValidationError, origins: Mapping[str, str]) -> CommandExit:
     """The first thing that is wrong, with the place to mend it. A flag is a usage error."""
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0])

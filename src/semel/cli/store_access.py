@@ -21,7 +21,7 @@ from semel.types import Absent, Record, Unavailable
 if TYPE_CHECKING:
     from semel.cli.settings import CliSettings  # slow to import, and --help does not need it
 
-__all__ = ["StoreAccess", "existing", "exists", "found", "opened"]
+__all__ = ["StoreAccess", "existing", "exists", "find_store", "open_store"]
 
 R = TypeVar("R")
 
@@ -140,9 +140,9 @@ class StoreAccess:
 
 
 @contextmanager
-def opened(settings: "CliSettings", *, create: bool = False) -> Iterator[StoreAccess]:
+def open_store(settings: "CliSettings", *, create: bool = False) -> Iterator[StoreAccess]:
     """The store that the settings name, connected. A file that is not there is not made unless `create`."""
-    store = found(settings) if create else existing(settings)
+    store = find_store(settings) if create else existing(settings)
     store.open()
     try:
         yield StoreAccess(store, settings)
@@ -152,7 +152,7 @@ def opened(settings: "CliSettings", *, create: bool = False) -> Iterator[StoreAc
 
 def existing(settings: "CliSettings", flag: str = "--store") -> Store:
     """The store that the settings name, not yet connected. Raises `CommandExit` where it was never made."""
-    store = found(settings)
+    store = find_store(settings)
     if not exists(store):
         raise CommandExit(
             f"{store.name} does not exist; name another with {flag}, or create it with: semel migrate --store"
@@ -162,7 +162,7 @@ def existing(settings: "CliSettings", flag: str = "--store") -> Store:
     return store
 
 
-def found(settings: "CliSettings") -> Store:
+def find_store(settings: "CliSettings") -> Store:
     """The store that the settings name, not yet connected."""
     store: Store | AsyncStore = store_for(settings.store)
     if not isinstance(store, Store):

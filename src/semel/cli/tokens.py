@@ -15,7 +15,7 @@ from semel.cli.options import (
     text,
 )
 from semel.cli.output import NOT_FOUND, USAGE, CommandExit, confirm, print_json, print_rows, say
-from semel.cli.store_access import StoreAccess, opened
+from semel.cli.store_access import StoreAccess, open_store
 from semel.observe.formatting import duration_text, local_time, now_us
 from semel.server import tokens
 from semel.server.tokens import Role, Token
@@ -57,7 +57,7 @@ def create_token(
     settings = settings_for(store=store, tenant=tenant)
     if all_tenants and settings.tenant is not None:
         raise CommandExit("give --tenant or --all-tenants, not both", USAGE)
-    with opened(settings, create=True) as reach:
+    with open_store(settings, create=True) as reach:
         whose = None if all_tenants else settings.tenant or ""
         made, secret = reach.carry_out(tokens.create(name, whose, role, expires))
     _print_new(made, secret, as_json=as_json)
@@ -65,7 +65,7 @@ def create_token(
 
 def _print_new(made: Token, secret: str, *, as_json: bool) -> None:
     if as_json:
-        print_json({**_shown(made, {}), "token": secret})
+        print_json({**_to_json(made, {}), "token": secret})
         return
     until = f", until {local_time(made.expires_at, 'seconds')}" if made.expires_at else ""
     say(f"Token {made.id} for {made.name!r}, role {made.role}{until}. It is shown once:")
@@ -75,11 +75,11 @@ def _print_new(made: Token, secret: str, *, as_json: bool) -> None:
 @token.command("list")
 def list_tokens(store: StoreOption = None, *, as_json: JsonOption = False) -> None:
     """List the tokens, never their secrets."""
-    with opened(settings_for(store=store)) as reach:
+    with open_store(settings_for(store=store)) as reach:
         found: list[Token] = reach.carry_out(tokens.tokens())
         used: dict[str, int] = reach.carry_out(tokens.last_uses())
     if as_json:
-        print_json({"tokens": [_shown(each, used) for each in found]})
+        print_json({"tokens": [_to_json(each, used) for each in found]})
         return
     if not found:
         say("There is no token yet: semel token create NAME")
@@ -122,8 +122,8 @@ def rotate_token(
 
     It has the same name, role and tenant, and lives as long as the old one was to live unless --expires says otherwise.
     """
-    with opened(settings_for(store=store)) as reach:
-        found = _found(reach, token_id)
+    with open_store(settings_for(store=store)) as reach:
+        found = _find(reach, token_id)
         made, secret = reach.carry_out(tokens.rotate(found, expires, grace))
     _print_new(made, secret, as_json=as_json)
     if not as_json:
@@ -138,14 +138,14 @@ def revoke_token(
     yes: YesOption = False,
 ) -> None:
     """Make a token worthless, everywhere within seconds."""
-    with opened(settings_for(store=store)) as reach:
-        found = _found(reach, token_id)
+    with open_store(settings_for(store=store)) as reach:
+        found = _find(reach, token_id)
         confirm(f"Revoke the token of {found.name!r}, role {found.role}?", yes=yes)
         reach.carry_out(tokens.revoke(token_id))
     say(f"Revoked the token {token_id} of {found.name!r}; servers refuse it within seconds.")
 
 
-def _found(reach: StoreAccess, token_id: str) -> Token:
+def _find(reach: StoreAccess, token_id: str) -> Token:
     found: Token | None = reach.carry_out(tokens.lookup(token_id))
     if found is None:
         raise CommandExit(f"there is no token {token_id!r}: semel token list", NOT_FOUND)
@@ -158,7 +158,7 @@ def _expiry(each: Token) -> str:
     return "over" if each.is_over(now_us()) else local_time(each.expires_at, "seconds")
 
 
-def _shown(each: Token, used: dict[str, int]) -> dict[str, Any]:
+def _to_json(each: Token, used: dict[str, int]) -> dict[str, Any]:
     return {
         "id": each.id,
         "name": each.name,

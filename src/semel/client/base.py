@@ -40,7 +40,7 @@ from semel.types import (
     Unknown,
 )
 
-__all__ = ["ClaimOutcome", "Client", "raised"]
+__all__ = ["ClaimOutcome", "Client", "raise_if_interrupted"]
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class Client:
         take = self._plan.policy.fingerprint
         return None if take is None else take(*args, **kwargs)
 
-    def _printed(self, deliveries: Sequence[Delivery[T]]) -> Sequence[Delivery[T]]:
+    def _with_fingerprints(self, deliveries: Sequence[Delivery[T]]) -> Sequence[Delivery[T]]:
         """The deliveries with what the policy takes of their bodies, where they bring none of their own."""
         take = self._plan.policy.fingerprint
         if take is None:
@@ -158,7 +158,7 @@ class Client:
                 raise UsageError(f"claim_many takes keys and deliveries, not {each!r}")
             else:
                 self._check_journal(each.journal)
-                claims.append(self._plan.delivered(stored, each))
+                claims.append(self._plan.claim_for_delivery(stored, each))
         return claims
 
     def _outcome(self, claim: Claim, answer: Any, sent_at: float) -> Any:
@@ -199,17 +199,19 @@ class Client:
         if self._plan.mode == "observe":
             first_at = place_of = range(len(deliveries))
         elif any(delivery.lateness_us is not None for delivery in deliveries):
-            first_at, place_of = leaders_in_time([self._plan.delivered(stored, each) for each in deliveries])
+            first_at, place_of = leaders_in_time(
+                [self._plan.claim_for_delivery(stored, each) for each in deliveries]
+            )
         else:
             first_at, place_of = leaders([each.key for each in deliveries])
         made = []
         for at in first_at:
             delivery = deliveries[at]
-            claim = self._plan.delivered(stored, delivery)
+            claim = self._plan.claim_for_delivery(stored, delivery)
             words = None if last_words is None else partial(last_words, delivery)
             flow = self._plan.flow(claim, partial(handler, delivery.body), handler, words, reached=reached)
             if self._runtime.hooks is not None:
-                flow = self._watched(flow, claim, handler, delivery, parks=last_words is not None)
+                flow = self._instrumented(flow, claim, handler, delivery, parks=last_words is not None)
             made.append((flow, claim.owner))
         return made, first_at, place_of
 
@@ -225,9 +227,9 @@ class Client:
         """The flow of an orphan, told of if somebody listens."""
         if self._runtime.hooks is None:
             return flows.once
-        return lambda task: self._watched(flows.once(task), task.claim, handler)
+        return lambda task: self._instrumented(flows.once(task), task.claim, handler)
 
-    def _watched(
+    def _instrumented(
         self,
         flow: Flow[Outcome[Any]],
         claim: Claim,
@@ -260,11 +262,11 @@ class Client:
         hooks = self._runtime.hooks
         if hooks is None or len(first_at) == len(deliveries):
             return
-        from semel.observe.instrument import copied, name_of
+        from semel.observe.instrument import name_of, report_copies
 
         for at, place in enumerate(place_of):
             if first_at[place] != at:
-                copied(
+                report_copies(
                     hooks,
                     self._plan.id(deliveries[at].key),
                     name_of(handler),
@@ -275,15 +277,15 @@ class Client:
 
     def _tell_claimed(self, claims: Sequence[Claim], answers: Sequence[Any]) -> None:
         if self._runtime.hooks is not None:
-            from semel.observe.instrument import claimed
+            from semel.observe.instrument import report_claimed
 
-            claimed(self._runtime.hooks, claims, answers)
+            report_claimed(self._runtime.hooks, claims, answers)
 
     def _tell_settled(self, items: Sequence[Any], verdicts: Sequence[Any]) -> None:
         if self._runtime.hooks is not None:
-            from semel.observe.instrument import settled
+            from semel.observe.instrument import report_settled
 
-            settled(self._runtime.hooks, items, verdicts)
+            report_settled(self._runtime.hooks, items, verdicts)
 
     def _tell_left(self, claim: Claimed, to: Any, answer: Any) -> None:
         """A `with` block has settled its claim."""
@@ -299,11 +301,11 @@ class Client:
         meta: Mapping[str, str] | None = None,
     ) -> None:
         if self._runtime.hooks is not None:
-            from semel.observe.instrument import marked
+            from semel.observe.instrument import report_marked
 
             event_type = event_type or self._plan.policy.event_type
             who = (self._plan.tenant, self._plan.consumer)
-            marked(self._runtime.hooks, *who, keys, firsts, event_type=event_type, meta=meta)
+            report_marked(self._runtime.hooks, *who, keys, firsts, event_type=event_type, meta=meta)
 
     def _warn_not_kept(self, fn: Any, outcome: Done[Any]) -> None:
         """Warn at the first value of a handler that cannot be kept: its duplicates will have none."""
@@ -345,7 +347,7 @@ class Client:
             if type(verdict) is not Unavailable:
                 keeper.drop(claim.claim.owner)
 
-    def _left(self, claim: Claimed, error: BaseException | None, answer: Any) -> None:
+    def _check_exit(self, claim: Claimed, error: BaseException | None, answer: Any) -> None:
         """A `with` block has ended. Its own error is never hidden; a good end that is not recorded is one."""
         if error is None and isinstance(answer, Lost):
             raise ClaimLost(f"another attempt at {claim.key!r} took over; its result counts")
@@ -447,7 +449,7 @@ def check_own_arguments(fn: Any, event_type: str, meta: Mapping[str, str] | None
             )
 
 
-def raised(outcome: Outcome[T]) -> Outcome[T]:
+def raise_if_interrupted(outcome: Outcome[T]) -> Outcome[T]:
     """The outcome, unless it was an interrupt: that goes on its way once the claim is released."""
     if type(outcome) is Errored and not isinstance(outcome.error, Exception):
         raise outcome.error

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from semel.client.base import as_deliveries, check_concurrency, check_own_arguments, raised
+from semel.client.base import as_deliveries, check_concurrency, check_own_arguments, raise_if_interrupted
 from semel.client.client_async import AsyncSemel
 from semel.client.guard import Guard, GuardOptions, KeySource, MetaSource
 from semel.client.items import ItemBuilder
@@ -199,10 +199,10 @@ class Semel(Verbs):
         event_time_us: int | None = None,
     ) -> Outcome[Any]:
         stored, reached = self._reach()
-        claim = self._plan.called(stored, key, fingerprint, event_type, meta, sliding, event_time_us)
+        claim = self._plan.claim_for_call(stored, key, fingerprint, event_type, meta, sliding, event_time_us)
         flow = self._plan.flow(claim, call, fn, reached=reached)
         if self._runtime.hooks is not None:
-            flow = self._watched(flow, claim, fn)
+            flow = self._instrumented(flow, claim, fn)
         try:
             outcome = drive(flow, self._perform)
         except BaseException:
@@ -210,7 +210,7 @@ class Semel(Verbs):
             raise
         self._hands.drop(claim.owner)
         if type(outcome) is not Done:
-            return raised(outcome)
+            return raise_if_interrupted(outcome)
         if outcome.reason:
             self._warn_not_kept(fn, outcome)
         return outcome
@@ -230,7 +230,7 @@ class Semel(Verbs):
         """
         blocking(handler)
         check_concurrency(concurrency)
-        deliveries = self._printed(as_deliveries(deliveries))
+        deliveries = self._with_fingerprints(as_deliveries(deliveries))
         stored, reached = self._reach()
         made, first_at, place_of = self._many(stored, deliveries, handler, reached=reached)
         try:

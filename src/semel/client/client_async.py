@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from msgspec.structs import replace
 
-from semel.client.base import as_deliveries, check_concurrency, check_own_arguments, raised
+from semel.client.base import as_deliveries, check_concurrency, check_own_arguments, raise_if_interrupted
 from semel.client.guard import AsyncGuard, GuardOptions, KeySource, MetaSource
 from semel.client.items import ItemBuilder, marks_of
 from semel.client.records_async import AsyncRecords, AsyncWindows
@@ -126,7 +126,7 @@ class AsyncSemel(AsyncVerbs):
         event_time_us: int | None = None,
     ) -> Outcome[Any]:
         stored, reached = await self._reach()
-        claim = self._plan.called(stored, key, fingerprint, event_type, meta, sliding, event_time_us)
+        claim = self._plan.claim_for_call(stored, key, fingerprint, event_type, meta, sliding, event_time_us)
         return await self._under(claim, call, fn, reached=reached)
 
     async def _deliver_one(
@@ -136,10 +136,10 @@ class AsyncSemel(AsyncVerbs):
 
         `owner`: of an earlier call for the same delivery, whose claim may have been granted without an answer.
         """
-        (delivery,) = self._printed((delivery,))
+        (delivery,) = self._with_fingerprints((delivery,))
         self._check_journal(delivery.journal)
         stored, reached = await self._reach()
-        claim = self._plan.delivered(stored, delivery)
+        claim = self._plan.claim_for_delivery(stored, delivery)
         if owner is not None:
             claim = replace(claim, owner=owner)
         call = partial(handler, delivery.body)
@@ -158,7 +158,7 @@ class AsyncSemel(AsyncVerbs):
         hands = self._executor()
         flow = self._plan.flow(claim, call, fn, reached=reached)
         if self._runtime.hooks is not None:
-            flow = self._watched(flow, claim, fn, delivery)
+            flow = self._instrumented(flow, claim, fn, delivery)
         try:
             outcome = await adrive(flow, hands)
         except BaseException:
@@ -167,7 +167,7 @@ class AsyncSemel(AsyncVerbs):
         hands.drop(claim.owner)
         if type(outcome) is Done and outcome.reason:
             self._warn_not_kept(fn, outcome)
-        return raised(outcome)
+        return raise_if_interrupted(outcome)
 
     async def run_many(
         self,
@@ -201,7 +201,7 @@ class AsyncSemel(AsyncVerbs):
         known, by the position of the first delivery of its key. `is_stopping`: once it is true no further handler
         starts, except in mode mark, where what is marked has to run.
         """
-        deliveries = self._printed(deliveries)
+        deliveries = self._with_fingerprints(deliveries)
         stored, reached = await self._reach()
         made, first_at, place_of = self._many(stored, deliveries, handler, last_words, reached=reached)
         hands = self._executor()
@@ -223,7 +223,7 @@ class AsyncSemel(AsyncVerbs):
         last_words: Callable[[Delivery[T], BaseException, Granted], Awaitable[None]],
     ) -> Outcome[Any]:
         """Close a delivery as failed that runs in transactions, for a runner: claimed, said, failed."""
-        claim = self._plan.delivered(await self._connect(), delivery)
+        claim = self._plan.claim_for_delivery(await self._connect(), delivery)
         words = partial(last_words, delivery)
         if claim.window_us == OFF:
             await words(error, Granted(fence=0, attempt=1, lease_until=0, first_seen=0))

@@ -29,7 +29,7 @@ from semel.core.commands import (
 )
 from semel.core.ids import check_kind, time_in
 from semel.core.ids import fingerprint as fingerprint_of
-from semel.core.settlement import Settlement, Task, judge
+from semel.core.settlement import Settlement, Task, settlement_for
 from semel.errors import ModeMismatch, PolicyInvalid, StoreUncertain, UsageError, ValueInvalid
 from semel.keys.limits import check as check_key
 from semel.keys.limits import check_consumer
@@ -201,7 +201,7 @@ class ItemBuilder:
         """A payload must come back as it went in: the handler that takes it over is given it."""
         return encode(journal, None, self.policy.value_bytes_max, as_plain_data=False)
 
-    def called(
+    def claim_for_call(
         self,
         stored: Mapping[tuple[str, str, str], int],
         key: str,
@@ -225,7 +225,9 @@ class ItemBuilder:
             lateness_us=sliding.lateness_us,
         )
 
-    def delivered(self, stored: Mapping[tuple[str, str, str], int], delivery: Delivery[Any]) -> Claim:
+    def claim_for_delivery(
+        self, stored: Mapping[tuple[str, str, str], int], delivery: Delivery[Any]
+    ) -> Claim:
         """The claim of a delivery."""
         return self.claim(
             stored,
@@ -279,7 +281,7 @@ class ItemBuilder:
     def leaving(self, claim: Claim, granted: Granted, error: BaseException | None) -> Settlement:
         """What the end of a `with` block means for its claim."""
         ran = Returned(None) if error is None else Raised(error, interrupted=not isinstance(error, Exception))
-        return judge(ran, Task(claim, _nothing, self.policy), granted.attempt)
+        return settlement_for(ran, Task(claim, _nothing, self.policy), granted.attempt)
 
     def renewal(self, claim: Claim, granted: Granted) -> Renew:
         """The lease once more, from now."""
@@ -308,14 +310,14 @@ class ItemBuilder:
         if not reached:
             return flows.without_store(task)
         if claim.window_us == OFF:
-            return flows.unremembered(task)
+            return flows.run_unrecorded(task)
         if self._leases:
             return flows.once(task)
         if self.mode == "mark":
-            return flows.marked(Mark(self.tenant, self.consumer, [claim.id[2]], claim.window_us), task)
+            return flows.mark_then_run(Mark(self.tenant, self.consumer, [claim.id[2]], claim.window_us), task)
         if self.mode == "observe":
             self.observed.runs += 1
-            return flows.observed(task, self._count)
+            return flows.run_observed(task, self._count)
         way = "a KafkaTransaction" if self.mode == "transaction" else "once.inbox(connection)"
         raise ModeMismatch(
             f"consumer {self.consumer!r} works in mode {self.mode!r}: its effects run in a transaction; use {way}"

@@ -10,7 +10,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from semel.client.base import ClaimOutcome, Client, raised
+from semel.client.base import ClaimOutcome, Client, raise_if_interrupted
 from semel.client.claims import Claimed
 from semel.core import flows
 from semel.core.commands import Item, answer_or_raise, raise_unavailable
@@ -87,7 +87,7 @@ class Verbs(Client):
             outcomes = drive(flows.sweep(self._plan.orphans(limit), task, self._once(handler)), hands)
         finally:
             hands.forsake(owners)
-        return [raised(outcome) for outcome in outcomes]
+        return [raise_if_interrupted(outcome) for outcome in outcomes]
 
     def claim(
         self,
@@ -192,4 +192,4 @@ class Verbs(Client):
         verdict = self._plan.leaving(claim.claim, claim.granted, error)
         answer = drive(flows.settle(claim.claim, claim.granted, verdict), self._executor())
         self._tell_left(claim, verdict.to, answer)
-        self._left(claim, error, answer)
+        self._check_exit(claim, error, answer)

@@ -9,7 +9,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from semel.client.base import ClaimOutcome, Client, raised
+from semel.client.base import ClaimOutcome, Client, raise_if_interrupted
 from semel.client.claims import Claimed
 from semel.core import flows
 from semel.core.commands import Item, answer_or_raise, raise_unavailable
@@ -86,7 +86,7 @@ class AsyncVerbs(Client):
             outcomes = await adrive(flows.sweep(self._plan.orphans(limit), task, self._once(handler)), hands)
         finally:
             hands.forsake(owners)
-        return [raised(outcome) for outcome in outcomes]
+        return [raise_if_interrupted(outcome) for outcome in outcomes]
 
     async def claim(
         self,
@@ -195,4 +195,4 @@ class AsyncVerbs(Client):
         verdict = self._plan.leaving(claim.claim, claim.granted, error)
         answer = await adrive(flows.settle(claim.claim, claim.granted, verdict), self._executor())
         self._tell_left(claim, verdict.to, answer)
-        self._left(claim, error, answer)
+        self._check_exit(claim, error, answer)

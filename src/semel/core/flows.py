@@ -43,16 +43,16 @@ from semel.core.settlement import (
     Settlement,
     Task,
     answer_of,
-    conclude,
-    exhausted,
-    failed_for_good,
+    attempts_exhausted,
+    fail_if_last_attempt,
     inquiry,
-    interrupted,
-    judge,
+    is_interrupted,
+    outcome_of,
     plain,
-    postponed,
     replay,
-    unguarded,
+    retry_later,
+    settlement_for,
+    unguarded_outcome,
 )
 from semel.errors import StoreUnavailable
 from semel.types import (
@@ -75,34 +75,34 @@ def once(task: Task) -> Flow[Outcome[Any]]:
     answer: ClaimAnswer = yield task.claim
     if type(answer) is not Granted:
         if isinstance(answer, (Busy, Unavailable)):
-            answer = yield from patiently(task.claim, task.policy.wait_s, answer)
+            answer = yield from claim_with_wait(task.claim, task.policy.wait_s, answer)
         if isinstance(answer, Unknown) and task.policy.probe is not None:
-            answer = yield from resolved(task, answer)
+            answer = yield from resolve_quarantined(task, answer)
         if not isinstance(answer, Granted):
             if runs_unguarded(task, answer):
-                return unguarded((yield Invoke(task.call, task.claim)))
+                return unguarded_outcome((yield Invoke(task.call, task.claim)))
             return replay(answer, task.returns)
     ran: Ran | None = None
     if answer.attempt > 1 and task.policy.probe is not None:
-        ran = yield from found(task, answer)
+        ran = yield from ask_probe(task, answer)
     if ran is None and answer.attempt > task.policy.max_attempts:
-        ran = Raised(exhausted(None, answer.attempt, task.policy.max_attempts))
+        ran = Raised(attempts_exhausted(None, answer.attempt, task.policy.max_attempts))
     if ran is None:
         ran = yield Invoke(task.call, task.claim, answer)
-    verdict = judge(ran, task, answer.attempt)
+    verdict = settlement_for(ran, task, answer.attempt)
     if verdict.to == "unknown" and task.policy.probe is not None:
-        ran, verdict = yield from cleared(task, answer, ran, verdict)
-    ran, verdict = failed_for_good(ran, verdict, task, answer.attempt)
+        ran, verdict = yield from ask_probe_after_error(task, answer, ran, verdict)
+    ran, verdict = fail_if_last_attempt(ran, verdict, task, answer.attempt)
     if verdict.to == "failed" and task.last_words is not None and isinstance(ran, Raised):
         # Before the record is closed: a crash in between says it twice, the other order would never say it.
         said = yield from Invoke(partial(task.last_words, ran.error, answer))
         if isinstance(said, Raised):
-            verdict = postponed(task.policy, answer.attempt)
+            verdict = retry_later(task.policy, answer.attempt)
     settled = yield from settle(task.claim, answer, verdict)
-    return conclude(ran, verdict, settled, answer.attempt)
+    return outcome_of(ran, verdict, settled, answer.attempt)
 
 
-def found(task: Task, granted: Granted) -> Flow[Ran | None]:
+def ask_probe(task: Task, granted: Granted) -> Flow[Ran | None]:
     """What an earlier attempt came to, by the probe; `None`: the handler is to run.
 
     In quarantine a claim is granted again only where nothing had happened. Past the last attempt the probe is asked
@@ -118,7 +118,9 @@ def found(task: Task, granted: Granted) -> Flow[Ran | None]:
     return Returned(answer.value) if isinstance(answer, Happened) else None
 
 
-def cleared(task: Task, granted: Granted, ran: Ran, verdict: Settlement) -> Flow[tuple[Ran, Settlement]]:
+def ask_probe_after_error(
+    task: Task, granted: Granted, ran: Ran, verdict: Settlement
+) -> Flow[tuple[Ran, Settlement]]:
     """A handler raised in quarantine: ask the probe, under the claim, before a person is asked."""
     probe = task.policy.probe
     if probe is None or not isinstance(ran, Raised) or ran.lost or not isinstance(ran.error, Exception):
@@ -131,11 +133,11 @@ def cleared(task: Task, granted: Granted, ran: Ran, verdict: Settlement) -> Flow
     answer = answer_of(asked)
     if isinstance(answer, Happened):
         ran = Returned(answer.value)
-        return ran, judge(ran, task, granted.attempt)
-    return ran, verdict if isinstance(answer, CannotTell) else postponed(task.policy, granted.attempt)
+        return ran, settlement_for(ran, task, granted.attempt)
+    return ran, verdict if isinstance(answer, CannotTell) else retry_later(task.policy, granted.attempt)
 
 
-def resolved(task: Task, unknown: Unknown) -> Flow[Any]:
+def resolve_quarantined(task: Task, unknown: Unknown) -> Flow[Any]:
     """Ask the probe about a quarantined event: its outcome, the claim to run it, or the answer as it was.
 
     Nobody holds the claim meanwhile. What the probe says is written only over the fence that was seen, so that of
@@ -148,7 +150,7 @@ def resolved(task: Task, unknown: Unknown) -> Flow[Any]:
     if isinstance(record, Unavailable) or policy.probe is None:
         return unknown
     if not isinstance(record, Record) or record.state != "unknown":
-        return (yield from claimed_again(task))
+        return (yield from claim_again(task))
     if is_apart(record, task.claim):
         return unknown  # it is about another event of the same content
     asked = yield from Ask(policy.probe, inquiry(task, record.attempt, record.first_seen, record.steps))
@@ -159,10 +161,10 @@ def resolved(task: Task, unknown: Unknown) -> Flow[Any]:
         return unknown
     if isinstance(answer, Happened):
         ran = Returned(answer.value)
-        verdict = judge(ran, task, record.attempt)
+        verdict = settlement_for(ran, task, record.attempt)
         settled = yield from Resolve(task.claim.id, record.fence, "done", verdict.value, task.claim.window_us)
         if isinstance(settled, Completed) or _no_answer(settled):
-            return conclude(ran, verdict, settled, record.attempt)
+            return outcome_of(ran, verdict, settled, record.attempt)
     else:
         # Ours in the same step: were it nobody's, a crash before the claim would leave it to nobody.
         mine, lease_us = task.claim.owner, task.claim.lease_us
@@ -171,14 +173,14 @@ def resolved(task: Task, unknown: Unknown) -> Flow[Any]:
             return settled
     if isinstance(settled, Unavailable):
         return unknown  # the store refuses: this caller may not decide
-    return (yield from claimed_again(task))
+    return (yield from claim_again(task))
 
 
-def claimed_again(task: Task) -> Flow[ClaimAnswer]:
+def claim_again(task: Task) -> Flow[ClaimAnswer]:
     """Claim once more, and wait for whoever was faster."""
     answer = yield from task.claim
     if isinstance(answer, Busy | Unavailable):
-        answer = yield from patiently(task.claim, task.policy.wait_s, answer)
+        answer = yield from claim_with_wait(task.claim, task.policy.wait_s, answer)
     return answer
 
 
@@ -191,22 +193,22 @@ def _no_answer(answer: Any) -> TypeGuard[Unavailable]:
     return isinstance(answer, Unavailable) and isinstance(answer.error, StoreUnavailable)
 
 
-def patiently(claim: Claim, wait_s: float, answer: ClaimAnswer) -> Flow[ClaimAnswer]:
+def claim_with_wait(claim: Claim, wait_s: float, answer: ClaimAnswer) -> Flow[ClaimAnswer]:
     """Where another attempt holds the claim: wait for that one's end, or take over from it."""
-    answer = yield from reached(claim, wait_s, answer)
+    answer = yield from retry_while_unavailable(claim, wait_s, answer)
     if not isinstance(answer, Busy) or not wait_s:
         return answer
     watch = yield from Watch(claim.id, wait_s)
     while isinstance(answer, Busy):
         # Again, now that we listen: the owner may have finished between our claim and our watch.
-        answer = yield from reached(claim, wait_s, (yield from claim))
+        answer = yield from retry_while_unavailable(claim, wait_s, (yield from claim))
         if isinstance(answer, Busy) and not (yield from Sleep(watch, answer.retry_after_s)):
             break
     yield from Unwatch(watch)
     return answer
 
 
-def reached(claim: Claim, wait_s: float, answer: ClaimAnswer) -> Flow[ClaimAnswer]:
+def retry_while_unavailable(claim: Claim, wait_s: float, answer: ClaimAnswer) -> Flow[ClaimAnswer]:
     """The same claim again, with the same owner, while the store is out of reach and time is left."""
     tries = 0
     while isinstance(answer, Unavailable) and (yield from Pause(tries, wait_s=wait_s)):
@@ -268,39 +270,39 @@ def sweep(
     if isinstance(page, Page):
         for record in page.records:
             outcomes.append((yield from run(task(record))))
-            if interrupted(outcomes[-1]):
+            if is_interrupted(outcomes[-1]):
                 break
     return outcomes
 
 
-def marked(mark: Mark, task: Task) -> Flow[Outcome[Any]]:
+def mark_then_run(mark: Mark, task: Task) -> Flow[Outcome[Any]]:
     """Mark, then run: at most once, by its honest name. A crash in between loses the event."""
     answer = yield from mark
     if isinstance(answer, Unavailable):
         if runs_unguarded(task, answer):
-            return unguarded((yield from Invoke(task.call, task.claim)))
+            return unguarded_outcome((yield from Invoke(task.call, task.claim)))
         return answer
     if not answer.firsts[0]:
         return Done(None, replayed=True, kept=False)
     return plain((yield from Invoke(task.call, task.claim)))
 
 
-def observed(task: Task, duplicate: Callable[[ClaimAnswer], None]) -> Flow[Outcome[Any]]:
+def run_observed(task: Task, duplicate: Callable[[ClaimAnswer], None]) -> Flow[Outcome[Any]]:
     """Run whatever the store says, and report what would have been suppressed."""
     answer = yield from task.claim
     if not isinstance(answer, Granted):
         duplicate(answer)
         return plain((yield from Invoke(task.call, task.claim)))
     ran = yield from Invoke(task.call, task.claim, answer)
-    yield from settle(task.claim, answer, judge(ran, task, answer.attempt))
+    yield from settle(task.claim, answer, settlement_for(ran, task, answer.attempt))
     return plain(ran)
 
 
-def unremembered(task: Task) -> Flow[Outcome[Any]]:
+def run_unrecorded(task: Task) -> Flow[Outcome[Any]]:
     """The event type's window is off: run, and remember nothing."""
     return plain((yield from Invoke(task.call, task.claim)))
 
 
 def without_store(task: Task) -> Flow[Outcome[Any]]:
     """The store could not be opened, and the policy says to run all the same."""
-    return unguarded((yield from Invoke(task.call, task.claim)))
+    return unguarded_outcome((yield from Invoke(task.call, task.claim)))

@@ -101,9 +101,9 @@ class Fold(Generic[T]):
             if kind is Claim:
                 self._claim(item, taker)  # type: ignore[arg-type]
             elif kind is Settle:
-                self._fenced(self._settles, item, taker)  # type: ignore[arg-type]
+                self._check_fence(self._settles, item, taker)  # type: ignore[arg-type]
             elif kind is Renew:
-                self._fenced(self._renews, item, taker)  # type: ignore[arg-type]
+                self._check_fence(self._renews, item, taker)  # type: ignore[arg-type]
             elif kind is Mark:
                 self._mark(item, taker)  # type: ignore[arg-type]
             else:
@@ -126,7 +126,7 @@ class Fold(Generic[T]):
         else:
             self.later.append((item, taker))
 
-    def _fenced(self, seen: dict[Id, Slot[T]], item: Settle | Renew, taker: T) -> None:
+    def _check_fence(self, seen: dict[Id, Slot[T]], item: Settle | Renew, taker: T) -> None:
         slot = seen.get(item.id)
         if slot is None:
             seen[item.id] = slot = Slot(item, taker)

@@ -97,8 +97,8 @@ def _claim(record: Record | None, item: Claim, now: int, stored: Record | None) 
         if record.owner == item.owner:
             # Our own, repeated because the reply was lost. Its lease runs from now: the caller counts from this try.
             lease_until = now + item.lease_us
-            mine = replace(record, lease_until=lease_until, expires_at=_moved(record, lease_until))
-            return _granted(mine), mine
+            mine = replace(record, lease_until=lease_until, expires_at=_moved_expiry(record, lease_until))
+            return _to_granted(mine), mine
         return Busy((record.lease_until - now) / 1e6, record.journal is not None), None
     if record.state == "unknown":
         return Unknown(record.settled_at), None if record is stored else record
@@ -189,10 +189,10 @@ def _grant(item: Claim, now: int, fence: int, orphan: Record | None) -> Decision
         anchor is not None
     ):  # apart from the others: a struct made with more than 15 keywords takes four times as long
         record = replace(record, sliding=True, anchor=anchor, horizon=horizon)
-    return _granted(record), record
+    return _to_granted(record), record
 
 
-def _granted(record: Record) -> Granted:
+def _to_granted(record: Record) -> Granted:
     return Granted(
         record.fence, record.attempt, record.lease_until, record.first_seen, record.steps, record.journal
     )
@@ -205,7 +205,9 @@ def _renew(record: Record | None, item: Renew, now: int, _stored: Record | None)
     steps = record.steps
     if item.step is not None and item.step[0] not in {name for name, _ in steps}:
         steps = (*steps, item.step)
-    renewed = replace(record, lease_until=lease_until, expires_at=_moved(record, lease_until), steps=steps)
+    renewed = replace(
+        record, lease_until=lease_until, expires_at=_moved_expiry(record, lease_until), steps=steps
+    )
     return Renewed(lease_until), renewed
 
 
@@ -238,7 +240,7 @@ def _settle(record: Record | None, item: Settle, now: int, _stored: Record | Non
         record,
         owner=NOBODY,
         lease_until=lease_until,
-        expires_at=_moved(record, lease_until),
+        expires_at=_moved_expiry(record, lease_until),
         attempt=record.attempt if item.count_attempt else record.attempt - 1,
     )
 
@@ -335,7 +337,7 @@ def _mine(record: Record, item: Renew | Settle) -> bool:
     return record.fence == item.fence and record.owner == item.owner and bool(item.owner)
 
 
-def _moved(record: Record, lease_until: int) -> int:
+def _moved_expiry(record: Record, lease_until: int) -> int:
     """The expiry after the lease moved: by as much, except where a decision or the first claim sets it."""
     if record.sliding or record.expires_at == FOREVER:
         return record.expires_at

@@ -199,7 +199,7 @@ class _Tally(Struct):
         if isinstance(sent, NotPublished):
             self.unsent = self.unsent or sent.reason
             return
-        failure = judged(row, sent, self.retrying)
+        failure = failure_of_row(row, sent, self.retrying)
         self.failures.append(failure)
         if failure.pauses is not None:
             self.paused[row.destination] = max(failure.delay_us, self.paused.get(row.destination, 0))
@@ -210,7 +210,7 @@ class _Tally(Struct):
             self.stopped.add(row.aggregate)
 
 
-def judged(row: OutboxRow, refused: PublishRefused, retrying: Retrying) -> RowFailure:
+def failure_of_row(row: OutboxRow, refused: PublishRefused, retrying: Retrying) -> RowFailure:
     """What becomes of a row that was refused once more."""
     attempts = row.attempts + 1
     dead = attempts >= retrying.attempts_max

@@ -76,7 +76,7 @@ def replay(answer: Any, returns: Any) -> Outcome[Any]:
     return Done(decode(answer.value, returns), replayed=True)
 
 
-def judge(ran: Ran, task: Task, attempt: int) -> Settlement:
+def settlement_for(ran: Ran, task: Task, attempt: int) -> Settlement:
     """What the record shall say. A finished handler is always `done`, with or without its value."""
     policy = task.policy
     if isinstance(ran, Returned):
@@ -95,10 +95,10 @@ def judge(ran: Ran, task: Task, attempt: int) -> Settlement:
         # What a started handler did is not known: the attempt counts where a probe is to be asked about it.
         started = not isinstance(ran.error, NotApplied)
         return Settlement("released", count_attempt=started and policy.probe is not None)
-    return postponed(policy, attempt)
+    return retry_later(policy, attempt)
 
 
-def exhausted(error: BaseException | None, attempt: int, limit: int) -> AttemptsExhausted:
+def attempts_exhausted(error: BaseException | None, attempt: int, limit: int) -> AttemptsExhausted:
     """The error of a message that is given up after its last attempt, with the handler's own error as its cause."""
     if error is None:
         return AttemptsExhausted(
@@ -122,23 +122,23 @@ def is_last(ran: Ran, verdict: Settlement, attempt: int, policy: Policy) -> bool
     )
 
 
-def failed_for_good(ran: Ran, verdict: Settlement, task: Task, attempt: int) -> tuple[Ran, Settlement]:
+def fail_if_last_attempt(ran: Ran, verdict: Settlement, task: Task, attempt: int) -> tuple[Ran, Settlement]:
     """The same, or for the last attempt that is allowed a failure with the handler's error as its cause."""
     if not is_last(ran, verdict, attempt, task.policy):
         return ran, verdict
     assert isinstance(ran, Raised)
-    ran = Raised(exhausted(ran.error, attempt, task.policy.max_attempts))
-    return ran, judge(ran, task, attempt)
+    ran = Raised(attempts_exhausted(ran.error, attempt, task.policy.max_attempts))
+    return ran, settlement_for(ran, task, attempt)
 
 
-def postponed(policy: Policy, attempt: int) -> Settlement:
+def retry_later(policy: Policy, attempt: int) -> Settlement:
     """Try again, later with each attempt."""
     return Settlement(
         "released", delay_s=min(RETRY_DELAY_MAX_S, policy.retry_delay_s * 2 ** min(attempt - 1, 30))
     )
 
 
-def unguarded(ran: Ran) -> Outcome[Any]:
+def unguarded_outcome(ran: Ran) -> Outcome[Any]:
     """The outcome of a handler that ran although the store could not be reached."""
     if isinstance(ran, Returned):
         return Done(ran.value, kept=False, recorded=False, guarded=False)
@@ -177,7 +177,7 @@ def answer_of(ran: Ran) -> ProbeAnswer[Any]:
     )
 
 
-def conclude(ran: Ran, verdict: Settlement, settled: SettleAnswer, attempt: int) -> Outcome[Any]:
+def outcome_of(ran: Ran, verdict: Settlement, settled: SettleAnswer, attempt: int) -> Outcome[Any]:
     """What the caller gets, from how the handler ended and what the store said to it."""
     if isinstance(ran, Returned):
         if isinstance(settled, Lost):
@@ -195,6 +195,6 @@ def conclude(ran: Ran, verdict: Settlement, settled: SettleAnswer, attempt: int)
     return Errored(ran.error, attempt, verdict.delay_s)
 
 
-def interrupted(outcome: Outcome[Any]) -> bool:
+def is_interrupted(outcome: Outcome[Any]) -> bool:
     """Whether the handler was stopped from outside: what remains to be done is not begun."""
     return isinstance(outcome, Errored) and not isinstance(outcome.error, Exception)

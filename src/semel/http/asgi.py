@@ -22,11 +22,11 @@ from semel.http.rules import (
     answer,
     caller_unknown,
     digest_of_credentials,
-    failed,
+    failure_reply,
     is_stranger,
     key_in,
     payload_of,
-    scoped,
+    record_key,
     streams,
     too_large,
     verdict,
@@ -107,7 +107,7 @@ class AsgiIdempotency(Front[AsyncSemel]):
             return  # the client is gone before it has asked for anything
         scope[GUARDED] = key
         exchange = AsgiExchange(self, scope, receive, send, body)
-        await self._guard(exchange, scoped(scope["method"], self._route(scope), whose, key))
+        await self._guard(exchange, record_key(scope["method"], self._route(scope), whose, key))
 
     async def _whose(self, scope: Scope) -> str | None:
         if self._caller is None:
@@ -326,7 +326,7 @@ class AsgiExchange:
         if error is None:
             error = RuntimeError("the application ended without a response")
         if isinstance(error, Exception) and not self._streaming and self._middleware.keeps_errors:
-            self._own, self._error = failed(self._rules), error
+            self._own, self._error = failure_reply(self._rules), error
             return verdict(self._rules, self._own.status, self._own)
         raise error
 

@@ -16,7 +16,7 @@ from semel.client.client_async import AsyncSemel
 from semel.errors import UsageError
 from semel.http import responses
 from semel.http.asgi import GUARDED, App, AsgiIdempotency, Caller, Receive, Scope, Send
-from semel.http.rules import KEY_CHARS_MAX, Rules, prepared, window_s_of
+from semel.http.rules import KEY_CHARS_MAX, Rules, prepare_client, window_s_of
 
 __all__ = ["Idempotent", "IdempotentRoute"]
 
@@ -65,7 +65,7 @@ class Idempotent:
 
     def _signature(self) -> Signature:
         client = self._client.twin if isinstance(self._client, Semel) else self._client
-        window_s = window_s_of(prepared(client, self.rules, None))
+        window_s = window_s_of(prepare_client(client, self.rules, None))
         header = Header(
             max_length=KEY_CHARS_MAX + 2,  # its quotes
             description=(

@@ -36,9 +36,9 @@ __all__ = [
     "digest_of_credentials",
     "is_stranger",
     "payload_of",
-    "prepared",
+    "prepare_client",
     "read",
-    "scoped",
+    "record_key",
     "verdict",
 ]
 
@@ -100,7 +100,7 @@ def read(fields: Sequence[bytes], *, strict: bool) -> str:
     if found is not None:
         key = found[1].decode("ascii")
     elif strict or field.startswith(b'"'):
-        key = _structured(field)
+        key = _structured_string(field)
     elif _BARE.fullmatch(field):
         key = field.decode("ascii")
     else:
@@ -110,7 +110,7 @@ def read(fields: Sequence[bytes], *, strict: bool) -> str:
     return key
 
 
-def _structured(field: bytes) -> str:
+def _structured_string(field: bytes) -> str:
     """The value of an RFC 9651 item, which must be a string; its parameters mean nothing here."""
     from http_sf import StructuredFieldError, parse
 
@@ -124,7 +124,7 @@ def _structured(field: bytes) -> str:
     return value
 
 
-def scoped(method: str, route: str, caller: str | None, key: str) -> str:
+def record_key(method: str, route: str, caller: str | None, key: str) -> str:
     """The record's key: what one caller asked of one route under one key, and nobody else elsewhere.
 
     The first three parts hold no space, so that no two scopes read the same. Past what a store takes, its digest.
@@ -228,7 +228,7 @@ class Streamed:
 STREAMED = Streamed()
 
 
-def prepared(client: C, rules: Rules, take: Any) -> C:
+def prepare_client(client: C, rules: Rules, take: Any) -> C:
     """The client by the policy of HTTP; `take` gets the fingerprint from what the handler is called with.
 
     Attempts are not counted to an end: a client that retries through an outage must find its key usable, and how
@@ -296,7 +296,7 @@ def too_large(rules: Rules) -> RequestRefused:
     return RequestRefused(problem(responses.TOO_LARGE, detail, rules.docs))
 
 
-def failed(rules: Rules) -> Reply:
+def failure_reply(rules: Rules) -> Reply:
     """What is kept of a handler that raised, where failures are kept."""
     detail = (
         "The server failed while it handled this request. A retry with the same key is answered the same."
@@ -344,7 +344,7 @@ class Front(Generic[C]):
 
     def __init__(self, client: C, rules: Rules | None) -> None:
         self.rules: Rules = rules or Rules()
-        self.client: C = prepared(client, self.rules, attrgetter("payload"))
+        self.client: C = prepare_client(client, self.rules, attrgetter("payload"))
         self.keeps_errors: bool = keeps_errors(self.client, self.rules)
         self._methods = frozenset(self.rules.methods)
 
@@ -360,7 +360,7 @@ def answer(docs: str, outcome: Outcome[Any], own: Reply | None) -> Reply:
     """The response to an outcome; `own`: what this request's handler answered. Raises the handler's own error."""
     match outcome:
         case Done():
-            return _done(docs, outcome, own)
+            return _reply_of_done(docs, outcome, own)
         case Errored(error):
             if own is None or not isinstance(error, ResponseFailed):
                 raise error
@@ -370,10 +370,10 @@ def answer(docs: str, outcome: Outcome[Any], own: Reply | None) -> Reply:
                 raise error
             return own
         case _:
-            return _refused(docs, outcome)
+            return _reply_of_refusal(docs, outcome)
 
 
-def _done(docs: str, done: Done[Any], own: Reply | None) -> Reply:
+def _reply_of_done(docs: str, done: Done[Any], own: Reply | None) -> Reply:
     if done.replayed and done.kept:
         stored = unpack(done.value)
         return Reply(stored.status, [*stored.headers, REPLAYED], stored.body)
@@ -386,7 +386,7 @@ def _done(docs: str, done: Done[Any], own: Reply | None) -> Reply:
     return problem(responses.NOT_RECORDED, detail, docs, RETRY_SOON_S)
 
 
-def _refused(
+def _reply_of_refusal(
     docs: str, outcome: Busy | Mismatch | Lost[Any] | Unknown | Unavailable | Failed | Late
 ) -> Reply:
     match outcome:

@@ -21,11 +21,11 @@ from semel.http.rules import (
     answer,
     caller_unknown,
     digest_of_credentials,
-    failed,
+    failure_reply,
     is_stranger,
     key_in,
     payload_of,
-    scoped,
+    record_key,
     streams,
     too_large,
     verdict,
@@ -96,7 +96,7 @@ class WsgiIdempotency(Front[Semel]):
         environ["wsgi.input"] = BytesIO(body)
         environ["CONTENT_LENGTH"] = str(len(body))
         exchange = WsgiExchange(self, environ, start_response, body)
-        return self._guard(exchange, scoped(environ["REQUEST_METHOD"], self._route(environ), whose, key))
+        return self._guard(exchange, record_key(environ["REQUEST_METHOD"], self._route(environ), whose, key))
 
     def _body(self, environ: Environ) -> bytes:
         """The whole body. Raises `RequestRefused` past the limit."""
@@ -168,11 +168,11 @@ class WsgiExchange:
         except Exception as error:
             if self._write is not None or not self._middleware.keeps_errors:
                 raise
-            self._own, self._error = failed(self._rules), error
+            self._own, self._error = failure_reply(self._rules), error
         if self._write is not None:
             return verdict(self._rules, self._status(), None)
         if self._own is None:
-            self._own = Reply(self._status(), self._encoded(), b"".join(self._parts))
+            self._own = Reply(self._status(), self._encode_headers(), b"".join(self._parts))
         return verdict(self._rules, self._own.status, self._own)
 
     def _collect(self) -> None:
@@ -182,7 +182,7 @@ class WsgiExchange:
             first = next(coming, b"")  # by now it has said status and headers
             if not self._line:
                 raise RuntimeError("the application ended without start_response")
-            streaming, self._length = streams(self._encoded(), self._rules.response_bytes_max)
+            streaming, self._length = streams(self._encode_headers(), self._rules.response_bytes_max)
             whole = isinstance(chunks, list | tuple) or getattr(chunks, "streaming", True) is False
             if streaming or (self._length is None and not whole):
                 self._stream()
@@ -230,7 +230,7 @@ class WsgiExchange:
     def _status(self) -> int:
         return int(self._line.split(" ", 1)[0])
 
-    def _encoded(self) -> Headers:
+    def _encode_headers(self) -> Headers:
         return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers]
 
     # --- after it ---

@@ -19,7 +19,7 @@ from semel.inbox.base import InboxStatements, Value
 from semel.runtime.jitter import jitter
 from semel.stores.rows import QUARANTINE, SLIDING, STATE_MASK
 from semel.stores.sqlite import SqliteStore, encoding, locks
-from semel.stores.sqlite.errors import is_busy, translated
+from semel.stores.sqlite.errors import is_busy, to_store_error
 from semel.stores.sqlite.store import RETRY_MAX_S, RETRY_MIN_S
 from semel.types import Id, Record
 
@@ -195,7 +195,7 @@ class SqliteInboxStatements(InboxStatements):
             raw = driver_error(error)
             if raw is None:
                 raise
-            raise translated(raw, self._store.path) from error
+            raise to_store_error(raw, self._store.path) from error
 
     def _check_database(self) -> Talk[None]:
         files = {name: file for _, name, file in (yield from self._say("PRAGMA database_list"))}
@@ -236,7 +236,7 @@ class SqliteInboxStatements(InboxStatements):
         if raw is None:
             raise error
         if not isinstance(raw, sqlite3.OperationalError) or not is_busy(raw):
-            raise translated(raw, self._store.path) from error
+            raise to_store_error(raw, self._store.path) from error
         if raw.sqlite_errorcode == BUSY_SNAPSHOT:
             raise StillRunning(
                 "the transaction has read before others wrote, so it cannot write any more: roll it back and try"
@@ -250,13 +250,13 @@ class SqliteInboxStatements(InboxStatements):
 
 def driver_error(error: BaseException) -> sqlite3.Error | None:
     """The driver's own error, whoever wrapped it."""
-    for each in _wrapped(error):
+    for each in _causes(error):
         if isinstance(each, sqlite3.Error):
             return each
     return None
 
 
-def _wrapped(error: BaseException | None) -> Iterator[BaseException]:
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = getattr(error, "orig", None) or error.__cause__

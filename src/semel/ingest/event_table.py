@@ -190,7 +190,7 @@ class EventTable:
         return None
 
 
-def _made(statement: str, table: str, columns: Columns) -> str:
+def _create_statement(statement: str, table: str, columns: Columns) -> str:
     """The statement that makes the table; one without tenants has none in its key either."""
     if not columns.tenant:
         lines = [line for line in statement.splitlines() if not line.strip().startswith("{tenant}")]
@@ -295,7 +295,7 @@ class Sqlite:
         )
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
-        connection.execute(_made(_SQLITE, self._table, self._columns))
+        connection.execute(_create_statement(_SQLITE, self._table, self._columns))
         return connection
 
     async def close(self) -> None:
@@ -343,7 +343,7 @@ class Postgres:
 
     async def _ask(self, query: str, *parameters: str) -> list[Any]:
         try:
-            async with await self._connected() as connection:
+            async with await self._open_connection() as connection:
                 rows: list[Any] = await (await connection.execute(query, parameters)).fetchall()
                 return rows
         except self._psycopg.OperationalError as error:
@@ -367,18 +367,18 @@ class Postgres:
             await self.close()
             raise StoreUnavailable(f"the table of events: {error}") from error
 
-    async def _connected(self) -> Any:
+    async def _open_connection(self) -> Any:
         return await self._psycopg.AsyncConnection.connect(
             self._url, autocommit=True, connect_timeout=CONNECT_S
         )
 
     async def _connect(self) -> Any:
-        connection = await self._connected()
+        connection = await self._open_connection()
         if not self._is_made:
             # Instances that start together would otherwise make it twice, and one of them fail.
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._table,))
-                await connection.execute(_made(_POSTGRES, self._table, self._columns))
+                await connection.execute(_create_statement(_POSTGRES, self._table, self._columns))
             self._is_made = True
         return connection
 

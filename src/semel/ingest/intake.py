@@ -25,7 +25,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from semel.client.client_async import AsyncSemel
-from semel.core.settlement import exhausted
+from semel.core.settlement import attempts_exhausted
 from semel.errors import (
     AttemptsExhausted,
     NotApplied,
@@ -249,9 +249,9 @@ class Intake:
     def _start(self, carrying: Any) -> None:
         task = asyncio.create_task(carrying)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_end)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._room.release()
         if not task.cancelled() and task.exception() is not None:
@@ -315,7 +315,7 @@ class Intake:
             receipt.set_result(Receipt("accepted"))
         attempt = current().attempt
         if attempt > self._max_attempts:
-            error = exhausted(None, attempt, self._max_attempts)
+            error = attempts_exhausted(None, attempt, self._max_attempts)
             await self._bury(event, error)
             raise error
         try:
@@ -332,7 +332,7 @@ class Intake:
         except Exception as error:
             if attempt < self._max_attempts or isinstance(error, NotApplied):
                 raise
-            last = exhausted(error, attempt, self._max_attempts)
+            last = attempts_exhausted(error, attempt, self._max_attempts)
             await self._bury(event, last)
             raise last from error
         finally:

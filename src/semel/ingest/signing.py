@@ -21,7 +21,7 @@ Signer: TypeAlias = Callable[[bytes], str]
 
 def key_of(secret: str) -> bytes:
     """The key in a secret such as `whsec_MfKQ...`, which is base64. Raises `PolicyInvalid`."""
-    key = _decoded(secret.strip().removeprefix("whsec_"))
+    key = _decode_secret(secret.strip().removeprefix("whsec_"))
     if len(key) < SECRET_BYTES_MIN:
         raise PolicyInvalid(
             f"a webhook's secret holds {len(key)} bytes; at least {SECRET_BYTES_MIN} are needed"
@@ -33,7 +33,7 @@ def signer_of(secret: str) -> Signer:
     """How a secret signs: `whsec_` so that the receiver could too, `whsk_` as only we can. Raises `PolicyInvalid`."""
     secret = secret.strip()
     if secret.startswith("whsk_"):
-        return _ed25519(_decoded(secret.removeprefix("whsk_")))
+        return _ed25519(_decode_secret(secret.removeprefix("whsk_")))
     key = key_of(secret)
     return lambda signed: f"v1,{base64.b64encode(hmac.digest(key, signed, 'sha256')).decode()}"
 
@@ -49,7 +49,7 @@ def signatures(signers: Sequence[Signer], message_id: str, timestamp: int, body:
     return " ".join(sign(signed) for sign in signers)
 
 
-def _decoded(text: str) -> bytes:
+def _decode_secret(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

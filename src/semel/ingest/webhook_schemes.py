@@ -38,7 +38,7 @@ __all__ = [
     "standard",
     "stripe",
     "unbase64",
-    "verified",
+    "verify_id",
 ]
 
 TOLERANCE_S = 300
@@ -143,7 +143,7 @@ def fresh(text: str, now_s: float, tolerance_s: float) -> str | WebhookRefused:
     return text
 
 
-def verified(event_id: Any, event_type: Any = "") -> Verified | WebhookRefused:
+def verify_id(event_id: Any, event_type: Any = "") -> Verified | WebhookRefused:
     """The id that was found, if it is one."""
     if not isinstance(event_id, str) or not event_id:
         return WebhookRefused(400, "the event has no id")
@@ -208,7 +208,7 @@ def standard(
         if not good:
             return _NOT_SIGNED
         fields = fields_of(body)
-        return verified(event_id, fields.get(type_field, "") if isinstance(fields, dict) else "")
+        return verify_id(event_id, fields.get(type_field, "") if isinstance(fields, dict) else "")
 
     return Named("standard", verify)
 
@@ -291,7 +291,7 @@ def github(secrets: str | Sequence[str]) -> Named:
         prefix, _, signature = headers.get("x-hub-signature-256", "").partition("=")
         if prefix != "sha256" or not matches(keys, body, _hex_all([signature])):
             return _NOT_SIGNED
-        return verified(headers.get("x-github-delivery"), headers.get("x-github-event", ""))
+        return verify_id(headers.get("x-github-delivery"), headers.get("x-github-event", ""))
 
     return Named("github", verify)
 
@@ -308,7 +308,7 @@ def shopify(secrets: str | Sequence[str]) -> Named:
         signature = unbase64(headers.get("x-shopify-hmac-sha256", ""))
         if not signature or not matches(keys, body, [signature]):
             return _NOT_SIGNED
-        return verified(headers.get("x-shopify-webhook-id"), headers.get("x-shopify-topic", ""))
+        return verify_id(headers.get("x-shopify-webhook-id"), headers.get("x-shopify-topic", ""))
 
     return Named("shopify", verify)
 
@@ -339,7 +339,7 @@ def slack(secrets: str | Sequence[str], *, tolerance_s: float = TOLERANCE_S) -> 
                 else WebhookRefused(400, "a challenge without its text")
             )
         event = fields.get("event")
-        return verified(fields.get("event_id"), event.get("type", "") if isinstance(event, dict) else "")
+        return verify_id(fields.get("event_id"), event.get("type", "") if isinstance(event, dict) else "")
 
     return Named("slack", verify)
 
@@ -348,7 +348,7 @@ def _in_body(body: bytes, id_field: str, type_field: str) -> Verified | WebhookR
     fields = fields_of(body)
     if isinstance(fields, WebhookRefused):
         return fields
-    return verified(fields.get(id_field), fields.get(type_field, ""))
+    return verify_id(fields.get(id_field), fields.get(type_field, ""))
 
 
 def _plain_keys(secrets: str | Sequence[str]) -> list[bytes]:

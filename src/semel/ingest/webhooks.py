@@ -172,7 +172,7 @@ class Receiver:
         receipt = await self._intake.take(
             event, hold_s=HOLD_S, fingerprint=event.body if self._fingerprint else None
         )
-        return journaled(receipt)
+        return response_when_journaled(receipt)
 
     async def _run(self, event: Event) -> WebhookResponse:
         try:
@@ -181,7 +181,7 @@ class Receiver:
             return ran(Unavailable(error))
 
 
-def journaled(receipt: Receipt) -> WebhookResponse:
+def response_when_journaled(receipt: Receipt) -> WebhookResponse:
     """The answer where the event runs later, whoever it came from first."""
     match receipt.status:
         case "accepted" | "duplicate":

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from semel.brokers.routes import event_facts, reader
-from semel.brokers.source import Arrival, unfolded, untexted
+from semel.brokers.source import Arrival, decode_body, expand_headers
 from semel.client.client import Semel
 from semel.errors import GiveUp, KeyInvalid, KeyMissing
 from semel.keys.identity import Identity
@@ -118,7 +118,7 @@ def _behind(arrivals: Sequence[Arrival], done: Mapping[int, bool], at: int) -> b
 def _arrival(record: Mapping[str, Any]) -> Arrival:
     """A record of the event as a delivery; SQS's own `messageId` says which, and is no key."""
     system = record.get("attributes", {})
-    headers = unfolded(
+    headers = expand_headers(
         {
             name: each.get("stringValue") or each.get("binaryValue") or ""
             for name, each in record.get("messageAttributes", {}).items()
@@ -126,7 +126,7 @@ def _arrival(record: Mapping[str, Any]) -> Arrival:
     )
     return Arrival(
         headers=headers,
-        body=untexted(record["body"], headers.get("encoding")),
+        body=decode_body(record["body"], headers.get("encoding")),
         broker_id=system.get("MessageDeduplicationId"),
         position=record["messageId"],
         transport="sqs",

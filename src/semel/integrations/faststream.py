@@ -49,12 +49,12 @@ def once_middleware(once: AsyncSemel, *, key: Any = None) -> Callable[..., BaseM
             except (KeyMissing, KeyInvalid) as error:
                 _log.warning("rejected: %s", error)
                 raise RejectMessage from error
-            return answer(await patient.run(found, handled, call_next, msg))
+            return answer(await patient.run(found, call_handler, call_next, msg))
 
     return Once
 
 
-async def handled(call_next: Callable[[Any], Awaitable[Any]], msg: Any) -> Any:
+async def call_handler(call_next: Callable[[Any], Awaitable[Any]], msg: Any) -> Any:
     """What comes next; the framework's own ways of saying "done" are taken as that."""
     try:
         return await call_next(msg)

@@ -116,7 +116,7 @@ class _CanonicalWriter:
         elif isinstance(value, list | tuple):
             self._array(value, _deeper(depth))
         else:
-            self._out.append(_encode(_settled(value)))
+            self._out.append(_encode(_text_of(value)))
 
     def _text(self, text: str) -> str:
         # str.__str__ takes the text of a str-based Enum, whose own __str__ names the class.
@@ -218,7 +218,7 @@ def _decimal(number: Decimal) -> str:
     return f"{minus}{text[0]}{fraction}e{point - 1:+d}"
 
 
-def _settled(value: object) -> str:
+def _text_of(value: object) -> str:
     """The one text of a value that JSON has no form for, or a `TypeError` that says what to pass instead."""
     if isinstance(value, Enum):
         raise TypeError(

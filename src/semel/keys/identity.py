@@ -89,9 +89,9 @@ def find_cloudevent(headers: HeaderIndex, payload: Any) -> tuple[str, str] | Non
         event_id, source = headers.get(prefix + "id"), headers.get(prefix + "source")
         if event_id is not None and source is not None:
             if encoded:
-                event_id, source = _decoded(event_id), _decoded(source)
+                event_id, source = _decode_header(event_id), _decode_header(source)
             return compose(source, event_id), f"headers {prefix}source and {prefix}id"
-    pair = _structured(payload)
+    pair = _from_structured_mode(payload)
     return None if pair is None else (compose(*pair), "source and id in the body")
 
 
@@ -100,7 +100,7 @@ def attribute_of(headers: HeaderIndex, name: Literal["time", "type"]) -> str | N
     for prefix, encoded in _BINDINGS if headers.first(_NAMES[name]) else ():
         value = headers.get(prefix + name)
         if value is not None:
-            return _decoded(value) if encoded else value
+            return _decode_header(value) if encoded else value
     return None
 
 
@@ -111,7 +111,9 @@ def attributes_of(headers: HeaderIndex) -> dict[str, str]:
             continue
         found = {name.removeprefix(prefix): headers.get(name) for name in headers.beginning(prefix)}
         return {
-            name: _decoded(value) if encoded else value for name, value in found.items() if value is not None
+            name: _decode_header(value) if encoded else value
+            for name, value in found.items()
+            if value is not None
         }
     return {}
 
@@ -128,7 +130,7 @@ def instant(time: str) -> "datetime":
     return moment
 
 
-def _structured(payload: Any) -> tuple[str, str] | None:
+def _from_structured_mode(payload: Any) -> tuple[str, str] | None:
     """Recognise structured mode by its required members: a WebSocket has no content type to tell."""
     members: Any = payload
     if isinstance(payload, bytes):
@@ -158,7 +160,7 @@ def _members(payload: bytes) -> Mapping[str, Any] | None:
     return {"specversion": event.specversion, "source": event.source, "id": event.id}
 
 
-def _decoded(value: str) -> str:
+def _decode_header(value: str) -> str:
     """Undo what the HTTP binding does to values, so that both modes give one key: quotes, then percent signs."""
     if len(value) > 1 and value[0] == value[-1] == '"':
         value = _ESCAPED.sub(r"\1", value[1:-1])
@@ -226,7 +228,7 @@ class Identity(KeyExtractor):
         event = find_cloudevent(headers, payload)
         if event is not None:
             return FoundKey(event[0], "cloudevents", event[1])
-        found = _sent(headers, message)
+        found = _from_producer(headers, message)
         if found is not None:
             return found
         if self._body is not None and (found := self._in_body(payload)) is not None:
@@ -263,12 +265,12 @@ def find(
     return Identity(key=key, body=body, content=content).find(message)
 
 
-def _sent(headers: HeaderIndex, message: Any) -> FoundKey | None:
+def _from_producer(headers: HeaderIndex, message: Any) -> FoundKey | None:
     """Look where producers and brokers put an id, besides CloudEvents."""
     sent = headers.get("idempotency-key")
     if sent is not None:
         return FoundKey(
-            as_key(_unquoted(sent), "the header Idempotency-Key"), "idempotency-key", "header Idempotency-Key"
+            as_key(_unquote(sent), "the header Idempotency-Key"), "idempotency-key", "header Idempotency-Key"
         )
     own = None if isinstance(message, Mapping) else getattr(message, "broker_id", None)
     if own:
@@ -283,7 +285,7 @@ def _sent(headers: HeaderIndex, message: Any) -> FoundKey | None:
     return None
 
 
-def _unquoted(value: str) -> str:
+def _unquote(value: str) -> str:
     """Read `"abc"` as its String and `abc` as itself: many clients send the bare form."""
     quoted = _SF_STRING.fullmatch(value)
     return _SF_ESCAPE.sub(r"\1", quoted[1]) if quoted else value

@@ -80,34 +80,34 @@ def check_namespace(namespace: str) -> str:
     if isinstance(text, str) and _NAMESPACE.fullmatch(text):
         return text
     raise KeyInvalid(
-        f"namespace {_shown(namespace)} is not usable; name the producing service with 1 to "
+        f"namespace {_shorten(namespace)} is not usable; name the producing service with 1 to "
         f"{NAMESPACE_BYTES_MAX} letters, digits, '.', '_' or '-' (no colon: it ends the namespace)"
     )
 
 
 def _check(text: object, what: str, bytes_max: int, advice: str, refused: re.Pattern[str] = _CONTROL) -> str:
     if not isinstance(text, str):
-        raise KeyInvalid(f"a {what} is a str, not {type(text).__name__} {_shown(text)}; {advice}")
+        raise KeyInvalid(f"a {what} is a str, not {type(text).__name__} {_shorten(text)}; {advice}")
     # A str subclass may say something else when it is formatted (an Enum does): only the text itself is kept.
     plain = str.__str__(text)
     try:
         size_bytes = len(plain.encode())
     except UnicodeEncodeError as error:
         raise KeyInvalid(
-            f"{what} {_shown(plain)} holds half of a surrogate pair, which no store can write; "
+            f"{what} {_shorten(plain)} holds half of a surrogate pair, which no store can write; "
             "decode it correctly at its source"
         ) from error
     if not 0 < size_bytes <= bytes_max:
         raise KeyInvalid(
-            f"{what} {_shown(plain)} has {size_bytes} bytes, allowed are 1 to {bytes_max}; {advice}"
+            f"{what} {_shorten(plain)} has {size_bytes} bytes, allowed are 1 to {bytes_max}; {advice}"
         )
     if refused.search(plain):
         raise KeyInvalid(
-            f"{what} {_shown(plain)} holds a control character; strip line ends and NULs; {advice}"
+            f"{what} {_shorten(plain)} holds a control character; strip line ends and NULs; {advice}"
         )
     return plain
 
 
-def _shown(text: object, characters_max: int = 60) -> str:
+def _shorten(text: object, characters_max: int = 60) -> str:
     shown = ascii(text)
     return shown if len(shown) <= characters_max else shown[: characters_max - 3] + "..."

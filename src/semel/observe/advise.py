@@ -193,12 +193,12 @@ def advise(
         safety=safety,
         shares=tuple(_share(lags.seconds, window_s, per_day, sizes) for window_s in CANDIDATES_S),
         current_s=current_s,
-        current_caught=None if current_s is None else _caught(lags.seconds, current_s),
+        current_caught=None if current_s is None else _share_caught(lags.seconds, current_s),
         warnings=tuple(warnings),
     )
 
 
-def _caught(seconds: Sequence[float], window_s: float) -> float:
+def _share_caught(seconds: Sequence[float], window_s: float) -> float:
     return bisect_right(seconds, window_s) / len(seconds)
 
 
@@ -211,7 +211,7 @@ def _share(seconds: Sequence[float], window_s: float, per_day: float, sizes: dic
     records = round(per_day * window_s / DAY)
     return Share(
         window_s,
-        _caught(seconds, window_s),
+        _share_caught(seconds, window_s),
         records,
         {store: records * each for store, each in sizes.items()},
     )

@@ -138,20 +138,20 @@ class CounterHook:
         self._held: dict[bytes, float] = {}
         """When each claim in flight was granted, by its owner."""
         self._handlers: dict[type[events.HookEvent], Callable[[Any], None]] = {
-            events.Received: self._received,
-            events.ClaimedEvent: self._claimed,
+            events.Received: self._on_received,
+            events.ClaimedEvent: self._on_claimed,
             events.CompletedEvent: self._end("processed"),
             events.MarkedEvent: self._count("processed"),
             events.FailedEvent: self._end("failed"),
-            events.Released: self._released,
+            events.Released: self._on_released,
             events.Quarantined: self._end("unknown"),
             events.LostEvent: self._end("lost"),
             events.Unrecorded: self._end("unrecorded"),
-            events.Dropped: self._dropped,
+            events.Dropped: self._on_dropped,
             events.LateArrivalEvent: self._count("late"),
             events.Expired: self._count("expired"),
             events.Duplicate: self._duplicate,
-            events.StoreSent: self._sent,
+            events.StoreSent: self._on_store_sent,
             events.StoreFailed: lambda _: self._store("errors", 1),
             events.StoreLost: lambda _: self._store("lost", 1),
             events.PurgedEvent: lambda purged: self._store("purged", purged.count),
@@ -209,7 +209,7 @@ class CounterHook:
         return [
             MinuteCounts(
                 number,
-                [(*name, _copied(counts)) for name, counts in minute.consumers.items()],
+                [(*name, _copy(counts)) for name, counts in minute.consumers.items()],
                 StoreCounts(
                     minute.store.errors, minute.store.lost, minute.store.purged, dict(minute.store.took)
                 ),
@@ -259,20 +259,20 @@ class CounterHook:
 
         return end
 
-    def _claimed(self, event: events.ClaimedEvent) -> None:
+    def _on_claimed(self, event: events.ClaimedEvent) -> None:
         self._held[event.owner] = self._clock()
         if len(self._held) > HELD_MAX:  # claims by hand that nobody settled
             del self._held[next(iter(self._held))]
 
-    def _dropped(self, event: events.Dropped) -> None:
+    def _on_dropped(self, event: events.Dropped) -> None:
         self._held.pop(event.owner, None)
 
-    def _released(self, event: events.Released) -> None:
+    def _on_released(self, event: events.Released) -> None:
         self._held.pop(event.owner, None)
         if event.error is not None:
             self._counts(event).errored += 1
 
-    def _received(self, event: events.Received) -> None:
+    def _on_received(self, event: events.Received) -> None:
         if not event.again:
             self._counts(event).received += 1
 
@@ -287,7 +287,7 @@ class CounterHook:
             at = _bucket(LAGS_S, event.lag_s)
             counts.lags[at] = counts.lags.get(at, 0) + 1
 
-    def _sent(self, sent: events.StoreSent) -> None:
+    def _on_store_sent(self, sent: events.StoreSent) -> None:
         took, at = self._minute().store.took, _bucket(TOOK_S, sent.duration_s)
         took[at] = took.get(at, 0) + 1
 
@@ -313,7 +313,7 @@ def _bucket(ends: tuple[float, ...], value: float) -> int:
     return min(bisect_left(ends, value), len(ends) - 1)
 
 
-def _copied(counts: ConsumerCounters) -> ConsumerCounters:
+def _copy(counts: ConsumerCounters) -> ConsumerCounters:
     made = ConsumerCounters()
     made.add(counts)
     return made

@@ -66,12 +66,12 @@ def examine(store: Store) -> Iterator[Finding]:
             _servers, _latency, _rights, _durability, _settings, _inboxes, _purging, _claims, _unknown,
         )  # fmt: skip
         for check in checks:
-            yield from _guarded(check, store)
+            yield from _run_check(check, store)
     finally:
         store.close()
 
 
-def _guarded(check: Callable[[Store], Iterator[Finding]], store: Store) -> Iterator[Finding]:
+def _run_check(check: Callable[[Store], Iterator[Finding]], store: Store) -> Iterator[Finding]:
     name = check.__name__.strip("_")
     try:
         yield from check(store)
@@ -218,7 +218,7 @@ def _purging(store: Store) -> Iterator[Finding]:
     )
 
 
-def _looked_at(store: Store, state: State) -> Iterator[list[Record]]:
+def _pages_of(store: Store, state: State) -> Iterator[list[Record]]:
     """The records of a state, page by page, up to `LOOK_MAX`."""
     cursor, looked = None, 0
     while looked < LOOK_MAX:
@@ -247,7 +247,7 @@ class _Sample:
 def _claims(store: Store) -> Iterator[Finding]:
     now: int = _ask(store, Count(None)).now
     stuck, orphans, running, looked = _Sample(), _Sample(), 0, 0
-    for page in _looked_at(store, "claimed"):
+    for page in _pages_of(store, "claimed"):
         looked += len(page)
         for each in page:
             if (
@@ -282,7 +282,7 @@ def _claims(store: Store) -> Iterator[Finding]:
 
 def _unknown(store: Store) -> Iterator[Finding]:
     found = _Sample()
-    for page in _looked_at(store, "unknown"):
+    for page in _pages_of(store, "unknown"):
         for each in page:
             found.add(each)
     if found.number:

@@ -283,7 +283,7 @@ class Hooks:
                 "a hook raised, which is reported once: %r", hook, exc_info=error
             )
 
-    def carried(self, received: Received) -> dict[str, str]:
+    def record_metadata(self, received: Received) -> dict[str, str]:
         """What the hooks want kept with the record of this delivery, such as a `traceparent`."""
         kept: dict[str, str] = {}
         for carry in self._carriers:

@@ -58,11 +58,11 @@ __all__ = [
     "FlowObserver",
     "TimedAsyncStore",
     "TimedStore",
-    "claimed",
-    "copied",
-    "marked",
     "name_of",
-    "settled",
+    "report_claimed",
+    "report_copies",
+    "report_marked",
+    "report_settled",
 ]
 
 
@@ -105,7 +105,7 @@ class FlowObserver:
             *self._who, self._claim.event_type, _read_meta(self._claim.meta), self._again
         )
         hooks(received)
-        carried = hooks.carried(received) if hooks.carries else None
+        carried = hooks.record_metadata(received) if hooks.carries else None
         try:
             answer: Any = None
             while True:
@@ -117,14 +117,14 @@ class FlowObserver:
                 kind = type(command)
                 if kind is Claim:
                     answer = yield self._carrying(command, carried)
-                    if self._answered(answer) and hooks.carries:
+                    if self._note_claim_answer(answer) and hooks.carries:
                         self._origin = _words((yield Lookup(self._claim.id)))
                 elif kind is Invoke:
                     answer = yield self._around(command, awaits=awaits)
                 elif kind is Ask:
                     began = time.perf_counter()
                     answer = yield command
-                    self._probed(answer, time.perf_counter() - began)
+                    self._note_probe(answer, time.perf_counter() - began)
                 else:
                     answer = yield command
         except BaseException:
@@ -139,7 +139,7 @@ class FlowObserver:
         mine = {} if command.meta is None else msgspec.json.decode(command.meta, type=dict[str, str])
         return replace(command, meta=msgspec.json.encode({**mine, **carried}))
 
-    def _answered(self, answer: Any) -> bool:
+    def _note_claim_answer(self, answer: Any) -> bool:
         """Note the answer to a claim; whether there is an earlier delivery whose words are wanted."""
         self._answer = answer
         kind = type(answer)
@@ -167,9 +167,9 @@ class FlowObserver:
             try:
                 value = call()
             except BaseException as error:
-                self._ended(began, error)
+                self._note_end(began, error)
                 raise
-            self._ended(began, None)
+            self._note_end(began, None)
             return value
 
         async def aaround() -> Any:
@@ -177,14 +177,14 @@ class FlowObserver:
             try:
                 value = await call()
             except BaseException as error:
-                self._ended(began, error)
+                self._note_end(began, error)
                 raise
-            self._ended(began, None)
+            self._note_end(began, None)
             return value
 
         return Invoke(aaround if awaits else around, command.claim, command.granted)
 
-    def _probed(self, ran: Any, duration_s: float) -> None:
+    def _note_probe(self, ran: Any, duration_s: float) -> None:
         told = answer_of(ran)
         text = told.reason if isinstance(told, CannotTell) else ""
         self._hooks(events.Probed(*self._who, _ANSWERS[type(told)], text, duration_s))
@@ -193,7 +193,7 @@ class FlowObserver:
         self._hooks(events.Began(*self._who, attempt))
         return time.perf_counter()
 
-    def _ended(self, began: float, error: BaseException | None) -> None:
+    def _note_end(self, began: float, error: BaseException | None) -> None:
         self._hooks(events.EndedEvent(*self._who, time.perf_counter() - began, error))
 
     def _came_to(self, outcome: Outcome[Any], *, observes: bool) -> None:
@@ -284,13 +284,13 @@ def _read_meta(meta: bytes | None) -> dict[str, str] | None:
 # --- the plain verbs ----------------------------------------------------------------------------
 
 
-def claimed(hooks: Hooks, claims: Sequence[Claim], answers: Sequence[Answer]) -> None:
+def report_claimed(hooks: Hooks, claims: Sequence[Claim], answers: Sequence[Answer]) -> None:
     """Claims by hand were answered."""
     for claim, answer in zip(claims, answers, strict=True):
         tap = FlowObserver(hooks, claim)
         who = (*claim.id, claim.owner)
         hooks(events.Received(*who, "", "", claim.event_type, _read_meta(claim.meta)))
-        tap._answered(answer)  # noqa: SLF001 - one mechanism
+        tap._note_claim_answer(answer)  # noqa: SLF001 - one mechanism
         match answer:
             case Granted():
                 pass
@@ -309,7 +309,7 @@ _SETTLED: dict[str, type[events.DeliveryEvent]] = {
 }
 
 
-def settled(hooks: Hooks, items: Iterable[Item], verdicts: Iterable[Answer]) -> None:
+def report_settled(hooks: Hooks, items: Iterable[Item], verdicts: Iterable[Answer]) -> None:
     """Claims by hand came to their end."""
     for item, verdict in zip(items, verdicts, strict=True):
         if not isinstance(item, Settle):
@@ -333,7 +333,7 @@ def _kind(failure: bytes | None) -> str:
         return "undecodable"
 
 
-def marked(
+def report_marked(
     hooks: Hooks,
     tenant: str,
     consumer: str,
@@ -351,7 +351,7 @@ def marked(
         hooks(events.MarkedEvent(*who) if first else events.Duplicate(*who, state="marked"))
 
 
-def copied(
+def report_copies(
     hooks: Hooks,
     id: Id,  # noqa: A002
     handler: str,
@@ -395,7 +395,7 @@ class _Timed:
         stop: Callable[[], None] = self._store.watch(listener)
         return stop
 
-    def _sent(self, items: Sequence[Item], answers: Sequence[Answer], began: float) -> None:
+    def _note_sent(self, items: Sequence[Item], answers: Sequence[Answer], began: float) -> None:
         hooks = self._hooks
         op = _op(items)
         hooks(events.StoreSent(op, len(items), time.perf_counter() - began))
@@ -443,7 +443,7 @@ class TimedStore(_Timed):
         except StoreUnavailable as error:
             self._hooks(events.StoreFailed(_op(items), error))
             raise
-        self._sent(items, answers, began)
+        self._note_sent(items, answers, began)
         return answers
 
 
@@ -466,10 +466,10 @@ class TimedAsyncStore(_Timed):
         except StoreUnavailable as error:
             self._hooks(events.StoreFailed(_op(items), error))
             raise
-        self._sent(items, answers, began)
+        self._note_sent(items, answers, began)
         return answers
 
 
-def timed(store: Store | AsyncStore, hooks: Hooks) -> Store | AsyncStore:
+def instrument_store(store: Store | AsyncStore, hooks: Hooks) -> Store | AsyncStore:
     """The store, told of."""
     return TimedStore(store, hooks) if isinstance(store, Store) else TimedAsyncStore(store, hooks)

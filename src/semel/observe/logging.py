@@ -76,10 +76,10 @@ class LogHook:
                 value = ascii(value)
             fields[field] = str(value)
         if isinstance(happening, events.DeliveryEvent) and self._keys != "hidden":
-            fields["key"] = self._shown(happening)
+            fields["key"] = self._shorten(happening)
         return fields
 
-    def _shown(self, event: events.DeliveryEvent) -> str:
+    def _shorten(self, event: events.DeliveryEvent) -> str:
         if self._keys == "hashed":
             return digest((event.tenant, event.consumer, event.key)).hex()[:HASH_DIGITS]
         return event.key if event.key.isprintable() else ascii(event.key)

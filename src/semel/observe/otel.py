@@ -95,7 +95,7 @@ class TraceHook:
             "messaging.operation.name": "process",
             "messaging.destination.name": destination,
             "messaging.consumer.group.name": received.consumer,
-            "messaging.message.id": received.key if self._keys else _hashed(received),
+            "messaging.message.id": received.key if self._keys else _hash(received),
         }
         self._spans[received.owner] = self._tracer.start_span(
             f"process {destination}", kind=SpanKind.CONSUMER, attributes=attributes
@@ -131,5 +131,5 @@ class TraceHook:
         span.end()
 
 
-def _hashed(event: events.DeliveryEvent) -> str:
+def _hash(event: events.DeliveryEvent) -> str:
     return digest((event.tenant, event.consumer, event.key)).hex()[:32]

@@ -122,7 +122,7 @@ def of_windows(around: SourceProbe, window_us: int) -> Iterator[Weakness]:
 def of_patience(source: SourceFacts, lease_us: int) -> Iterator[Weakness]:
     """What the broker's patience does: a lease that outlasts it, and a limit on deliveries. `lease_us` 0: no lease."""
     yield from _too_long(source, lease_us)
-    yield from _given_up(source)
+    yield from _broker_gives_up_first(source)
 
 
 def _too_short(source: SourceFacts, window_us: int, consumer: str) -> Iterator[Weakness]:
@@ -172,7 +172,7 @@ def _too_long(source: SourceFacts, lease_us: int) -> Iterator[Weakness]:
     )
 
 
-def _given_up(source: SourceFacts) -> Iterator[Weakness]:
+def _broker_gives_up_first(source: SourceFacts) -> Iterator[Weakness]:
     """A broker that loses patience before semel does."""
     if source.deliveries_max is None:
         return
@@ -272,13 +272,13 @@ def probe(store: Store) -> StoreFacts:
 def _postgres(store: Any) -> StoreFacts:
     import psycopg
 
-    from semel.stores.postgres.errors import translated
+    from semel.stores.postgres.errors import to_store_error
 
     try:
         with psycopg.connect(**store.place.parameters()) as line:
             return _look_at(line, store.place.schema)
     except psycopg.Error as error:
-        raise translated(error, store.name) from error
+        raise to_store_error(error, store.name) from error
 
 
 def _look_at(line: Any, schema: str) -> StoreFacts:

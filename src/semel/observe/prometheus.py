@@ -123,27 +123,27 @@ class PrometheusHook:
         self._windows: dict[str, float] = {}
         self._series: dict[tuple[str, ...], Any] = {}
         self._handlers: dict[type[events.HookEvent], Callable[[Any], None]] = {
-            events.Received: self._received,
-            events.CompletedEvent: self._processed,
-            events.MarkedEvent: self._processed,
-            events.FailedEvent: self._ended,
-            events.Released: self._ended,
-            events.LostEvent: self._lost,
-            events.Quarantined: self._quarantined,
-            events.Unrecorded: self._unrecorded,
+            events.Received: self._on_received,
+            events.CompletedEvent: self._on_processed,
+            events.MarkedEvent: self._on_processed,
+            events.FailedEvent: self._on_ended,
+            events.Released: self._on_ended,
+            events.LostEvent: self._on_lost,
+            events.Quarantined: self._on_quarantined,
+            events.Unrecorded: self._on_unrecorded,
             events.Unguarded: self._count("events_unguarded_total"),
             events.Probed: lambda event: self._who("probes_total", event, event.answer).inc(),
             events.Dropped: self._let_go,
             events.LateArrivalEvent: self._count("events_late_total"),
             events.DeadLetterStuck: lambda event: self._at("dead_letters_stuck_total", event.consumer).inc(),
             events.Expired: lambda event: self._at("claims_expired_total", event.consumer).inc(),
-            events.ClaimedEvent: self._claimed,
-            events.EndedEvent: self._handled,
+            events.ClaimedEvent: self._on_claimed,
+            events.EndedEvent: self._on_handled,
             events.Duplicate: self._duplicate,
-            events.StoreSent: self._sent,
+            events.StoreSent: self._on_store_sent,
             events.StoreFailed: lambda failed: self._at("store_errors_total", failed.op).inc(),
             events.StoreLost: lambda _: self._at("store_lost_total").inc(),
-            events.PurgedEvent: self._purged,
+            events.PurgedEvent: self._on_purged,
             events.Counted: lambda counted: self.note_stats(counted.stats),
         }
 
@@ -192,14 +192,14 @@ class PrometheusHook:
         if series is None:
             metric = self._metrics[name]
             capped = [
-                self._capped(label, value) for label, value in zip(METRICS[name].labels, labels, strict=True)
+                self._cap(label, value) for label, value in zip(METRICS[name].labels, labels, strict=True)
             ]
             series = metric.labels(*capped) if labels else metric
             if OTHER not in capped:
                 self._series[(name, *labels)] = series
         return series
 
-    def _capped(self, label: str, value: str) -> str:
+    def _cap(self, label: str, value: str) -> str:
         known = self._values.get(label)
         if known is not None and value in known:
             return value
@@ -215,15 +215,15 @@ class PrometheusHook:
 
         return count
 
-    def _received(self, event: events.Received) -> None:
+    def _on_received(self, event: events.Received) -> None:
         if not event.again:
             self._who("events_received_total", event).inc()
 
     def _who(self, name: str, event: events.DeliveryEvent, *more: str) -> Any:
         return self._at(name, event.consumer, event.handler, event.source, *more)
 
-    def _claimed(self, event: events.ClaimedEvent) -> None:
-        consumer = self._capped("consumer", event.consumer)
+    def _on_claimed(self, event: events.ClaimedEvent) -> None:
+        consumer = self._cap("consumer", event.consumer)
         if self._windows.get(consumer) != event.window_s:
             self._windows[consumer] = event.window_s
             self.note_window(consumer, event.window_s)
@@ -232,7 +232,7 @@ class PrometheusHook:
         self._held[consumer, event.owner] = time.monotonic()
 
     def _let_go(self, event: events.DeliveryEvent) -> None:
-        self._held.pop((self._capped("consumer", event.consumer), event.owner), None)
+        self._held.pop((self._cap("consumer", event.consumer), event.owner), None)
 
     def _in_flight(self, consumer: str) -> int:
         return len(self._since(consumer))
@@ -251,28 +251,28 @@ class PrometheusHook:
                 ages.append(now - at)
         return ages
 
-    def _handled(self, event: events.EndedEvent) -> None:
+    def _on_handled(self, event: events.EndedEvent) -> None:
         self._at("handler_duration_seconds", event.consumer, event.handler).observe(event.duration_s)
 
-    def _processed(self, event: events.DeliveryEvent) -> None:
+    def _on_processed(self, event: events.DeliveryEvent) -> None:
         self._let_go(event)
         self._who("events_processed_total", event).inc()
 
-    def _ended(self, event: events.FailedEvent | events.Released) -> None:
+    def _on_ended(self, event: events.FailedEvent | events.Released) -> None:
         self._let_go(event)
         if event.error:
             error = event.error if isinstance(event.error, str) else type(event.error).__name__
             self._who("events_failed_total", event, error).inc()
 
-    def _lost(self, event: events.LostEvent) -> None:
+    def _on_lost(self, event: events.LostEvent) -> None:
         self._let_go(event)
         self._who("claims_lost_total", event).inc()
 
-    def _quarantined(self, event: events.Quarantined) -> None:
+    def _on_quarantined(self, event: events.Quarantined) -> None:
         self._let_go(event)
         self._who("events_unknown_total", event).inc()
 
-    def _unrecorded(self, event: events.Unrecorded) -> None:
+    def _on_unrecorded(self, event: events.Unrecorded) -> None:
         self._let_go(event)
         self._who("events_unrecorded_total", event).inc()
 
@@ -287,10 +287,10 @@ class PrometheusHook:
         if event.lag_s is not None:
             self._at("redelivery_lag_seconds", event.consumer, event.source).observe(event.lag_s)
 
-    def _sent(self, sent: events.StoreSent) -> None:
+    def _on_store_sent(self, sent: events.StoreSent) -> None:
         self._at("store_operation_duration_seconds", sent.op).observe(sent.duration_s)
         self._at("batch_size", sent.op).observe(sent.items)
 
-    def _purged(self, purged: events.PurgedEvent) -> None:
+    def _on_purged(self, purged: events.PurgedEvent) -> None:
         self._at("purge_deleted_total").inc(purged.count)
         self._at("purge_lag_seconds").set(purged.lag_s)

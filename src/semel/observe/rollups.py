@@ -66,13 +66,13 @@ class Writer:
 
     def unwritten(self) -> list[MinuteCounts]:
         """What was counted, and is not in the store as far as it is known."""
-        return [part for _, part in self._pending] + [self._signed(part) for part in self._tally.peek()]
+        return [part for _, part in self._pending] + [self._negate(part) for part in self._tally.peek()]
 
     def flush(self) -> Asking:
         """Write all that was counted; returns whether the store took it. What it did not take is sent again."""
         for part in self._tally.take():
             self._written += 1
-            self._pending.append((f"{part.minute}.{self.mark}.{self._written}", self._signed(part)))
+            self._pending.append((f"{part.minute}.{self.mark}.{self._written}", self._negate(part)))
         del self._pending[:-PENDING_MAX]
         tries = 0
         while self._pending:
@@ -102,7 +102,7 @@ class Writer:
             yield (Settle(self._place, self._owner, self._fence, "released", count_attempt=False),)
             self._hour = -1
 
-    def _signed(self, part: MinuteCounts) -> MinuteCounts:
+    def _negate(self, part: MinuteCounts) -> MinuteCounts:
         part.writer = self.mark
         return part
 

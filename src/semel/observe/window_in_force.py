@@ -60,10 +60,10 @@ def window_in_force(
     if not telling:
         return WindowInForce(assumed_us, "assumed")
     latest = max(telling, key=lambda each: each.settled_at)
-    return WindowInForce(_rounded(latest.expires_at - latest.settled_at), "seen")
+    return WindowInForce(_round(latest.expires_at - latest.settled_at), "seen")
 
 
-def _rounded(us: int) -> int:
+def _round(us: int) -> int:
     """The whole second next to it, where it is that near."""
     seconds_us = round(us / 1e6) * 10**6
     return seconds_us if abs(seconds_us - us) <= EXACT_US else us

@@ -23,10 +23,10 @@ __all__ = [
     "Message",
     "attributes",
     "chosen_id",
-    "derived",
-    "drafted",
+    "id_for_event",
     "iso_time",
-    "minted",
+    "make_draft",
+    "new_id",
 ]
 
 NAME_BYTES_MAX = 255
@@ -83,10 +83,10 @@ class Draft(msgspec.Struct, frozen=True):
     payload: bytes
 
 
-def drafted(message: Message, source: str, bytes_max: int) -> Draft:
+def make_draft(message: Message, source: str, bytes_max: int) -> Draft:
     """The message as it is to be written. Raises `UsageError` or `ValueInvalid` for what no broker would take."""
     kind, identity = message.aggregate or (None, None)
-    payload, content_type = _encoded(message.data)
+    payload, content_type = _encode(message.data)
     if len(payload) > bytes_max:
         raise ValueTooLarge(
             f"the payload has {len(payload):,} bytes, {bytes_max:,} are allowed; put large data elsewhere and send"
@@ -135,7 +135,7 @@ def current_traceparent() -> str | None:
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"
 
 
-def _encoded(data: Any) -> tuple[bytes, str]:
+def _encode(data: Any) -> tuple[bytes, str]:
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data), "application/octet-stream"
     if isinstance(data, str):
@@ -214,7 +214,7 @@ _CHANCE = (1 << 76) - 1 & ~(0b11 << 62)
 """Where UUIDv7 keeps chance: all below the version, but for the variant."""
 
 
-def minted() -> uuid.UUID:
+def new_id() -> uuid.UUID:
     """A new id, whose first 48 bits are this computer's time in milliseconds."""
     if sys.version_info >= (3, 14):
         return uuid.uuid7()
@@ -223,7 +223,7 @@ def minted() -> uuid.UUID:
     return uuid.UUID(int=uuid_utils.uuid7().int)
 
 
-def derived(parent: Id, first_seen_us: int, name: str) -> uuid.UUID:
+def id_for_event(parent: Id, first_seen_us: int, name: str) -> uuid.UUID:
     """The id of the message `name` of an event: the same on every attempt of its handler.
 
     It has the layout of UUIDv7: the time at which the event was first seen, then a digest of

@@ -23,7 +23,7 @@ from semel.outbox.tables import (
     row_of,
 )
 from semel.runtime.jitter import jitter
-from semel.stores.postgres.errors import translated
+from semel.stores.postgres.errors import to_store_error
 from semel.stores.postgres.pool_async import AsyncPostgresConnection
 from semel.stores.postgres.pool_base import CONTEXT
 from semel.stores.postgres.schema import outbox_channel_of
@@ -146,7 +146,7 @@ class PostgresRows:
         try:
             line = await AsyncPostgresConnection.connect(**self._place.parameters(), context=CONTEXT)
         except psycopg.Error as error:
-            raise translated(error, self.name) from error
+            raise to_store_error(error, self.name) from error
         line.wait_s = self._place.wait_s
         self._line, self._shards, self._resting = line, set(), False
         # A mark that a crash of the server loses means one more publication, which is harmless.
@@ -165,7 +165,7 @@ class PostgresRows:
         if line is not None:
             if self._resting and not line.closed:
                 with suppress(psycopg.Error):
-                    await line.execute(self._filled(_WORK))
+                    await line.execute(self._fill(_WORK))
             await line.close()
 
     async def share(self) -> bool:
@@ -242,12 +242,12 @@ class PostgresRows:
             await self._ask(_REST)
             self._resting = True
             return
-        line = self._connected()
+        line = self._connect()
         try:
             async for _ in line.notifies(timeout=min(wait_s, self._place.wait_s / 2), stop_after=1):
                 pass
         except psycopg.Error as error:
-            raise translated(error, self.name) from error
+            raise to_store_error(error, self.name) from error
 
     async def clean(self, rows_max: int) -> int:
         """By the relay that holds the first shard."""
@@ -286,12 +286,12 @@ class PostgresRows:
 
     # --- the session ---
 
-    def _connected(self) -> AsyncPostgresConnection:
+    def _connect(self) -> AsyncPostgresConnection:
         if self._line is None:
             raise StoreRefused(f"the outbox in {self.name} is not open")
         return self._line
 
-    def _filled(self, text: str, columns: str = "") -> str:
+    def _fill(self, text: str, columns: str = "") -> str:
         schema = f'"{self._place.schema}"'
         return text.format(schema=schema, table=f"{schema}.outbox", t=_T, columns=columns)
 
@@ -304,8 +304,8 @@ class PostgresRows:
         return changed
 
     async def _execute(self, text: str, columns: str, parameters: dict[str, Any]) -> Any:
-        line = self._connected()
+        line = self._connect()
         try:
-            return await line.execute(self._filled(text, columns), parameters or None, binary=True)
+            return await line.execute(self._fill(text, columns), parameters or None, binary=True)
         except psycopg.Error as error:
-            raise translated(error, self.name) from error
+            raise to_store_error(error, self.name) from error

@@ -18,7 +18,7 @@ from semel.core.protocols import AsyncStore, Store
 from semel.core.relay_flow import OutboxRow, Published, PublishRefused, waves
 from semel.errors import SinkUnavailable, StoreRefused, UsageError
 from semel.outbox import message as outbox_message
-from semel.outbox.message import Draft, Message, chosen_id, drafted
+from semel.outbox.message import Draft, Message, chosen_id, make_draft
 from semel.outbox.sinks import Sink, sink_for
 from semel.runtime.context import Context, _current
 
@@ -62,7 +62,7 @@ class _OutboxWriter:
         if len(messages) != len(names):
             raise UsageError(f"{len(messages)} messages have {len(names)} names; give one for each")
         terms = self._terms
-        drafts = [drafted(each, terms.source, terms.bytes_max) for each in messages]
+        drafts = [make_draft(each, terms.source, terms.bytes_max) for each in messages]
         chosen = [chosen_id(each) for each in messages]
         ids = [str(self._id_for(name, own)) for name, own in zip(names, chosen, strict=True)]
         for at in range(0, len(drafts), WRITTEN_MAX):
@@ -110,7 +110,7 @@ class _OutboxWriter:
         if context is None or context._loose:  # noqa: SLF001 - without a claim there is no attempt to repeat
             if name is not None:
                 self._name(name, self._named)
-            return own or outbox_message.minted()
+            return own or outbox_message.new_id()
         if name is None and own is not None:
             return own
         if name is None:
@@ -118,7 +118,7 @@ class _OutboxWriter:
                 'inside a handler a message needs a name, which gives it the same id on every attempt: name="..."'
             )
         self._name(name, context._published)  # noqa: SLF001 - one attempt, whichever outbox writes
-        return own or outbox_message.derived(context._kept.claim.id, context.first_seen, name)  # noqa: SLF001
+        return own or outbox_message.id_for_event(context._kept.claim.id, context.first_seen, name)  # noqa: SLF001
 
     @staticmethod
     def _name(name: str, used: set[str]) -> None:
@@ -243,7 +243,7 @@ class AsyncProducer:
         self, messages: Sequence[Message], *, message_ids: Sequence[str] | None = None
     ) -> list[str]:
         """Publish several, as many in one round trip as the broker takes; their ids in input order."""
-        names = [str(outbox_message.minted()) for _ in messages] if message_ids is None else list(message_ids)
+        names = [str(outbox_message.new_id()) for _ in messages] if message_ids is None else list(message_ids)
         rows = [self._row(*pair) for pair in zip(messages, names, strict=True)]
         give_up_at, pause_s = time.monotonic() + self._wait_s, PAUSE_FIRST_S
         while True:
@@ -292,7 +292,7 @@ class AsyncProducer:
     def _row(self, message: Message, name: str) -> OutboxRow:
         if message.not_before is not None:
             raise UsageError("not_before needs somewhere to wait: publish it through an outbox")
-        draft = drafted(message, self._source, BYTES_MAX)
+        draft = make_draft(message, self._source, BYTES_MAX)
         return OutboxRow(
             seq=0,
             id=name,

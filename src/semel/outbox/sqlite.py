@@ -23,7 +23,7 @@ from semel.outbox.tables import (
     entry_of,
     row_of,
 )
-from semel.stores.sqlite.errors import translated
+from semel.stores.sqlite.errors import to_store_error
 from semel.stores.sqlite.store import SqliteStore
 
 __all__ = ["SqliteRows"]
@@ -239,7 +239,7 @@ class SqliteRows:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
             except sqlite3.Error as error:
-                raise translated(error, self._store.path) from error
+                raise to_store_error(error, self._store.path) from error
             return done
 
         return await self._in_thread(run)

@@ -186,10 +186,10 @@ async def examine(url: str) -> list[Finding]:
             await rows.close()
     except SemelError as error:
         return [Finding("outbox", "error", str(error), "may this user read the outbox?")]
-    return list(_judged(counts, waiting, dead))
+    return list(_findings(counts, waiting, dead))
 
 
-def _judged(counts: OutboxCounts, waiting: list[Entry], dead: list[Entry]) -> Iterator[Finding]:
+def _findings(counts: OutboxCounts, waiting: list[Entry], dead: list[Entry]) -> Iterator[Finding]:
     now = time.time_ns() // 1000
     due = [now - max(each.row.created_at, each.not_before or 0) for each in waiting]
     age_us = max((each for each in due if each >= 0), default=0)  # what is to wait until later does not count

@@ -31,21 +31,21 @@ def return_type(fn: Any) -> Any:
     try:
         returns = fn.__annotations__.get("return")
     except Exception:  # noqa: BLE001 - not a function, or Python 3.14 evaluates them now and one fails
-        returns = _evaluated(fn, "return")
+        returns = _evaluate(fn, "return")
     if isinstance(returns, str):
-        returns = _evaluated(fn, "return")
+        returns = _evaluate(fn, "return")
     return None if returns is Any else returns  # Any names nothing that an object could come back as
 
 
 def parameter_type(fn: Callable[..., Any], name: str) -> Any:
     """The type that a parameter's annotation names, without its `Annotated`; `Any` where it names none."""
-    found = _evaluated(fn, name, include_extras=False)
+    found = _evaluate(fn, name, include_extras=False)
     return Any if found is None else found
 
 
-def _evaluated(fn: Any, name: str, *, include_extras: bool = True) -> Any:
+def _evaluate(fn: Any, name: str, *, include_extras: bool = True) -> Any:
     """The type that one annotation names, whatever the others name; `None`: there is none, or it is undefined."""
-    written = _written(fn)
+    written = _annotations_of(fn)
     if name not in written:
         return None
     inner = inspect.unwrap(fn)
@@ -58,7 +58,7 @@ def _evaluated(fn: Any, name: str, *, include_extras: bool = True) -> Any:
         return None
 
 
-def _written(fn: Any) -> dict[str, Any]:
+def _annotations_of(fn: Any) -> dict[str, Any]:
     """The annotations; those that are text, or cannot be evaluated, as they are written."""
     if sys.version_info >= (3, 14):
         from annotationlib import Format, get_annotations

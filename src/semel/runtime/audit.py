@@ -163,13 +163,13 @@ def entry_of(record: Record) -> AuditEntry:
     except (RecordCorrupt, ValueError, TypeError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        return _damaged(record, at_us)
+        return _damaged_entry(record, at_us)
     said = dict(value)
     action, actor, tenant = said.pop("action", None), said.pop("actor", None), said.pop("tenant", None)
     if not (isinstance(action, str) and isinstance(actor, str) and isinstance(tenant, str)):
-        return _damaged(record, at_us)
+        return _damaged_entry(record, at_us)
     if not record.key.startswith(prefix_of(tenant)):
-        return _damaged(record, at_us)
+        return _damaged_entry(record, at_us)
     return AuditEntry(at_us, tenant, action, actor, said)
 
 
@@ -178,7 +178,7 @@ def is_damaged(record: Record) -> bool:
     return record.consumer == CONSUMER and entry_of(record).damaged
 
 
-def _damaged(record: Record, at_us: int) -> AuditEntry:
+def _damaged_entry(record: Record, at_us: int) -> AuditEntry:
     return AuditEntry(at_us, "", "damaged", "?", {"entry": record.key, "state": record.state}, damaged=True)
 
 

@@ -30,7 +30,7 @@ from semel.runtime.send_queue import (
     OnStoreTime,
     PendingCall,
     SendQueue,
-    closed,
+    closed_error,
     finisher,
     give_back,
     give_back_granted,
@@ -209,7 +209,7 @@ class Coalescer:
     def _enqueue(self, call: PendingCall) -> None:
         with self._lock:
             if self._closed and current_thread() is not self._flusher:
-                raise closed(self._store)
+                raise closed_error(self._store)
             self._queue.add(call)
             if self._flusher is None:
                 self._start()
@@ -338,7 +338,7 @@ class LoopCoalescer:
     def mark(self, tenant: str, consumer: str, window_us: int, key: str) -> "asyncio.Future[Any]":
         """Queue one mark as `asend` does, at a fraction of its price: whether it was the first, or `Unavailable`."""
         if self._closed:
-            raise closed(self._store)
+            raise closed_error(self._store)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._queue.mark(tenant, consumer, window_us, key, future)

@@ -110,14 +110,14 @@ class Context(Struct, eq=False):
             raise UsageError(f"a handler has at most {STEPS_MAX} steps; put several effects into one")
         self._named.add(name)
 
-    def _stored(self, name: str, returns: Any) -> Any:
+    def _stored_value(self, name: str, returns: Any) -> Any:
         value = self._steps[name]
         if value is None or (reason := reason_in(value)):
             why = "" if value is None else f": {reason}"
             raise ValueNotKept(f"step {name!r} ran on an earlier attempt, but its value was not kept{why}")
         return decode(value, returns)
 
-    def _encoded(self, returns: Any, value: Any) -> bytes:
+    def _encode(self, returns: Any, value: Any) -> bytes:
         """The value's bytes, or why there are none: the effect has happened, so it is noted all the same."""
         try:
             encoded = encode(value, returns, self._value_bytes_max)
@@ -134,7 +134,7 @@ class Context(Struct, eq=False):
         return Renew(claim.id, claim.owner, self.fence, claim.lease_us, (name, encoded))
 
     def _flow(self, name: str, call: Callable[[], Any], returns: Any) -> Any:
-        return flows.step(partial(self._renew, name), call, partial(self._encoded, returns))
+        return flows.step(partial(self._renew, name), call, partial(self._encode, returns))
 
     def _conclude(self, name: str, noted: tuple[Ran, RenewAnswer | None]) -> Any:
         ran, answer = noted
@@ -227,12 +227,12 @@ def step(name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if inspect.iscoroutinefunction(fn):
         return _astep(context, name, call, returns)
     if name in context._steps:  # noqa: SLF001
-        return context._stored(name, returns)  # noqa: SLF001
+        return context._stored_value(name, returns)  # noqa: SLF001
     return context._conclude(name, context._perform.step(context._flow(name, call, returns)))  # noqa: SLF001
 
 
 async def _astep(context: Context, name: str, call: Callable[[], Any], returns: Any) -> Any:
     if name in context._steps:  # noqa: SLF001
-        return context._stored(name, returns)  # noqa: SLF001
+        return context._stored_value(name, returns)  # noqa: SLF001
     flow = context._flow(name, call, returns)  # noqa: SLF001
     return context._conclude(name, await context._perform.astep(flow))  # noqa: SLF001

@@ -41,7 +41,7 @@ class Runtime:
         self._owned = owned
         self.hooks: Hooks | None = hooks
         """Those who are told what happens; `None`: nobody, and nothing is built for them."""
-        self.told: Store | AsyncStore = store if hooks is None else _told_of(store, hooks)
+        self.told: Store | AsyncStore = store if hooks is None else _instrument(store, hooks)
         """The store, with those who are told listening; opened and closed with it."""
         self.channel: Channel = channel_for(self.told)
         self.keeper: Keeper = Keeper(self.channel, time.monotonic, _expiry(hooks))
@@ -332,10 +332,10 @@ def _callers_level() -> int:
     return level
 
 
-def _told_of(store: Store | AsyncStore, hooks: "Hooks") -> Store | AsyncStore:
-    from semel.observe.instrument import timed  # not loaded unless somebody listens
+def _instrument(store: Store | AsyncStore, hooks: "Hooks") -> Store | AsyncStore:
+    from semel.observe.instrument import instrument_store  # not loaded unless somebody listens
 
-    return timed(store, hooks)
+    return instrument_store(store, hooks)
 
 
 def _expiry(hooks: "Hooks | None") -> Callable[[LiveClaim], None] | None:

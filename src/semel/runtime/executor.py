@@ -186,7 +186,7 @@ class Executor(ExecutorBase):
                     time.sleep(delay_s)
                 return delay_s is not None
             case Ask():
-                return _reported(command, _call(partial(command.probe, command.inquiry), None))
+                return _report_probe_error(command, _call(partial(command.probe, command.inquiry), None))
             case _:
                 return self.channel.send((command,))[0]  # type: ignore[arg-type]
 
@@ -226,18 +226,18 @@ def _call(call: Callable[[], Any], context: Context | None) -> Ran:
     try:
         if context is not None:
             context._kept.started = True  # noqa: SLF001 - from here on giving the claim up is not free
-        return _returned(call())
+        return _check_returned(call())
     except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
-        return _raised(error, context)
+        return _check_raised(error, context)
 
 
-def _returned(value: Any) -> Ran:
+def _check_returned(value: Any) -> Ran:
     """A handler's value. A coroutine or generator is work that has not run: released, and no attempt is counted."""
     unfinished = close_unfinished(value)
     return Returned(value) if unfinished is None else Raised(unfinished, interrupted=True)
 
 
-def _raised(error: BaseException, context: Context | None) -> Raised:
+def _check_raised(error: BaseException, context: Context | None) -> Raised:
     """A handler's error. `ClaimLost` of a claim inside this one says nothing about this one."""
     return Raised(
         error,
@@ -307,7 +307,7 @@ class AsyncExecutor(ExecutorBase):
                     await asyncio.sleep(delay_s)
                 return delay_s is not None
             case Ask():
-                return _reported(command, await _acall(partial(_ask, command), None))
+                return _report_probe_error(command, await _acall(partial(_ask, command), None))
             case _:
                 return (await self.channel.asend((command,)))[0]  # type: ignore[arg-type]
 
@@ -363,7 +363,7 @@ async def _ask(command: Ask) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def _reported(command: Ask, ran: Ran) -> Ran:
+def _report_probe_error(command: Ask, ran: Ran) -> Ran:
     """Log a probe that failed: it counts as "cannot tell", and nobody else sees its error."""
     told = answer_of(ran)
     if isinstance(told, CannotTell) and (isinstance(ran, Raised) or ran.value is not told):
@@ -380,18 +380,18 @@ def _reported(command: Ask, ran: Ran) -> Ran:
 async def _acall(call: Callable[[], Any], context: Context | None) -> Ran:
     if context is None:
         try:
-            return _returned(await call())
+            return _check_returned(await call())
         except asyncio.CancelledError as error:
             return Raised(error, interrupted=True)
         except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
-            return _raised(error, None)
+            return _check_raised(error, None)
     task, kept = asyncio.current_task(), context._kept  # noqa: SLF001 - the handler's side of the same claim
     assert task is not None
     cancelling = task.cancelling()
     kept.on_lost = task.cancel
     kept.started = True
     try:
-        return _returned(await call())  # finished, lost or not: the store will say whose result counts
+        return _check_returned(await call())  # finished, lost or not: the store will say whose result counts
     except asyncio.CancelledError as error:
         if kept.stopped and task.cancelling() == cancelling + 1:  # by us, and by nobody else
             return Raised(
@@ -399,7 +399,7 @@ async def _acall(call: Callable[[], Any], context: Context | None) -> Ran:
             )
         return Raised(error, interrupted=True)
     except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
-        return _raised(error, context)
+        return _check_raised(error, context)
     finally:
         kept.on_lost = None
         if kept.stopped:

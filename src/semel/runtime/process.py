@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from semel.errors import PolicyInvalid
 
-__all__ = ["asyncio", "futures", "inspect", "logging", "named", "new_owner", "restart_after_fork"]
+__all__ = ["asyncio", "futures", "inspect", "load_object", "logging", "new_owner", "restart_after_fork"]
 
 OWNER_BYTES = 16
 _POOL_BYTES = OWNER_BYTES * 256
@@ -89,7 +89,7 @@ else:
     logging = _Module("logging")
 
 
-def named(spec: str) -> Any:
+def load_object(spec: str) -> Any:
     """The object that `module:name` names. Raises `PolicyInvalid`, and what the module raises when it is imported."""
     module_name, colon, name = spec.partition(":")
     if not colon or not module_name or not name:

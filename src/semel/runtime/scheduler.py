@@ -98,10 +98,10 @@ class FlowScheduler:
         try:
             command = self._flows[at].send(answer)
         except StopIteration as end:
-            self.ended(at, end.value)
+            self.note_end(at, end.value)
             return
         except RecordCorrupt as error:  # what is stored under this key does not read: the others go on
-            self.ended(at, Unavailable(error))
+            self.note_end(at, Unavailable(error))
             return
         kind = type(command)
         if kind is Claim or kind is Mark:
@@ -168,7 +168,7 @@ class FlowScheduler:
         asking, self.asking = self.asking, []
         return [Fold(asking[at : at + BATCH_MAX]) for at in range(0, len(asking), BATCH_MAX)]
 
-    def answered(self, fold: Fold[int], answers: Sequence[Answer], sent_at: float) -> list[Settle]:
+    def advance_claimed(self, fold: Fold[int], answers: Sequence[Answer], sent_at: float) -> list[Settle]:
         """Advance the flows whose claims were answered; returns what is to be given back.
 
         An event that was tried before may have killed its worker: it is set apart, to be claimed again
@@ -198,7 +198,7 @@ class FlowScheduler:
     def stop(self, at: int) -> None:
         """End a flow that holds no claim, before its handler has started."""
         self._flows[at].close()
-        self.ended(at, Errored(NotStarted(), 0))
+        self.note_end(at, Errored(NotStarted(), 0))
 
     def stop_waiting(self) -> None:
         """After a stop: end the flows that wait for a claim."""
@@ -217,12 +217,12 @@ class FlowScheduler:
         alone, self.alone = self.alone, []
         return [(self._flows[at], command, at) for command, at in alone]
 
-    def refused(self, at: int, error: UsageError) -> None:
+    def end_refused(self, at: int, error: UsageError) -> None:
         """End a flow that would wait for a claim of its own caller: its fault alone, the others keep their outcomes."""
         self._flows[at].close()
-        self.ended(at, Errored(error, attempt=0))
+        self.note_end(at, Errored(error, attempt=0))
 
-    def ended(self, at: int, outcome: Outcome[Any]) -> None:
+    def note_end(self, at: int, outcome: Outcome[Any]) -> None:
         """Note a flow's outcome; an interrupt ends the whole batch."""
         self.outcomes[at] = outcome
         if self._told is not None:
@@ -258,15 +258,15 @@ def _finish_alone(rounds: FlowScheduler, hands: Executor) -> None:
         try:
             started.append((flow, hands(command) if isinstance(command, Watch) else command, at))
         except UsageError as error:
-            rounds.refused(at, error)
+            rounds.end_refused(at, error)
     for flow, next_, at in started:
         try:
             answer = hands(next_) if isinstance(next_, Command) else next_
-            rounds.ended(at, drive(flow, hands, answer))
+            rounds.note_end(at, drive(flow, hands, answer))
         except RecordCorrupt as error:
-            rounds.ended(at, Unavailable(error))
+            rounds.note_end(at, Unavailable(error))
         except UsageError as error:
-            rounds.refused(at, error)
+            rounds.end_refused(at, error)
         if rounds.interrupt is not None:
             raise rounds.interrupt
 
@@ -276,7 +276,7 @@ def _ask(rounds: FlowScheduler, hands: Executor, fold: Fold[int]) -> None:
     sent_at = hands.steady_s()
     try:
         answers = hands.channel.send(items)
-        apart = rounds.answered(fold, answers, sent_at)
+        apart = rounds.advance_claimed(fold, answers, sent_at)
     except Exception:
         raise
     except BaseException:  # some may be ours that nobody keeps yet
@@ -341,7 +341,7 @@ async def adrive_many(
         for fold in rounds.questions():
             sent_at = hands.steady_s()
             answers = await hands.channel.asend([slot.item for slot in fold.slots])
-            if apart := rounds.answered(fold, answers, sent_at):
+            if apart := rounds.advance_claimed(fold, answers, sent_at):
                 await hands.channel.asend(apart)
         await _ainvoke_all(rounds, hands, concurrency, is_stopping)
         if is_stopping():
@@ -367,18 +367,18 @@ async def _afinish_alone(
         try:
             started.append((flow, await hands(command) if isinstance(command, Watch) else command, at))
         except UsageError as error:
-            rounds.refused(at, error)
+            rounds.end_refused(at, error)
     for flow, next_, at in started:
         if is_stopping():
             rounds.stop(at)
             continue
         try:
             answer = await hands(next_) if isinstance(next_, Command) else next_
-            rounds.ended(at, await adrive(flow, hands, answer))
+            rounds.note_end(at, await adrive(flow, hands, answer))
         except RecordCorrupt as error:
-            rounds.ended(at, Unavailable(error))
+            rounds.note_end(at, Unavailable(error))
         except UsageError as error:
-            rounds.refused(at, error)
+            rounds.end_refused(at, error)
         if rounds.interrupt is not None:
             raise rounds.interrupt
 

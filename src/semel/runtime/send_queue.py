@@ -244,10 +244,10 @@ def unreachable(items: Sequence[Item], error: StoreUnavailable) -> list[Answer]:
 def refuse(store: Store | AsyncStore, items: Sequence[Item]) -> None:
     """After `close` only the ends of claims are let through: the store may still take them."""
     if not all(isinstance(item, Settle) for item in items):
-        raise closed(store)
+        raise closed_error(store)
 
 
-def closed(store: Store | AsyncStore) -> StoreClosed:
+def closed_error(store: Store | AsyncStore) -> StoreClosed:
     """What is said to who comes after `close`."""
     return StoreClosed(f"this client of {store.name} is closed; open a new one")
 

@@ -84,7 +84,7 @@ class Waiter:
         if hasattr(self, "_leave"):  # a caller who was interrupted in mid-wait leaves too
             self.leave()
 
-    def noticed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether the record changed since the last look."""
         seen, self.seen = self.seen, self.room.changes
         return seen != self.seen
@@ -132,7 +132,7 @@ class Watches:
         # Under a lock of its own: the store takes its lock in here, and a watch may be collected under that one.
         with self._listening:
             if self._unsubscribe is None:
-                self._unsubscribe = self._subscribe(self._notified)
+                self._unsubscribe = self._subscribe(self._on_notification)
 
     def _leave(self, record_id: Id, watch: Waiter) -> None:
         with self._lock:
@@ -149,7 +149,7 @@ class Watches:
 
     def sleep(self, watch: Waiter, retry_after_s: float) -> bool:
         """Wait for a change, the next poll or the lease's end; `False` when the time to wait is over."""
-        if watch.noticed():
+        if watch.has_changed():
             return True
         now = self._steady_s()
         if now >= watch.deadline:
@@ -158,18 +158,18 @@ class Watches:
         bell.acquire()
         with room.lock:
             if watch.seen != room.changes:
-                return watch.noticed()
+                return watch.has_changed()
             room.bells[id(bell)] = bell
         try:
             bell.acquire(timeout=self._until(watch, now, retry_after_s) - now)
         finally:
             room.bells.pop(id(bell), None)
-        watch.noticed()
+        watch.has_changed()
         return True
 
     async def asleep(self, watch: Waiter, retry_after_s: float) -> bool:
         """The same in an event loop."""
-        if watch.noticed():
+        if watch.has_changed():
             return True
         now = self._steady_s()
         if now >= watch.deadline:
@@ -179,7 +179,7 @@ class Watches:
         room = watch.room
         with room.lock:
             if watch.seen != room.changes:
-                return watch.noticed()
+                return watch.has_changed()
             room.futures[future] = loop
         timer = loop.call_later(self._until(watch, now, retry_after_s) - now, _set, (future,))
         try:
@@ -187,7 +187,7 @@ class Watches:
         finally:
             timer.cancel()
             room.futures.pop(future, None)
-        watch.noticed()
+        watch.has_changed()
         return True
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class Watches:
         for room in rooms:
             room.wake()
 
-    def _notified(self, record_id: Id) -> None:
+    def _on_notification(self, record_id: Id) -> None:
         room = self._rooms.get(record_id) if self.notifications else None
         if room is not None:
             room.wake()

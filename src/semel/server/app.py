@@ -26,7 +26,7 @@ from semel.server.dashboard.state import Dashboard
 from semel.server.events import Events
 from semel.server.middleware import AuthMiddleware
 from semel.server.openapi import Document
-from semel.server.problems import HttpProblem, failed, problem_of
+from semel.server.problems import HttpProblem, problem_of, server_fault
 from semel.server.routes import claims, docs, events, health, items, records
 from semel.server.service import Service
 from semel.server.settings import ServeSettings
@@ -147,14 +147,14 @@ def create_app(
     app.state.service, app.state.events = service, taker
     for each in ROUTES:
         each.add(app, document)
-    app.openapi = lambda: document.made(app)  # type: ignore[method-assign]
+    app.openapi = lambda: document.build_document(app)  # type: ignore[method-assign]
     app.add_middleware(AuthMiddleware, service=service)
     if settings.proxies:  # outside of the guard, which counts requests by their peers
         app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.proxies))
     app.add_exception_handler(HttpProblem, _problem)
     app.add_exception_handler(SemelError, _semel_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _failed)
+    app.add_exception_handler(Exception, _on_failure)
     app.add_exception_handler(RequestValidationError, _parameter_error)
     if settings.dashboard:
         app.mount(PAGES, create_pages(desk))
@@ -180,8 +180,8 @@ async def _semel_error(_request: Request, error: Any) -> Response:
     return problem_of(error).response()
 
 
-async def _failed(_request: Request, _error: Any) -> Response:
-    return failed().response()
+async def _on_failure(_request: Request, _error: Any) -> Response:
+    return server_fault().response()
 
 
 async def _http_error(_request: Request, error: Any) -> Response:

@@ -35,7 +35,7 @@ from semel.server.problems import HttpProblem
 from semel.server.tokens import ROLES, Role, Token
 from semel.types import Record, Stats
 
-__all__ = ["ANYBODY", "Caller", "caller_for", "permit", "scoped", "unscoped"]
+__all__ = ["ANYBODY", "Caller", "caller_for", "permit", "to_caller_answer", "to_store_item"]
 
 R = TypeVar("R", bound=Claim | Renew | Settle | Lookup | Forget | Resolve)
 
@@ -86,7 +86,7 @@ class Caller(Struct, frozen=True):
         if self.tenant is None:
             return _not_own(named or "")
         if named:
-            raise _named_a_tenant()
+            raise _tenant_named_problem()
         return self.tenant
 
 
@@ -126,7 +126,7 @@ def permit(caller: Caller, item: Item) -> None:
             _not_own_consumer(item.id[1])
 
 
-def scoped(caller: Caller, item: Item) -> Item:
+def to_store_item(caller: Caller, item: Item) -> Item:
     """The item with the tenant that this caller acts for. Raises `HttpProblem` where it names another."""
     match item:
         case ReadSettings() | Purge():
@@ -141,7 +141,7 @@ def scoped(caller: Caller, item: Item) -> Item:
             return _with_own_id(caller, item)
 
 
-def unscoped(caller: Caller, answer: Answer) -> Answer:
+def to_caller_answer(caller: Caller, answer: Answer) -> Answer:
     """The answer as this caller may see it."""
     if isinstance(answer, StoreSettings):
         return _own_settings(caller, answer)
@@ -166,7 +166,7 @@ def _own(caller: Caller, said: str) -> str:
     if caller.tenant is None:
         return said
     if said:
-        raise _named_a_tenant()
+        raise _tenant_named_problem()
     return caller.tenant
 
 
@@ -191,7 +191,7 @@ def _nameless(record: Record) -> Record:
     return replace(record, id=("", *record.id[1:]))
 
 
-def _named_a_tenant() -> HttpProblem:
+def _tenant_named_problem() -> HttpProblem:
     return HttpProblem(
         403, "forbidden", "this token is for one tenant: name none, every item is for that tenant already"
     )
@@ -210,7 +210,7 @@ def _writes_figures(item: Item) -> bool:
 
 def _permit_tenant(caller: Caller, tenant: str | None) -> None:
     if caller.tenant is not None and caller.tenant != tenant:
-        raise _named_a_tenant()
+        raise _tenant_named_problem()
     _not_own(tenant or "")
 
 

@@ -31,7 +31,7 @@ from semel.observe.explain import of_store
 from semel.observe.limited_log import LimitedLog
 from semel.outbox.sinks import Sink, sink_for
 from semel.policy import Policy
-from semel.runtime.process import named, new_owner
+from semel.runtime.process import load_object, new_owner
 from semel.server.problems import unavailable
 from semel.server.requests import EventOutcome
 from semel.server.service import Service
@@ -81,7 +81,7 @@ class Events:
         self._sink: Sink | None = sink_for(settings.sink) if settings.sink else None
         handler: Handler | None = self._publish if self._sink is not None else None
         if settings.handler:
-            handler = self._awaited(settings.handler)
+            handler = self._as_async(settings.handler)
         own = settings.store if service.is_of_settings and _is_sql(settings.store) else ""
         place = settings.persist or (own if handler is None else "")
         self._table: EventTable | None = None
@@ -201,7 +201,7 @@ class Events:
         """Each is the value of its record."""
         deliveries = [Delivery(key=event.id, body=event, event_type=event.type) for event in events]
         outcomes = await self._client(tenant).run_many(deliveries, _payload, concurrency=CONCURRENCY)
-        return [_kept(outcome) for outcome in outcomes]
+        return [_receipt_of(outcome) for outcome in outcomes]
 
     # --- one intake for each tenant ---
 
@@ -279,9 +279,9 @@ class Events:
 
     # --- what is done with an event ---
 
-    def _awaited(self, spec: str) -> Handler:
+    def _as_async(self, spec: str) -> Handler:
         """The handler, in a thread where it blocks."""
-        found = named(spec)
+        found = load_object(spec)
         if not callable(found):
             raise PolicyInvalid(f"{spec} is no function, but {type(found).__name__}")
         return in_loop(found, self._threads)
@@ -318,7 +318,7 @@ def _is_sql(store: str) -> bool:
     return store.startswith(("sqlite:", "postgresql:", "postgres:"))
 
 
-def _kept(outcome: Outcome[Any]) -> Receipt:
+def _receipt_of(outcome: Outcome[Any]) -> Receipt:
     match outcome:
         case Done(recorded=True, replayed=False):
             return Receipt("accepted")

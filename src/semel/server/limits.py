@@ -200,14 +200,14 @@ class Growth:
                 pass
 
     async def _check_name(self, name: tuple[str, ...], what: str) -> None:
-        if name in self._known(what):
+        if name in self._known_names(what):
             return
         if time.monotonic() >= self._fresh_until:
             (found,) = await self._send((ReadSettings(),))
             if isinstance(found, StoreSettings):
                 self._modes, self._windows = set(found.modes), set(found.windows)
                 self._fresh_until = time.monotonic() + SETTINGS_LIVE_S
-        known, most = self._known(what), self._limits.consumers_max
+        known, most = self._known_names(what), self._limits.consumers_max
         if name not in known and sum(each[0] == name[0] for each in known) >= most:
             raise HttpProblem(
                 409,
@@ -216,15 +216,17 @@ class Growth:
             )
         known.add(name)
 
-    def _known(self, what: str) -> set[Any]:
+    def _known_names(self, what: str) -> set[Any]:
         return self._modes if what == "consumers" else self._windows
 
     async def _check_step(self, item: Renew) -> None:
         assert item.step is not None
         place, size = (item.id, item.owner), len(item.step[1] or b"")
-        count, used = self._steps.get(place) or await self._stored(item.id)
+        count, used = self._steps.get(place) or await self._stored_steps(item.id)
         if self._exceeds(count, used + size):
-            count, used = await self._stored(item.id)  # a step that is written again replaces the one before
+            count, used = await self._stored_steps(
+                item.id
+            )  # a step that is written again replaces the one before
             if self._exceeds(count, used + size):
                 raise HttpProblem(
                     413,
@@ -244,7 +246,7 @@ class Growth:
     def _exceeds(self, count: int, size_bytes: int) -> bool:
         return count >= self._limits.steps_max or size_bytes > self._bytes_max
 
-    async def _stored(self, record_id: Id) -> tuple[int, int]:
+    async def _stored_steps(self, record_id: Id) -> tuple[int, int]:
         (found,) = await self._send((Lookup(record_id),))
         if not isinstance(found, Record):
             return 0, 0

@@ -75,7 +75,7 @@ class Document:
             responses[status] = {"description": PROBLEMS[status], "content": problem}
         return {"openapi_extra": extra, "responses": responses}
 
-    def made(self, app: FastAPI) -> dict[str, Any]:
+    def build_document(self, app: FastAPI) -> dict[str, Any]:
         """The whole document, built once."""
         if self._made is None:
             self._made = self._build(app)

@@ -77,10 +77,10 @@ def problem_of(error: SemelError) -> HttpProblem:
             if status == HTTPStatus.SERVICE_UNAVAILABLE:
                 return unavailable()
             return HttpProblem(status, name, str(error))
-    return failed()
+    return server_fault()
 
 
-def failed() -> HttpProblem:
+def server_fault() -> HttpProblem:
     """A fault of the server itself, of which its log says more."""
     return HttpProblem(500, "failed", "the server failed; its log says why")
 
@@ -90,7 +90,7 @@ def unavailable(detail: str = "the store gave no answer; send the same request a
     return HttpProblem(503, "store-unavailable", detail, {"Retry-After": str(RETRY_AFTER_S)})
 
 
-def malformed(error: Exception) -> HttpProblem:
+def malformed_body(error: Exception) -> HttpProblem:
     """The body is no document of the kind that is asked for."""
     if isinstance(error, msgspec.ValidationError):
         return HttpProblem(422, "invalid", str(error))

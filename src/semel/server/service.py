@@ -19,7 +19,7 @@ from semel.core.commands import Admit, Answer, Claim, Count, Granted, Item, Mark
 from semel.core.protocols import AsyncStore, HasAsyncTwin, Store
 from semel.errors import PolicyInvalid, RecordCorrupt, SemelError, StoreError, StoreUnavailable, UsageError
 from semel.observe.events import ClaimedEvent, Hook, HookEvent, Hooks
-from semel.observe.instrument import claimed, marked, settled
+from semel.observe.instrument import report_claimed, report_marked, report_settled
 from semel.observe.prometheus import PrometheusHook
 from semel.runtime import audit
 from semel.runtime.engine import Runtime
@@ -89,10 +89,10 @@ class Telling:
             assert isinstance(item, Claim)
             self._claim(item, answer)
         elif kind is Settle:
-            settled(self._hooks, (item,), (answer,))
+            report_settled(self._hooks, (item,), (answer,))
         elif kind is Mark and isinstance(answer, Marked):
             assert isinstance(item, Mark)
-            marked(self._hooks, item.tenant, item.consumer, item.keys, answer.firsts)
+            report_marked(self._hooks, item.tenant, item.consumer, item.keys, answer.firsts)
 
     def _claim(self, claim: Claim, answer: Answer) -> None:
         if claim.owner not in self._waiting:
@@ -100,7 +100,7 @@ class Telling:
                 self._waiting[claim.owner] = None
                 if len(self._waiting) > WAITING_MAX:
                     del self._waiting[next(iter(self._waiting))]
-            claimed(self._hooks, (claim,), (answer,))
+            report_claimed(self._hooks, (claim,), (answer,))
         elif not isinstance(answer, Busy):
             del self._waiting[claim.owner]
             if isinstance(answer, Granted):  # it has taken over; that it was received is told already
@@ -199,7 +199,7 @@ class Service:
         """The token that a session of the dashboard stands for, if both are valid. Raises `HttpProblem`."""
         if not sessions.SHAPE.fullmatch(text):
             return None
-        token_id = await self._asked_for(self._sessions, text, sessions.find(text))
+        token_id = await self._ask_cached(self._sessions, text, sessions.find(text))
         token = None if token_id is None else await self._token(token_id)
         return None if token is None else self._in_use(token)
 
@@ -215,10 +215,10 @@ class Service:
             self._sessions.drop(text)
 
     async def _token(self, token_id: str) -> Token | None:
-        token = await self._asked_for(self._tokens, token_id, tokens.lookup(token_id))
+        token = await self._ask_cached(self._tokens, token_id, tokens.lookup(token_id))
         return None if token is None or token.is_over(time.time_ns() // 1000) else token
 
-    async def _asked_for(self, believed: Believed[V], name: str, asking: tokens.Asking) -> V | None:
+    async def _ask_cached(self, believed: Believed[V], name: str, asking: tokens.Asking) -> V | None:
         """What the store says, or said a moment ago."""
         if believed.knows(name):
             return believed[name]

@@ -10,7 +10,7 @@ from semel.core.commands import Answer, Count, Item, Page, Scan
 from semel.core.protocols import AsyncStore, Store
 from semel.errors import StoreError, StoreUnavailable
 from semel.observe.events import Hooks
-from semel.observe.instrument import timed
+from semel.observe.instrument import instrument_store
 from semel.server.problems import HttpProblem
 from semel.stores.memory.store import MemoryStore
 from semel.stores.registry import store_for
@@ -56,7 +56,7 @@ class SlowLane:
 
         Each tenant waits for its own turn first, so that the many questions of one are not before those of another.
         """
-        known = self._known(item)
+        known = self._recent_count(item)
         if known is not None:
             return known, 0.0
         turn, waiting = self._turns.setdefault(who, (asyncio.Lock(), []))
@@ -70,7 +70,7 @@ class SlowLane:
         waiting.append(None)
         try:
             async with turn, self._lane:
-                known = self._known(item)
+                known = self._recent_count(item)
                 if known is not None:
                     return known, 0.0
                 began = time.monotonic()
@@ -89,7 +89,7 @@ class SlowLane:
             )
         return answer, took_s
 
-    def _known(self, item: Item) -> Stats | None:
+    def _recent_count(self, item: Item) -> Stats | None:
         if not isinstance(item, Count):
             return None
         until, stats = self._counts.get(item.tenant, (0.0, None))
@@ -112,7 +112,7 @@ class SlowLane:
 
     async def _send(self, item: Item) -> Answer:
         if self._own is None:
-            self._own = await self._opened()
+            self._own = await self._open_store()
         try:
             (answer,) = await send_to(self._own, (item,))
         except StoreUnavailable as error:
@@ -127,13 +127,13 @@ class SlowLane:
             raise
         return answer
 
-    async def _opened(self) -> Store | AsyncStore:
+    async def _open_store(self) -> Store | AsyncStore:
         if not self._url:
             return self._shared
         store = store_for(self._url)
         if isinstance(store, MemoryStore):  # another one would hold nothing
             return self._shared
-        own = timed(store, self._hooks)
+        own = instrument_store(store, self._hooks)
         if isinstance(own, Store):
             await asyncio.to_thread(own.open)
         else:

@@ -182,14 +182,14 @@ def lookup(token_id: str) -> Asking:
     if token is None:
         return None
     retired = answer_or_raise((yield Lookup((TENANT, RETIRED, token_id))))
-    return token if isinstance(retired, Absent) else _shortened(token, retired)
+    return token if isinstance(retired, Absent) else _with_grace(token, retired)
 
 
 def tokens() -> Asking:
     """All tokens, oldest first."""
     found = [token for record in (yield from _records(CONSUMER)) if (token := _token(record)) is not None]
     retired = {record.key: record for record in (yield from _records(RETIRED))}
-    found = [_shortened(each, retired[each.id]) if each.id in retired else each for each in found]
+    found = [_with_grace(each, retired[each.id]) if each.id in retired else each for each in found]
     return sorted(found, key=lambda token: token.created_at)
 
 
@@ -256,7 +256,7 @@ def _records(consumer: str) -> Asking:
             return found
 
 
-def _shortened(token: Token, retired: Record) -> Token:
+def _with_grace(token: Token, retired: Record) -> Token:
     """The token with the end of its grace; a record that does not read ends it at once."""
     try:
         until = int(decode(retired.value or b"")["until"])

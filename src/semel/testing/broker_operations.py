@@ -28,7 +28,7 @@ HANDLER_S = 0.2
 MESSAGES = 100
 
 
-async def _seen(condition: Callable[[], object]) -> None:
+async def _wait_until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(WITHIN_S):
         while not condition():  # noqa: ASYNC110 - what a thread or a runner does sends no signal
             await asyncio.sleep(0.005)
@@ -48,7 +48,7 @@ async def _stop_in_the_middle(scene: Scene, handler: Any, begun: list[str], **op
 
     source.nack = counted  # type: ignore[method-assign]
     async with scene.running(handler, source=source, **options) as runner:
-        await _seen(lambda: scene.ran)
+        await _wait_until(lambda: scene.ran)
         runner.stop()
         scene.stopped = True
         started, stopped_at = len(begun), time.monotonic()
@@ -156,7 +156,7 @@ async def _die_with(scene: Scene, handler: Any, once: Any) -> None:
     """Have a runner start everything, and end without an answer."""
     try:
         async with scene.running(handler, once=once, many=True) as runner:
-            await _seen(lambda: runner._stopping)  # noqa: SLF001 - it stops by itself
+            await _wait_until(lambda: runner._stopping)  # noqa: SLF001 - it stops by itself
     except _Died:
         return
 

@@ -89,7 +89,7 @@ class Driver:
 
     def run(self, flow: Flow[T]) -> T:
         """Run a flow to its end. Raises `Died` where the strike kills the process."""
-        return drive(flow, self._struck)
+        return drive(flow, self._apply_strike)
 
     def land(self) -> None:
         """Carry out what was late."""
@@ -97,7 +97,7 @@ class Driver:
         for call in late:
             call()
 
-    def _struck(self, command: Any) -> Any:
+    def _apply_strike(self, command: Any) -> Any:
         number = len(self.commands)
         self.commands.append(type(command).__name__)
         if self._strike is None or self._strike.at != number:
@@ -107,7 +107,7 @@ class Driver:
                 raise Died
             case "late":
                 self._patient = False
-                self.late.append(self._bound(command))
+                self.late.append(self._bind(command))
                 return _silence(command)
             case "reply_lost":
                 answer = self._perform(command)
@@ -119,7 +119,7 @@ class Driver:
                 self._meanwhile()
                 return self._perform(command)
 
-    def _bound(self, command: Any) -> Callable[[], Any]:
+    def _bind(self, command: Any) -> Callable[[], Any]:
         granted = self.granted if not isinstance(command, Invoke) else command.granted or self.granted
 
         def call() -> Any:

@@ -77,10 +77,10 @@ class QueueSource:
             self._reach()
             found = [each for each in self._queue._waiting if each.visible_at <= monotonic()][:limit]  # noqa: SLF001
             if found or monotonic() >= until:
-                return [self._given(each) for each in found]
+                return [self._deliver(each) for each in found]
             await asyncio.sleep(0.002)
 
-    def _given(self, message: Queued) -> Arrival:
+    def _deliver(self, message: Queued) -> Arrival:
         message.visible_at = monotonic() + self._queue.deadline_s
         message.deliveries += 1
         message.holder = handle = _QueueReceipt(message)

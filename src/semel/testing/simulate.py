@@ -77,7 +77,7 @@ def storm(mode: str, seeds: Iterable[int], *, mutant: str = "") -> Summary:
     return summary
 
 
-def chosen(name: str) -> Iterator[Mode]:
+def choose_modes(name: str) -> Iterator[Mode]:
     """The modes that a name on the command line stands for: itself, a family such as `lease`, or `all`."""
     for mode in MODES.values():
         if name in ("all", mode.name) or mode.name.startswith(f"{name}-"):
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.mutant and options.mutant not in MUTANTS:
         parser.error(f"no mutant {options.mutant!r}")
-    modes = [MODES[MUTANTS[options.mutant].mode]] if options.mutant else list(chosen(options.mode))
+    modes = [MODES[MUTANTS[options.mutant].mode]] if options.mutant else list(choose_modes(options.mode))
     if not modes:
         parser.error(f"no mode {options.mode!r}")
     failed = False

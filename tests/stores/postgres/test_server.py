@@ -14,7 +14,7 @@ import pytest
 from semel.core.commands import Claim, Granted, Mark, Settle
 from semel.errors import StoreClosed, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from semel.stores.postgres import AsyncPostgresStore, PostgresStore
-from semel.stores.postgres.errors import translated
+from semel.stores.postgres.errors import to_store_error
 from semel.types import Completed, Unavailable
 from tests.services import postgres
 from tests.services.postgres import Own
@@ -175,7 +175,7 @@ def test_what_weakens_is_reported_and_what_breaks_is_refused(own: Own, setting: 
     ],
 )
 def test_the_drivers_errors_are_said_in_our_words(state: str, kind: type[StoreError]) -> None:
-    error = translated(psycopg.errors.lookup(state)("what happened"), "postgresql://here/db")
+    error = to_store_error(psycopg.errors.lookup(state)("what happened"), "postgresql://here/db")
     assert type(error) is kind
     assert "postgresql://here/db" in str(error)
 
@@ -265,7 +265,7 @@ def test_a_roles_own_isolation_is_not_ours(own: Own) -> None:
     assert postgres.execute(at, "SHOW transaction_isolation") == [("serializable",)]
     store = PostgresStore(at, schema="isolation")
     store.open()
-    with store._opened().line() as line:
+    with store._open_pool().line() as line:
         assert line.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
     store.close()
 

@@ -140,7 +140,7 @@ class Backlog:
         """When the next partition that waits is due."""
         return min((lane.due_at for lane in self._lanes.values() if lane.pieces), default=None)
 
-    def crowded(self, most: int) -> frozenset[Where]:
+    def full_partitions(self, most: int) -> frozenset[Where]:
         """The partitions that wait with so many records that no more should be received from them."""
         now = monotonic()
         return frozenset(
@@ -166,11 +166,11 @@ class Backlog:
         if lane is not None:
             lane.alone_until = max(lane.alone_until, piece.place.offset)
 
-    def passed(self, pieces: Sequence[Piece]) -> None:
+    def mark_committed(self, pieces: Sequence[Piece]) -> None:
         """They are committed."""
         for piece in pieces:
             place = piece.place
-            place.offsets.done(place.offset)
+            place.offsets.complete(place.offset)
             lane = self._lanes.get(place.where)
             if lane is not None and lane.pieces and lane.pieces[0] is piece:
                 lane.pieces.popleft()

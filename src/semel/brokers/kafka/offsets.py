@@ -13,11 +13,11 @@ class Offsets:
     def __init__(self) -> None:
         self._in_hand: OrderedDict[int, bool] = OrderedDict()
 
-    def received(self, offset: int) -> None:
+    def add(self, offset: int) -> None:
         """A delivery is in hand. After a rewind it may be one that is already."""
         self._in_hand.setdefault(offset, False)
 
-    def done(self, offset: int) -> int | None:
+    def complete(self, offset: int) -> int | None:
         """A delivery is dealt with; returns what may be committed now, if that has changed.
 
         What is committed is the next offset to read. Compacted topics and transactions leave gaps: only offsets that

@@ -175,7 +175,7 @@ class KafkaSource:
         if not self._subscribed:
             self._dead_topics.make_at_start()
             self._consumer.subscribe(
-                self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+                self._topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )
             self._subscribed = True
 
@@ -216,7 +216,7 @@ class KafkaSource:
 
     # --- in the thread: rebalances ---
 
-    def _assigned(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
         self._joined = True
         for each in partitions:
             self._offsets[each.topic, each.partition] = Offsets()
@@ -225,13 +225,13 @@ class KafkaSource:
         consumer.incremental_assign(partitions)
         consumer.resume(partitions)  # lost while it was paused, a partition would come back paused
 
-    def _revoked(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+    def _on_revoke(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
         """They go to others. What runs is finished under its claim; the others find it done, or busy."""
         self._commit()
         self._let_go(partitions)
         consumer.incremental_unassign(partitions)
 
-    def _lost(self, _consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+    def _on_lost(self, _consumer: Any, partitions: Sequence[TopicPartition]) -> None:
         self._let_go(partitions)
 
     def _let_go(self, partitions: Sequence[TopicPartition]) -> None:
@@ -271,22 +271,22 @@ class KafkaSource:
         error = message.error()
         if error is not None:
             if _is_end(message):
-                self._read_up.add((_known(message.topic()), _known(message.partition())))
+                self._read_up.add((_not_none(message.topic()), _not_none(message.partition())))
                 return None
             problem = error_of(self.name, error)
             if isinstance(problem, SourceRefused):
                 raise problem
             _log.info("%s", error)
             return None
-        where = (_known(message.topic()), _known(message.partition()))
-        offset = _known(message.offset())
+        where = (_not_none(message.topic()), _not_none(message.partition()))
+        offset = _not_none(message.offset())
         offsets = self._offsets.get(where)
         if offsets is None:  # revoked between the poll and here
             return None
         self._read_up.discard(where)
-        offsets.received(offset)
+        offsets.add(offset)
         if message.value() is None and self._options.tombstones == "skip":
-            self._done(where, offset)
+            self._complete(where, offset)
             return None
         key = message.key()
         lane = f"{where[0]}/{where[1]}"
@@ -306,12 +306,12 @@ class KafkaSource:
         for arrival in arrivals:
             place: RecordPosition = arrival.handle
             if self._offsets.get(place.where) is place.offsets:
-                self._done(place.where, place.offset)
+                self._complete(place.where, place.offset)
         if self._ready:
             await self._in_thread(self._commit)
 
-    def _done(self, where: tuple[str, int], offset: int) -> None:
-        position = self._offsets[where].done(offset)
+    def _complete(self, where: tuple[str, int], offset: int) -> None:
+        position = self._offsets[where].complete(offset)
         if position is not None:
             self._ready[where] = position
 
@@ -352,10 +352,10 @@ class KafkaSource:
         found = self._consumer.consume(1, 0.0)
         for message in found:  # a partition that was assigned just now delivers before it could be paused
             if _is_end(message):
-                self._read_up.add((_known(message.topic()), _known(message.partition())))
+                self._read_up.add((_not_none(message.topic()), _not_none(message.partition())))
             if message.error() is None:
                 where = TopicPartition(
-                    _known(message.topic()), _known(message.partition()), _known(message.offset())
+                    _not_none(message.topic()), _not_none(message.partition()), _not_none(message.offset())
                 )
                 self._consumer.seek(where)
         self._consumer.resume(self._consumer.assignment())
@@ -414,15 +414,15 @@ class KafkaSource:
                 for message in reader.consume(500, 1.0):
                     if message.error() is not None:
                         if _is_end(message):
-                            left.discard(_known(message.partition()))
+                            left.discard(_not_none(message.partition()))
                         continue
-                    where, offset = _known(message.partition()), _known(message.offset())
+                    where, offset = _not_none(message.partition()), _not_none(message.offset())
                     headers = {name: _text(value) for name, value in _pairs(message)}
                     if REMOVED in headers:
                         found.pop(headers[REMOVED], None)
                     else:
                         id_ = f"{where}/{offset}"
-                        found[id_] = DeadLetter.found(id_, headers, message.value() or b"")
+                        found[id_] = DeadLetter.from_message(id_, headers, message.value() or b"")
             return list(found.values())[:limit]
         finally:
             reader.close()
@@ -491,7 +491,7 @@ def _is_end(message: Message) -> bool:
     return error is not None and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
 
 
-def _known(value: T | None) -> T:
+def _not_none(value: T | None) -> T:
     assert value is not None  # of a message without an error
     return value
 

@@ -45,7 +45,7 @@ from semel.brokers.source import DeadLetterInfo
 from semel.client.claims import Claimed
 from semel.client.client_async import AsyncSemel
 from semel.core.commands import Invoke, Raised
-from semel.core.settlement import exhausted, is_last
+from semel.core.settlement import attempts_exhausted, is_last
 from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
 from semel.runtime.process import asyncio
 from semel.types import Busy, Done, Failed, Late, Mismatch, Mode, Unavailable, Unknown
@@ -144,7 +144,7 @@ class KafkaTransaction:
             self._call = call_of(self.route, threads)
             beating = asyncio.create_task(self._beat())
             try:
-                await self._reached(self.source.open)
+                await self._retry_while_unavailable(self.source.open)
                 while not self._stopping:
                     await self._turn()
             finally:
@@ -155,7 +155,7 @@ class KafkaTransaction:
 
     async def _turn(self) -> None:
         """One transaction, or a short wait where there is nothing for one."""
-        pieces = await self._taken()
+        pieces = await self._take_batch()
         if not pieces:
             return
         for number, piece in enumerate(pieces):
@@ -177,13 +177,15 @@ class KafkaTransaction:
 
     # --- receive ---
 
-    async def _taken(self) -> list[Piece]:
+    async def _take_batch(self) -> list[Piece]:
         self._backlog.keep(self.source.ours)
-        await self._reached(lambda: self.source.hold(self._backlog.crowded(self.pace.batch)))
+        await self._retry_while_unavailable(
+            lambda: self.source.hold(self._backlog.full_partitions(self.pace.batch))
+        )
         room = self.pace.in_hand - len(self._backlog)
         ready = self._backlog.ready()
         if ready < self.pace.batch and room > 0:
-            arrivals = await self._reached(
+            arrivals = await self._retry_while_unavailable(
                 lambda: self.source.receive(min(self.pace.batch, room), 0.0 if ready else self._wait_s())
             )
             self.counts.received += len(arrivals or ())
@@ -200,7 +202,7 @@ class KafkaTransaction:
         next_at = self._backlog.next_at()
         return RECEIVE_WAIT_S if next_at is None else min(RECEIVE_WAIT_S, max(0.0, next_at - monotonic()))
 
-    async def _reached(self, ask: Callable[[], Any]) -> Any:
+    async def _retry_while_unavailable(self, ask: Callable[[], Any]) -> Any:
         return await self._link.ask(ask)
 
     async def _beat(self) -> None:
@@ -216,7 +218,7 @@ class KafkaTransaction:
         """Find the keys, claim them in one round trip, and say of each record what becomes of it."""
         firsts: dict[str, Piece] = {}
         for piece in pieces:
-            if self._identified(piece):
+            if self._find_key(piece):
                 assert piece.delivery is not None
                 leader = firsts.setdefault(piece.delivery.key, piece)
                 if leader is not piece:
@@ -227,14 +229,14 @@ class KafkaTransaction:
         except StoreError as error:
             answers = [Unavailable(error)] * len(asked)
         for piece, answer in zip(asked, answers, strict=True):
-            self._answered(piece, answer)
+            self._note_answer(piece, answer)
         tried = [piece for piece in pieces if piece.runs and piece.claim and piece.claim.attempt > 1]
         if len(pieces) > 1:
             for piece in tried:
                 self._backlog.alone(piece)
                 piece.again_s = 0.0
 
-    def _identified(self, piece: Piece) -> bool:
+    def _find_key(self, piece: Piece) -> bool:
         try:
             event_type, event_time_us = event_facts(piece.arrival)
             delivery = self.route.delivery(piece.arrival, event_type, event_time_us)
@@ -246,7 +248,7 @@ class KafkaTransaction:
             else:
                 self._bury(piece, "no-key", error)
             return False
-        [piece.delivery] = self._once._printed([delivery])  # noqa: SLF001 - as `run_many` does
+        [piece.delivery] = self._once._with_fingerprints([delivery])  # noqa: SLF001 - as `run_many` does
         return True
 
     def _follow(self, piece: Piece, leader: Piece) -> None:
@@ -257,7 +259,7 @@ class KafkaTransaction:
         if piece.delivery.fingerprint != leader.delivery.fingerprint:
             piece.again_s = 0.0
 
-    def _answered(self, piece: Piece, answer: Any) -> None:
+    def _note_answer(self, piece: Piece, answer: Any) -> None:
         if not isinstance(answer, Unavailable):
             self._outages = 0
         match answer:
@@ -335,7 +337,7 @@ class KafkaTransaction:
         assert claim is not None
         most = self._once.policy.max_attempts
         if claim.attempt > most:
-            self._erred(piece, exhausted(None, claim.attempt, most))
+            self._handle_error(piece, attempts_exhausted(None, claim.attempt, most))
             return
         if self._stopping:  # no further handler starts; its claim is given back
             piece.again_s = 0.0
@@ -347,12 +349,12 @@ class KafkaTransaction:
                 piece.again_s = 0.0
                 self._holdings.forsake([piece])
             else:
-                self._erred(piece, ran.error)
+                self._handle_error(piece, ran.error)
             return
         try:
             piece.sends = self._sends(piece, claim, ran.value)
         except UsageError as error:
-            self._erred(piece, error)
+            self._handle_error(piece, error)
 
     def _sends(self, piece: Piece, claim: Claimed, returned: Any) -> list[ProducedMessage]:
         """What a handler returned, and the mark of its key."""
@@ -372,14 +374,14 @@ class KafkaTransaction:
             )
         return sends
 
-    def _erred(self, piece: Piece, error: BaseException) -> None:
+    def _handle_error(self, piece: Piece, error: BaseException) -> None:
         """What an error means: to be tried again later, or a dead letter in the same transaction."""
         claim = piece.claim
         assert claim is not None
         leaving = self._once._plan.leaving  # noqa: SLF001 - as `with claim:`
         verdict = leaving(claim.claim, claim.granted, error)
         if is_last(Raised(error), verdict, claim.attempt, self._once.policy):
-            error = exhausted(error, claim.attempt, self._once.policy.max_attempts)
+            error = attempts_exhausted(error, claim.attempt, self._once.policy.max_attempts)
             verdict = leaving(claim.claim, claim.granted, error)
         piece.sends = ()
         if verdict.to == "failed":
@@ -389,7 +391,7 @@ class KafkaTransaction:
         piece.again_s, piece.counts = verdict.delay_s, verdict.count_attempt
         if isinstance(error, Exception):
             self.counts.errors += 1
-            self._failure_log.failed(claim.key, claim.attempt, verdict.delay_s, error)
+            self._failure_log.log_failure(claim.key, claim.attempt, verdict.delay_s, error)
 
     def _bury(self, piece: Piece, reason: str, error: BaseException | None = None) -> None:
         """The dead letter goes out in the transaction that moves the offset past the message."""
@@ -424,13 +426,13 @@ class KafkaTransaction:
             parts = parts_of(pieces)
             if not parts:
                 return ()
-            ended = await self._ended(parts)
+            ended = await self._end_transaction(parts)
             if not ended.aborted:
                 self.counts.transactions += bool(ended.committed)
                 return ended.committed
             self.counts.aborts += 1
             _log.info("%s: a transaction was aborted: %s", self.source.name, ended.aborted)
-            self._refused(pieces, ended.refused)
+            self._handle_refusal(pieces, ended.refused)
             if self._overdue:
                 return ()
             tries += 1
@@ -438,7 +440,7 @@ class KafkaTransaction:
             with suppress(SourceUnavailable):
                 await self.source.look_in()
 
-    async def _ended(self, parts: Sequence[PartitionBatch]) -> TransactionResult:
+    async def _end_transaction(self, parts: Sequence[PartitionBatch]) -> TransactionResult:
         """How a transaction ended; asked again until it is known, unless a stop has waited long enough."""
         tries = 0
         while True:
@@ -452,13 +454,13 @@ class KafkaTransaction:
                 tries += 1
                 await asyncio.sleep(delay_s)
 
-    def _refused(self, pieces: Sequence[Piece], refused: Mapping[int, BaseException]) -> None:
+    def _handle_refusal(self, pieces: Sequence[Piece], refused: Mapping[int, BaseException]) -> None:
         """What the broker does not take is its handler's error; a dead letter goes without its body, or waits."""
         for number, error in refused.items():
             piece, letter = pieces[number], pieces[number].letter
             if letter is None:
                 if piece.claim is not None:
-                    self._erred(piece, error)
+                    self._handle_error(piece, error)
             elif is_too_large(error) and not letter.body_at:
                 self._send_letter(piece, replace(letter, body_at=piece.arrival.position or "unknown"))
             else:
@@ -471,7 +473,7 @@ class KafkaTransaction:
             if piece.again_s is None and piece.where not in committed:
                 piece.again_s = 0.0
         gone = [piece for piece in pieces if piece.again_s is None]
-        self._backlog.passed(gone)
+        self._backlog.mark_committed(gone)
         self._backlog.postpone(pieces)
         self.counts.acked += len(gone)
         self.counts.duplicates += sum(piece.claim is None and not piece.buried for piece in gone)

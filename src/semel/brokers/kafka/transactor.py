@@ -263,13 +263,13 @@ class Transactor(KafkaSource):
 
     # --- in the thread: rebalances ---
 
-    def _assigned(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
         self._note_group(consumer)
-        super()._assigned(consumer, partitions)
+        super()._on_assign(consumer, partitions)
 
-    def _revoked(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
+    def _on_revoke(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
         self._note_group(consumer)
-        super()._revoked(consumer, partitions)
+        super()._on_revoke(consumer, partitions)
 
     def _note_group(self, consumer: Any) -> None:
         """Note who we are in the group. Never later: a member that was expelled has no name, and is not checked."""
@@ -336,7 +336,7 @@ class Transactor(KafkaSource):
         refused: dict[int, BaseException] = {}
         try:
             if self._aborting:
-                return self._aborted("its end was not heard of", refused)
+                return self._abort("its end was not heard of", refused)
             if not self._committing:
                 ours = [part for part in parts if self._offsets.get(part.where) is part.offsets]
                 if not ours or self._group is None:
@@ -346,7 +346,7 @@ class Transactor(KafkaSource):
             self._steadily(self._writer.commit_transaction)
         except _Abort as reason:
             self._committing = ()
-            return self._aborted(str(reason), refused)
+            return self._abort(str(reason), refused)
         committed, self._committing = self._committing, ()
         return TransactionResult(committed)
 
@@ -387,7 +387,7 @@ class Transactor(KafkaSource):
             else:
                 return
 
-    def _aborted(self, reason: str, refused: dict[int, BaseException]) -> TransactionResult:
+    def _abort(self, reason: str, refused: dict[int, BaseException]) -> TransactionResult:
         refused = dict(refused)  # what is purged now was not refused
         self._aborting = True
         self._steadily(self._writer.abort_transaction)

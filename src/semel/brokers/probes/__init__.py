@@ -1,6 +1,6 @@
 """Ask a live broker about a source, without consuming, declaring or changing anything: one file for each broker."""
 
-from semel.brokers.source import named
+from semel.brokers.source import load_scheme_function
 from semel.observe.probes import SourceFacts
 
 __all__ = ["look_at"]
@@ -23,5 +23,5 @@ async def look_at(url: str) -> SourceFacts:
 
     Raises `UsageError` for a source that is not there, and `SourceUnavailable` for a broker that does not answer.
     """
-    facts: SourceFacts = await named(url, _LOOKS)(url)
+    facts: SourceFacts = await load_scheme_function(url, _LOOKS)(url)
     return facts

@@ -41,7 +41,7 @@ async def look(url: str) -> SourceFacts:
             f"{source.name} does not answer: {str(error) or type(error).__name__}"
         ) from error
     if waiting is not None and source.options.management:
-        return _facts(source.name, version, await asyncio.to_thread(_managed, source))
+        return _facts(source.name, version, await asyncio.to_thread(_queue_in_management, source))
     facts = SourceFacts(
         name=source.name,
         version=version,
@@ -52,7 +52,7 @@ async def look(url: str) -> SourceFacts:
     if waiting is None:
         note = f"the queue {source.options.queue} does not exist yet: semel consume makes it"
         return replace(facts, horizon_s=inf, horizon_name="the life of a message", notes=(note,))
-    return replace(facts, weaknesses=(_unasked(source.name),))
+    return replace(facts, weaknesses=(_not_asked(source.name),))
 
 
 async def _waiting(line: Any, queue: str) -> int | None:
@@ -65,7 +65,7 @@ async def _waiting(line: Any, queue: str) -> int | None:
     return int(found.declaration_result.message_count)
 
 
-def _unasked(name: str) -> Weakness:
+def _not_asked(name: str) -> Weakness:
     return Weakness(
         f"How long {name} may send again, how often, and whether it lasts cannot be asked over AMQP: it may"
         " be more than the window.",
@@ -84,7 +84,7 @@ def _major(version: str) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def _managed(source: RabbitQueue) -> Mapping[str, Any]:
+def _queue_in_management(source: RabbitQueue) -> Mapping[str, Any]:
     """The queue as the management API shows it, under the user of the AMQP URL."""
     parts = urlsplit(source.server)
     host = quote(unquote(parts.path.removeprefix("/")) or "/", safe="")

@@ -58,14 +58,14 @@ def bench(
     if target is not None and not target.parent.is_dir():
         raise CommandExit(f"{target.parent} is no folder; --plot cannot write there", USAGE)
     with ending_on_signals(), scratch_for(settings.store) as scratch:
-        rows = _measured(scratch, seconds)
+        rows = _measure(scratch, seconds)
     document = _document(rows, name, seconds)
     _show(rows, document, target, as_json=as_json)
     if keep:
         _keep(settings, document)
 
 
-def _measured(scratch: Any, seconds: float) -> "list[Measurement]":
+def _measure(scratch: Any, seconds: float) -> "list[Measurement]":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from semel.cli.bench.workloads import measures
@@ -113,10 +113,10 @@ def _show(rows: "list[Measurement]", document: dict[str, Any], plot: "Path | Non
 
 def _keep(settings: "CliSettings", document: dict[str, Any]) -> None:
     from semel.cli.output import say
-    from semel.cli.store_access import opened
+    from semel.cli.store_access import open_store
     from semel.server import benchmarks
 
-    with opened(settings, create=True) as reach:
+    with open_store(settings, create=True) as reach:
         reach.carry_out(benchmarks.keep(document))
     say("The result is kept: the dashboard of `semel serve` shows it under Benchmarks.")
 

@@ -8,7 +8,7 @@ import psycopg
 from semel.cli.bench.measure import Job, Scratch, new_name, with_options
 from semel.cli.output import BAD_CONFIGURATION, CommandExit
 from semel.stores.postgres import from_url
-from semel.stores.postgres.errors import translated
+from semel.stores.postgres.errors import to_store_error
 
 __all__ = ["RawPostgres", "scratch"]
 
@@ -78,4 +78,4 @@ def scratch(url: str) -> Iterator[Scratch]:
             BAD_CONFIGURATION,
         ) from error
     except psycopg.Error as error:
-        raise translated(error, place.name) from error
+        raise to_store_error(error, place.name) from error

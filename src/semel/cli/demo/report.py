@@ -95,7 +95,7 @@ def audit(place: DemoFolder, progress: DemoProgress, events: list[str], seconds:
 def _effects(place: DemoFolder) -> Counter[str]:
     if place.mode == "lease":
         return Counter(place.effects.read_text().split())
-    return _counted(place, "SELECT event, count(*) FROM ledger GROUP BY event")
+    return _count(place, "SELECT event, count(*) FROM ledger GROUP BY event")
 
 
 def _sink(place: DemoFolder, events: list[str]) -> SinkCounts:
@@ -109,7 +109,7 @@ def _sink(place: DemoFolder, events: list[str]) -> SinkCounts:
     )
 
 
-def _counted(place: DemoFolder, query: str) -> Counter[str]:
+def _count(place: DemoFolder, query: str) -> Counter[str]:
     connection = sqlite3.connect(place.database)
     try:
         return Counter(dict(connection.execute(query).fetchall()))

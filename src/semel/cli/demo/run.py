@@ -178,11 +178,11 @@ class Storm:
                     case Ready():
                         man.ready = True
                     case Arrived():
-                        self._arrived(man, message)
+                        self._on_arrival(man, message)
                     case Ack():
-                        self._acked(man, message)
+                        self._on_ack(man, message)
                     case Nack():
-                        self._nacked(man, message)
+                        self._on_nack(man, message)
                     case _:
                         raise StormError(f"a worker said {message!r}")
                 if man.pid not in self._crew:
@@ -191,7 +191,7 @@ class Storm:
             self._complaint = "A worker ended by itself."
             self._replace(man)
 
-    def _arrived(self, man: Crewman, arrived: Arrived) -> None:
+    def _on_arrival(self, man: Crewman, arrived: Arrived) -> None:
         event = self._queue.events[arrived.number]
         self._note_attempt(event, arrived.attempt)
         if arrived.phase == "claimed":
@@ -217,7 +217,7 @@ class Storm:
         left = self._plan.hits.get(event)
         return left[0] if left and left[0].phase == phase else None
 
-    def _acked(self, man: Crewman, ack: Ack) -> None:
+    def _on_ack(self, man: Crewman, ack: Ack) -> None:
         event = self._queue.events[ack.number]
         man.in_hand.discard(ack.number)
         self._note_attempt(event, ack.attempt)
@@ -233,7 +233,7 @@ class Storm:
             self._queue.ack(ack.number)
         self.progress.acked = self.progress.messages - self._queue.left
 
-    def _nacked(self, man: Crewman, nack: Nack) -> None:
+    def _on_nack(self, man: Crewman, nack: Nack) -> None:
         man.in_hand.discard(nack.number)
         if nack.lost:
             self.progress.lost_claims += 1

@@ -113,7 +113,7 @@ def unavailable(name: str, error: BaseException) -> SinkUnavailable:
     return SinkUnavailable(f"{name} gave no answer: {type(error).__name__}: {error}".rstrip(": "))
 
 
-def refused(name: str, error: object) -> SinkRefused:
+def refusal(name: str, error: object) -> SinkRefused:
     """The error to raise for what no repetition cures."""
     return SinkRefused(f"{name} refuses: {error}; check its credentials, rights and names")
 

@@ -18,7 +18,7 @@ from semel.outbox.sinks import (
     LATER,
     destination_of,
     options_of,
-    refused,
+    refusal,
     stretches,
     unavailable,
 )
@@ -89,7 +89,7 @@ class KafkaSink:
         except KafkaException:
             self._producer.poll(0)  # the reason is told there
             if errors.final is not None:
-                raise refused(self.name, errors.final.str()) from None
+                raise refusal(self.name, errors.final.str()) from None
             raise
 
     async def close(self) -> None:
@@ -142,7 +142,7 @@ class KafkaSink:
         for at, row in enumerate(rows):
             if row.aggregate is not None and at not in chosen and not isinstance(answers[at], Published):
                 stopped.setdefault(row.aggregate, at)
-        batch = _Batch(self._connected(), answers)
+        batch = _Batch(self._open_producer(), answers)
         for at in places:
             row = rows[at]
             if row.aggregate is not None and stopped.get(row.aggregate, at) < at:
@@ -154,7 +154,7 @@ class KafkaSink:
             self._drop()
         return batch.vague and len(places) > 1
 
-    def _connected(self) -> Producer:
+    def _open_producer(self) -> Producer:
         if self._producer is None:
             self._connect()
         assert self._producer is not None
@@ -190,7 +190,7 @@ class _Batch:
                 key=None if row.aggregate is None else row.aggregate[1].encode(),
                 headers=headers_of(row),
                 timestamp=row.created_at // 1000,
-                on_delivery=lambda error, _message: self._told(at, error),
+                on_delivery=lambda error, _message: self._on_delivery(at, error),
             )
         except KafkaException as error:
             self._answers[at] = _refusal(error.args[0])
@@ -202,7 +202,7 @@ class _Batch:
         self._left += 1
         return True
 
-    def _told(self, at: int, error: KafkaError | None) -> None:
+    def _on_delivery(self, at: int, error: KafkaError | None) -> None:
         self._left -= 1
         self._answers[at] = Published() if error is None else _refusal(error)
         if error is not None:

@@ -11,7 +11,7 @@ import nats.js.errors
 
 from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.outbox.message import attributes
-from semel.outbox.sinks import destination_of, in_turns, options_of, refused, unavailable
+from semel.outbox.sinks import destination_of, in_turns, options_of, refusal, unavailable
 
 __all__ = ["NatsSink", "from_url"]
 
@@ -47,7 +47,7 @@ class NatsSink:
                 )
         except (nats.errors.Error, OSError, TimeoutError) as error:
             if "authorization" in str(error).lower():
-                raise refused(self.name, error) from error
+                raise refusal(self.name, error) from error
             raise unavailable(self.name, error) from error
         self._stream = self._client.jetstream(timeout=WAIT_S)
 

@@ -12,7 +12,7 @@ from aio_pika.exceptions import AMQPException, ChannelClosed, DeliveryError
 from semel.brokers.rabbitmq import is_refusal
 from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.outbox.message import attributes
-from semel.outbox.sinks import destination_of, in_turns, options_of, refused, unavailable
+from semel.outbox.sinks import destination_of, in_turns, options_of, refusal, unavailable
 
 __all__ = ["RabbitmqSink", "from_url"]
 
@@ -46,7 +46,7 @@ class RabbitmqSink:
                 else channel.default_exchange
             )
         except (AMQPException, OSError, TimeoutError) as error:
-            raise (refused if is_refusal(error) else unavailable)(self.name, error) from error
+            raise (refusal if is_refusal(error) else unavailable)(self.name, error) from error
 
     async def close(self) -> None:
         """Close the connection."""

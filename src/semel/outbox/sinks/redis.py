@@ -13,7 +13,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
-from semel.outbox.sinks import HELD, destination_of, options_of, refused, stretches, unavailable
+from semel.outbox.sinks import HELD, destination_of, options_of, refusal, stretches, unavailable
 
 __all__ = ["RedisSink", "from_url"]
 
@@ -49,7 +49,7 @@ class RedisSink:
         try:
             await self._client.ping()
         except (AuthenticationError, AuthorizationError) as error:
-            raise refused(self.name, error) from error
+            raise refusal(self.name, error) from error
         except (RedisError, OSError) as error:
             raise unavailable(self.name, error) from error
 

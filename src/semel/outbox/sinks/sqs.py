@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from semel.brokers.sqs import REFUSALS
 from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.outbox.message import attributes
-from semel.outbox.sinks import BEGIN_MAX_S, HELD, LATER, destination_of, options_of, refused, unavailable
+from semel.outbox.sinks import BEGIN_MAX_S, HELD, LATER, destination_of, options_of, refusal, unavailable
 
 __all__ = ["SqsSink", "from_url"]
 
@@ -56,7 +56,7 @@ class SqsSink:
                 )
             )
         except REFUSALS as error:
-            raise refused(self.name, error) from error
+            raise refusal(self.name, error) from error
         except BotoCoreError as error:
             raise unavailable(self.name, error) from error
 

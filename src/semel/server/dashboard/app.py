@@ -71,18 +71,18 @@ async def _to_login(request: Request, _error: Any) -> Response:
 
 
 async def _problem(request: Request, error: Any) -> Response:
-    return _told(request, error)
+    return _problem_page(request, error)
 
 
 async def _semel_error(request: Request, error: Any) -> Response:
-    return _told(request, problem_of(error))
+    return _problem_page(request, problem_of(error))
 
 
 async def _http_error(request: Request, error: Any) -> Response:
-    return _told(request, HttpProblem(error.status_code, "http", str(error.detail)))
+    return _problem_page(request, HttpProblem(error.status_code, "http", str(error.detail)))
 
 
-def _told(request: Request, problem: HttpProblem) -> Response:
+def _problem_page(request: Request, problem: HttpProblem) -> Response:
     document = problem.document()
     values = {"title": document.title, "detail": problem.detail, "status": problem.status}
     response = page("error.html", values | {"path": quote(request.url.path)}, problem.status)

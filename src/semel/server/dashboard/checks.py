@@ -50,18 +50,18 @@ def routes(desk: Dashboard) -> list[Route]:
             place: await desk.looks.window_in_force(settings.windows, *place)
             for place in sorted(settings.modes)[:CONSUMERS_MAX]
         }
-        told = await asyncio.to_thread(_explained, desk, settings, windows)
+        told = await asyncio.to_thread(_explain_consumers, desk, settings, windows)
         return await desk.page(request, viewer, "check.html", {"told": told, "crashes": WINDOWS})
 
     async def doctor(request: Request) -> Response:
         viewer = await desk.overseer(request)
-        findings = await asyncio.to_thread(_examined, desk.service.settings.store)
+        findings = await asyncio.to_thread(_examine, desk.service.settings.store)
         return await desk.page(request, viewer, "_doctor.html", {"findings": findings})
 
     async def trail(request: Request) -> Response:
         viewer = await desk.viewer(request)
         viewer.require("admin")
-        rows = await _audited(desk, viewer)
+        rows = await _audit_entries(desk, viewer)
         return await desk.page(request, viewer, "audit.html", {"rows": rows})
 
     return [
@@ -72,18 +72,18 @@ def routes(desk: Dashboard) -> list[Route]:
     ]
 
 
-def _explained(
+def _explain_consumers(
     desk: Dashboard, settings: Any, windows: Mapping[tuple[str, str], WindowInForce]
 ) -> list[tuple[tuple[str, str], WindowInForce, Explanation]]:
     """What holds for each consumer, by its mode and window: `semel explain` without options."""
-    store, live = _looked_at(desk)
+    store, live = _probe_store(desk)
     return [
         (place, window, _one(store, settings.modes[place], window.us, live))
         for place, window in windows.items()
     ]
 
 
-def _looked_at(desk: Dashboard) -> tuple[Store | AsyncStore, list[Weakness]]:
+def _probe_store(desk: Dashboard) -> tuple[Store | AsyncStore, list[Weakness]]:
     """The store, and what weakens it as its servers say; over a network they are asked on a connection of its own."""
     used = desk.service.runtime.store
     if isinstance(used, Store):
@@ -102,7 +102,7 @@ def _one(store: Any, mode: Mode, window: int, live: Any) -> Explanation:
     return explained(store, mode, window_us=window, lease_us=LEASE_US, live=live)
 
 
-def _examined(url: str) -> list[Finding]:
+def _examine(url: str) -> list[Finding]:
     """Over a connection of its own."""
     store = store_for(url)
     if isinstance(store, MemoryStore):
@@ -112,7 +112,7 @@ def _examined(url: str) -> list[Finding]:
     return [Finding(each.check, each.level, redacted(each.what), each.fix) for each in examine(store)]
 
 
-async def _audited(desk: Dashboard, viewer: Viewer) -> list[audit.AuditEntry]:
+async def _audit_entries(desk: Dashboard, viewer: Viewer) -> list[audit.AuditEntry]:
     """What was done, the newest first."""
     rows: list[audit.AuditEntry] = []
     prefix, cursor = audit.prefix_of(viewer.tenant), None

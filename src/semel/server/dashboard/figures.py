@@ -172,7 +172,7 @@ class RollupReader:
         for at in range(0, len(stale), READ_H):
             read: dict[int, list[MinuteCounts]] = await self._looks.ask(hours(stale[at : at + READ_H]))
             for hour, parts in read.items():
-                self._hours[hour] = _Hour(now, _folded(parts, _fold(this_hour - hour)))
+                self._hours[hour] = _Hour(now, _fold_cells(parts, _fold(this_hour - hour)))
                 await asyncio.sleep(0)
         for hour in [hour for hour in self._hours if hour < this_hour - KEPT_H]:
             del self._hours[hour]
@@ -182,7 +182,7 @@ def _fold(age_h: int) -> int:
     return next((minutes for least_h, minutes in FOLDS if age_h >= least_h), 1)
 
 
-def _folded(parts: Iterable[MinuteCounts], minutes: int) -> dict[int, RollupCell]:
+def _fold_cells(parts: Iterable[MinuteCounts], minutes: int) -> dict[int, RollupCell]:
     cells: dict[int, RollupCell] = {}
     for part in sorted(parts, key=lambda part: part.minute):
         first = part.minute - part.minute % minutes

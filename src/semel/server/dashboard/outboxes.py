@@ -29,7 +29,7 @@ def routes(desk: Dashboard) -> list[Route]:
         viewer = await desk.overseer(request)
         values: dict[str, Any] = {"there": box.is_there, "done": request.query_params.get("done", "")}
         if box.is_there:
-            values |= await box.use(_gathered)
+            values |= await box.use(_gather)
         return await desk.page(request, viewer, "outbox.html", values)
 
     async def act(request: Request) -> Response:
@@ -79,7 +79,7 @@ class OutboxReader:
                 await rows.close()
 
 
-async def _gathered(rows: Rows) -> dict[str, Any]:
+async def _gather(rows: Rows) -> dict[str, Any]:
     dead: list[Entry] = await rows.entries("dead", 0, ROWS_MAX)
     pending = await rows.entries("pending", 0, ROWS_MAX)
     return {"counts": await rows.counts(), "dead": dead, "pending": pending, "rows_max": ROWS_MAX}

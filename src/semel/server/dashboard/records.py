@@ -41,7 +41,7 @@ def routes(desk: Dashboard) -> list[Route]:
 
     async def events(request: Request) -> Response:
         viewer = await desk.viewer(request)
-        return await desk.page(request, viewer, "events.html", await _found(desk, viewer, request))
+        return await desk.page(request, viewer, "events.html", await _search(desk, viewer, request))
 
     async def tail(request: Request) -> Response:
         viewer = await desk.viewer(request)
@@ -97,7 +97,7 @@ def address(record_id: Id, verb: str = "event") -> str:
     return f"/ui/{verb}/{quote(consumer, safe='')}/{quote(key, safe='')}{of}"
 
 
-async def _found(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str, Any]:
+async def _search(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str, Any]:
     """What a search comes to: the records of a key, or those that begin like it, or those of a state."""
     asked = request.query_params
     query, consumer = asked.get("q", "").strip(), asked.get("consumer", "")
@@ -191,12 +191,12 @@ async def _forget(desk: Dashboard, viewer: Viewer, record: Record, force: bool) 
             409, "running", "a claim runs: wait for it, or tick the box that takes it away from its owner"
         )
     if isinstance(found, Lost | Absent):
-        raise _changed()
+        raise _changed_problem()
 
 
 async def _replay(desk: Dashboard, viewer: Viewer, record: Record, fence: str) -> None:
     if fence != str(record.fence):
-        raise _changed()
+        raise _changed_problem()
     event = await desk.taker.kept(record)
     if event is None:
         raise HttpProblem(
@@ -206,7 +206,7 @@ async def _replay(desk: Dashboard, viewer: Viewer, record: Record, fence: str) -
     permit(viewer.caller, Forget(record.id))  # what a replay begins with
     await desk.service.note(viewer.caller, record.tenant, "replay", **details)
     if not await desk.taker.again(record, event):
-        raise _changed()
+        raise _changed_problem()
 
 
 async def _decide(desk: Dashboard, viewer: Viewer, record: Record, form: dict[str, str]) -> None:
@@ -218,8 +218,8 @@ async def _decide(desk: Dashboard, viewer: Viewer, record: Record, form: dict[st
     value = encode(None) if to == "done" else None
     item = Resolve(record.id, int(form["fence"]), to, value, window)  # type: ignore[arg-type]  # looked at above
     if isinstance(await desk.service.one(viewer.caller, item), Lost):
-        raise _changed()
+        raise _changed_problem()
 
 
-def _changed() -> HttpProblem:
+def _changed_problem() -> HttpProblem:
     return HttpProblem(409, "changed", "the event has changed since you looked; look again")

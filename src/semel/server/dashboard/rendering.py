@@ -99,7 +99,7 @@ def seconds(value: float | None) -> str:
     return DASH if value is None else duration_text(round(value * 1e6))
 
 
-def _made() -> Environment:
+def _make_environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
@@ -129,7 +129,7 @@ def _addresses() -> dict[str, str]:
 
 
 STATIC: dict[str, str] = _addresses()
-_environment = _made()
+_environment = _make_environment()
 
 
 def page(name: str, values: Mapping[str, Any], status: int = 200) -> HTMLResponse:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from semel.server.auth import Caller
 from semel.server.middleware import read_body
-from semel.server.problems import HttpProblem, malformed
+from semel.server.problems import HttpProblem, malformed_body
 from semel.server.service import Service
 from semel.server.tokens import Role
 
@@ -19,7 +19,7 @@ __all__ = [
     "TENANT_HEADER",
     "Asked",
     "answer",
-    "asked",
+    "authorize",
     "beside_loop",
     "body_of",
     "content_type",
@@ -46,7 +46,7 @@ class Asked(msgspec.Struct, frozen=True):
     """The tenant of endpoints that name none."""
 
 
-def asked(request: Request, role: Role) -> Asked:
+def authorize(request: Request, role: Role) -> Asked:
     """The service and the caller, who has at least that role. Raises `HttpProblem`."""
     caller: Caller = request.state.caller
     caller.require(role)
@@ -72,7 +72,7 @@ async def read(request: Request, decoder: "msgspec.json.Decoder[T]") -> T:
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise malformed(error) from error
+        raise malformed_body(error) from error
 
 
 async def beside_loop(show: Callable[[], Response], size_bytes: int) -> Response:

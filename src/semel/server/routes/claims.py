@@ -34,7 +34,7 @@ from semel.server.requests import (
     SettleReplies,
     SettleReply,
 )
-from semel.server.routes.base import Asked, answer, asked, beside_loop, many, read
+from semel.server.routes.base import Asked, answer, authorize, beside_loop, many, read
 from semel.server.slow_lane import answer_bytes
 from semel.stores.http.encoding import ItemRefusal
 from semel.types import Busy, Completed, Late, Lost, Mismatch, Renewed, Unavailable, Unknown
@@ -132,7 +132,7 @@ def _add_end(
 
 async def claim_many(request: Request) -> Response:
     """Claims of one consumer; a second claim of a key in one request is busy."""
-    ask = asked(request, "write")
+    ask = authorize(request, "write")
     said = await read(request, _claims)
     many(len(said.claims), ask.service, ask.caller)
     limits = ask.service.settings.limits
@@ -218,7 +218,7 @@ def _outcome(
 
 async def end_many(request: Request, endings: Sequence[Ending]) -> Response:
     """Complete, fail, release or renew claims that this caller shows the handles of."""
-    ask = asked(request, "write")
+    ask = authorize(request, "write")
     many(len(endings), ask.service, ask.caller)
     await ask.service.runtime.arefresh()
     items = [_item(ask, each) for each in endings]
@@ -227,7 +227,7 @@ async def end_many(request: Request, endings: Sequence[Ending]) -> Response:
 
 
 def _item(ask: Asked, ending: Ending) -> Item:
-    held = _held(ending.claim)
+    held = _claim_handle(ending.claim)
     place = (ask.tenant, held.consumer, held.key)
     if isinstance(ending, Renewing):
         return Renew(place, held.owner, held.fence, held.lease_us)
@@ -259,7 +259,7 @@ def _value(value: Any, bytes_max: int) -> bytes | None:
         return None
 
 
-def _held(text: str) -> ClaimHandle:
+def _claim_handle(text: str) -> ClaimHandle:
     try:
         return _handle.decode(base64.urlsafe_b64decode(text))
     except (binascii.Error, msgspec.MsgspecError, ValueError) as error:

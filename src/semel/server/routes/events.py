@@ -11,13 +11,13 @@ from starlette.websockets import WebSocketDisconnect
 from semel.server.auth import Caller
 from semel.server.events import Events, IncomingEvent, incoming
 from semel.server.openapi import Document
-from semel.server.problems import HttpProblem, malformed
+from semel.server.problems import HttpProblem, malformed_body
 from semel.server.requests import EventOutcome, EventOutcomes
 from semel.server.routes.base import (
     JSON,
     TENANT_HEADER,
     answer,
-    asked,
+    authorize,
     body_of,
     content_type,
     many,
@@ -76,9 +76,9 @@ async def take(request: Request) -> Response:
     kind = content_type(request)
     if kind not in TYPES:
         raise wrong_type(request, *TYPES)
-    ask = asked(request, "write")
+    ask = authorize(request, "write")
     body = await body_of(request)
-    found = _parsed(body)
+    found = _parse(body)
     headers = [(name, value) for name, value in request.headers.items() if isinstance(found, dict)]
     events = _events(found, body, headers)
     many(len(events), ask.service, ask.caller)
@@ -109,7 +109,7 @@ async def listen(websocket: WebSocket) -> None:
             service.pace(caller.name)
             service.costs.check(caller)
             service.costs.charge(caller, size_bytes=len(data))
-            found = _parsed(data)
+            found = _parse(data)
             events = _events(found, data, ())
             many(len(events), service, caller)
             outcomes = await _taker(websocket).take(tenant, events)
@@ -141,11 +141,11 @@ async def _check_token(websocket: WebSocket) -> None:
         raise WebSocketDisconnect(POLICY_VIOLATION)
 
 
-def _parsed(body: bytes) -> Any:
+def _parse(body: bytes) -> Any:
     try:
         return _decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise malformed(error) from error
+        raise malformed_body(error) from error
 
 
 def _events(found: Any, sent: bytes, headers: Any) -> list[IncomingEvent]:

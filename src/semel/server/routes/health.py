@@ -9,7 +9,7 @@ from semel.errors import StoreError
 from semel.server import tokens
 from semel.server.openapi import Document
 from semel.server.problems import unavailable
-from semel.server.routes.base import asked
+from semel.server.routes.base import authorize
 from semel.server.service import Service
 from semel.types import Unavailable
 
@@ -56,7 +56,7 @@ def add(app: FastAPI, document: Document) -> None:
     )
     async def metrics(request: Request) -> Response:
         """Counters of this instance. Needs a token of all tenants, with any role."""
-        ask = asked(request, "read")
+        ask = authorize(request, "read")
         ask.caller.require_all_tenants("the metrics are about all tenants")
         return Response(ask.service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 

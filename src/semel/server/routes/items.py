@@ -7,10 +7,10 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import Response
 
 from semel.core.commands import Answer, Item
-from semel.server.auth import scoped, unscoped
+from semel.server.auth import to_caller_answer, to_store_item
 from semel.server.openapi import Document
-from semel.server.problems import HttpProblem, malformed
-from semel.server.routes.base import JSON, answer, asked, body_of, content_type, many, wrong_type
+from semel.server.problems import HttpProblem, malformed_body
+from semel.server.routes.base import JSON, answer, authorize, body_of, content_type, many, wrong_type
 from semel.server.service import refusal
 from semel.stores.http import encoding
 from semel.stores.http.encoding import ItemRefusal
@@ -83,7 +83,7 @@ def add(app: FastAPI, document: Document) -> None:
     @routes.get("/store", summary="What is behind this service", **document.operation(gives=StoreDocument))
     async def store(request: Request) -> Response:
         """Its powers and the limits of this service; what the http store asks when it is opened."""
-        service = asked(request, "read").service
+        service = authorize(request, "read").service
         behind, limits = service.runtime.store, service.settings.limits
         powers = behind.capabilities
         return answer(
@@ -110,25 +110,26 @@ async def carry_out(request: Request) -> Response:
     kind = content_type(request)
     if kind not in TYPES:
         raise wrong_type(request, *TYPES)
-    ask = asked(request, "read")
+    ask = authorize(request, "read")
     packed = kind == encoding.ITEMS_MSGPACK
     body = await body_of(request)
     try:
         items = encoding.items_from(body, packed=packed)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise malformed(error) from error
+        raise malformed_body(error) from error
     many(len(items), ask.service, ask.caller)
     mine: list[Item] = []
     answers: list[Answer] = []
     for item in items:
         try:
-            mine.append(scoped(ask.caller, item))
+            mine.append(to_store_item(ask.caller, item))
             answers.append(None)
         except HttpProblem as problem:
             answers.append(refusal(problem))
     found = iter(await ask.service.carry_out(ask.caller, mine))
     answers = [
-        each if isinstance(each, ItemRefusal) else unscoped(ask.caller, next(found)) for each in answers
+        each if isinstance(each, ItemRefusal) else to_caller_answer(ask.caller, next(found))
+        for each in answers
     ]
     if answers and all(isinstance(each, ItemRefusal) for each in answers):
         raise HttpProblem(answers[0].status, answers[0].title, answers[0].detail)

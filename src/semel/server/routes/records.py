@@ -23,7 +23,7 @@ from semel.runtime import audit
 from semel.server.openapi import Document
 from semel.server.problems import HttpProblem
 from semel.server.requests import Purging, WindowAsked
-from semel.server.routes.base import Asked, answer, asked, beside_loop, read
+from semel.server.routes.base import Asked, answer, authorize, beside_loop, read
 from semel.server.slow_lane import answer_bytes
 from semel.types import Absent, Busy, Record, State, Stats
 from semel.windows import window_us
@@ -66,8 +66,10 @@ def _add_records(routes: APIRouter, document: Document) -> None:
     )
     async def show(request: Request, consumer: Consumer, key: Key) -> Response:
         """What is known of a key, without any effect on it. Reading takes the role `read`."""
-        record = await _found(asked(request, "read"), consumer, key)
-        return await beside_loop(lambda: answer(_shown(document_of(record, now_us()))), answer_bytes(record))
+        record = await _find(authorize(request, "read"), consumer, key)
+        return await beside_loop(
+            lambda: answer(_to_json(document_of(record, now_us()))), answer_bytes(record)
+        )
 
     @routes.delete(
         "/records/{consumer}/{key:path}",
@@ -76,8 +78,8 @@ def _add_records(routes: APIRouter, document: Document) -> None:
     )
     async def forget(request: Request, consumer: Consumer, key: Key, *, force: bool = False) -> Response:
         """409 while a claim runs, unless forced. It is written into the audit. Takes the role `admin`."""
-        ask = asked(request, "admin")
-        record = await _found(ask, consumer, key)
+        ask = authorize(request, "admin")
+        record = await _find(ask, consumer, key)
         if force and audit.is_forced(record):
             audit.warn(record, ask.caller.label)
         found = await ask.service.one(ask.caller, Forget(record.id, force))
@@ -100,18 +102,18 @@ def _add_records(routes: APIRouter, document: Document) -> None:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Response:
         """By consumer, state and the beginning of the key. Takes the role `admin`."""
-        ask = asked(request, "admin")
+        ask = authorize(request, "admin")
         item = Scan(ask.tenant, consumer, state, prefix, cursor=cursor, limit=limit)
         page: Page = await ask.service.one(ask.caller, item)
         now = now_us()
-        return answer(RecordsDocument([_shown(summary(each, now)) for each in page.records], page.cursor))
+        return answer(RecordsDocument([_to_json(summary(each, now)) for each in page.records], page.cursor))
 
 
 def _add_upkeep(routes: APIRouter, document: Document) -> None:
     @routes.get("/windows", summary="The stored windows", **document.operation(gives=WindowsDocument))
     async def windows(request: Request) -> Response:
         """How long finished keys are remembered, by consumer and event type (empty: all types)."""
-        ask = asked(request, "read")
+        ask = authorize(request, "read")
         found: StoreSettings = await ask.service.one(ask.caller, ReadSettings())
         mine = sorted((place, us) for place, us in found.windows.items() if place[0] == ask.tenant)
         rows = [
@@ -129,7 +131,7 @@ def _add_upkeep(routes: APIRouter, document: Document) -> None:
     )
     async def set_window(request: Request) -> Response:
         """In force everywhere within 10 seconds. Takes the role `admin`."""
-        ask = asked(request, "admin")
+        ask = authorize(request, "admin")
         said = await read(request, _window)
         us = None if said.window is None else window_us(said.window)
         item = SetWindow(ask.tenant, said.consumer, said.event_type, us, said.existing)
@@ -140,7 +142,7 @@ def _add_upkeep(routes: APIRouter, document: Document) -> None:
     @routes.get("/stats", summary="How much the store holds", **document.operation(gives=dict[str, Any]))
     async def stats(request: Request) -> Response:
         """For the token's tenant; a token of all tenants that names none gets all of them."""
-        ask = asked(request, "read")
+        ask = authorize(request, "read")
         everything = ask.caller.tenant is None and not ask.tenant
         found: Stats = await ask.service.one(ask.caller, Count(None if everything else ask.tenant))
         shown = {"states": found.states, "consumers": found.consumers, "marks": found.marks}
@@ -159,14 +161,14 @@ def _add_upkeep(routes: APIRouter, document: Document) -> None:
     )
     async def purge(request: Request) -> Response:
         """It never changes an answer. For a token of all tenants with the role `admin`."""
-        ask = asked(request, "admin")
+        ask = authorize(request, "admin")
         ask.caller.require_all_tenants("purging cleans up for everybody")
         said = await read(request, _purging)
         purged = await ask.service.one(ask.caller, Purge(said.limit, said.dry_run))
         return answer({"removed": purged.count, "more": purged.more, "lag_s": purged.lag_s})
 
 
-async def _found(ask: Asked, consumer: str, key: str) -> Record:
+async def _find(ask: Asked, consumer: str, key: str) -> Record:
     record = await ask.service.one(ask.caller, Lookup((ask.tenant, consumer, key)))
     if isinstance(record, Absent):
         raise _nothing(key)
@@ -178,6 +180,6 @@ def _nothing(key: str) -> HttpProblem:
     return HttpProblem(404, "absent", f"no record of {key!a}: new, expired or forgotten")
 
 
-def _shown(record: dict[str, Any]) -> dict[str, Any]:
+def _to_json(record: dict[str, Any]) -> dict[str, Any]:
     """A record for a caller who knows whose it is, and who must not settle it for its owner."""
     return {name: value for name, value in record.items() if name not in ("tenant", "owner")}

@@ -154,7 +154,7 @@ def load(path: Path, layout: BloomLayout) -> dict[int, bytes]:
     about = msgspec.json.decode(bytes(body[:length]), type=_About)
     if about.layout != layout:
         raise StoreRefused(
-            f"{path} holds a filter with other settings ({_shown(about.layout)}, not {_shown(layout)}); remove it,"
+            f"{path} holds a filter with other settings ({_shorten(about.layout)}, not {_shorten(layout)}); remove it,"
             " or name another path"
         )
     found: dict[int, bytes] = {}
@@ -171,7 +171,7 @@ def look(bits: bytes) -> tuple[float, int]:
     return int.from_bytes(body).bit_count() / (8 * len(body)), int.from_bytes(bits[:_RBLOOM_HEAD], "little")
 
 
-def _shown(layout: BloomLayout) -> str:
+def _shorten(layout: BloomLayout) -> str:
     return (
         f"capacity {layout.capacity}, window {layout.window_us / 1e6:g} s, error_rate {layout.error_rate},"
         f" steps {layout.steps}"

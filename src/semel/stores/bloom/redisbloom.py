@@ -59,7 +59,7 @@ class RedisBloom:
         """Connect, and make sure of the module; idempotent."""
         if self._opened is not None:
             return
-        seconds, us = self._said(self._client.execute_command, "TIME")
+        seconds, us = self._call(self._client.execute_command, "TIME")
         self._opened = (int(seconds) * 10**6 + int(us), time.monotonic())
         try:
             self._reserve(self._newest())
@@ -80,7 +80,7 @@ class RedisBloom:
             return
         newest = self._newest()
         self._reserve(newest)
-        added = self._said(self._client.execute_command, "BF.MADD", self._key(newest), *digests)
+        added = self._call(self._client.execute_command, "BF.MADD", self._key(newest), *digests)
         self.full += sum(isinstance(each, Exception) for each in added)
 
     def maybe_many(self, digests: Sequence[bytes], /) -> list[bool]:
@@ -91,7 +91,7 @@ class RedisBloom:
         newest = self._newest()
         # One more than there should be: another instance's clock may be a little ahead.
         numbers = range(newest - self.layout.steps, newest + 2)
-        replies = self._pipelined([("BF.MEXISTS", self._key(number), *digests) for number in numbers])
+        replies = self._pipeline([("BF.MEXISTS", self._key(number), *digests) for number in numbers])
         return [any(each) for each in zip(*replies, strict=True)]
 
     def fullness(self) -> Fullness:
@@ -99,7 +99,7 @@ class RedisBloom:
         self.open()
         newest = self._newest()
         numbers = range(newest - self.layout.steps, newest + 1)
-        replies = self._pipelined(
+        replies = self._pipeline(
             [("BF.INFO", self._key(number)) for number in numbers], missing_is_empty=True
         )
         ids: list[int] = []
@@ -150,14 +150,14 @@ class RedisBloom:
         except RedisError as error:
             raise StoreUnavailable(f"RedisBloom gave no answer: {error}") from error
         lives_ms = (self.layout.generations + 1) * self.layout.step_us // 1000 + 1
-        self._said(self._client.execute_command, "PEXPIRE", key, lives_ms)
+        self._call(self._client.execute_command, "PEXPIRE", key, lives_ms)
         self._reserved = {number}
 
-    def _pipelined(self, commands: list[tuple[Any, ...]], *, missing_is_empty: bool = False) -> list[Any]:
+    def _pipeline(self, commands: list[tuple[Any, ...]], *, missing_is_empty: bool = False) -> list[Any]:
         pipeline = self._client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
-        replies: list[Any] = self._said(pipeline.execute, raise_on_error=False)
+        replies: list[Any] = self._call(pipeline.execute, raise_on_error=False)
         for at, reply in enumerate(replies):
             if isinstance(reply, Exception):
                 if not missing_is_empty or "not found" not in str(reply).lower():
@@ -165,7 +165,7 @@ class RedisBloom:
                 replies[at] = None
         return replies
 
-    def _said(self, call: Any, *args: Any, **more: Any) -> Any:
+    def _call(self, call: Any, *args: Any, **more: Any) -> Any:
         try:
             return call(*args, **more)
         except (RedisError, OSError) as error:

@@ -79,17 +79,17 @@ def parse(url: str, given: dict[str, Any]) -> HttpTarget:
     """The place that a URL and options by name describe. Raises `PolicyInvalid`."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment:
-        raise PolicyInvalid(f"{_shown(parts)!r} is no server's URL; write https://host:port")
+        raise PolicyInvalid(f"{_shorten(parts)!r} is no server's URL; write https://host:port")
     if parts.username:
         raise PolicyInvalid("a server's URL has no user; write the token as a password: https://:TOKEN@host")
     said = {**_url_options(parts), **given}
     if parts.password:
         said.setdefault("token", unquote(parts.password))
     options = HttpOptions(**said)
-    return HttpTarget(_shown(parts), options.token or _read(options.token_file), options)
+    return HttpTarget(_shorten(parts), options.token or _read(options.token_file), options)
 
 
-def _shown(parts: SplitResult) -> str:
+def _shorten(parts: SplitResult) -> str:
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
 
@@ -101,11 +101,11 @@ def _url_options(parts: SplitResult) -> dict[str, Any]:
         if name not in kinds:
             near = get_close_matches(name, kinds, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(kinds)}"
-            raise PolicyInvalid(f"{_shown(parts)} has the unknown option {name}; {hint}")
+            raise PolicyInvalid(f"{_shorten(parts)} has the unknown option {name}; {hint}")
         try:
             said[name] = kinds[name](text)
         except ValueError:
-            raise PolicyInvalid(f"{_shown(parts)}: {name} is {text!r}; it must be a number") from None
+            raise PolicyInvalid(f"{_shorten(parts)}: {name} is {text!r}; it must be a number") from None
     return said
 
 
@@ -274,7 +274,7 @@ class HttpRequests:
 
     def _problem(self, response: httpx2.Response) -> StoreError:
         status = response.status_code
-        said = _said(response)
+        said = _detail_of(response)
         text = f"{self.name} answered {status}: {said}" if said else f"{self.name} answered {status}"
         return StoreUnavailable(text) if status in _LATER else StoreRefused(text)
 
@@ -299,7 +299,7 @@ class HttpRequests:
                     listener(item.id)  # type: ignore[union-attr]  # only items on a record are answered so
 
 
-def _said(response: httpx2.Response) -> str:
+def _detail_of(response: httpx2.Response) -> str:
     """What a problem's JSON says, or nothing."""
     try:
         document = msgspec.json.decode(response.content)

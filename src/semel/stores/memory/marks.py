@@ -324,7 +324,7 @@ class CompactMarks:
         digests = digests_of(*self._scope, keys)
         with self._lock:
             now_us = self._now_us()
-            now, expiry = _packed(now_us), _packed(now_us + window_us)
+            now, expiry = _pack(now_us), _pack(now_us + window_us)
             before, buckets, mask, split = self._count, self._buckets, self._mask, self._split
             number_of, firsts = int.from_bytes, list[bool]()
             for digest in digests:  # as `_place` and `_find` do, without the calls
@@ -374,7 +374,7 @@ class CompactMarks:
     def purge(self) -> int:
         """Take out all that is over; returns how many that were."""
         with self._lock:
-            before, now = self._count, _packed(self._now_us())
+            before, now = self._count, _pack(self._now_us())
             for at in range(len(self._buckets)):
                 self._sweep(at, now)
             return before - self._count
@@ -382,7 +382,7 @@ class CompactMarks:
     def expired(self) -> int:
         """How many are over and still held."""
         with self._lock:
-            now = _packed(self._now_us())
+            now = _pack(self._now_us())
             return sum(entry[DIGEST:] <= now for bucket in self._buckets for entry in _entries(bucket))
 
     def apply(self, item: Lookup | Forget, now_us: int) -> Record | Absent | Forgotten:
@@ -420,7 +420,7 @@ class CompactMarks:
         bucket = self._buckets[self._place(digest)]
         found = _find(bucket, digest)
         expiry = bucket[found + DIGEST : found + ENTRY]
-        return expiry if found >= 0 and expiry > _packed(self._now_us()) else None
+        return expiry if found >= 0 and expiry > _pack(self._now_us()) else None
 
     def _tidy(self, added: int, now: bytes, expiry: bytes) -> None:
         """After marks were added: sweep as many strings as are due for it, and split where they grow too long."""
@@ -461,7 +461,7 @@ class CompactMarks:
             self._mask, self._split = 2 * self._mask + 1, 0
 
 
-def _packed(time_us: int) -> bytes:
+def _pack(time_us: int) -> bytes:
     """Big end first: such bytes compare as their numbers do."""
     return time_us.to_bytes(ENTRY - DIGEST, "big")
 

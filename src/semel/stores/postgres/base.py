@@ -18,7 +18,7 @@ from semel.stores.postgres.notifications import ChangeListeners
 from semel.stores.postgres.schema import SchemaState, statements
 from semel.stores.postgres.settings import PostgresTarget
 
-__all__ = ["EXTEND", "REPEATS_MAX", "PostgresStoreBase", "answered", "pause_s"]
+__all__ = ["EXTEND", "REPEATS_MAX", "PostgresStoreBase", "error_as_rows", "pause_s"]
 
 REPEATS_MAX = 20
 """How often a stage is begun again that the server has undone for the sake of others."""
@@ -119,7 +119,7 @@ def _repeatable(batch: PostgresBatch, stage: Stage) -> bool:
     return not any(isinstance(batch.items[position], Mark) for position in stage.positions)
 
 
-def answered(ask: SendCalls, error: psycopg.Error) -> list[Any]:
+def error_as_rows(ask: SendCalls, error: psycopg.Error) -> list[Any]:
     """The error as a row, where the talk has asked for that; otherwise it goes on its way."""
     if error.sqlstate in ask.told:
         return [(error.sqlstate,)]

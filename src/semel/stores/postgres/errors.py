@@ -5,7 +5,7 @@ from psycopg import errors
 
 from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
 
-__all__ = ["is_cut", "is_transient", "is_unplaced", "translated"]
+__all__ = ["is_cut", "is_transient", "is_unplaced", "to_store_error"]
 
 TRANSIENT = frozenset(("40001", "40P01"))
 """Serialisation failure and deadlock: nothing was done, and the same statement may be said again."""
@@ -34,7 +34,7 @@ def is_unplaced(error: psycopg.Error) -> bool:
     return error.sqlstate == "23514" and error.diag.constraint_name is None
 
 
-def translated(error: psycopg.Error, name: str) -> StoreError:
+def to_store_error(error: psycopg.Error, name: str) -> StoreError:
     """The error to raise instead of the driver's."""
     state = error.sqlstate or ""
     said = str(error).strip().partition("\n")[0]

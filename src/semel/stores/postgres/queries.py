@@ -94,12 +94,12 @@ def _event_time(item: Claim) -> int | None:
     return min(max(item.event_time_us, BIGINT.start), BIGINT.stop - 1)
 
 
-def _granted(row: Row) -> Granted:
+def _to_granted(row: Row) -> Granted:
     return Granted(row[2], row[3], row[4], row[5])
 
 
 _CLAIM_ANSWERS: dict[int, Callable[[Row], Answer]] = {
-    0: _granted,
+    0: _to_granted,
     1: lambda row: Known("done", row[6], row[2], row[4] or 0, row[5], row[7]),
     2: lambda row: Known("failed", row[6], row[2], row[4] or 0, row[5], row[7]),
     3: lambda row: Busy(row[4] / 1e6, bool(row[3])),
@@ -217,7 +217,7 @@ def _look_at_mark(record_id: Id, expires_at: int | None, now: int) -> Record | A
 # --- decided here, under locks ------------------------------------------------------------------
 
 
-def locked(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
+def lock_and_decide(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     """Lock the records in the order of their digests, decide here, write what changed: one transaction."""
     places = {batch.digests[position]: position for position in positions}
     order = [places[each] for each in sorted(places)]
@@ -416,7 +416,7 @@ TALKS: dict[str, Callable[[PostgresBatch, Sequence[int]], Talk[None]]] = {
     "settle": settles,
     "renew": renewals,
     "lookup": lookups,
-    "locked": locked,
+    "locked": lock_and_decide,
     "making": making,
     "mark": marks,
     "apart": apart,

@@ -16,9 +16,9 @@ from semel.core.protocols import Listener
 from semel.errors import StoreError
 from semel.runtime.generators import drive
 from semel.runtime.process import restart_after_fork
-from semel.stores.postgres.base import EXTEND, REPEATS_MAX, PostgresStoreBase, answered, pause_s
+from semel.stores.postgres.base import EXTEND, REPEATS_MAX, PostgresStoreBase, error_as_rows, pause_s
 from semel.stores.postgres.batch import PostgresBatch, SendCalls, Stage, Talk, stages
-from semel.stores.postgres.errors import is_unplaced, translated
+from semel.stores.postgres.errors import is_unplaced, to_store_error
 from semel.stores.postgres.notifications import ServerListener
 from semel.stores.postgres.pool import PostgresConnection, PostgresPool
 from semel.stores.postgres.queries import say
@@ -64,7 +64,7 @@ class PostgresStore(PostgresStoreBase):
         """Connect, run the start checks, bring the schema up to date; idempotent."""
         self._closed = False
         self._listener.open()
-        self._opened()
+        self._open_pool()
 
     def exists(self) -> bool:
         """Whether semel's tables are there; unlike `open`, makes none."""
@@ -73,7 +73,7 @@ class PostgresStore(PostgresStoreBase):
             with lines.line() as line:
                 return self._converse(line, has_tables())
         except psycopg.Error as error:
-            raise translated(error, self.name) from error
+            raise to_store_error(error, self.name) from error
         finally:
             lines.close()
 
@@ -92,7 +92,7 @@ class PostgresStore(PostgresStoreBase):
         Raises `StoreUnavailable` when the server cannot be reached; repeating the same items is then safe
         for all but marks.
         """
-        lines = self._opened()
+        lines = self._open_pool()
         batch = self.batch(items)
         if batch.unknown():
             self._stage(lines, batch, Stage("meet", []))
@@ -110,10 +110,10 @@ class PostgresStore(PostgresStoreBase):
     def converse(self, talk: Talk[T]) -> T:
         """Carry out a talk on a connection of the store's own; a transaction that it leaves open is rolled back."""
         try:
-            with self._opened().line() as line:
+            with self._open_pool().line() as line:
                 return self._converse(line, talk)
         except psycopg.Error as error:
-            raise translated(error, self.name) from error
+            raise to_store_error(error, self.name) from error
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
         """Tell `listener` of changes made through this object, and of others' where somebody here met `Busy`."""
@@ -123,7 +123,7 @@ class PostgresStore(PostgresStoreBase):
 
     # --- inside ---
 
-    def _opened(self) -> PostgresPool:
+    def _open_pool(self) -> PostgresPool:
         lines = self._lines
         if lines is not None:
             return lines
@@ -140,7 +140,7 @@ class PostgresStore(PostgresStoreBase):
                     self.found(self._converse(line, prepare(self.name, self.place.schema)))
             except psycopg.Error as error:
                 lines.close()
-                raise translated(error, self.name) from error
+                raise to_store_error(error, self.name) from error
             except BaseException:
                 lines.close()
                 raise
@@ -158,7 +158,7 @@ class PostgresStore(PostgresStoreBase):
                     return
             except psycopg.Error as error:
                 if not self.again(batch, stage, error, tries):
-                    raise translated(error, self.name) from error
+                    raise to_store_error(error, self.name) from error
                 if is_unplaced(error):
                     self._stage(lines, batch, EXTEND)
                 time.sleep(pause_s(tries))
@@ -169,7 +169,7 @@ class PostgresStore(PostgresStoreBase):
             with lines.connect() as line:
                 self._converse(line, say(batch, Stage("remove", list(batch.leaving))))
         except psycopg.Error as error:
-            _log.warning("%s: partitions were not removed: %s", self.name, translated(error, self.name))
+            _log.warning("%s: partitions were not removed: %s", self.name, to_store_error(error, self.name))
 
     def _converse(self, line: PostgresConnection, talk: Talk[T]) -> T:
         return drive(talk, partial(self._query, line))
@@ -182,7 +182,7 @@ class PostgresStore(PostgresStoreBase):
             cursor = line.execute(self.statements[ask.name], ask.parameters or None, binary=True)
             return cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
-            return answered(ask, error)
+            return error_as_rows(ask, error)
 
     def after_fork(self) -> None:
         """The connections are the parent's; the child makes its own."""

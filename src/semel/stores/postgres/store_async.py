@@ -16,9 +16,9 @@ from semel.core.protocols import Listener
 from semel.errors import StoreError
 from semel.runtime.generators import adrive
 from semel.runtime.process import restart_after_fork
-from semel.stores.postgres.base import EXTEND, REPEATS_MAX, PostgresStoreBase, answered, pause_s
+from semel.stores.postgres.base import EXTEND, REPEATS_MAX, PostgresStoreBase, error_as_rows, pause_s
 from semel.stores.postgres.batch import PostgresBatch, SendCalls, Stage, Talk, stages
-from semel.stores.postgres.errors import is_unplaced, translated
+from semel.stores.postgres.errors import is_unplaced, to_store_error
 from semel.stores.postgres.notifications import AsyncServerListener
 from semel.stores.postgres.pool_async import AsyncPostgresConnection, AsyncPostgresPool
 from semel.stores.postgres.queries import say
@@ -66,7 +66,7 @@ class AsyncPostgresStore(PostgresStoreBase):
         """Connect, run the start checks, bring the schema up to date; idempotent."""
         self._closed = False
         self._listener.open()
-        await self._opened()
+        await self._open_pool()
 
     async def aexists(self) -> bool:
         """Whether semel's tables are there; unlike `aopen`, makes none."""
@@ -75,7 +75,7 @@ class AsyncPostgresStore(PostgresStoreBase):
             async with lines.line() as line:
                 return await self._converse(line, has_tables())
         except psycopg.Error as error:
-            raise translated(error, self.name) from error
+            raise to_store_error(error, self.name) from error
         finally:
             await lines.aclose()
 
@@ -95,7 +95,7 @@ class AsyncPostgresStore(PostgresStoreBase):
         Raises `StoreUnavailable` when the server cannot be reached; repeating the same items is then safe
         for all but marks.
         """
-        lines = await self._opened()
+        lines = await self._open_pool()
         batch = self.batch(items)
         if batch.unknown():
             await self._stage(lines, batch, Stage("meet", []))
@@ -113,10 +113,10 @@ class AsyncPostgresStore(PostgresStoreBase):
     async def aconverse(self, talk: Talk[T]) -> T:
         """Carry out a talk on a connection of the store's own; a transaction that it leaves open is rolled back."""
         try:
-            async with (await self._opened()).line() as line:
+            async with (await self._open_pool()).line() as line:
                 return await self._converse(line, talk)
         except psycopg.Error as error:
-            raise translated(error, self.name) from error
+            raise to_store_error(error, self.name) from error
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
         """Tell `listener` of changes made through this object, and of others' where somebody here met `Busy`."""
@@ -126,7 +126,7 @@ class AsyncPostgresStore(PostgresStoreBase):
 
     # --- inside ---
 
-    async def _opened(self) -> AsyncPostgresPool:
+    async def _open_pool(self) -> AsyncPostgresPool:
         self._enter_loop()  # sync: drop
         lines = self._lines
         if lines is not None:
@@ -144,7 +144,7 @@ class AsyncPostgresStore(PostgresStoreBase):
                     self.found(await self._converse(line, prepare(self.name, self.place.schema)))
             except psycopg.Error as error:
                 await lines.aclose()
-                raise translated(error, self.name) from error
+                raise to_store_error(error, self.name) from error
             except BaseException:
                 await lines.aclose()
                 raise
@@ -174,7 +174,7 @@ class AsyncPostgresStore(PostgresStoreBase):
                     return
             except psycopg.Error as error:
                 if not self.again(batch, stage, error, tries):
-                    raise translated(error, self.name) from error
+                    raise to_store_error(error, self.name) from error
                 if is_unplaced(error):
                     await self._stage(lines, batch, EXTEND)
                 await asyncio.sleep(pause_s(tries))
@@ -185,7 +185,7 @@ class AsyncPostgresStore(PostgresStoreBase):
             async with await lines.connect() as line:
                 await self._converse(line, say(batch, Stage("remove", list(batch.leaving))))
         except psycopg.Error as error:
-            _log.warning("%s: partitions were not removed: %s", self.name, translated(error, self.name))
+            _log.warning("%s: partitions were not removed: %s", self.name, to_store_error(error, self.name))
 
     async def _converse(self, line: AsyncPostgresConnection, talk: Talk[T]) -> T:
         return await adrive(talk, partial(self._query, line))
@@ -198,7 +198,7 @@ class AsyncPostgresStore(PostgresStoreBase):
             cursor = await line.execute(self.statements[ask.name], ask.parameters or None, binary=True)
             return await cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
-            return answered(ask, error)
+            return error_as_rows(ask, error)
 
     def after_fork(self) -> None:
         """The connections are the parent's; the child makes its own."""

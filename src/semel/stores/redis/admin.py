@@ -22,7 +22,7 @@ from semel.errors import KeyInvalid, PolicyInvalid, RecordCorrupt
 from semel.stores.redis import encoding
 from semel.stores.redis import records as layout
 from semel.stores.redis.calls import CallPart, Nodes, RedisCall, RedisPause, RedisQuery, Refresh, Steps
-from semel.stores.redis.errors import kind_of, other_node, translated
+from semel.stores.redis.errors import kind_of, other_node, to_store_error
 from semel.stores.redis.exchange import PAUSE_FIRST_S, PAUSE_MAX_S, RedisExchange
 from semel.types import Mode, Record, Stats, Unavailable
 
@@ -71,14 +71,14 @@ def carry_out(x: RedisExchange, item: Item, now: bytes) -> Steps:
 
 def ask(x: RedisExchange, *calls: RedisCall) -> Steps:
     """The replies; raises the first error among them that asking again does not mend."""
-    replies = yield from answered(x, *calls)
+    replies = yield from collect_replies(x, *calls)
     for reply in replies:
         if isinstance(reply, Exception):
-            raise translated(reply, x.name) from reply
+            raise to_store_error(reply, x.name) from reply
     return replies
 
 
-def answered(x: RedisExchange, *calls: RedisCall) -> Generator[Any, Any, list[Any]]:
+def collect_replies(x: RedisExchange, *calls: RedisCall) -> Generator[Any, Any, list[Any]]:
     """A reply or an error for each: sent on where keys are moved, and again where the server could not be asked.
 
     Nothing asked here does harm when it is carried out twice.
@@ -174,11 +174,11 @@ def readable(x: RedisExchange, *calls: RedisCall) -> Steps:
 
     What a listing leaves out must not pass for what is not there.
     """
-    replies = yield from answered(x, *calls)
+    replies = yield from collect_replies(x, *calls)
     for at, reply in enumerate(replies):
         if isinstance(reply, Exception):
             if not str(reply).startswith("WRONGTYPE"):
-                raise translated(reply, x.name) from reply
+                raise to_store_error(reply, x.name) from reply
             replies[at] = None
     return replies
 
@@ -382,7 +382,7 @@ def read_settings(x: RedisExchange) -> Steps:
     windows, modes = yield from ask(
         x, RedisCall([b"HGETALL", x.layout.windows]), RedisCall([b"HGETALL", x.layout.modes])
     )
-    recorded = {layout.id_of(name, b"")[:2]: _recorded(each) for name, each in _pairs(modes)}
+    recorded = {layout.id_of(name, b"")[:2]: _recorded_kind(each) for name, each in _pairs(modes)}
     return StoreSettings(
         {layout.id_of(name, b""): int(window_us) for name, window_us in _pairs(windows)},
         {scope: mode for scope, (mode, _) in recorded.items()},
@@ -390,7 +390,7 @@ def read_settings(x: RedisExchange) -> Steps:
     )
 
 
-def _recorded(stored: bytes) -> tuple[Mode, str]:
+def _recorded_kind(stored: bytes) -> tuple[Mode, str]:
     """What is recorded of a consumer: its mode and, behind a space, the kind of its ids if it declared one."""
     mode, _, ids = stored.partition(b" ")
     return _mode(mode), ids.decode()
@@ -452,7 +452,7 @@ def admit(x: RedisExchange, item: Admit) -> Steps:
     replies = yield from ask(
         x, RedisCall([b"HSETNX", x.layout.modes, field, mine]), RedisCall([b"HGET", x.layout.modes, field])
     )
-    return _recorded(replies[1])[0]
+    return _recorded_kind(replies[1])[0]
 
 
 def switch_mode(x: RedisExchange, item: SwitchMode, now: bytes) -> Steps:
@@ -466,7 +466,7 @@ def switch_mode(x: RedisExchange, item: SwitchMode, now: bytes) -> Steps:
     if not unfinished:
         field = encoding.scope_name(*scope)
         (stored,) = yield from ask(x, RedisCall([b"HGET", x.layout.modes, field]))
-        ids = "" if stored is None else _recorded(stored)[1]
+        ids = "" if stored is None else _recorded_kind(stored)[1]
         switched = f"{item.mode} {ids}".rstrip().encode()
         yield from ask(x, RedisCall([b"HSET", x.layout.modes, field, switched]))
     return unfinished

@@ -6,7 +6,7 @@ from redis import exceptions
 
 from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
 
-__all__ = ["BROKEN", "Kind", "NotSent", "as_message", "kind_of", "other_node", "translated", "unsent"]
+__all__ = ["BROKEN", "Kind", "NotSent", "as_message", "kind_of", "other_node", "to_store_error", "unsent"]
 
 Kind: TypeAlias = Literal[
     "text", "moved", "ask", "split", "wait", "full", "refused", "unsent", "cut", "other"
@@ -64,7 +64,7 @@ def other_node(error: Exception) -> tuple[str, int] | None:
     return (host, int(port)) if host not in ("", "?") else None
 
 
-def translated(error: Exception, name: str) -> StoreError:
+def to_store_error(error: Exception, name: str) -> StoreError:
     """The error to raise or to answer with instead."""
     kind = kind_of(error)
     if kind == "full":

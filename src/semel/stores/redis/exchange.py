@@ -39,7 +39,7 @@ from semel.stores.redis.calls import (
     some,
     take_marks,
 )
-from semel.stores.redis.errors import translated
+from semel.stores.redis.errors import to_store_error
 from semel.stores.redis.settings import RedisOptions
 from semel.stores.redis.waiting import Waits
 from semel.types import Busy, Completed, Forgotten, Id, Unavailable
@@ -278,13 +278,13 @@ class RedisExchange:
         }
         for theirs in ends.values():
             settled = sum(len(part.items) for part in theirs if id(part) in answered)
-            copied, synced = waits.reached(told)
+            copied, synced = waits.replicas_reached(told)
             self.unreplicated += 0 if copied else settled
             self.unsynced += 0 if synced else settled
             if settled and not (copied and synced):
                 _log.warning(
                     "%s: %d settled records did not reach %s in time",
-                    self.name, settled, waits.missed(copied=copied, synced=synced),
+                    self.name, settled, waits.describe_missing(copied=copied, synced=synced),
                 )  # fmt: skip
         return kept
 
@@ -348,9 +348,9 @@ class RedisExchange:
                 again.append(part)
                 return True
             case "refused":
-                raise translated(error, self.name) from error
+                raise to_store_error(error, self.name) from error
             case _:
-                refuse(part, translated(error, self.name), answers)
+                refuse(part, to_store_error(error, self.name), answers)
                 return kind in ("cut", "unsent")
         return False
 

@@ -14,7 +14,7 @@ from semel.core.machine import mark_record
 from semel.errors import KeyInvalid, PolicyInvalid, RecordCorrupt
 from semel.stores.redis import encoding
 from semel.stores.redis.calls import Ahead, CallPart, RedisCall, RedisQuery, take_marks
-from semel.stores.redis.errors import NotSent, translated
+from semel.stores.redis.errors import NotSent, to_store_error
 from semel.types import Absent, Forgotten, Unavailable
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def carry_out(x: "RedisExchange", items: Sequence[Mark], answers: list[Answer]) 
         elif not isinstance(
             reply, NotSent
         ):  # nobody knows which were made: repeating them would lose their events
-            answers[part.mark] = Unavailable(translated(reply, x.name))
+            answers[part.mark] = Unavailable(to_store_error(reply, x.name))
     yield from x.ask_all(refused, answers, b"")
     if not isinstance(replies[0], Exception):
         yield from _compare_epoch(x, replies[0][: -len(parts[0].keys)])
@@ -58,16 +58,16 @@ def carry_out(x: "RedisExchange", items: Sequence[Mark], answers: list[Answer]) 
 def _call(x: "RedisExchange", part: CallPart, *, first: bool) -> RedisCall:
     """The commands of a part; the first also asks for the epoch."""
     item: Mark = part.items[0]
-    tail = b"\r\n$0\r\n\r\n$2\r\nPX\r\n%b\r\n$2\r\nNX\r\n" % _sized(b"%d" % -(-item.window_us // 1000))
+    tail = b"\r\n$0\r\n\r\n$2\r\nPX\r\n%b\r\n$2\r\nNX\r\n" % _bulk(b"%d" % -(-item.window_us // 1000))
     heads = {size: b"*6\r\n$3\r\nSET\r\n$%d\r\n" % size for size in set(map(len, part.keys))}
     packed = b"".join([heads[len(key)] + key + tail for key in part.keys])
     if not first:
         return RedisCall((), packed=packed, lines=len(part.keys))
-    epoch = b"*2\r\n$3\r\nGET\r\n%b\r\n" % _sized(x.layout.epochs[0])
+    epoch = b"*2\r\n$3\r\nGET\r\n%b\r\n" % _bulk(x.layout.epochs[0])
     return RedisCall((), packed=epoch + packed, lines=len(part.keys) + 1)
 
 
-def _sized(text: bytes) -> bytes:
+def _bulk(text: bytes) -> bytes:
     return b"$%d\r\n%b" % (len(text), text)
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from semel.errors import StoreRefused, StoreUnavailable
 from semel.stores.redis import encoding
 from semel.stores.redis.calls import Address, RedisCall, RedisQuery, Steps
-from semel.stores.redis.errors import kind_of, translated
+from semel.stores.redis.errors import kind_of, to_store_error
 from semel.stores.redis.settings import RedisOptions, RedisTarget
 
 SLOTS = 16_384
@@ -131,7 +131,7 @@ def look(place: RedisTarget, masters: Sequence[Address], options: RedisOptions) 
         if isinstance(info, Exception):
             if kind_of(info) == "wait":
                 raise StoreUnavailable(f"{place.name} is not ready: {info}") from info
-            raise translated(info, place.name) from info
+            raise to_store_error(info, place.name) from info
         told.append(parse_info(info))
         for reply in settings:  # these only make it more precise, and many users may not ask for them
             if isinstance(reply, list) and len(reply) == 2:  # noqa: PLR2004 - a name and its value
@@ -141,7 +141,7 @@ def look(place: RedisTarget, masters: Sequence[Address], options: RedisOptions) 
     return judge(place, told, options)
 
 
-def told_by(masters: Sequence[Address]) -> Steps:
+def facts_of_masters(masters: Sequence[Address]) -> Steps:
     """What each master says of itself now. Raises `StoreUnavailable` where one does not answer."""
     calls = [RedisCall(command, node=node) for node in masters for command in ([b"INFO"], [b"TIME"])]
     replies = yield RedisQuery(calls)

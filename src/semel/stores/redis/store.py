@@ -19,7 +19,7 @@ from semel.stores.redis import marks
 from semel.stores.redis.base import RedisState, RedisStoreBase, link_options, pack
 from semel.stores.redis.calls import Address, Ahead, Nodes, RedisCall, RedisPause, RedisQuery, Refresh, Steps
 from semel.stores.redis.errors import BROKEN, as_message, unsent
-from semel.stores.redis.server_checks import ServerFacts, told_by
+from semel.stores.redis.server_checks import ServerFacts, facts_of_masters
 
 IDLE_MAX = 8
 """Connections kept for one node while nobody uses them."""
@@ -105,7 +105,7 @@ class RedisStore(RedisStoreBase):
     def say(self) -> list[dict[str, str]]:
         """What each master says of itself now: the lines of INFO, and `time_us`, its clock. One round trip."""
         self.facts()
-        told: list[dict[str, str]] = self._drive(told_by(self._core.nodes()))
+        told: list[dict[str, str]] = self._drive(facts_of_masters(self._core.nodes()))
         return told
 
     def twin(self) -> AsyncStore:

@@ -28,7 +28,7 @@ class Waits:
         made = cls(options)
         return made if made.commands else None
 
-    def reached(self, told: Iterator[Any]) -> tuple[bool, bool]:
+    def replicas_reached(self, told: Iterator[Any]) -> tuple[bool, bool]:
         """Whether enough replicas, and enough disks, have what was written; no answer means no."""
         copied = synced = True
         for command in self.commands:
@@ -39,7 +39,7 @@ class Waits:
                 synced = isinstance(reply, list) and reply[0] >= self._local and reply[1] >= self._disks
         return copied, synced
 
-    def missed(self, *, copied: bool, synced: bool) -> str:
+    def describe_missing(self, *, copied: bool, synced: bool) -> str:
         """What was not reached, in words."""
         parts = [] if copied else [f"{self._replicas} replicas"]
         if not synced:

@@ -194,7 +194,7 @@ class SqliteBatch:
             fitting.append(position)
         positions[:] = fitting
         for some in encoding.chunks(list(unread)):
-            asked = encoding.padded(some)
+            asked = encoding.pad_digests(some)
             rows = self._connection.execute(encoding.select_records(len(asked)), asked).fetchall()
             if not rows:
                 continue
@@ -405,7 +405,7 @@ class SqliteBatch:
         expires_at = now + item.window_us
         firsts: list[bool] = []
         for some in encoding.chunks(digests):
-            sent = encoding.padded(some)
+            sent = encoding.pad_digests(some)
             rows = self._connection.execute(
                 encoding.insert_marks(len(sent)), (consumer_id, expires_at, now, *sent)
             ).fetchall()

@@ -129,7 +129,7 @@ def chunks(things: Sequence[Any], size: int = BATCH_ROWS_MAX) -> Iterable[Sequen
     return (things[start : start + size] for start in range(0, len(things), size))
 
 
-def padded(digests: Sequence[bytes]) -> Sequence[bytes]:
+def pad_digests(digests: Sequence[bytes]) -> Sequence[bytes]:
     """The digests, the last one repeated up to one of a few sizes: a statement of a new size has to be parsed."""
     count = len(digests)
     size = SIZES[bisect_left(SIZES, count)]
@@ -153,7 +153,7 @@ def to_row(record: Record, state: int) -> Row:
         fence - record.first_seen,
         record.attempt,
         record.lease_until - fence if record.lease_until else None,
-        _settled(record),
+        _settled_at(record),
         _expires(record),
         record.value,
         record.fingerprint,
@@ -163,7 +163,7 @@ def to_row(record: Record, state: int) -> Row:
 
 def to_settled_row(record: Record, state: int, rowid: int) -> Row:
     """The columns of `UPDATE_SETTLED`."""
-    return state, _settled(record), _expires(record), record.value, rowid
+    return state, _settled_at(record), _expires(record), record.value, rowid
 
 
 def to_claim_row(record: Record, stored: Stored, consumer_id: int, key: str | None) -> Row:
@@ -207,7 +207,7 @@ def is_settling(record: Record, before: Record) -> bool:
     )
 
 
-def _settled(record: Record) -> int | None:
+def _settled_at(record: Record) -> int | None:
     if record.state == "claimed":
         return SETTLED_ROOM
     return record.settled_at - record.fence if record.settled_at else None

@@ -4,7 +4,7 @@ import sqlite3
 
 from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
 
-__all__ = ["is_busy", "is_full", "is_no_database", "translated"]
+__all__ = ["is_busy", "is_full", "is_no_database", "to_store_error"]
 
 _PRIMARY = 0xFF
 _SHM_SIZE = 4874
@@ -27,7 +27,7 @@ def is_full(error: sqlite3.Error) -> bool:
     return _code(error) & _PRIMARY == sqlite3.SQLITE_FULL or _code(error) == _SHM_SIZE
 
 
-def translated(error: sqlite3.Error, path: str) -> StoreError:
+def to_store_error(error: sqlite3.Error, path: str) -> StoreError:
     """The error to raise instead of the driver's."""
     primary = _code(error) & _PRIMARY
     if is_full(error):

@@ -21,7 +21,7 @@ from semel.runtime.jitter import jitter
 from semel.stores.sqlite import locks, schema
 from semel.stores.sqlite import schema as sqlite_schema
 from semel.stores.sqlite.batch import FRUGAL, READS, FileState, SqliteBatch
-from semel.stores.sqlite.errors import is_busy, translated
+from semel.stores.sqlite.errors import is_busy, to_store_error
 from semel.types import Id
 
 __all__ = ["StoreClock"]
@@ -136,7 +136,7 @@ class SqliteStore:
         """Create or check the file and connect; idempotent. Raises `StoreRefused` and leaves the file as it is."""
         with self._writing:
             self._closed = False
-            self._connected()
+            self._write_connection()
 
     def close(self) -> None:
         """Let go of the file; idempotent, from any thread. A call that waits for a lock ends with `StoreClosed`."""
@@ -164,7 +164,7 @@ class SqliteStore:
         if all(type(item) in READS for item in items):
             return self._read(items)
         with self._writing:
-            connection = self._connected()
+            connection = self._write_connection()
             answers, changed = self._write(connection, items)
         if self._listeners:
             for record_id in changed:
@@ -215,7 +215,7 @@ class SqliteStore:
         except BaseException as error:
             self._seen.forget()
             if isinstance(error, sqlite3.Error):
-                raise translated(error, self.path) from error
+                raise to_store_error(error, self.path) from error
             raise
         finally:
             _roll_back(connection)
@@ -226,7 +226,7 @@ class SqliteStore:
             if connection is not None and not self._closed:
                 return self._look(connection, items)
         with self._writing:
-            self._connected()
+            self._write_connection()
         with self._reading:
             if self._reader is None:
                 raise self._closed_error()
@@ -240,7 +240,7 @@ class SqliteStore:
             now, _ = self._now(connection)
             return SqliteBatch(connection, now, FileState(), readable_keys=self.readable_keys).run(items)
         except sqlite3.Error as error:
-            raise translated(error, self.path) from error
+            raise to_store_error(error, self.path) from error
         finally:
             _roll_back(connection)
 
@@ -261,7 +261,7 @@ class SqliteStore:
 
     def _wait_or_give_up(self, error: sqlite3.OperationalError, deadline: float) -> None:
         if not is_busy(error):
-            raise translated(error, self.path) from error
+            raise to_store_error(error, self.path) from error
         if self._closed:
             raise self._closed_error() from error
         if time.monotonic() >= deadline:
@@ -273,7 +273,7 @@ class SqliteStore:
 
     # --- connections ---
 
-    def _connected(self) -> sqlite3.Connection:
+    def _write_connection(self) -> sqlite3.Connection:
         """The connection that writes; opens both where there are none. The caller holds `_writing`."""
         if self._closed:
             raise self._closed_error()
@@ -293,7 +293,7 @@ class SqliteStore:
         try:
             writer, reader = self._raw_connection(), self._raw_connection()
         except sqlite3.Error as error:
-            raise translated(error, self.path) from error
+            raise to_store_error(error, self.path) from error
         try:
             self._prepare(writer, reader, kind)
         except BaseException:
@@ -319,7 +319,7 @@ class SqliteStore:
             except sqlite3.OperationalError as error:
                 self._wait_or_give_up(error, deadline)
             except sqlite3.Error as error:
-                raise translated(error, self.path) from error
+                raise to_store_error(error, self.path) from error
 
     def _raw_connection(self) -> sqlite3.Connection:
         return sqlite3.connect(

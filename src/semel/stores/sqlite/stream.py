@@ -8,7 +8,7 @@ from typing import TypeAlias
 from semel.core.commands import Mark
 from semel.core.ids import digests_of
 from semel.stores.sqlite.batch import FileState, SqliteBatch
-from semel.stores.sqlite.errors import translated
+from semel.stores.sqlite.errors import to_store_error
 from semel.stores.sqlite.store import SqliteStore, _roll_back
 
 __all__ = ["Marker", "marking"]
@@ -28,7 +28,7 @@ def marking(store: SqliteStore, tenant: str, consumer: str, window_us: int) -> I
     has marked nothing; one that dies just after the block's own work repeats that work, and loses none of it.
     """
     with store._writing:
-        connection = store._connected()
+        connection = store._write_connection()
         connection.execute(f"PRAGMA cache_size = -{STREAM_CACHE_KIB}")
         try:
             store._execute(connection, "BEGIN IMMEDIATE")
@@ -49,7 +49,7 @@ def marking(store: SqliteStore, tenant: str, consumer: str, window_us: int) -> I
                 connection.execute("UPDATE semel_clock SET last_us = ?, offset_us = ?", (now, offset_us))
                 store._execute(connection, "COMMIT")
         except sqlite3.Error as error:
-            raise translated(error, store.path) from error
+            raise to_store_error(error, store.path) from error
         finally:
             _roll_back(connection)
 

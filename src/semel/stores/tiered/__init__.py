@@ -109,18 +109,18 @@ def from_url(url: str) -> TieredStore:
         given = {}
     if head != "tiered:" or not {"cache", "truth"} <= given.keys():
         raise PolicyInvalid("a tiered store is written tiered:?cache=redis://...&truth=postgresql://...")
-    return tiered(**_known(given))
+    return tiered(**_check_options(given))
 
 
 def url_of(given: Mapping[str, Any]) -> str:
     """The URL of a table with `cache`, `truth` and `cache_window`, as it stands in a configuration."""
-    known = _known(given)
+    known = _check_options(given)
     if not {"cache", "truth"} <= known.keys():
         raise PolicyInvalid("a store of tiers has a cache and a truth: both are URLs")
     return tiers_url(known)
 
 
-def _known(given: Mapping[str, Any]) -> dict[str, Any]:
+def _check_options(given: Mapping[str, Any]) -> dict[str, Any]:
     strange = [name for name in given if name not in _OPTIONS]
     if strange:
         raise PolicyInvalid(f"tiers have no option {', '.join(strange)}; there are {', '.join(_OPTIONS)}")

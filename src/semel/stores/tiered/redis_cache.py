@@ -17,7 +17,7 @@ from semel.errors import StoreUnavailable
 from semel.stores.redis import AsyncRedisStore, RedisStore, encoding
 from semel.stores.redis.base import RedisState
 from semel.stores.redis.calls import RedisCall, RedisQuery, Refresh, Script, Step
-from semel.stores.redis.errors import kind_of, translated
+from semel.stores.redis.errors import kind_of, to_store_error
 from semel.stores.tiered.protocols import Copy, Counts, Put, Stamp
 
 __all__ = ["AsyncRedisCache", "RedisCache"]
@@ -107,7 +107,7 @@ class CacheCalls:
         counts: dict[str, int] = {}
         for reply in replies:
             if isinstance(reply, Exception):
-                raise translated(reply, self._core.name) from reply
+                raise to_store_error(reply, self._core.name) from reply
             pairs = iter(reply)
             for name, number in zip(pairs, pairs, strict=True):
                 counts[name.decode()] = counts.get(name.decode(), 0) + int(number)
@@ -155,7 +155,7 @@ class CacheCalls:
             for (bucket, places, counts_told, _), reply in zip(waiting, replies, strict=True):
                 if isinstance(reply, Exception):
                     if last or kind_of(reply) not in self._worth_another:
-                        raise translated(reply, self._core.name) from reply
+                        raise to_store_error(reply, self._core.name) from reply
                     again.append((bucket, places, counts_told, kind_of(reply) == "text"))
                     continue
                 self._seen[bucket] = (reply[1], int(reply[0]), heard_us)

@@ -148,7 +148,7 @@ class Tier:
     def carry_out(self, items: Sequence[Item]) -> Generator[Step, Any, list[Answer]]:
         """Answer the items by position."""
         answers: list[Answer] = [None] * len(items)
-        wanted = self._wanted(items)
+        wanted = self._cacheable_keys(items)
         if wanted:
             yield from self._look(wanted)
         rest, positions, asked = self._rest(items, wanted, answers)
@@ -160,8 +160,8 @@ class Tier:
         self._fold_marks(items, wanted, answers)
         puts = self._learn(items, wanted, answers, stamps)
         if puts and self._breaker.allows():
-            counts = self._told()
-            written = self._answered((yield Write(puts, counts)), counts)
+            counts = self._counts_to_send()
+            written = self._note_cache_answer((yield Write(puts, counts)), counts)
             if not isinstance(written, StoreError):
                 self._count("copies", written)
         yield from self._forget(items, answers)
@@ -170,7 +170,7 @@ class Tier:
 
     # --- before the truth ---
 
-    def _wanted(self, items: Sequence[Item]) -> list[Wanted]:
+    def _cacheable_keys(self, items: Sequence[Item]) -> list[Wanted]:
         """The keys that may be answered without the truth: none that another item of the batch is about."""
         if len(items) > 1:
             others = {item.id for item in items if type(item) is not Claim and hasattr(item, "id")}
@@ -208,8 +208,8 @@ class Tier:
         if not self._breaker.allows():
             self._count("cache_skipped", len(chosen))
             return
-        counts = self._told()
-        copies = self._answered((yield Look([each.digest for each in chosen], counts)), counts)
+        counts = self._counts_to_send()
+        copies = self._note_cache_answer((yield Look([each.digest for each in chosen], counts)), counts)
         if isinstance(copies, StoreError):
             self._count("cache_skipped", len(chosen))
             return
@@ -297,7 +297,7 @@ class Tier:
         """What the truth has committed: copies of it, and ids for the filter."""
         facts = [fact for each in wanted if (fact := self._fact(each, items, answers)) is not None]
         for item, answer in zip(items, answers, strict=True):
-            if type(item) is Settle and (settled := self._settled(item, answer)) is not None:
+            if type(item) is Settle and (settled := self._copy_of_settled(item, answer)) is not None:
                 facts.append(settled)
         if facts and self._filter is not None:
             try:
@@ -345,7 +345,7 @@ class Tier:
             if len(self._notes) > NOTES_MAX:
                 del self._notes[next(iter(self._notes))]
 
-    def _settled(self, item: Settle, answer: Answer) -> Fact | None:
+    def _copy_of_settled(self, item: Settle, answer: Answer) -> Fact | None:
         """The copy of a completion that was committed just now; what was there before may have another value."""
         if isinstance(answer, Unavailable):
             return None  # it will be said again
@@ -387,7 +387,7 @@ class Tier:
                 moved.append(position)
         for chosen, step in ((places, Bury(buried)), (moved, Clear())):
             if chosen:
-                reply = self._answered((yield step))
+                reply = self._note_cache_answer((yield step))
                 if isinstance(reply, StoreError):
                     error = StoreUnavailable(
                         f"the cache {self._cache_name} could not be told to forget what the truth has forgotten;"
@@ -399,12 +399,12 @@ class Tier:
     def _tally(self, items: Sequence[Item], answers: list[Answer]) -> Generator[Step, Any, None]:
         for position, (item, answer) in enumerate(zip(items, answers, strict=True)):
             if type(item) is Count and isinstance(answer, Stats):
-                told = self._answered((yield ReadCounts()))
+                told = self._note_cache_answer((yield ReadCounts()))
                 answers[position] = _with_tiers(answer, {} if isinstance(told, StoreError) else told, self)
 
     # --- counting ---
 
-    def _answered(self, reply: Any, counts: Mapping[str, int] | None = None) -> Any:
+    def _note_cache_answer(self, reply: Any, counts: Mapping[str, int] | None = None) -> Any:
         """Note whether the cache works; what it was not told is told later."""
         if not isinstance(reply, StoreError):
             self._breaker.worked()
@@ -427,14 +427,14 @@ class Tier:
 
     def missed(self, error: StoreError) -> None:
         """The cache could not be reached."""
-        self._answered(error)
+        self._note_cache_answer(error)
 
     def parting(self) -> Generator[Step, Any, None]:
         """Tell the cache what it was not yet told, before the end."""
         if self.counts and not self._breaker.is_open:
-            yield Write([], self._told())
+            yield Write([], self._counts_to_send())
 
-    def _told(self) -> dict[str, int]:
+    def _counts_to_send(self) -> dict[str, int]:
         """What is to be told to the cache now."""
         with self._lock:
             counts, self.counts = self.counts, {}

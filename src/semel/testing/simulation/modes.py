@@ -94,7 +94,7 @@ def leased(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]
 def marked(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
     """Mark, then run."""
     tenant, consumer, key = task.claim.id
-    return flows.marked(Mark(tenant, consumer, [key], task.claim.window_us), task)
+    return flows.mark_then_run(Mark(tenant, consumer, [key], task.claim.window_us), task)
 
 
 def observed(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
@@ -103,7 +103,7 @@ def observed(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any
     def duplicate(_answer: ClaimAnswer) -> None:
         attempt.event.duplicates += 1
 
-    return flows.observed(task, duplicate)
+    return flows.run_observed(task, duplicate)
 
 
 def inboxed(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from semel.core import flows
 from semel.core.commands import Claim, Flow, Granted, Invoke, Lookup, Mark, Raised, Resolve, Settle
 from semel.core.machine import decide
-from semel.core.settlement import Task, conclude, judge, plain
+from semel.core.settlement import Task, outcome_of, plain, settlement_for
 from semel.testing.simulation.modes import FlowOf, acknowledges, leased
 from semel.testing.simulation.referee import SimAttempt
 from semel.testing.simulation.store import Commit, Flaws
@@ -148,8 +148,8 @@ def check_then_act(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outc
     claimed = yield from task.claim
     if not isinstance(claimed, Granted):
         return plain(ran)
-    verdict = judge(ran, task, claimed.attempt)
-    return conclude(ran, verdict, (yield from flows.settle(task.claim, claimed, verdict)), claimed.attempt)
+    verdict = settlement_for(ran, task, claimed.attempt)
+    return outcome_of(ran, verdict, (yield from flows.settle(task.claim, claimed, verdict)), claimed.attempt)
 
 
 def mark_commits_alone(attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:

@@ -124,7 +124,7 @@ class SimStore:
     ) -> None:
         answer = self.apply(item, attempt, skew_us)
         if self.world.trace is not None:
-            self.world.note(f"{attempt.name}: {_shown(item)} -> {_shown(answer)}")
+            self.world.note(f"{attempt.name}: {_describe(item)} -> {_describe(answer)}")
         if reply is not None and process.life == life:
             self.world.after(process, back_us, reply, *args, answer)
 
@@ -231,7 +231,7 @@ class SimStore:
         return False
 
 
-def _shown(thing: Any) -> str:
+def _describe(thing: Any) -> str:
     """A command or answer in a few words, for the trace."""
     name = type(thing).__name__
     parts = [

@@ -186,9 +186,9 @@ class Worker:
         if type(item) is Claim:
             attempt.claim = item
             attempt.sent_us = self.world.now
-        self.store.send(self, item, attempt, fate, self.skew_us, self._answered, run, item)
+        self.store.send(self, item, attempt, fate, self.skew_us, self._on_answer, run, item)
 
-    def _answered(self, run: SimRun, item: Any, answer: Any) -> None:
+    def _on_answer(self, run: SimRun, item: Any, answer: Any) -> None:
         attempt = run.attempt
         if type(answer) is Granted:
             attempt.granted = answer
@@ -229,11 +229,13 @@ class Worker:
         fate = self.world.fate()
         if fate in (CRASH_BEFORE, PAUSE):
             fate = FAIR  # the flows and handlers have their own; here it would strike twice as often
-        self.store.send(self, item, attempt, fate, self.skew_us, self._kept, run, attempt, self.world.now)
+        self.store.send(
+            self, item, attempt, fate, self.skew_us, self._on_renewed, run, attempt, self.world.now
+        )
         if fate == CRASH_AFTER:
             self.crash()
 
-    def _kept(self, run: SimRun, attempt: SimAttempt, sent_us: int, answer: Any) -> None:
+    def _on_renewed(self, run: SimRun, attempt: SimAttempt, sent_us: int, answer: Any) -> None:
         if attempt.over:
             return
         if type(answer) is Renewed:
@@ -248,7 +250,7 @@ class Worker:
         """The claim is lost: the handler must not touch the world any more."""
         attempt.lost = True
         if run.handling and self.stops_at_once and run.attempt is attempt:
-            self._ended(run, Raised(ClaimLost("told by the keeper"), lost=True))
+            self._on_end(run, Raised(ClaimLost("told by the keeper"), lost=True))
 
     # --- the probe ---
 
@@ -262,9 +264,9 @@ class Worker:
         if world.chance(world.weather.handler_pause):
             self.pause()
         silent = claim.quarantine and world.chance(world.weather.sink_lost)
-        world.after(self, world.between(*LATENCY_US), self._asked, run, silent)
+        world.after(self, world.between(*LATENCY_US), self._on_probe, run, silent)
 
-    def _asked(self, run: SimRun, silent: bool) -> None:  # noqa: FBT001  # whether the answer is lost
+    def _on_probe(self, run: SimRun, silent: bool) -> None:  # noqa: FBT001  # whether the answer is lost
         attempt, world = run.attempt, self.world
         assert attempt.claim is not None
         mine = None if attempt.granted is None else attempt.granted.fence
@@ -303,14 +305,14 @@ class Worker:
         weather = world.weather
         if attempt.granted is not None and (attempt.lost or world.now >= attempt.deadline_us - MARGIN_US):
             attempt.touch()
-            self._ended(run, Raised(ClaimLost("seen by the handler"), lost=True))
+            self._on_end(run, Raised(ClaimLost("seen by the handler"), lost=True))
         elif attempt.event.kind == "permanent":
-            self._ended(run, Raised(Declined("never")))
+            self._on_end(run, Raised(Declined("never")))
         elif attempt.event.kind == "poison":
-            self._ended(run, Raised(NotApplied("never")))
+            self._on_end(run, Raised(NotApplied("never")))
         elif world.chance(weather.error_before):
             attempt.touch()
-            self._ended(run, Raised(NotApplied("not now") if world.random() < COIN else Hiccup("not now")))
+            self._on_end(run, Raised(NotApplied("not now") if world.random() < COIN else Hiccup("not now")))
         elif world.chance(weather.handler_crash):
             self.crash()
         else:
@@ -324,36 +326,36 @@ class Worker:
             return
         world, attempt = self.world, run.attempt
         if self.in_transaction:
-            world.after(self, 1_000, self._acted, run, stage, True)  # noqa: FBT003  # applied, once committed
+            world.after(self, 1_000, self._on_effect, run, stage, True)  # noqa: FBT003  # applied, once committed
             return
         there = world.between(*LATENCY_US)
         if world.chance(world.weather.sink_late):
             attempt.touch()
             world.at(world.between(LEASE_US // 5, 3 * LEASE_US), self.sink.apply, attempt)
-            world.after(self, LEASE_US // 5, self._acted, run, stage, None)
+            world.after(self, LEASE_US // 5, self._on_effect, run, stage, None)
         elif world.chance(world.weather.sink_lost):
             attempt.touch()
             world.at(there, self.sink.apply, attempt)
-            world.after(self, LEASE_US // 5, self._acted, run, stage, None)
+            world.after(self, LEASE_US // 5, self._on_effect, run, stage, None)
         else:
             world.at(there, self._reach_sink, run, stage, self.life)
 
     def _reach_sink(self, run: SimRun, stage: int, life: int) -> None:
         applied = self.sink.apply(run.attempt)
         if self.life == life:
-            self.world.after(self, self.world.between(*LATENCY_US), self._acted, run, stage, applied)
+            self.world.after(self, self.world.between(*LATENCY_US), self._on_effect, run, stage, applied)
 
-    def _acted(self, run: SimRun, stage: int, applied: bool | None) -> None:  # noqa: FBT001  # the sink's answer
+    def _on_effect(self, run: SimRun, stage: int, applied: bool | None) -> None:  # noqa: FBT001  # the sink's answer
         if run.stage != stage:
             return
         world, weather, attempt = self.world, self.world.weather, run.attempt
         if applied is None:
-            self._ended(run, Raised(Hiccup("the sink did not answer")))
+            self._on_end(run, Raised(Hiccup("the sink did not answer")))
         elif not applied:
-            self._ended(run, Raised(Hiccup("the sink knows a newer fence")))
+            self._on_end(run, Raised(Hiccup("the sink knows a newer fence")))
         elif world.chance(weather.error_after):
             attempt.touch()
-            self._ended(run, Raised(Hiccup("too late")))
+            self._on_end(run, Raised(Hiccup("too late")))
         elif world.chance(weather.handler_crash):
             self.crash()
         else:
@@ -364,9 +366,9 @@ class Worker:
 
     def _return(self, run: SimRun, stage: int) -> None:
         if run.stage == stage:
-            self._ended(run, Returned(run.attempt.value))
+            self._on_end(run, Returned(run.attempt.value))
 
-    def _ended(self, run: SimRun, ran: Ran) -> None:
+    def _on_end(self, run: SimRun, ran: Ran) -> None:
         run.stage += 1
         run.handling = False
         self._resume(run, ran)
