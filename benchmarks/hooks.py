@@ -15,6 +15,7 @@ from semel.observe.events import HookEvent
 from semel.observe.history import HistoryHook
 from semel.observe.logging import LogHook
 from semel.runtime.generators import drive
+from semel.stores import MemoryStore
 from semel.types import Done
 
 
@@ -69,7 +70,7 @@ def _row(name: str, hook: Any) -> Measurement:
 
 
 def _client(hook: Any = None) -> Semel:
-    store = semel.MemoryStore(records_max=10**7)
+    store = MemoryStore(records_max=10**7)
     made = semel.open(store, consumer="h", hooks=() if hook is None else [hook])
     made.run("warm", nothing)
     return made

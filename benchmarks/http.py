@@ -23,6 +23,7 @@ import msgspec
 
 import semel
 from semel.http.asgi import AsgiIdempotency, by_authorization
+from semel.stores import MemoryStore
 
 COUNT = 300
 ROUNDS = 9
@@ -110,7 +111,7 @@ async def nothing() -> None: ...
 
 
 async def measure() -> dict[str, float]:
-    async with semel.aopen(semel.MemoryStore(records_max=10**6), consumer="bench") as client:
+    async with semel.aopen(MemoryStore(records_max=10**6), consumer="bench") as client:
         ours = AsgiIdempotency(app, client, caller=by_authorization)
         keys, copies = fresh(), same()
         await ours(scope("POST", next(copies)), receive, send)

@@ -15,6 +15,7 @@ from semel.keys import check
 from semel.runtime.context import Context, _current
 from semel.runtime.keeper import LiveClaim
 from semel.runtime.process import new_owner
+from semel.stores import MemoryStore
 from semel.types import Done
 
 COUNT = 20_000
@@ -44,14 +45,14 @@ def rows(_folder: Path) -> list[Measurement]:
 
 def client(consumer: str, **options: object) -> semel.Semel:
     """A client on a store of its own, ready."""
-    made = semel.open(semel.MemoryStore(records_max=10**7), consumer=consumer, **options)  # type: ignore[arg-type]
+    made = semel.open(MemoryStore(records_max=10**7), consumer=consumer, **options)  # type: ignore[arg-type]
     made.mark("warm") if options.get("mode") == "mark" else made.run("warm", nothing)
     return made
 
 
 def compact_mark() -> Measurement:
     """Packed marks of 500, against those in a set: what a fifth of the room costs."""
-    packed = semel.open(semel.MemoryStore(records_max=10**7, compact=True), consumer="m", mode="mark")
+    packed = semel.open(MemoryStore(records_max=10**7, compact=True), consumer="m", mode="mark")
     packed.mark("warm")
     return compare(
         "memory", "mark_many of 500, compact", workloads.marking(packed, COUNT, BATCH),

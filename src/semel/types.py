@@ -31,11 +31,11 @@ __all__ = [
     "ProbeAnswer",
     "Record",
     "Renewed",
+    "SettleAnswer",
     "State",
     "Stats",
     "Unavailable",
     "Unknown",
-    "Verdict",
 ]
 
 T = TypeVar("T")
@@ -189,7 +189,7 @@ class Absent(Struct, frozen=True):
     """There is no record for this key."""
 
 
-Verdict: TypeAlias = Completed | Lost[Any] | Unavailable
+SettleAnswer: TypeAlias = Completed | Lost[Any] | Unavailable
 """What became of a complete, fail or release."""
 
 

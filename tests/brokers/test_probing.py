@@ -8,6 +8,7 @@ import semel
 from semel import CannotTell, DidNotHappen, Happened, Inquiry
 from semel.brokers import Route, Runner, RunnerLimits
 from semel.core.commands import Admit, Claim, Item
+from semel.stores import MemoryStore
 from semel.testing.queue import Queue
 from tests.brokers.test_runner import Paid, send, working
 from tests.client.clients import Spy, down
@@ -104,7 +105,7 @@ async def test_by_choice_a_runner_runs_and_acknowledges_without_its_store(
     async def charge(paid: Paid) -> None:
         ran.append(paid.order)
 
-    spy = Spy(semel.MemoryStore())
+    spy = Spy(MemoryStore())
     spy.before = down(at)
     once = semel.aopen(spy, consumer="billing", policy=semel.Policy(on_unavailable="run", wait_s=0))
     send(queue, "k1", "k2")
@@ -121,7 +122,7 @@ async def test_by_default_a_runner_waits_for_its_store(queue: Queue) -> None:
     async def charge(paid: Paid) -> None:
         ran.append(paid.order)
 
-    spy = Spy(semel.MemoryStore())
+    spy = Spy(MemoryStore())
     spy.before = down(Claim)
     once = semel.aopen(spy, consumer="billing", policy=semel.Policy(wait_s=0))
     send(queue, "k1")

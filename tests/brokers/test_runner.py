@@ -11,6 +11,7 @@ import pytest
 import semel
 from semel.brokers import Arrival, Route, Runner, RunnerLimits
 from semel.errors import KeyMissing
+from semel.stores import MemoryStore
 from semel.testing.queue import Queue
 from tests.waiting import until
 
@@ -183,7 +184,7 @@ async def test_a_message_without_a_key_is_buried_or_refused(queue: Queue) -> Non
 
 
 async def test_a_busy_one_is_parked_until_its_owner_is_done_and_never_dropped(queue: Queue) -> None:
-    store = semel.MemoryStore()
+    store = MemoryStore()
     once = semel.aopen(store, consumer="billing", lease="300ms")
     ran: list[str] = []
 
@@ -200,7 +201,7 @@ async def test_a_busy_one_is_parked_until_its_owner_is_done_and_never_dropped(qu
 
 
 async def test_a_full_room_sends_busy_ones_back_to_the_broker(queue: Queue) -> None:
-    once = semel.aopen(semel.MemoryStore(), consumer="billing", lease="400ms")
+    once = semel.aopen(MemoryStore(), consumer="billing", lease="400ms")
 
     async def charge(message: Arrival) -> None:
         return None

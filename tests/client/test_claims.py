@@ -121,7 +121,7 @@ async def test_a_part_out_of_reach_is_no_exception_for_all(client: Either, place
     await client.claim("warm")
     place.spy.before = down()
     assert [type(each) for each in await client.claim_many(["a", "b"])] == [Unavailable, Unavailable]
-    with pytest.raises(semel.StoreUnavailable):
+    with pytest.raises(semel.errors.StoreUnavailable):
         await client.claim("a")
 
 
@@ -133,7 +133,7 @@ async def test_a_record_that_does_not_read_costs_the_others_nothing(client: Eith
     store.send([Settle(claim.id, claim.owner, granted.fence, "done", b"?", claim.window_us, claim.lease_us)])
     bad, good = await client.claim_many(["damaged", "good"])
     assert isinstance(bad, Unavailable)
-    assert isinstance(bad.error, semel.RecordCorrupt)
+    assert isinstance(bad.error, semel.errors.RecordCorrupt)
     assert isinstance(good, Claimed)
 
 
@@ -214,7 +214,7 @@ async def test_a_good_end_that_is_lost_is_an_error(client: Either, place: Place)
 
         place.spy._store.send([Forget(("", "billing", "k"), force=True)])
 
-    with pytest.raises(semel.ClaimLost):
+    with pytest.raises(semel.errors.ClaimLost):
         await client.within(await claimed(client), block)
 
 
@@ -222,7 +222,7 @@ async def test_a_good_end_that_cannot_be_recorded_is_an_error(place: Place) -> N
     client = place.open(lease="200ms")  # so long is it tried
     claim = await claimed(client)
     place.spy.before = down(Settle)
-    with pytest.raises(semel.NotRecorded):
+    with pytest.raises(semel.errors.NotRecorded):
         await client.within(claim, lambda: None)
     assert len(place.spy.sent(Settle)) > 1
     assert client.kept == {}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import semel
+from semel.client import PurgeResult
 from semel.core.commands import Purge, Purged
 from semel.errors import IdsMismatch, PolicyInvalid, StoreUnavailable
 
@@ -50,15 +51,13 @@ class AsyncFake:
 
 
 BATCHES = (Purged(5000, 90.0, more=True), Purged(5000, 70.0, more=True), Purged(7, 1.0, partitions=2))
-WHOLE = semel.PurgeResult(10007, 2, 90.0)
+WHOLE = PurgeResult(10007, 2, 90.0)
 
 
-def collect(
-    rounds: list[semel.PurgeResult], count: int
-) -> tuple[threading.Event, Callable[[semel.PurgeResult], None]]:
+def collect(rounds: list[PurgeResult], count: int) -> tuple[threading.Event, Callable[[PurgeResult], None]]:
     enough = threading.Event()
 
-    def done(made: semel.PurgeResult) -> None:
+    def done(made: PurgeResult) -> None:
         rounds.append(made)
         if len(rounds) >= count:
             enough.set()
@@ -77,7 +76,7 @@ def test_who_else_cleans_is_told() -> None:
 
 
 def test_a_cleaner_runs_in_a_thread_and_survives_an_outage() -> None:
-    rounds: list[semel.PurgeResult] = []
+    rounds: list[PurgeResult] = []
     enough, done = collect(rounds, 2)
     with semel.Cleaner(Fake(StoreUnavailable("down"), *BATCHES), every=0.1, done=done) as cleaner:
         cleaner.start()  # once is enough
@@ -113,10 +112,10 @@ def test_closing_ends_a_round_after_its_batch() -> None:
 
 def test_the_same_in_an_event_loop() -> None:
     async def main() -> None:
-        rounds: list[semel.PurgeResult] = []
+        rounds: list[PurgeResult] = []
         enough = asyncio.Event()
 
-        def done(made: semel.PurgeResult) -> None:
+        def done(made: PurgeResult) -> None:
             rounds.append(made)
             enough.set()
 
@@ -158,9 +157,9 @@ def test_every_store_holds_a_consumer_to_its_ids(kind: str, tmp_path: Path) -> N
     with semel.open(url, consumer="events", ids="uuid7", policy=HOLD) as once:
         assert once.run(key, lambda: 1) == semel.Done(1)
         assert once.run(key, lambda: 2) == semel.Done(1, replayed=True)
-        with pytest.raises(semel.KeyInvalid):
+        with pytest.raises(semel.errors.KeyInvalid):
             once.run("order-17", lambda: 3)
-        with pytest.raises(semel.KeyInvalid):
+        with pytest.raises(semel.errors.KeyInvalid):
             once.records.lookup("order-17")
         for other in ("ulid", None):
             refused: Any = semel.open(url, consumer="events", ids=other, policy=HOLD)

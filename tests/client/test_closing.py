@@ -41,13 +41,13 @@ async def test_nothing_works_after_close(client: Either) -> None:
         lambda: client.using(wait_s=0).run("k", lambda: 1),
     ]
     for call in calls:
-        with pytest.raises(semel.StoreClosed):
+        with pytest.raises(semel.errors.StoreClosed):
             await call()
 
 
 async def test_a_client_that_was_never_used_closes(client: Either) -> None:
     await client.close()
-    with pytest.raises(semel.StoreClosed):
+    with pytest.raises(semel.errors.StoreClosed):
         await client.run("k", lambda: 1)
 
 
@@ -56,7 +56,7 @@ async def test_a_waiting_duplicate_is_let_go(client: Either) -> None:
     task = asyncio.create_task(client.run("k", lambda: 1))
     await until(lambda: any(room.bells or room.futures for room in client.rooms.values()))
     await client.close()
-    with pytest.raises(semel.StoreClosed):
+    with pytest.raises(semel.errors.StoreClosed):
         await asyncio.wait_for(task, 5)
 
 
@@ -110,7 +110,7 @@ async def test_close_from_another_thread(client: Either) -> None:
         thread = Thread(target=lambda: asyncio.run(client.inner.close()))
     thread.start()
     await in_thread(thread.join)
-    with pytest.raises(semel.StoreClosed):
+    with pytest.raises(semel.errors.StoreClosed):
         await client.run("k", lambda: 1)
 
 
@@ -134,7 +134,7 @@ async def test_close_while_a_batch_is_under_way(place: Place) -> None:
     go.set()
     await asyncio.wait_for(closing, 5)
     outcome = (await asyncio.gather(task, return_exceptions=True))[0]
-    assert outcome == Done(1) or isinstance(outcome, Done | semel.StoreClosed | semel.Lost)
+    assert outcome == Done(1) or isinstance(outcome, Done | semel.errors.StoreClosed | semel.Lost)
 
 
 @only_async
@@ -146,7 +146,7 @@ async def test_a_closing_that_is_cancelled_goes_on(place: Place) -> None:
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
     await until(lambda: semel_threads() == [])
-    with pytest.raises(semel.StoreClosed):
+    with pytest.raises(semel.errors.StoreClosed):
         await client.run("k", lambda: 1)
 
 
@@ -162,7 +162,7 @@ def test_with_opens_and_closes(tmp_path: Path) -> None:
     with semel.open(url, consumer="c") as once:
         assert (tmp_path / "semel.db").exists()
         once.run("k", lambda: 1)
-    with pytest.raises(semel.StoreClosed):
+    with pytest.raises(semel.errors.StoreClosed):
         once.run("k", lambda: 1)
     again = semel.open(url, consumer="c")
     assert again.run("k", lambda: 2) == Done(1, replayed=True)
@@ -173,7 +173,7 @@ def test_with_opens_and_closes(tmp_path: Path) -> None:
 async def test_async_with_opens_and_closes(tmp_path: Path) -> None:
     async with semel.aopen(f"sqlite:///{tmp_path / 'semel.db'}", consumer="c") as once:
         assert (tmp_path / "semel.db").exists()
-    with pytest.raises(semel.StoreClosed):
+    with pytest.raises(semel.errors.StoreClosed):
         await once.records.stats()
 
 

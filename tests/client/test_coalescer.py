@@ -272,7 +272,7 @@ async def test_of_equal_marks_one_is_the_first(held: Held) -> None:
 async def test_an_unreachable_store_answers_each(held: Held) -> None:
     def before(items: list[Item]) -> None:
         if any(isinstance(item, Claim) for item in items):
-            raise semel.StoreUnavailable("gone")
+            raise semel.errors.StoreUnavailable("gone")
 
     held.spy.before = before
     (answer,) = await held.send(claim("k"))
@@ -284,7 +284,7 @@ async def test_any_other_error_of_the_store_reaches_each_caller() -> None:
 
     def before(items: list[Item]) -> None:
         if any(isinstance(item, Claim) for item in items):
-            raise semel.StoreRefused("damaged")
+            raise semel.errors.StoreRefused("damaged")
 
     held.spy.before = before
     held.hold()
@@ -295,7 +295,7 @@ async def test_any_other_error_of_the_store_reaches_each_caller() -> None:
     held.go.set()
     await first
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(result) for result in results] == [semel.StoreRefused] * 3
+    assert [type(result) for result in results] == [semel.errors.StoreRefused] * 3
     held.spy.before = lambda _items: None
     assert isinstance((await held.send(claim("k")))[0], Granted)  # and the flusher lives
 
@@ -305,10 +305,10 @@ async def test_an_error_in_one_batch_gives_back_the_claims_of_the_others(held: H
 
     def before(items: list[Item]) -> None:
         if any(isinstance(item, Claim) and item.id[2] == f"k{BATCH_MAX}" for item in items):
-            raise semel.StoreRefused("damaged")
+            raise semel.errors.StoreRefused("damaged")
 
     held.spy.before = before
-    with pytest.raises(semel.StoreRefused):
+    with pytest.raises(semel.errors.StoreRefused):
         await held.send(*(claim(f"k{at}") for at in range(BATCH_MAX + 1)))
 
     def free() -> bool:
@@ -336,12 +336,12 @@ async def test_a_damaged_store_reaches_those_who_were_queued_and_the_flusher_liv
 
     def damaged(items: Any) -> Any:
         if isinstance(items[0], Claim):
-            raise semel.StoreRefused("damaged")
+            raise semel.errors.StoreRefused("damaged")
         return real(items)
 
     store.send = damaged
     task = await queued(held, claim("k"))
-    with pytest.raises(semel.StoreRefused):
+    with pytest.raises(semel.errors.StoreRefused):
         await asyncio.wait_for(task, 5)
     store.send = real
     assert isinstance((await asyncio.wait_for(await queued(held, claim("k")), 5))[0], Granted)
@@ -352,7 +352,7 @@ async def test_too_few_answers_hang_nobody(held: Held) -> None:
     real = store.send
     store.send = lambda items: real(items)[:-1] if isinstance(items[0], Claim) else real(items)
     task = await queued(held, claim("k"))
-    with pytest.raises(semel.StoreError, match="answers"):
+    with pytest.raises(semel.errors.StoreError, match="answers"):
         await asyncio.wait_for(task, 5)
     store.send = real
     assert isinstance((await asyncio.wait_for(held.send(claim("other")), 5))[0], Granted)

@@ -35,11 +35,11 @@ async def test_guard_runs_once_for_what_is_near_and_again_for_what_is_apart(clie
     for minutes, value in ((0, 1), (1 / 60, 1), (-4.9, 1), (4.99, 1), (5, 2), (9.9, 2), (10, 3)):
         assert await greeted(event(minutes, number=minutes)) == value
     assert ran == [0, 5, 10]
-    with pytest.raises(semel.LateEvent, match="older than what is remembered"):
+    with pytest.raises(semel.errors.LateEvent, match="older than what is remembered"):
         await greeted(event(0, number=0))
-    with pytest.raises(semel.LateEvent, match="ahead of the store's clock"):
+    with pytest.raises(semel.errors.LateEvent, match="ahead of the store's clock"):
         await greeted(event(24 * 60, "bob", number=0))
-    with pytest.raises(semel.LateEvent):
+    with pytest.raises(semel.errors.LateEvent):
         await greeted(event(-60, "eve", number=0))
     assert ran == [0, 5, 10]
 
@@ -132,10 +132,10 @@ async def test_an_arrival_window_is_carried_by_deliveries_too(place: Place) -> N
 
 async def test_a_time_is_needed_and_marks_have_none(place: Place) -> None:
     client = place.open()
-    with pytest.raises(semel.UsageError, match="event_time"):
+    with pytest.raises(semel.errors.UsageError, match="event_time"):
         await client.claim("k", sliding=BY_TIME)
     marking = place.open(consumer="marks", mode="mark")
-    with pytest.raises(semel.ModeMismatch, match="mark"):
+    with pytest.raises(semel.errors.ModeMismatch, match="mark"):
         await marking.run_many([BY_TIME.delivery(event(0))], lambda body: body)
 
 

@@ -50,7 +50,7 @@ async def test_a_first_failure_raises_itself_and_a_replayed_one_says_so(client: 
     with pytest.raises(ValueError, match="no") as raised:
         await charge(Order("a"))
     assert raised.value is error
-    with pytest.raises(semel.HandlerFailed, match="ValueError: no"):
+    with pytest.raises(semel.errors.HandlerFailed, match="ValueError: no"):
         await charge(Order("a"))
 
 
@@ -70,7 +70,7 @@ async def test_still_running(client: Either) -> None:
     first = asyncio.create_task(client.run("charge::a", client.held(gate)))
     await happens(gate.entered)
     charge = guarded(client, lambda order: 1, wait_s=0)
-    with pytest.raises(semel.StillRunning) as raised:
+    with pytest.raises(semel.errors.StillRunning) as raised:
         await charge(Order("a"))
     assert 25 < raised.value.retry_after_s <= 30
     gate.opened.set()
@@ -80,7 +80,7 @@ async def test_still_running(client: Either) -> None:
 async def test_payload_mismatch(client: Either) -> None:
     charge = guarded(client, lambda order: 1, fingerprint=lambda order: str(order.total).encode())
     await charge(Order("a", 1))
-    with pytest.raises(semel.PayloadMismatch):
+    with pytest.raises(semel.errors.PayloadMismatch):
         await charge(Order("a", 2))
 
 
@@ -90,14 +90,14 @@ async def test_claim_lost(client: Either, place: Place) -> None:
 
         place.spy._store.send([Forget(("", "billing", "charge::a"), force=True)])
 
-    with pytest.raises(semel.ClaimLost):
+    with pytest.raises(semel.errors.ClaimLost):
         await guarded(client, handler)(Order("a"))
 
 
 async def test_value_not_kept(client: Either) -> None:
     charge = guarded(client, lambda order: 1, keep_value=False)
     assert await charge(Order("a")) == 1
-    with pytest.raises(semel.ValueNotKept):
+    with pytest.raises(semel.errors.ValueNotKept):
         await charge(Order("a"))
 
 
@@ -111,12 +111,12 @@ async def test_outcome_unknown(place: Place) -> None:
     charge = guarded(client, handler)
     with pytest.raises(ValueError, match="half way"):
         await charge(Order("a"))
-    with pytest.raises(semel.OutcomeUnknown):
+    with pytest.raises(semel.errors.OutcomeUnknown):
         await charge(Order("a"))
 
 
 async def test_late_event() -> None:
-    with pytest.raises(semel.LateEvent):
+    with pytest.raises(semel.errors.LateEvent):
         semel.unwrap(semel.Late(5), "k")
 
 
@@ -124,7 +124,7 @@ async def test_store_unavailable(client: Either, place: Place) -> None:
     charge = guarded(client, lambda order: 1, wait_s=0)
     await charge(Order("a"))
     place.spy.before = down()
-    with pytest.raises(semel.StoreUnavailable):
+    with pytest.raises(semel.errors.StoreUnavailable):
         await charge(Order("b"))
     place.spy.before = lambda _items: None
 
@@ -133,7 +133,7 @@ async def test_not_recorded_carries_the_value(place: Place) -> None:
     client = place.open(lease="200ms")  # so long is it tried
     charge = guarded(client, lambda order: order.total)
     place.spy.before = down(Settle)
-    with pytest.raises(semel.NotRecorded) as raised:
+    with pytest.raises(semel.errors.NotRecorded) as raised:
         await charge(Order("a", 7))
     assert raised.value.value == 7
 
@@ -182,9 +182,9 @@ async def test_methods(client: Either) -> None:
 async def test_a_key_may_be_computed_and_is_never_invented(client: Either) -> None:
     charge = guarded(client, lambda order: order.id, key=lambda order: order.id)
     assert await charge(Order("a")) == "a"
-    with pytest.raises(semel.KeyMissing):
+    with pytest.raises(semel.errors.KeyMissing):
         await charge(Order(""))
-    with pytest.raises(semel.UsageError, match="no parameter"):
+    with pytest.raises(semel.errors.UsageError, match="no parameter"):
         guarded(client, lambda order: 1, key="ordre.id")
 
 
@@ -212,7 +212,7 @@ async def test_an_async_def_is_served_by_the_twin(place: Place) -> None:
 
 async def test_an_old_event_by_claim(place: Place) -> None:
     client = place.open(window="1h", policy=semel.Policy(late="hold"))
-    with pytest.raises(semel.UsageError, match="time zone"):
+    with pytest.raises(semel.errors.UsageError, match="time zone"):
         await client.claim("k", event_time=datetime(2020, 1, 1))  # noqa: DTZ001
     late = await client.claim("k", event_time=datetime.now(UTC) - timedelta(days=1))
     assert isinstance(late, semel.Late)

@@ -241,7 +241,7 @@ async def test_a_renewal_without_an_answer_is_repeated_and_saves_the_claim(place
     def before(items: list[Any]) -> None:
         if strikes[0] and any(isinstance(item, Renew) for item in items):
             strikes[0] -= 1
-            raise semel.StoreUnavailable("for a moment")
+            raise semel.errors.StoreUnavailable("for a moment")
 
     place.spy.before = before
     task = asyncio.create_task(client.run("k", client.held(gate)))

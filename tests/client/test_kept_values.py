@@ -126,7 +126,7 @@ async def test_what_cannot_be_kept_warns_once_and_the_later_error_says_why(clien
     (warning,) = warned
     assert "respond returns is not kept" in str(warning.message)
     assert "return plain data" in str(warning.message)
-    with pytest.raises(semel.ValueNotKept, match="Response cannot be stored; return plain data"):
+    with pytest.raises(semel.errors.ValueNotKept, match="Response cannot be stored; return plain data"):
         await call("a")
 
 
@@ -152,6 +152,6 @@ async def test_who_keeps_no_values_is_not_warned(place: Place) -> None:
 
 def test_a_journaled_payload_comes_back_as_it_went_in_or_is_refused(tmp_path: Any) -> None:
     with semel.open(f"sqlite:///{tmp_path}/events.db", consumer="billing") as once:
-        with pytest.raises(semel.ValueNotEncodable):
+        with pytest.raises(semel.errors.ValueNotEncodable):
             once.claim("a", journal=Line(1))
         assert once.records.lookup("a") is None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import semel
-from semel import EventLoopBlocked
+from semel.errors import EventLoopBlocked
 
 pytestmark = pytest.mark.anyio
 

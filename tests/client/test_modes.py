@@ -19,19 +19,19 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_consumer_has_one_mode(place: Place) -> None:
     await place.open().run("k", lambda: 1)
-    with pytest.raises(semel.ModeMismatch, match="'lease'"):
+    with pytest.raises(semel.errors.ModeMismatch, match="'lease'"):
         await place.open(mode="quarantine").run("k", lambda: 1)
     await place.open(mode="quarantine", consumer="other").run("k", lambda: 1)
 
 
 async def test_verbs_of_another_mode_are_refused(place: Place) -> None:
     lease, mark = place.open(), place.open(consumer="m", mode="mark")
-    with pytest.raises(semel.ModeMismatch):
+    with pytest.raises(semel.errors.ModeMismatch):
         await lease.mark("k")
-    with pytest.raises(semel.ModeMismatch):
+    with pytest.raises(semel.errors.ModeMismatch):
         await mark.claim("k")
     if lease.sync:
-        with pytest.raises(semel.ModeMismatch):
+        with pytest.raises(semel.errors.ModeMismatch):
             lease.inner.inbox(None)
 
 
@@ -100,7 +100,7 @@ async def test_a_mark_without_an_answer_is_not_guessed_at(place: Place) -> None:
     client = place.open(mode="mark")
     await client.mark("warm")
     place.spy.before = down(Mark)
-    with pytest.raises(semel.StoreUncertain):
+    with pytest.raises(semel.errors.StoreUncertain):
         await client.mark_many(["k", "l"])
     assert len([batch for batch in place.spy.batches if any(isinstance(item, Mark) for item in batch)]) == 2
 
@@ -136,9 +136,9 @@ async def test_a_journal_needs_a_store_that_lasts(place: Place) -> None:
         assert isinstance(busy, Busy)
         assert busy.recoverable
         return
-    with pytest.raises(semel.UsageError, match="forgets"):
+    with pytest.raises(semel.errors.UsageError, match="forgets"):
         await client.claim("k", journal={"a": 1})
-    with pytest.raises(semel.UsageError):
+    with pytest.raises(semel.errors.UsageError):
         await client.run_many([Delivery(key="k", body=1, journal=b"x")], lambda body: body)
 
 
@@ -215,7 +215,7 @@ async def test_an_inbox_needs_a_store_that_transactions_reach(place: Place) -> N
     if place.kind.store == "sqlite":
         assert place.open(consumer="w", mode="inbox").inner.mode == "inbox"
         return
-    with pytest.raises(semel.PolicyInvalid, match="inbox"):
+    with pytest.raises(semel.errors.PolicyInvalid, match="inbox"):
         place.open(mode="inbox")
 
 

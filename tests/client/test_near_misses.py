@@ -49,13 +49,13 @@ def test_durations(duration: Any) -> None:
     ids=str,
 )
 def test_a_wrong_setting_is_named(wrong: dict[str, Any]) -> None:
-    with pytest.raises(semel.PolicyInvalid, match=f"Policy.{next(iter(wrong))}"):
+    with pytest.raises(semel.errors.PolicyInvalid, match=f"Policy.{next(iter(wrong))}"):
         Policy(**wrong)
 
 
 @pytest.mark.parametrize("window", [None, [], True, timedelta(days=-1), "24 hours"])
 def test_a_wrong_window_is_refused(window: Any) -> None:
-    with pytest.raises(semel.PolicyInvalid):
+    with pytest.raises(semel.errors.PolicyInvalid):
         semel.open("memory:", consumer="billing", window=window)
 
 
@@ -74,31 +74,31 @@ async def test_pairs_are_deliveries(client: Either) -> None:
     "wrong", ["ab", {"a": 1}, Delivery(key="a", body=1), ["a"], [(1, 2)], [("a", 1, 2)], [5]]
 )
 async def test_what_is_no_delivery_is_refused(client: Either, wrong: Any) -> None:
-    with pytest.raises(semel.UsageError, match="deliver"):
+    with pytest.raises(semel.errors.UsageError, match="deliver"):
         await client.run_many(wrong, lambda body: body)
 
 
 @pytest.mark.parametrize("wrong", ["ab", Delivery(key="a", body=1), [("a", 1)], [5]])
 async def test_what_cannot_be_claimed_is_refused(client: Either, wrong: Any) -> None:
-    with pytest.raises(semel.UsageError, match="claim_many"):
+    with pytest.raises(semel.errors.UsageError, match="claim_many"):
         await client.claim_many(wrong)
 
 
 @pytest.mark.parametrize("concurrency", [0, -1])
 async def test_no_handler_at_a_time_is_refused(client: Either, concurrency: int) -> None:
-    with pytest.raises(semel.UsageError, match="from 1"):
+    with pytest.raises(semel.errors.UsageError, match="from 1"):
         await client.run_many([("a", 1)], lambda body: body, concurrency=concurrency)
 
 
 async def test_one_text_is_not_many_marks(place: Place) -> None:
     client = place.open(mode="mark")
-    with pytest.raises(semel.UsageError, match="use mark"):
+    with pytest.raises(semel.errors.UsageError, match="use mark"):
         await client.mark_many("ab")
 
 
 async def test_a_fingerprint_is_bytes(place: Place) -> None:
     client = place.open(policy=Policy(fingerprint=lambda: "text"))  # type: ignore[arg-type,return-value]
-    with pytest.raises(semel.UsageError, match="bytes"):
+    with pytest.raises(semel.errors.UsageError, match="bytes"):
         await client.run("a", lambda: 1)
     assert place.record("a") is None
 
@@ -136,7 +136,7 @@ async def test_a_guard_keeps_type_and_metadata(client: Either, place: Place) -> 
 
 @pytest.mark.parametrize("meta", ["text", {"a": 1}, {1: "a"}, 5, {"a": "x" * 5000}])
 async def test_metadata_is_text_and_short(client: Either, place: Place, meta: Any) -> None:
-    with pytest.raises(semel.UsageError, match="metadata"):
+    with pytest.raises(semel.errors.UsageError, match="metadata"):
         await client.run("a", lambda: 1, meta=meta)
     assert place.record("a") is None
 

@@ -101,7 +101,7 @@ def test_what_has_no_name_of_its_own_needs_one(kind: str) -> None:
         "object": Charge(),
     }[kind]
     with semel.open("memory:", consumer="billing") as once:
-        with pytest.raises(semel.UsageError, match="add name="):
+        with pytest.raises(semel.errors.UsageError, match="add name="):
             once.guard(key="order")(fn)
         guarded = once.guard(key="order", name="charge")(fn)
         assert guarded("a") == "a"
@@ -110,7 +110,10 @@ def test_what_has_no_name_of_its_own_needs_one(kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "a\nb", "x" * 201])
 def test_a_name_must_be_readable_in_a_key(name: str) -> None:
-    with semel.open("memory:", consumer="billing") as once, pytest.raises(semel.UsageError, match="name"):
+    with (
+        semel.open("memory:", consumer="billing") as once,
+        pytest.raises(semel.errors.UsageError, match="name"),
+    ):
         once.guard(key="order", name=name)(lambda order: 1)
 
 
@@ -132,7 +135,7 @@ def test_two_functions_of_one_name_are_refused() -> None:
             return charge
 
         one = define(first=True)
-        with pytest.raises(semel.UsageError, match="share their records; add name="):
+        with pytest.raises(semel.errors.UsageError, match="share their records; add name="):
             define(first=False)
         again = define(first=True)  # the same function, defined once more
         assert [one("a"), again("a")] == [1, 1]
@@ -145,7 +148,7 @@ def test_a_function_is_guarded_once_by_one_client() -> None:
         def charge(order: str) -> int:
             return 1
 
-        with pytest.raises(semel.UsageError, match="already"):
+        with pytest.raises(semel.errors.UsageError, match="already"):
             once.guard(key="order")(charge)
 
 
@@ -154,7 +157,7 @@ def test_name_and_key_share_the_room_of_a_key() -> None:
         guarded = once.guard(key="order", name="charge")(lambda order: 1)
         longest = "x" * (KEY_BYTES_MAX - len("charge::"))
         assert guarded(longest) == 1
-        with pytest.raises(semel.KeyInvalid, match="513 bytes"):
+        with pytest.raises(semel.errors.KeyInvalid, match="513 bytes"):
             guarded(longest + "x")
 
 
@@ -162,7 +165,7 @@ def test_name_and_key_share_the_room_of_a_key() -> None:
 def test_a_bad_key_is_refused_before_it_is_scoped(key: Any) -> None:
     with semel.open("memory:", consumer="billing") as once:
         guarded = once.guard(key=lambda order: order, name="charge")(lambda order: 1)
-        with pytest.raises((semel.KeyMissing, semel.KeyInvalid)):
+        with pytest.raises((semel.errors.KeyMissing, semel.errors.KeyInvalid)):
             guarded(key)
 
 
@@ -171,7 +174,7 @@ def test_ids_with_a_time_are_found_behind_the_name(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/events.db"
     with semel.open(store, consumer="billing", ids="uuid7", policy=policy) as once:
         guarded = once.guard(key="order", name="charge")(lambda order: 1)
-        with pytest.raises(semel.KeyInvalid, match="UUID"):
+        with pytest.raises(semel.errors.KeyInvalid, match="UUID"):
             guarded("order-1")
 
 

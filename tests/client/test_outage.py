@@ -21,7 +21,7 @@ def loses_reply(kind: type, times: int = 1) -> Callable[[list[Item]], None]:
     def after(items: list[Item]) -> None:
         if left[0] and any(isinstance(item, kind) for item in items):
             left[0] -= 1
-            raise semel.StoreUnavailable("the reply was lost")
+            raise semel.errors.StoreUnavailable("the reply was lost")
 
     return after
 
@@ -55,7 +55,7 @@ async def test_a_claim_that_cannot_be_made_is_unavailable_after_trying(place: Pl
     place.spy.before = down(Claim)
     outcome = await client.run("k", lambda: 1)
     assert isinstance(outcome, Unavailable)
-    assert isinstance(outcome.error, semel.StoreUnavailable)
+    assert isinstance(outcome.error, semel.errors.StoreUnavailable)
     assert len(place.spy.sent(Claim)) >= 3
     assert len(place.owners()) == 1
 
@@ -126,7 +126,7 @@ async def test_the_first_use_raises_when_nobody_answers(place: Place) -> None:
     place.spy.before = down()
     client = place.open()
     for _ in range(2):
-        with pytest.raises(semel.StoreUnavailable):
+        with pytest.raises(semel.errors.StoreUnavailable):
             await client.run("k", lambda: 1)
     place.spy.before = lambda _items: None
     assert await client.run("k", lambda: 1) == Done(1)
@@ -137,10 +137,10 @@ async def test_verbs_raise_and_their_many_answer(place: Place) -> None:
     claim = await client.claim("k")
     place.spy.before = down()
     for call in (client.complete(claim), client.fail(claim, "x"), client.release(claim), client.renew(claim)):
-        with pytest.raises(semel.StoreUnavailable):
+        with pytest.raises(semel.errors.StoreUnavailable):
             await call
     assert [type(each) for each in await client.complete_many([claim])] == [Unavailable]
-    with pytest.raises(semel.StoreUnavailable):
+    with pytest.raises(semel.errors.StoreUnavailable):
         await client.records("lookup", "k")
 
 

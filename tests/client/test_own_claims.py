@@ -36,9 +36,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return MemoryStore() if request.param == "memory" else f"sqlite:///{tmp_path}/events.db"
 
 
-def errored(outcome: Any) -> semel.UsageError:
+def errored(outcome: Any) -> semel.errors.UsageError:
     assert isinstance(outcome, Errored)
-    assert isinstance(outcome.error, semel.UsageError)
+    assert isinstance(outcome.error, semel.errors.UsageError)
     assert "wait for itself" in str(outcome.error)
     return outcome.error
 
@@ -68,7 +68,7 @@ def test_a_claim_further_out(store: Any) -> None:
         def inner() -> None:
             try:
                 once.run("a", lambda: 1)
-            except semel.UsageError as error:
+            except semel.errors.UsageError as error:
                 found.append(error)
 
         assert isinstance(once.run("a", lambda: once.run("b", inner).__class__.__name__), Done)
@@ -82,7 +82,7 @@ def test_a_guard_that_calls_itself(store: Any) -> None:
         def charge(order: str, depth: int = 0) -> int:
             return depth or charge(order, depth + 1)
 
-        with pytest.raises(semel.UsageError, match="wait for itself"):
+        with pytest.raises(semel.errors.UsageError, match="wait for itself"):
             charge("a")
 
         @once.guard(key="order")
@@ -109,7 +109,7 @@ def test_a_claim_by_hand(store: Any) -> None:
     with semel.open(store, consumer="billing") as once:
         claim = once.claim("a")
         assert isinstance(claim, semel.Claimed)
-        with claim, pytest.raises(semel.UsageError, match="wait for itself"):
+        with claim, pytest.raises(semel.errors.UsageError, match="wait for itself"):
             once.run("a", lambda: 1)
         assert once.run("a", lambda: None) == Done(None, replayed=True)
 
@@ -150,7 +150,7 @@ async def test_awaited(store: Any) -> None:
         async def charge(order: str) -> int:
             return await charge(order)
 
-        with pytest.raises(semel.UsageError, match="wait for itself"):
+        with pytest.raises(semel.errors.UsageError, match="wait for itself"):
             await charge("a")
 
         async def many(_: Any) -> Any:
@@ -163,7 +163,7 @@ async def test_awaited(store: Any) -> None:
         claim = await once.claim("h")
         assert isinstance(claim, semel.Claimed)
         async with claim:
-            with pytest.raises(semel.UsageError, match="wait for itself"):
+            with pytest.raises(semel.errors.UsageError, match="wait for itself"):
                 await once.run("h", one)
 
 

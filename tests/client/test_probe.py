@@ -201,7 +201,7 @@ async def test_a_sync_client_refuses_an_async_probe_before_anything_is_claimed(p
         lambda: client.sweep(charges.charge),
     ]
     for call in calls:
-        with pytest.raises(semel.UsageError, match="async def"):
+        with pytest.raises(semel.errors.UsageError, match="async def"):
             await call()
     assert place.record("k") is None
     assert charges.charged == []
@@ -283,7 +283,7 @@ async def test_attempts_end_although_a_probe_is_asked(place: Place, answer: Any)
     await dies(client.run("k", charges.die_before, "o1"))
     outcome = await client.run("k", charges.charge, "o1")
     assert isinstance(outcome, Failed)
-    assert isinstance(outcome.error, semel.AttemptsExhausted)
+    assert isinstance(outcome.error, semel.errors.AttemptsExhausted)
     assert charges.charged == []
 
 
@@ -294,7 +294,7 @@ async def test_in_quarantine_attempts_are_counted_through_the_probe(place: Place
         await dies(client.run("k", charges.die_before, "o1"))
     outcome = await client.run("k", charges.charge, "o1")
     assert isinstance(outcome, Failed)
-    assert isinstance(outcome.error, semel.AttemptsExhausted)
+    assert isinstance(outcome.error, semel.errors.AttemptsExhausted)
     assert charges.charged == []
 
 
@@ -438,10 +438,10 @@ async def test_an_answer_that_the_store_does_not_hear_is_not_acknowledged(
 
 @pytest.mark.parametrize("mode", ["inbox", "mark", "transaction"])
 def test_a_mode_without_unknown_outcomes_refuses_a_probe(mode: Any) -> None:
-    with pytest.raises(semel.PolicyInvalid, match="lease or quarantine"):
+    with pytest.raises(semel.errors.PolicyInvalid, match="lease or quarantine"):
         semel.open("sqlite:///unused.db", consumer="c", mode=mode, policy=semel.Policy(probe=Charges().probe))
 
 
 def test_a_probe_must_be_callable() -> None:
-    with pytest.raises(semel.PolicyInvalid, match="Inquiry"):
+    with pytest.raises(semel.errors.PolicyInvalid, match="Inquiry"):
         semel.Policy(probe=Happened(1))  # type: ignore[arg-type]

@@ -165,7 +165,7 @@ async def test_a_lost_claim_with_everything_permanent_is_not_failed(place: Place
 
     def handler() -> None:
         semel.current()._kept.tell()  # as the keeper does when the store does not answer
-        raise semel.ClaimLost("so I stop")
+        raise semel.errors.ClaimLost("so I stop")
 
     async def ahandler() -> None:
         semel.current()._kept.tell()

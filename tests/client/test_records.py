@@ -70,7 +70,7 @@ async def test_a_forced_forget_names_who_did_it(
 async def test_nothing_is_forced_without_its_trace(client: Either, place: Place) -> None:
     claim = await client.claim("k")
     place.spy.before = down(Settle)
-    with pytest.raises(semel.StoreUnavailable):
+    with pytest.raises(semel.errors.StoreUnavailable):
         await client.records("forget", "k", force=True)
     place.spy.before = lambda _items: None
     assert isinstance(await client.complete(claim, 1), Completed), "it was not taken away"
@@ -110,5 +110,5 @@ async def test_no_answer_is_an_error(client: Either, place: Place) -> None:
     await client.records("stats")
     place.spy.before = down()
     for call in (client.records("lookup", "k"), client.records("forget", "k"), client.records("purge")):
-        with pytest.raises(semel.StoreUnavailable):
+        with pytest.raises(semel.errors.StoreUnavailable):
             await call

@@ -95,7 +95,7 @@ async def test_a_permanent_failure_is_stored_and_replayed(place: Place) -> None:
     again = await client.run("k", handler)
     assert isinstance(again, Failed)
     assert again.replayed
-    assert isinstance(again.error, semel.HandlerFailed)
+    assert isinstance(again.error, semel.errors.HandlerFailed)
     assert (again.error.kind.rpartition(".")[2], again.error.message) == ("Declined", "card refused")
     assert calls == []
 
@@ -111,11 +111,11 @@ async def test_attempts_count_and_are_limited(place: Place) -> None:
     assert (await client.run("k", handler)).attempt == 1
     last = await client.run("k", handler)
     assert isinstance(last, Failed)
-    assert isinstance(last.error, semel.AttemptsExhausted)
+    assert isinstance(last.error, semel.errors.AttemptsExhausted)
     assert isinstance(last.error.__cause__, ValueError)
     assert seen == [1, 2]
     replayed = await client.run("k", handler)
-    assert isinstance(replayed.error, semel.HandlerFailed)
+    assert isinstance(replayed.error, semel.errors.HandlerFailed)
     assert "ValueError" in str(replayed.error)
 
 
@@ -212,7 +212,7 @@ async def test_a_value_that_no_longer_decodes_raises_and_never_reruns(client: Ei
         raise AssertionError
 
     await client.run("k", charge)
-    with pytest.raises(semel.RecordCorrupt):
+    with pytest.raises(semel.errors.RecordCorrupt):
         await client.run("k", counts)
 
 
@@ -267,16 +267,16 @@ async def test_the_handler_is_told_who_and_what_it_is(client: Either, place: Pla
     assert seen[1][0] == seen[3][0]
     assert seen[1][1] < seen[3][1]
     assert seen[1][2] == seen[3][2] == place.record("k").first_seen  # type: ignore[union-attr]
-    with pytest.raises(semel.NotInHandler):
+    with pytest.raises(semel.errors.NotInHandler):
         semel.current()
     if client.sync:
         client.inner.run("here", handler)  # in this very thread
-        with pytest.raises(semel.NotInHandler):
+        with pytest.raises(semel.errors.NotInHandler):
             semel.current()
 
 
 async def test_a_claim_lost_inside_another_says_nothing_about_the_outer_one(client: Either) -> None:
-    error = semel.ClaimLost("the inner one")
+    error = semel.errors.ClaimLost("the inner one")
     assert await client.run("k", fails(error)) == Errored(error, 1)
 
 
@@ -303,9 +303,9 @@ async def test_an_argument_that_may_be_meant_for_either_is_refused(client: Eithe
     def takes_any(**kwargs: Any) -> Any:
         return kwargs
 
-    with pytest.raises(semel.UsageError, match=r"functools\.partial"):
+    with pytest.raises(semel.errors.UsageError, match=r"functools\.partial"):
         await client.run("k", takes, meta={"a": "b"})
-    with pytest.raises(semel.UsageError, match=r"functools\.partial"):
+    with pytest.raises(semel.errors.UsageError, match=r"functools\.partial"):
         await client.run("k", takes_any, event_type="payment")
     bound = functools.partial(client.handler(takes), meta=5)
     assert await client.run("k", bound, meta={"a": "b"}) == Done(5)

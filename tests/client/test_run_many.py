@@ -85,7 +85,7 @@ async def test_a_stored_value_that_does_not_read_touches_no_other(client: Either
 
     bad, good = await client.run_many(deliveries("bad", "good"), count)
     assert isinstance(bad, Unavailable)
-    assert isinstance(bad.error, semel.RecordCorrupt)
+    assert isinstance(bad.error, semel.errors.RecordCorrupt)
     assert good == Done(5)
 
 
@@ -260,7 +260,7 @@ async def test_completions_survive_an_outage_together(place: Place) -> None:
     def before(items: list[Any]) -> None:
         if any(isinstance(item, Settle) for item in items) and left[0]:
             left[0] -= 1
-            raise semel.StoreUnavailable("for a moment")
+            raise semel.errors.StoreUnavailable("for a moment")
 
     place.spy.before = before
     outcomes = await client.run_many(deliveries(*(f"k{number}" for number in range(40))), lambda _body: 1)

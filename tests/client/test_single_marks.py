@@ -128,10 +128,10 @@ async def test_who_leaves_costs_nobody_an_answer_and_the_mark_stays(place: Place
 
 async def test_without_an_answer_nobody_knows(place: Place) -> None:
     tasks = await place.while_busy("a", "b")
-    place.strike(semel.StoreUnavailable("gone"))
+    place.strike(semel.errors.StoreUnavailable("gone"))
     place.go.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(result) for result in results] == [semel.StoreUncertain] * 2
+    assert [type(result) for result in results] == [semel.errors.StoreUncertain] * 2
     assert results[0] is not results[1]
     place.spy.before = lambda _items: None
     assert await place.once.mark("a")
@@ -139,10 +139,10 @@ async def test_without_an_answer_nobody_knows(place: Place) -> None:
 
 async def test_any_other_error_of_the_store_reaches_each(place: Place) -> None:
     tasks = await place.while_busy("a", "b")
-    place.strike(semel.StoreRefused("damaged"))
+    place.strike(semel.errors.StoreRefused("damaged"))
     place.go.set()
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [type(result) for result in results] == [semel.StoreRefused] * 2
+    assert [type(result) for result in results] == [semel.errors.StoreRefused] * 2
     place.spy.before = lambda _items: None
     assert await place.once.mark("a")  # the flusher lives
 
@@ -150,7 +150,7 @@ async def test_any_other_error_of_the_store_reaches_each(place: Place) -> None:
 async def test_a_key_that_is_none_is_refused_before_it_joins(place: Place) -> None:
     (good,) = await place.while_busy("good")
     for bad in ("", "a\n", "x" * 513):
-        with pytest.raises(semel.KeyInvalid):
+        with pytest.raises(semel.errors.KeyInvalid):
             await place.once.mark(bad)
     place.go.set()
     assert await good
@@ -161,7 +161,7 @@ async def test_closing_sends_what_is_queued_and_takes_nothing_more(place: Place)
     tasks = await place.while_busy("a", "b")
     closing = asyncio.create_task(place.once.close())
     await asyncio.sleep(0)
-    with pytest.raises(semel.StoreClosed):
+    with pytest.raises(semel.errors.StoreClosed):
         await place.once.mark("c")
     place.go.set()
     await closing

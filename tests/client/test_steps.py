@@ -84,7 +84,7 @@ async def test_a_name_used_twice_is_refused(client: Either) -> None:
         yield "same", lambda: 2
 
     outcome = await run(client, body)
-    assert isinstance(outcome.error, semel.StepRepeated)
+    assert isinstance(outcome.error, semel.errors.StepRepeated)
 
 
 async def test_each_step_has_its_own_stable_idempotency_key(client: Either) -> None:
@@ -109,7 +109,7 @@ async def test_steps_are_limited_in_number(client: Either) -> None:
             yield f"s{number}", lambda number=number: ran.append(number)
 
     outcome = await run(client, body)
-    assert isinstance(outcome.error, semel.UsageError)
+    assert isinstance(outcome.error, semel.errors.UsageError)
     assert len(ran) == STEPS_MAX
 
 
@@ -131,7 +131,7 @@ async def test_steps_share_one_value_limit_and_are_noted_all_the_same(place: Pla
     assert record is not None
     assert [(name, (value or b"")[:1]) for name, value in record.steps] == [("a", b"j"), ("b", b"x")]
     outcome = await run(client, body)
-    assert isinstance(outcome.error, semel.ValueNotKept)
+    assert isinstance(outcome.error, semel.errors.ValueNotKept)
     assert "share one value limit" in str(outcome.error)
     assert effects == ["a", "b"]
 
@@ -141,7 +141,7 @@ async def test_a_name_has_its_limits(client: Either, name: str) -> None:
     def body(_: Any) -> Any:
         yield name, lambda: 1
 
-    assert isinstance((await run(client, body)).error, semel.UsageError)
+    assert isinstance((await run(client, body)).error, semel.errors.UsageError)
 
 
 async def test_a_step_under_a_lost_claim_says_so(client: Either, place: Place) -> None:
@@ -154,13 +154,13 @@ async def test_a_step_under_a_lost_claim_says_so(client: Either, place: Place) -
 
 async def test_a_step_that_cannot_be_noted_says_so_with_its_value(place: Place) -> None:
     client = place.open(lease="80ms")
-    errors: list[semel.NotRecorded] = []
+    errors: list[semel.errors.NotRecorded] = []
 
     def body(_: Any) -> Any:
         place.spy.before = down(Renew)
         try:
             yield "s", lambda: 7
-        except semel.NotRecorded as error:
+        except semel.errors.NotRecorded as error:
             errors.append(error)
             place.spy.before = lambda _items: None
             raise
@@ -197,7 +197,7 @@ async def test_steps_are_forgotten_with_their_record(client: Either) -> None:
 
 
 async def test_no_step_outside_a_handler() -> None:
-    with pytest.raises(semel.NotInHandler):
+    with pytest.raises(semel.errors.NotInHandler):
         semel.step("s", lambda: 1)
 
 

@@ -305,7 +305,7 @@ async def test_an_outage_during_a_wait_is_outlived(client: Either, place: Place)
         if any(isinstance(item, Claim) for item in items):
             claims += 1
             if claims in (3, 4):  # the owner's was the first, the duplicate's own the second
-                raise semel.StoreUnavailable("for a moment")
+                raise semel.errors.StoreUnavailable("for a moment")
 
     place.spy.before = before
     claim = await client.claim("k")

@@ -52,7 +52,7 @@ async def test_by_choice_the_handler_runs_without_a_claim(away: Any, place: Plac
 async def test_by_default_it_is_refused(place: Place) -> None:
     client = place.open(policy=semel.Policy(wait_s=0))
     place.spy.before = down(Admit)
-    with pytest.raises(semel.StoreUnavailable):
+    with pytest.raises(semel.errors.StoreUnavailable):
         await client.run("k", lambda: pytest.fail("it ran"))
     place.spy.before = lambda _items: None
     await client.run("warm", lambda: None)
@@ -104,7 +104,7 @@ async def test_the_store_is_tried_for_as_long_as_a_duplicate_would_wait(place: P
     def strike(items: list[Item]) -> None:
         if left[0] and any(isinstance(item, Claim) for item in items):
             left[0] -= 1
-            raise semel.StoreUnavailable("out of reach")
+            raise semel.errors.StoreUnavailable("out of reach")
 
     place.spy.before = strike
     assert await client.run("k", lambda: 1) == Done(1)
@@ -127,10 +127,10 @@ async def test_a_known_key_is_answered_from_the_store(place: Place) -> None:
 async def test_a_closed_client_and_a_wrong_mode_are_no_outages(place: Place) -> None:
     client = place.open(policy=RUN)
     await client.run("k", lambda: 1)
-    with pytest.raises(semel.ModeMismatch):
+    with pytest.raises(semel.errors.ModeMismatch):
         await place.open(policy=RUN, mode="quarantine").run("k", lambda: pytest.fail("it ran"))
     await client.close()
-    with pytest.raises(semel.StoreClosed):
+    with pytest.raises(semel.errors.StoreClosed):
         await client.run("k", lambda: pytest.fail("it ran"))
 
 
@@ -146,16 +146,16 @@ async def test_a_record_that_does_not_read_is_no_outage(place: Place) -> None:
         connection.execute("UPDATE semel_records SET value = x'7a00'")
     connection.close()
     again = place.open(store=place.elsewhere(), policy=RUN)
-    with pytest.raises(semel.RecordCorrupt):
+    with pytest.raises(semel.errors.RecordCorrupt):
         await again.run("k", lambda: pytest.fail("it ran"))
 
 
 async def test_verbs_that_only_ask_the_store_raise_as_ever(place: Place) -> None:
     client = place.open(policy=RUN)
     place.spy.before = down(ReadSettings)
-    with pytest.raises(semel.StoreUnavailable):
+    with pytest.raises(semel.errors.StoreUnavailable):
         await client.claim("k")
-    with pytest.raises(semel.StoreUnavailable):
+    with pytest.raises(semel.errors.StoreUnavailable):
         await client.sweep(lambda _payload: pytest.fail("it ran"))
 
 
@@ -185,12 +185,12 @@ async def test_it_is_counted_and_logged(place: Place, caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("mode", ["inbox", "transaction"])
 def test_where_mark_and_effect_commit_together_it_is_refused(mode: Any) -> None:
-    with pytest.raises(semel.PolicyInvalid, match="commit together"):
+    with pytest.raises(semel.errors.PolicyInvalid, match="commit together"):
         semel.open("sqlite:///unused.db", consumer="c", mode=mode, policy=RUN)
 
 
 def test_the_choice_has_two_words() -> None:
-    with pytest.raises(semel.PolicyInvalid, match="refuse or run"):
+    with pytest.raises(semel.errors.PolicyInvalid, match="refuse or run"):
         semel.Policy(on_unavailable="ignore")  # type: ignore[arg-type]
 
 

@@ -145,7 +145,7 @@ def test_windows_that_cannot_exist_are_said_not_to() -> None:
 def test_a_mark_without_a_transaction_is_refused(job: Job) -> None:
     with inbox_client(job) as once:
         connection = sqlite3.connect(job.database, isolation_level=None)
-        with pytest.raises(semel.NoTransaction):
+        with pytest.raises(semel.errors.NoTransaction):
             once.inbox(connection).first(KEY)
         connection.close()
 

@@ -26,7 +26,7 @@ class Deaf(MemoryStore):
         answers = super().send(items)
         if self.losses and any(isinstance(item, Claim) for item in items):
             self.losses -= 1
-            raise semel.StoreUnavailable("no answer")
+            raise semel.errors.StoreUnavailable("no answer")
         return answers
 
 
@@ -64,7 +64,7 @@ class Away(MemoryStore):
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         if self.refusals and any(isinstance(item, Claim) for item in items):
             self.refusals -= 1
-            raise semel.StoreUnavailable("no answer")
+            raise semel.errors.StoreUnavailable("no answer")
         return super().send(items)
 
 

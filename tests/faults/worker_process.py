@@ -190,7 +190,12 @@ def work_in_transaction(job: Job, trap: Trap) -> bool:
             trap("before_complete")
             connection.execute("COMMIT")
             trap("after_complete")
-    except (ConnectionError, sqlite3.OperationalError, semel.StillRunning, semel.StoreUnavailable):
+    except (
+        ConnectionError,
+        sqlite3.OperationalError,
+        semel.errors.StillRunning,
+        semel.errors.StoreUnavailable,
+    ):
         return False
     finally:
         connection.close()

@@ -10,9 +10,10 @@ import pytest
 import uvicorn
 
 import semel
-from semel import AsyncSemel, MemoryStore
+from semel import AsyncSemel
 from semel.http import Rules
 from semel.http.asgi import AsgiIdempotency
+from semel.stores import MemoryStore
 from tests.http.apps import Shop
 from tests.waiting import await_true
 

@@ -13,10 +13,10 @@ import httpx2
 import pytest
 
 import semel
-from semel import MemoryStore
 from semel.core.commands import Scan
 from semel.http import Preset, Rules
 from semel.http.asgi import AsgiIdempotency, by_authorization
+from semel.stores import MemoryStore
 from tests.http.apps import WAIT_S, Shop
 from tests.http.conftest import House
 
@@ -504,7 +504,7 @@ class Down(MemoryStore):
 
     def send(self, items: Any) -> Any:
         if self.items and any(type(item).__name__ in self.items for item in items):
-            return [semel.Unavailable(semel.StoreUnavailable("cut off"))] * len(items)
+            return [semel.Unavailable(semel.errors.StoreUnavailable("cut off"))] * len(items)
         return super().send(items)
 
 
@@ -566,11 +566,11 @@ def test_a_handler_that_lost_its_claim_is_stopped(house: Build) -> None:
     "wrong", [{"preset": "paypal"}, {"response_bytes_max": 0}, {"request_bytes_max": -1}, {"docs": "a\r\nb"}]
 )
 def test_settings_are_checked_on_birth(wrong: dict[str, Any]) -> None:
-    with pytest.raises(semel.PolicyInvalid):
+    with pytest.raises(semel.errors.PolicyInvalid):
         Rules(**wrong)
 
 
 def test_a_consumer_of_another_mode_is_refused() -> None:
     client = semel.aopen(MemoryStore(), consumer="shop", mode="mark")
-    with pytest.raises(semel.ModeMismatch):
+    with pytest.raises(semel.errors.ModeMismatch):
         AsgiIdempotency(Shop().app, client, caller=None)

@@ -14,6 +14,7 @@ import stripe
 
 from semel.http import Rules
 from semel.http.asgi import by_authorization
+from semel.stores import MemoryStore
 from tests.http.apps import WAIT_S
 from tests.http.conftest import House, Served
 from tests.services import postgres, redis
@@ -72,7 +73,7 @@ def test_stripes_own_client_retries_and_charges_once(serve: Callable[..., Served
     from semel.http.asgi import AsgiIdempotency
 
     bank = Bank(lose=2)
-    client = semel.aopen(semel.MemoryStore(), consumer="bank")
+    client = semel.aopen(MemoryStore(), consumer="bank")
     guarded = AsgiIdempotency(bank, client, caller=by_authorization, rules=Rules(preset="stripe-v1"))
     url = serve(bank.behind(guarded)).url
     customer = stripe.StripeClient("sk_test_x", base_addresses={"api": url}, max_network_retries=3)

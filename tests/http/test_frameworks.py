@@ -9,10 +9,11 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, Response
 
 import semel
-from semel import AsyncSemel, MemoryStore
+from semel import AsyncSemel
 from semel.http import Rules
 from semel.http.asgi import AsgiIdempotency, by_authorization
 from semel.http.fastapi import Idempotent, IdempotentRoute
+from semel.stores import MemoryStore
 from tests.http.conftest import Served
 
 Serve = Callable[..., Served]

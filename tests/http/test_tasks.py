@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import semel
-from semel import MemoryStore
 from semel.http import Rules
 from semel.http.asgi import AsgiIdempotency
+from semel.stores import MemoryStore
 
 START = {"type": "http.response.start", "status": 200, "headers": []}
 END = {"type": "http.response.body", "body": b"done"}

@@ -14,10 +14,10 @@ import httpx2
 import pytest
 
 import semel
-from semel import MemoryStore
 from semel.core.commands import Scan
 from semel.http import Rules
 from semel.http.wsgi import WsgiIdempotency, by_authorization
+from semel.stores import MemoryStore
 from tests.http.apps import WAIT_S
 
 
@@ -272,7 +272,7 @@ def charge(request):
     return JsonResponse({"number": len(ran), "cents": json.loads(request.body)["cents"]}, status=201)
 
 urlpatterns = [path("charges", charge)]
-client = semel.open(semel.MemoryStore(), consumer="shop")
+client = semel.open(MemoryStore(), consumer="shop")
 from wsgiref.simple_server import make_server
 server = make_server("127.0.0.1", 0, IdempotencyMiddleware(get_wsgi_application(), client, caller=None))
 print(server.server_port, flush=True)

@@ -84,7 +84,7 @@ def test_a_holder_that_stands_still_is_waited_for_so_long_and_one_that_died_is_n
     ):
         os.kill(child.pid, signal.SIGSTOP)
         began = time.monotonic()
-        with pytest.raises(semel.StillRunning):
+        with pytest.raises(semel.errors.StillRunning):
             once.inbox(mine).first("evt_1")
         assert 0.3 <= time.monotonic() - began < 5
         os.kill(child.pid, signal.SIGKILL)

@@ -66,9 +66,9 @@ async def reused(bench: Bench) -> None:
         await connection.commit()
         await connection.begin()
         inbox = client.inbox(connection.handle)
-        with pytest.raises(semel.PayloadMismatch, match="evt_1"):
+        with pytest.raises(semel.errors.PayloadMismatch, match="evt_1"):
             await had(inbox.first("evt_1", fingerprint=other))
-        with pytest.raises(semel.UsageError, match="bytes"):
+        with pytest.raises(semel.errors.UsageError, match="bytes"):
             await had(inbox.first("evt_1", fingerprint="mine"))
         assert await had(inbox.first("evt_1", fingerprint=mine)) is False
         assert await had(inbox.first("evt_1")) is False
@@ -212,7 +212,7 @@ async def values(bench: Bench) -> None:
         held = client.inbox(connection.handle)
         await connection.begin()
         assert await had(held.replay("evt_1")) is None
-        with pytest.raises(semel.UsageError, match="call first"):
+        with pytest.raises(semel.errors.UsageError, match="call first"):
             await had(held.store("evt_1", 1))
         assert await had(held.first("bare"))
         assert await had(held.replay("bare")) == Done(None, replayed=True, kept=False)
@@ -221,9 +221,9 @@ async def values(bench: Bench) -> None:
             assert await had(held.first(f"evt_{number}"))
             await had(held.store(f"evt_{number}", value))
             assert await had(held.replay(f"evt_{number}")) == Done(value, replayed=True)
-        with pytest.raises(semel.ValueTooLarge):
+        with pytest.raises(semel.errors.ValueTooLarge):
             await had(held.store("evt_1", "x" * 300_000))
-        with pytest.raises(semel.ValueNotEncodable):
+        with pytest.raises(semel.errors.ValueNotEncodable):
             await had(held.store("evt_1", object()))
         await connection.commit()
         await connection.begin()
@@ -278,9 +278,11 @@ async def autocommit(bench: Bench) -> None:
         held = client.inbox(connection.handle)
         await connection.begin()
         for verb in (held.first, lambda key: held.store(key, 1)):
-            with pytest.raises(semel.NoTransaction, match="nothing would hold mark and effect together"):
+            with pytest.raises(
+                semel.errors.NoTransaction, match="nothing would hold mark and effect together"
+            ):
                 await had(verb("evt_1"))
-        with pytest.raises(semel.NoTransaction):
+        with pytest.raises(semel.errors.NoTransaction):
             await had(held.run_batch([Delivery(key="a", body=1)], lambda new: None))
         assert await had(held.replay("evt_1")) is None
     assert bench.record("evt_1") == Absent()
@@ -300,7 +302,7 @@ async def elsewhere(bench: Bench, other: Bench) -> None:
         held = client.inbox(connection.handle)
         for verb in (held.first, held.replay):
             await connection.begin()
-            with pytest.raises(semel.WrongDatabase, match="for both"):
+            with pytest.raises(semel.errors.WrongDatabase, match="for both"):
                 await had(verb("evt_1"))
             await connection.rollback()
 
@@ -332,7 +334,7 @@ async def absent_tables(bench: Bench) -> None:
         bench.connection(url=bench.url.rpartition("/")[0] + "/template1") as connection,
     ):
         await connection.begin()
-        with pytest.raises(semel.WrongDatabase, match="one database for both"):
+        with pytest.raises(semel.errors.WrongDatabase, match="one database for both"):
             await had(client.inbox(connection.handle).first("evt_1"))
         await connection.rollback()
 
@@ -346,11 +348,11 @@ async def other_mode(bench: Bench) -> None:
         pass  # the tables are made beside the wallet
     async with bench.client("lease") as client:
         await had(client.run("k", nothing if bench.kind.sync else anothing))
-        with pytest.raises(semel.ModeMismatch):
+        with pytest.raises(semel.errors.ModeMismatch):
             client.inbox(None)
     async with bench.client() as client, bench.connection() as connection:
         await connection.begin()
-        with pytest.raises(semel.ModeMismatch, match="'lease', not 'inbox'"):
+        with pytest.raises(semel.errors.ModeMismatch, match="'lease', not 'inbox'"):
             await had(client.inbox(connection.handle).first("evt_1"))
         await connection.rollback()
 
@@ -381,7 +383,7 @@ async def claimed(bench: Bench) -> None:
         await connection.begin()
         assert await had(held.first("mine"))
         await bench.credit(connection)
-        with pytest.raises(semel.StillRunning, match="evt_1") as raised:
+        with pytest.raises(semel.errors.StillRunning, match="evt_1") as raised:
             await had(held.first_many(["new", "evt_1", "newer"]))
         assert 3590 < raised.value.retry_after_s <= 3600
         assert await had(held.first_many(["new", "newer", "mine"])) == [True, True, False], "all or none"
@@ -404,7 +406,7 @@ async def quarantined(bench: Bench) -> None:
         await connection.commit()
         bench.claim("unsure", 1, quarantine=True)
         await connection.begin()
-        with pytest.raises(semel.OutcomeUnknown, match="resolve it"):
+        with pytest.raises(semel.errors.OutcomeUnknown, match="resolve it"):
             await had(held.first("unsure"))
         assert await had(held.first("new"))
         await connection.rollback()
@@ -446,7 +448,7 @@ async def patience(bench: Bench) -> None:
                 await connection.execute("CREATE TEMPORARY TABLE mine (n integer)")
                 await connection.execute("INSERT INTO mine VALUES (1)")
             before = await connection.execute(setting)
-            with pytest.raises(semel.StillRunning):
+            with pytest.raises(semel.errors.StillRunning):
                 await had(held.first_many(["evt_0", "evt_1", "evt_2"]))
             assert await connection.execute(setting) == before
             assert "1234" in str(before)
@@ -583,7 +585,7 @@ async def ambiguous(bench: Bench) -> None:
         await connection.begin()
         await had(held.first("evt_1"))
         if bench.kind.dialect == "postgresql":
-            with pytest.raises(semel.StillRunning, match="still open"):
+            with pytest.raises(semel.errors.StillRunning, match="still open"):
                 await had(held.committed("evt_1"))
         await connection.rollback()
         assert not await had(held.committed("evt_1"))

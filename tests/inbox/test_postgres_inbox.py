@@ -134,7 +134,7 @@ def test_what_turns_out_to_be_claimed_while_waiting_takes_the_others_back(bench:
             f"INSERT INTO {handle_schema(bench)}.records (digest, state, owner, fence, lease_until, attempt,"
             f" expires_at, consumer_id) VALUES ('{digest}', 0, 'o', 1, 4102444800000000, 1, 4102444800000000, 1)"
         )
-        with bench.later(other.commit), pytest.raises(semel.StillRunning, match="raced"):
+        with bench.later(other.commit), pytest.raises(semel.errors.StillRunning, match="raced"):
             inbox.first_many(["new", "raced", "newer"])
         assert inbox.first_many(["new", "newer"]) == [True, True]
 
@@ -202,7 +202,7 @@ def test_the_callers_factories_do_not_matter(bench: Bench) -> None:
 def test_a_pipeline_is_refused(bench: Bench) -> None:
     with opened(bench) as once, bench.other() as connection:
         inbox = once.inbox(connection)
-        with connection.pipeline(), pytest.raises(semel.UsageError, match="leave the pipeline"):
+        with connection.pipeline(), pytest.raises(semel.errors.UsageError, match="leave the pipeline"):
             inbox.first("evt_1")
         assert inbox.first("evt_1")
 

@@ -149,7 +149,7 @@ def test_tls(tmp_path: Path) -> None:
         assert running.address.startswith("https://")
         with library.open(f"{running.address}?ca_file={tmp_path}/cert.pem", consumer="c") as once:
             assert once.run("k", lambda: 1) == library.Done(1)
-        with pytest.raises(library.StoreUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+        with pytest.raises(library.errors.StoreUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
             library.open(running.address, consumer="c").run("k", lambda: 1)
 
 

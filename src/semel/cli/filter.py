@@ -410,9 +410,10 @@ def _all_new(keys: list[str]) -> list[bool]:
 
 def _client(settings: Any, *, remembered: bool) -> "Semel":
     import semel
+    from semel.stores import MemoryStore
 
     return semel.open(
-        settings.store if remembered else semel.MemoryStore(records_max=RECORDS_MAX),
+        settings.store if remembered else MemoryStore(records_max=RECORDS_MAX),
         consumer=settings.consumer or "filter",
         tenant=settings.tenant or "",
         window=settings.window,

@@ -20,7 +20,7 @@ from semel.keys.sliding import Sliding
 from semel.runtime.executor import Executor
 from semel.runtime.generators import drive
 from semel.runtime.handlers import blocking
-from semel.types import Completed, Delivery, Lost, Outcome, Renewed, Unavailable, Verdict
+from semel.types import Completed, Delivery, Lost, Outcome, Renewed, SettleAnswer, Unavailable
 
 __all__ = ["Verbs"]
 
@@ -144,19 +144,23 @@ class Verbs(Client):
         verdict = self.renew_many([claim])[0]
         return raise_unavailable(verdict) if isinstance(verdict, Unavailable) else verdict
 
-    def complete_many(self, claims: Sequence[Claimed], values: Sequence[Any] | None = None) -> list[Verdict]:
+    def complete_many(
+        self, claims: Sequence[Claimed], values: Sequence[Any] | None = None
+    ) -> list[SettleAnswer]:
         """Complete all of them in one round trip per 500."""
         self._executor().refresh()
         return self._end(claims, self._completions(claims, values))
 
-    def fail_many(self, claims: Sequence[Claimed], errors: Sequence[BaseException | str]) -> list[Verdict]:
+    def fail_many(
+        self, claims: Sequence[Claimed], errors: Sequence[BaseException | str]
+    ) -> list[SettleAnswer]:
         """Fail all of them in one round trip per 500."""
         self._executor().refresh()
         return self._end(claims, self._failures(claims, errors))
 
     def release_many(
         self, claims: Sequence[Claimed], *, delay_s: float = 0.0, count_attempt: bool = True
-    ) -> list[Verdict]:
+    ) -> list[SettleAnswer]:
         """Release all of them in one round trip per 500."""
         return self._end(claims, self._releases(claims, delay_s, count_attempt=count_attempt))
 
@@ -173,7 +177,7 @@ class Verbs(Client):
         self._tell_marked(keys, firsts, event_type, meta)
         return firsts
 
-    def _end(self, claims: Sequence[Claimed], items: Sequence[Item]) -> list[Verdict]:
+    def _end(self, claims: Sequence[Claimed], items: Sequence[Item]) -> list[SettleAnswer]:
         for claim in claims:
             claim.settled = True
         verdicts = self._runtime.channel.send(items)

@@ -19,7 +19,7 @@ from semel.keys.sliding import Sliding
 from semel.runtime.executor import AsyncExecutor
 from semel.runtime.generators import adrive
 from semel.runtime.handlers import awaitable
-from semel.types import Completed, Delivery, Lost, Outcome, Renewed, Unavailable, Verdict
+from semel.types import Completed, Delivery, Lost, Outcome, Renewed, SettleAnswer, Unavailable
 
 __all__ = ["AsyncVerbs"]
 
@@ -145,21 +145,21 @@ class AsyncVerbs(Client):
 
     async def complete_many(
         self, claims: Sequence[Claimed], values: Sequence[Any] | None = None
-    ) -> list[Verdict]:
+    ) -> list[SettleAnswer]:
         """Complete all of them in one round trip per 500."""
         await self._executor().refresh()
         return await self._end(claims, self._completions(claims, values))
 
     async def fail_many(
         self, claims: Sequence[Claimed], errors: Sequence[BaseException | str]
-    ) -> list[Verdict]:
+    ) -> list[SettleAnswer]:
         """Fail all of them in one round trip per 500."""
         await self._executor().refresh()
         return await self._end(claims, self._failures(claims, errors))
 
     async def release_many(
         self, claims: Sequence[Claimed], *, delay_s: float = 0.0, count_attempt: bool = True
-    ) -> list[Verdict]:
+    ) -> list[SettleAnswer]:
         """Release all of them in one round trip per 500."""
         return await self._end(claims, self._releases(claims, delay_s, count_attempt=count_attempt))
 
@@ -176,7 +176,7 @@ class AsyncVerbs(Client):
         self._tell_marked(keys, firsts, event_type, meta)
         return firsts
 
-    async def _end(self, claims: Sequence[Claimed], items: Sequence[Item]) -> list[Verdict]:
+    async def _end(self, claims: Sequence[Claimed], items: Sequence[Item]) -> list[SettleAnswer]:
         for claim in claims:
             claim.settled = True
         verdicts = await self._runtime.channel.asend(items)

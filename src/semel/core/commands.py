@@ -25,6 +25,7 @@ from semel.types import (
     Probe,
     Record,
     Renewed,
+    SettleAnswer,
     State,
     Stats,
     Unavailable,
@@ -109,7 +110,6 @@ class StoreSettings(Struct, frozen=True, gc=False):
 
 
 ClaimAnswer: TypeAlias = Granted | Known | Busy | Mismatch | Late | Unknown | Unavailable
-SettleAnswer: TypeAlias = Completed | Lost[Any] | Unavailable
 RenewAnswer: TypeAlias = Renewed | Lost[Any] | Unavailable
 
 

@@ -33,7 +33,6 @@ from semel.core.commands import (
     Returned,
     Scan,
     Settle,
-    SettleAnswer,
     Sleep,
     Unwatch,
     Watch,
@@ -64,6 +63,7 @@ from semel.types import (
     Happened,
     Outcome,
     Record,
+    SettleAnswer,
     Unavailable,
     Unknown,
 )

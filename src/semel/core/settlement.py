@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from semel.codec import decode, decode_error, encode, encode_error, encode_reason, reason_in
-from semel.core.commands import Claim, Granted, Known, Raised, Ran, Returned, SettleAnswer
+from semel.core.commands import Claim, Granted, Known, Raised, Ran, Returned
 from semel.core.ids import idempotency_key
 from semel.errors import AttemptsExhausted, NotApplied, ValueInvalid
 from semel.policy import Policy
@@ -23,6 +23,7 @@ from semel.types import (
     Lost,
     Outcome,
     ProbeAnswer,
+    SettleAnswer,
     Unavailable,
     Unknown,
 )

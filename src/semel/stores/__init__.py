@@ -1,1 +1,8 @@
-"""Where records live: one module or package per store, picked by URL in `registry`."""
+"""Where records live: one package for each store, picked by URL in `registry`; and what a store of your own needs."""
+
+from semel.core.commands import Purged, StoreSettings
+from semel.core.protocols import AsyncStore, Capabilities, Store
+from semel.stores.memory.store import MemoryStore
+from semel.stores.registry import store_for
+
+__all__ = ["AsyncStore", "Capabilities", "MemoryStore", "Purged", "Store", "StoreSettings", "store_for"]

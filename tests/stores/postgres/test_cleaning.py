@@ -14,6 +14,7 @@ import pytest
 
 import semel
 from semel.core.commands import Claim, Count, Granted, Purge, Settle
+from semel.stores import Purged
 from semel.stores.postgres import PostgresStore
 from semel.testing import ManualClock
 from semel.types import Completed
@@ -87,9 +88,9 @@ def test_cleaners_of_several_services_share_the_work(manual: PostgresStore, cloc
         def __init__(self) -> None:
             self.records = self
 
-        def purge(self, *, limit: int = 0, dry_run: bool = False) -> semel.Purged:
+        def purge(self, *, limit: int = 0, dry_run: bool = False) -> Purged:
             (purged,) = manual.send([Purge(limit, dry_run)])
-            assert isinstance(purged, semel.Purged)
+            assert isinstance(purged, Purged)
             return purged
 
     def service() -> None:

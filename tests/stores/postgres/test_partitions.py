@@ -271,7 +271,7 @@ def test_what_must_stay_is_refused(timed: PostgresStore, clock: ManualClock) -> 
 def test_a_key_that_is_no_id_is_refused_by_itself(timed: PostgresStore, clock: ManualClock) -> None:
     bad, good = timed.send([claim("not an id"), claim(uuid7(clock.now_us()))])
     assert isinstance(bad, Unavailable)
-    assert isinstance(bad.error, semel.KeyInvalid)
+    assert isinstance(bad.error, semel.errors.KeyInvalid)
     assert isinstance(good, Granted)
     lookup, forget = timed.send([Lookup((*SCOPE, "not an id")), Forget((*SCOPE, "not an id"))])
     assert lookup == Absent()
@@ -284,7 +284,7 @@ def test_clients_declare_their_ids_and_are_held_to_it(place: str) -> None:
         assert once.run(key, lambda: 1) == semel.Done(1)
         assert once.run(key, lambda: 2) == semel.Done(1, replayed=True)
         assert once.run(uuid7(HOUR_US), lambda: 3).__class__ is Late
-        with pytest.raises(semel.KeyInvalid, match="uuid7"):
+        with pytest.raises(semel.errors.KeyInvalid, match="uuid7"):
             once.run("order-17", lambda: 4)
         with pytest.raises(UsageError, match="journal"):
             once.claim(key, journal=b"payload")

@@ -424,6 +424,6 @@ def test_a_lookup_of_what_is_no_id_finds_nothing(tmp_path: Path) -> None:
     refused, found = store.send(
         [Claim(("", "timed", "k"), b"o" * 16, HOUR, HOUR), Lookup(("", "timed", "k"))]
     )
-    assert isinstance(refused.error, semel.KeyInvalid)
+    assert isinstance(refused.error, semel.errors.KeyInvalid)
     assert found == Absent()
     store.close()

@@ -15,7 +15,7 @@ from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.client.claims import Claimed
 from semel.client.client_async import AsyncSemel
 from semel.runtime.process import asyncio
-from semel.types import Delivery, Lost, Renewed, Unavailable, Verdict
+from semel.types import Delivery, Lost, Renewed, SettleAnswer, Unavailable
 
 __all__ = ["Backlog", "Piece", "TransactionClaims", "cut", "parts_of"]
 
@@ -198,7 +198,7 @@ _log = logging.getLogger("semel.kafka")
 RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
 
-Tell = Callable[[Sequence[Claimed]], Awaitable[list[Verdict]]]
+Tell = Callable[[Sequence[Claimed]], Awaitable[list[SettleAnswer]]]
 
 
 class TransactionClaims:
@@ -242,7 +242,7 @@ class TransactionClaims:
                 done.append(piece.claim)
         errors = {id(claim): error for claim, error in failed}
 
-        async def fail(claims: Sequence[Claimed]) -> list[Verdict]:
+        async def fail(claims: Sequence[Claimed]) -> list[SettleAnswer]:
             return await self._once.fail_many(claims, [errors[id(claim)] for claim in claims])
 
         unheard = await self._tell(done, self._once.complete_many, hurried)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import semel
 from semel.cli.demo.queue import Ack, Arrived, Deliver, Go, Mode, Nack, Phase, Ready, WorkerSocket
+from semel.stores import Store
 
 __all__ = ["LEASE_S", "DemoFolder", "work"]
 
@@ -35,7 +36,7 @@ class DemoFolder:
         self.sink: Path = folder / f"{mode}-sink.db"
 
     @property
-    def store(self) -> semel.Store:
+    def store(self) -> Store:
         """The store. Every process may die, the computer will not: NORMAL is as safe here and does not wait."""
         from semel.stores.sqlite import SqliteStore
 
