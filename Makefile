@@ -94,9 +94,10 @@ demo: $(RUNNABLE) ## Kill workers amid a storm of duplicates, and count what is 
 	@$(BIN)/semel demo
 
 .PHONY: render
-render: $(STAMP) ## Write the pages that are made from the program: guarantees and command line
+render: $(STAMP) ## Write the pages that are made from the program: guarantees, command line, public names
 	$(BIN)/python -m tests.faults.render_guarantees
 	$(BIN)/python -m tests.cli.render_reference
+	$(BIN)/python -m tests.render_api
 
 .PHONY: screenshots
 screenshots: $(STAMP) ## Take the pictures of the dashboard in docs/images

@@ -1,1 +1,1 @@
-"""semel.ingest."""
+"""Events that arrive without a broker: webhooks and WebSockets, through one intake."""

@@ -1,1 +1,1 @@
-"""semel.brokers.kafka."""
+"""Kafka: the source, and the runner whose output and offsets commit in one transaction."""

@@ -1,1 +1,1 @@
-"""semel.stores.memory."""
+"""The store in this process's memory: records, and marks that need no lock."""
