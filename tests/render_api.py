@@ -88,9 +88,8 @@ def _text_below(module: ModuleType, name: str) -> str:
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            match after:
-                case ast.Expr(value=ast.Constant(value=str(text))):
-                    return inspect.cleandoc(text)
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                return inspect.cleandoc(str(after.value.value))
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
             return f"`{ast.unparse(value)}`" if value is not None else ""
     return ""

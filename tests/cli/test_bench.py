@@ -5,27 +5,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 from xml.etree import ElementTree as ET
 
-import msgspec
 import pytest
 import redis as driver
 
 import semel as library
 from semel.cli.bench.measure import REPEATS, Fresh, Job, Measurement, bars, compare, rate, svg
-from semel.cli.store_access import StoreAccess
-from semel.core.commands import Claim, Count, Granted
-from semel.core.protocols import Store
-from semel.errors import StoreError
-from semel.server import benchmarks
+from semel.core.commands import Count
 from semel.stores.postgres import from_url
-from semel.stores.sqlite import SqliteStore
 from tests.cli.shell import PATIENCE_S, Ended, cold, environment, terminal
 from tests.services import postgres
 from tests.services import redis as redis_service
@@ -105,7 +97,6 @@ def test_on_a_terminal_there_are_a_table_and_bars(tmp_path: Path) -> None:
         (["--store", "pigeon:"], 78, "pigeon"),
         (["--store", "memory:", "--seconds", "0"], 2, "seconds"),
         (["--store", "memory:", "--plot", "no/such/x.svg"], 2, "no/such"),
-        (["--store", "memory:", "--keep"], 2, "nowhere to --keep"),
         (["--store", "sqlite:///no/such/events.db"], 78, "no/such"),
         (["--store", "sqlite:///."], 78, "is a folder; name a file in it, such as "),
         (["--store", "postgresql://127.0.0.1:1/x?wait_s=1"], 69, "gave no answer"),
@@ -144,20 +135,6 @@ def test_a_file_and_its_folder_stay_as_they_are(file: Path) -> None:
     assert answer.code == 0
     assert answer.json()["store"] == "sqlite:///events.db"
     assert look(file.parent) == before
-
-
-@pytest.mark.slow
-def test_what_is_kept_is_what_was_printed(file: Path) -> None:
-    answer = bench(f"sqlite:///{file}", file.parent, "--json", "--keep")
-    assert answer.code == 0, answer.err
-    assert "kept" in answer.err
-    (found,) = stored(file)
-    told = answer.json()
-    assert 0 < found.measured_us <= time.time_ns() // 1000
-    assert msgspec.to_builtins(found) == {**told, "measured_us": found.measured_us}
-    with library.open(f"sqlite:///{file}", consumer="leases") as mine:
-        assert isinstance(mine.run("mine", str), library.Done)
-        assert [record.key for record in mine.records.list()] == ["mine"]
 
 
 @pytest.mark.slow
@@ -262,58 +239,6 @@ def test_an_interrupted_run_leaves_no_key(
 
 
 # --- the parts ---
-
-
-@contextmanager
-def at_hand(path: Path) -> Iterator[SqliteStore]:
-    store = SqliteStore(path, synchronous="NORMAL")
-    store.open()
-    yield store
-    store.close()
-
-
-def stored(path: Path) -> list[benchmarks.Result]:
-    with at_hand(path) as store:
-        return benchmarks.results(store.send(benchmarks.LOOKUPS))
-
-
-def keep(store: Store, number: int) -> None:
-    compared = {
-        "what": "run",
-        "per_second": number,
-        "limit": "row",
-        "limit_per_second": 100,
-        "ratio": number / 100,
-    }
-    versions = {"semel": "1.0", "python": "3.14", "machine": "x86_64"}
-    StoreAccess(store, None).carry_out(  # type: ignore[arg-type]  # no settings are needed
-        benchmarks.keep({"store": "sqlite:x", "seconds": 1.0, **versions, "rows": [compared]})
-    )
-
-
-def test_the_newest_results_are_kept_and_the_oldest_make_room(tmp_path: Path) -> None:
-    with at_hand(tmp_path / "x.db") as store:
-        for number in range(benchmarks.KEPT + 3):
-            keep(store, number)
-    rates = [each.rows[0].per_second for each in stored(tmp_path / "x.db")]
-    assert rates == list(range(benchmarks.KEPT + 2, 2, -1))
-
-
-def test_a_result_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
-    with at_hand(tmp_path / "x.db") as store:
-        for number, place in enumerate(benchmarks.PLACES, 1):
-            claim = Claim(place, number.to_bytes(16), 60_000_000, 60_000_000)
-            assert isinstance(store.send((claim,))[0], Granted)
-        with pytest.raises(StoreError, match="try again"):
-            keep(store, 1)
-    assert stored(tmp_path / "x.db") == []
-
-
-def test_a_result_that_does_not_read_hides_no_other(tmp_path: Path) -> None:
-    with at_hand(tmp_path / "x.db") as store:
-        StoreAccess(store, None).carry_out(benchmarks.keep({"of": "a version to come"}))  # type: ignore[arg-type]
-        keep(store, 7)
-    assert [each.rows[0].per_second for each in stored(tmp_path / "x.db")] == [7]
 
 
 def row(what: str, ratio: float, aim: float | None = None) -> Measurement:

@@ -4,7 +4,6 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from semel.codec import encode
@@ -13,7 +12,6 @@ from semel.core.protocols import Store
 from semel.observe.counters import ConsumerCounters, CounterHook, MinuteCounts, StoreCounts
 from semel.observe.rollups import Writer
 from semel.runtime.process import new_owner
-from semel.server import benchmarks
 from semel.types import Mode
 
 CONSUMERS: tuple[tuple[str, Mode, float, float], ...] = (
@@ -76,36 +74,6 @@ def _part(minute: int, ago: int, chance: random.Random) -> MinuteCounts:
         at = min(30, max(0, round(chance.gauss(6 + storm / 3, 2.2) + (8 if chance.random() < 0.012 else 0))))
         took[at] = took.get(at, 0) + 60
     return MinuteCounts(minute, consumers, StoreCounts(took=took), chance.randrange(4, 14), 2.0, "scene")
-
-
-def some_benchmarks(store: Store, count: int = 2) -> None:
-    """Results of `semel bench --keep`; the newest is the fastest."""
-    for number in range(1, count + 1):
-        rows = [
-            {
-                "what": what,
-                "per_second": 100.0 * ratio * number,
-                "limit": limit,
-                "limit_per_second": 100.0 * count,
-                "ratio": ratio * number / count,
-            }
-            for what, limit, ratio in (
-                ("run, one by one", "autocommit row", 0.41),
-                ("replay of 500", "run_many of 500", 1.8),
-            )
-        ]
-        document = {
-            "store": "sqlite:///semel.db",
-            "seconds": 20.0,
-            "semel": f"0.{number}.0",
-            "python": "3.14.0",
-            "machine": "x86_64",
-            "rows": rows,
-        }
-        asking, answer = benchmarks.keep(document), None
-        with suppress(StopIteration):
-            while True:
-                (answer,) = store.send((asking.send(answer),))
 
 
 def some_records(store: Store, count: int = 300) -> None:

@@ -11,14 +11,14 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from semel.server.settings import ServeSettings
 from semel.stores.sqlite import SqliteStore
-from tests.server.scenes import a_day, some_benchmarks, some_records
+from tests.server.scenes import a_day, some_records
 from tests.server.tools import Running, serving, token_for
 from tests.services import chromium
 
 pytestmark = pytest.mark.slow
 PAGES = (
     "/ui/", "/ui/?range=7d", "/ui/events", "/ui/events?state=done", "/ui/event/billing/ord_2026111600", "/ui/flight",
-    "/ui/windows", "/ui/windows?consumer=billing", "/ui/outbox", "/ui/stores", "/ui/benchmarks",
+    "/ui/windows", "/ui/windows?consumer=billing", "/ui/outbox", "/ui/stores",
     "/ui/observe", "/ui/check", "/ui/audit",
 )  # fmt: skip
 PHONE = {"width": 360, "height": 740}
@@ -38,7 +38,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     store.open()
     a_day(store, 180)
     some_records(store, 60)
-    some_benchmarks(store)
     store.close()
     with serving(ServeSettings(auth="none", store=f"sqlite:///{path}", port=0)) as running:
         yield running

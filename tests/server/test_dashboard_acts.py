@@ -134,7 +134,6 @@ def test_every_page_is_there_on_every_store(kind: str, tmp_path: Path) -> None:
             "windows",
             "outbox",
             "stores",
-            "benchmarks",
             "observe",
             "check",
             "parts/doctor",

@@ -1,7 +1,6 @@
 """Who sees which page, and which forms are believed: without a browser, as an attacker has none of its manners."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from semel.server import tokens
 from semel.server.dashboard.auth import COOKIE
 from semel.server.settings import ServeSettings
 from semel.stores.sqlite import SqliteStore
-from tests.server.scenes import some_benchmarks
 from tests.server.tools import Running, carry_out, serving, session_of, token_for
 
-PAGES = ("", "events", "flight", "windows", "outbox", "stores", "benchmarks", "observe", "check", "audit")
+PAGES = ("", "events", "flight", "windows", "outbox", "stores", "observe", "check", "audit")
 OURS = {"sec-fetch-site": "same-origin", "content-type": "application/x-www-form-urlencoded"}
 
 
@@ -71,7 +69,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         "all": token_for(store, None, "admin")[0],
         "watch": token_for(store, None, "read")[0],
     }
-    some_benchmarks(store)
     store.close()
     with serving(ServeSettings(store=f"sqlite:///{path}", port=0)) as running:
         yield House(running, tokens)
@@ -128,36 +125,19 @@ def test_a_tenant_sees_its_own_and_nothing_else(house: House) -> None:
     assert house.get("data", "read").json()["totals"]["received"] >= 2
     assert any(each is not None for each in house.get("data", "watch").json()["columns"]["p50"])
     assert all(each is None for each in house.get("data", "read").json()["columns"]["p50"])
-    for path in ("outbox", "benchmarks", "check", "parts/doctor"):
+    for path in ("outbox", "check", "parts/doctor"):
         assert house.get(path, "admin").status_code == 403, path
         assert house.get(path, "watch").status_code == 200, path
 
 
 def test_what_semel_itself_keeps_is_never_shown(house: House) -> None:
-    for tenant in ("semel.tokens", "semel.rollups", "semel.benchmarks"):
+    for tenant in ("semel.tokens", "semel.rollups"):
         assert house.get(f"event/tokens/x?tenant={tenant}", "all").status_code == 403
     listed = house.get("events?state=done", "all").text + house.get("stores", "all").text
     assert "semel.tokens" not in listed
     assert "semel.rollups" not in listed
-    assert "semel.benchmarks" not in listed
     assert ">tokens<" not in listed  # the consumer of the tokens, which is in the store's statistics
-    assert ">benchmarks<" not in listed
     assert "By consumer" in listed
-
-
-def test_benchmarks_are_shown_with_their_limits_and_those_before(house: House) -> None:
-    shown = house.get("benchmarks", "watch").text
-    assert "semel 0.2.0" in shown
-    assert "autocommit row" in shown
-    assert 'aria-label="0.41 of the limit"' in shown
-    rows = [re.sub("<[^>]*>", " ", each).split() for each in re.findall("<tr>.*?</tr>", shown)]
-    assert ["replay", "of", "500", "1.80", "0.90"] in rows  # this one, and the one before
-    assert "Benchmarks</a>" not in house.get("", "admin").text
-
-
-def test_a_store_that_was_not_measured_says_how(tmp_path: Path) -> None:
-    with serving(ServeSettings(auth="none", store=f"sqlite:///{tmp_path}/semel.db", port=0)) as running:
-        assert "semel bench --store URL --keep" in running.client.get("/ui/benchmarks").text
 
 
 def test_who_only_reads_changes_nothing_and_lists_no_keys(house: House) -> None:

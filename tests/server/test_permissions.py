@@ -82,7 +82,6 @@ TABLE: dict[tuple[str, str], tuple[str, Any]] = {
     ("POST", "/ui/outbox"): ("------+", "verb=retry"),
     ("GET", "/ui/stores"): ("-++++++", None),
     ("POST", "/ui/purge"): ("------+", ""),
-    ("GET", "/ui/benchmarks"): ("----+++", None),
     ("GET", "/ui/observe"): ("-++++++", None),
     ("GET", "/ui/check"): ("----+++", None),
     ("GET", "/ui/parts/doctor"): ("----+++", None),
@@ -95,7 +94,6 @@ OWN: tuple[Id, ...] = (
     ("semel.tokens", "sessions", "x"),
     ("semel.audit", "semel.audit", "x"),
     ("semel.rollups", "other", "x"),
-    ("semel.benchmarks", "benchmarks", "0"),
     ("", "semel.audit", "x"),
     ("", "semel.tokens", "x"),
 )

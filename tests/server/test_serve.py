@@ -111,7 +111,7 @@ def test_tokens_are_made_shown_once_listed_and_revoked(tmp_path: Path) -> None:
     [
         ["--tenant", "a", "--all-tenants"],
         ["--tenant", "semel.tokens"],
-        ["--tenant", "semel.benchmarks"],
+        ["--tenant", "semel.rollups"],
         ["--role", "king"],
     ],
 )

@@ -14,7 +14,6 @@ from semel.server.service import TOKEN_LIVE_S, Service
 from semel.server.settings import ServeSettings
 from semel.stores.http.store import HttpStore
 from semel.stores.sqlite import SqliteStore
-from tests.server.scenes import some_benchmarks
 from tests.server.tools import Running, serving, token_for
 
 
@@ -46,7 +45,6 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
         "all": token_for(store, None, "admin")[0],
         "all read": token_for(store, None, "read")[0],
     }
-    some_benchmarks(store)
     store.close()
     with serving(ServeSettings(store=f"sqlite:///{path}?synchronous=normal", port=0)) as running:
         town = Town(running.address, texts)
@@ -160,10 +158,10 @@ def test_a_tenants_settings_and_records_are_its_own_and_nameless(town: Town) -> 
         ("all", lookup("x", "b"), True),
         ("all", lookup("x", "semel.tokens"), False),
         ("all", {"type": "scan", "tenant": "semel.tokens"}, False),
-        ("all", {"type": "lookup", "id": ["semel.benchmarks", "benchmarks", "0"]}, False),
-        ("all", {"type": "forget", "id": ["semel.benchmarks", "benchmarks", "0"]}, False),
-        ("all", {"type": "scan", "tenant": "semel.benchmarks"}, False),
-        ("all", {"type": "count", "tenant": "semel.benchmarks"}, False),
+        ("all", {"type": "lookup", "id": ["semel.rollups", "hours", "0"]}, False),
+        ("all", {"type": "forget", "id": ["semel.rollups", "hours", "0"]}, False),
+        ("all", {"type": "scan", "tenant": "semel.rollups"}, False),
+        ("all", {"type": "count", "tenant": "semel.rollups"}, False),
         ("all read", {"type": "purge"}, False),
     ],
 )
@@ -190,7 +188,7 @@ def test_no_secret_is_ever_shown(town: Town) -> None:
         token_id = text.split("_")[1]
         assert token_id not in everything
     assert "semel.tokens" not in everything
-    assert "semel.benchmarks" not in everything
+    assert "semel.rollups" not in everything
 
 
 def test_an_operator_names_whom_it_acts_for(town: Town) -> None:

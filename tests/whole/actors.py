@@ -31,7 +31,7 @@ Role = Callable[[Scene, str, float], None]
 
 PAGES = (
     "/ui/", "/ui/events", "/ui/events?state=done", "/ui/flight", "/ui/windows", "/ui/outbox", "/ui/stores",
-    "/ui/benchmarks", "/ui/observe", "/ui/check", "/ui/parts/doctor", "/ui/audit", "/metrics", "/readyz",
+    "/ui/observe", "/ui/check", "/ui/parts/doctor", "/ui/audit", "/metrics", "/readyz",
 )  # fmt: skip
 LEASE = f"{LEASE_S:g}s"
 LOOK_S = 0.02

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from semel.cli.bench.measure import Measurement
-    from semel.cli.settings import CliSettings
 
 __all__ = ["bench"]
 
@@ -30,9 +29,6 @@ def bench(
         str | None, typer.Option("--plot", metavar="FILE.svg", help="Write the bars to this file too.")
     ] = None,
     *,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Store the result in the measured store, for the dashboard.")
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a store beside the raw limit of what it stands on.
@@ -40,8 +36,7 @@ def bench(
     Marks, runs, claims in batches, duplicates, and fifty callers at once, each in turns with the same work done bare:
     a dict, an insert, a loop inside the server, commands packed by hand. It works in a file, schema or prefix of
     its own beside the store and removes it at the end, also when interrupted. Ratios say something about
-    semel, absolute figures about the computer. With --keep the result is stored beside your records, where the
-    dashboard of `semel serve` shows it.
+    semel, absolute figures about the computer.
     """
     from pathlib import Path
 
@@ -52,8 +47,6 @@ def bench(
     settings = settings_for(store=store)
     measured = store_for(settings.store)
     name = measured.name
-    if keep and not measured.capabilities.shared:
-        raise CommandExit(f"{name} ends with this process: there is nowhere to --keep the result", USAGE)
     target = None if plot is None else Path(plot)
     if target is not None and not target.parent.is_dir():
         raise CommandExit(f"{target.parent} is no folder; --plot cannot write there", USAGE)
@@ -61,8 +54,6 @@ def bench(
         rows = _measure(scratch, seconds)
     document = _document(rows, name, seconds)
     _show(rows, document, target, as_json=as_json)
-    if keep:
-        _keep(settings, document)
 
 
 def _measure(scratch: Any, seconds: float) -> "list[Measurement]":
@@ -109,16 +100,6 @@ def _show(rows: "list[Measurement]", document: dict[str, Any], plot: "Path | Non
         print()
         for line in bars(rows, min(screen.width, COLUMNS_MAX)):
             print(line)
-
-
-def _keep(settings: "CliSettings", document: dict[str, Any]) -> None:
-    from semel.cli.output import say
-    from semel.cli.store_access import open_store
-    from semel.server import benchmarks
-
-    with open_store(settings, create=True) as reach:
-        reach.carry_out(benchmarks.keep(document))
-    say("The result is kept: the dashboard of `semel serve` shows it under Benchmarks.")
 
 
 def _document(rows: "list[Measurement]", name: str, seconds: float) -> dict[str, Any]:
