@@ -15,9 +15,9 @@ from uuid import uuid4
 import httpx2
 import psycopg
 
+from tests.ingest.signed import SECRET
 from tests.services import server
 from tests.waiting import await_true
-from tests.webhooks.signed import SECRET
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -47,7 +47,7 @@ class Fleet:
         ports = [server.free_port() for _ in range(instances)]
         for port in ports:
             self.pids[port] = uvicorn(
-                "tests.sockets.instance:app", port, self.folder / f"log{port}", FLEET=json.dumps(self.setup)
+                "tests.ingest.instance:app", port, self.folder / f"log{port}", FLEET=json.dumps(self.setup)
             )
         for port in ports:
             server.await_ready(lambda port=port: _answers(port), "uvicorn", self.folder / f"log{port}")  # type: ignore[misc]

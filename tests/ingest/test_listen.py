@@ -18,9 +18,9 @@ import pytest
 import semel
 from semel.errors import PolicyInvalid
 from semel.ingest.sockets import Backoff, Event, Fields, Intake, IntakeLimits, Invalid, Listener
+from tests.ingest.fleet import environment
+from tests.ingest.source import Source, source
 from tests.services import postgres, redis, server
-from tests.sockets.fleet import environment
-from tests.sockets.source import Source, source
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -15,11 +15,11 @@ from semel import Policy
 from semel.errors import UsageError
 from semel.ingest import webhooks
 from semel.ingest.webhooks import Event, IntakeLimits, Receiver
+from tests.ingest import signed
+from tests.ingest.fleet import uvicorn
+from tests.ingest.signed import BODY, NOW, SECRET
 from tests.services import redis, server
-from tests.sockets.fleet import uvicorn
 from tests.waiting import await_true, until
-from tests.webhooks import signed
-from tests.webhooks.signed import BODY, NOW, SECRET
 
 pytestmark = pytest.mark.anyio
 

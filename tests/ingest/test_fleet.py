@@ -15,10 +15,10 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 import semel
+from tests.ingest import signed
+from tests.ingest.fleet import Fleet, fleet
 from tests.services import postgres, redis
-from tests.sockets.fleet import Fleet, fleet
 from tests.waiting import until
-from tests.webhooks import signed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

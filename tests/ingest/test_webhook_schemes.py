@@ -13,8 +13,8 @@ from semel.errors import PolicyInvalid
 from semel.ingest import webhooks
 from semel.ingest.webhook_schemes import headers_of
 from semel.ingest.webhooks import Challenge, Scheme, Verified, WebhookRefused
-from tests.webhooks import signed
-from tests.webhooks.signed import BODY, NOW, OTHER, SECRET
+from tests.ingest import signed
+from tests.ingest.signed import BODY, NOW, OTHER, SECRET
 
 SLACK_BODY = b'{"event_id":"Ev1","type":"event_callback","event":{"type":"message"}}'
 

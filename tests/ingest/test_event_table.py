@@ -15,8 +15,8 @@ from semel.errors import PolicyInvalid, StoreUnavailable, StoreUnknown
 from semel.ingest.event_columns import columns_of
 from semel.ingest.intake import Event
 from semel.ingest.sockets import Columns, EventTable, Intake
+from tests.ingest.fleet import Fleet
 from tests.services import postgres
-from tests.sockets.fleet import Fleet
 
 pytestmark = pytest.mark.anyio
 
