@@ -104,10 +104,10 @@ class Late(Struct, frozen=True):
     """By the store's clock; below zero for an event whose own time is too far ahead of it."""
 
 
-class Unknown(Struct, frozen=True):
-    """An attempt ended without saying what happened; `resolve` decides. `since`: store clock, microseconds."""
+class Unknown(Struct, frozen=True, rename={"since_us": "since"}):
+    """An attempt ended without saying what happened; `resolve` decides. `since_us`: store clock, microseconds."""
 
-    since: int
+    since_us: int
     error: BaseException | None = None
     """What the handler raised, for the caller whose own attempt it was."""
 
@@ -141,7 +141,7 @@ class CannotTell(Struct, frozen=True):
 ProbeAnswer: TypeAlias = Happened[T] | DidNotHappen | CannotTell
 
 
-class Inquiry(Struct, frozen=True, kw_only=True):
+class Inquiry(Struct, frozen=True, kw_only=True, rename={"first_seen_us": "first_seen"}):
     """What a probe is asked about: an event whose earlier attempt may have had its effect."""
 
     tenant: str
@@ -151,7 +151,7 @@ class Inquiry(Struct, frozen=True, kw_only=True):
     """What the handler found in `current().idempotency_key`, on every attempt."""
     attempt: int
     """The attempt that asks, in mode lease; the one that ended without a result, in mode quarantine."""
-    first_seen: int
+    first_seen_us: int
     """When the event was first claimed: store clock, microseconds."""
     event_type: str = ""
     steps: tuple[str, ...] = ()
@@ -164,19 +164,19 @@ class Inquiry(Struct, frozen=True, kw_only=True):
 Probe: TypeAlias = Callable[[Inquiry], ProbeAnswer[Any] | Awaitable[ProbeAnswer[Any]]]
 
 
-class Completed(Struct, frozen=True):
+class Completed(Struct, frozen=True, rename={"at_us": "at"}):
     """The record says what the caller said. `already`: it did before. `recreated`: the store had lost it."""
 
     already: bool = False
     recreated: bool = False
-    at: int = 0
+    at_us: int = 0
     """When, by the store's clock."""
 
 
-class Renewed(Struct, frozen=True):
-    """The lease runs on until `lease_until` (store clock, microseconds)."""
+class Renewed(Struct, frozen=True, rename={"lease_until_us": "lease_until"}):
+    """The lease runs on until `lease_until_us` (store clock, microseconds)."""
 
-    lease_until: int
+    lease_until_us: int
 
 
 class Forgotten(Struct, frozen=True):
@@ -219,7 +219,20 @@ class Delivery(Struct, Generic[T], frozen=True, kw_only=True):
     """Whether this very delivery was tried before and kept in hand. Reported to hooks only, which count it once."""
 
 
-class Record(Struct, frozen=True, gc=False, kw_only=True):
+class Record(
+    Struct,
+    frozen=True,
+    gc=False,
+    kw_only=True,
+    rename={
+        "lease_until_us": "lease_until",
+        "expires_at_us": "expires_at",
+        "first_seen_us": "first_seen",
+        "settled_at_us": "settled_at",
+        "anchor_us": "anchor",
+        "horizon_us": "horizon",
+    },
+):
     """What a store keeps for one key. All times: the store's clock, microseconds."""
 
     id: Id
@@ -227,11 +240,11 @@ class Record(Struct, frozen=True, gc=False, kw_only=True):
     owner: bytes
     """Empty: nobody's (released or forgotten)."""
     fence: int
-    lease_until: int
+    lease_until_us: int
     attempt: int
-    expires_at: int
-    first_seen: int
-    settled_at: int = 0
+    expires_at_us: int
+    first_seen_us: int
+    settled_at_us: int = 0
     value: bytes | None = None
     """Encoded value or error; `None`: not kept."""
     fingerprint: bytes | None = None
@@ -241,9 +254,9 @@ class Record(Struct, frozen=True, gc=False, kw_only=True):
     meta: bytes | None = None
     quarantine: bool = False
     sliding: bool = False
-    anchor: int | None = None
+    anchor_us: int | None = None
     """The accepted event's own time, where equal keys are told apart by it."""
-    horizon: int = 0
+    horizon_us: int = 0
     """With an anchor: when it may be forgotten, because whatever could be its copy is late by then."""
 
     @property
@@ -262,10 +275,10 @@ class Record(Struct, frozen=True, gc=False, kw_only=True):
         return self.id[2]
 
 
-class Stats(Struct, frozen=True, kw_only=True):
+class Stats(Struct, frozen=True, kw_only=True, rename={"now_us": "now"}):
     """How many records a store holds, by state and by consumer."""
 
-    now: int
+    now_us: int
     states: dict[str, int] = field(default_factory=dict[str, int])
     """`released`: claims that nobody holds. Their attempt failed, and the next delivery runs."""
     consumers: dict[str, int] = field(default_factory=dict[str, int])

@@ -58,7 +58,7 @@ async def test_renew_moves_the_lease(client: Either) -> None:
     claim = await claimed(client)
     renewed = await client.renew(claim)
     assert isinstance(renewed, Renewed)
-    assert renewed.lease_until > claim.granted.lease_until
+    assert renewed.lease_until_us > claim.granted.lease_until_us
     await client.complete(claim)
     assert await client.renew(claim) == Lost()
 
@@ -66,7 +66,7 @@ async def test_renew_moves_the_lease(client: Either) -> None:
 async def test_a_claim_that_was_taken_over_changes_nothing(place: Place) -> None:
     client = place.open(lease="30ms")
     old = await claimed(client)
-    await until(lambda: place.record("k").lease_until <= place.spy._store.send([_count()])[0].now)  # type: ignore[union-attr]
+    await until(lambda: place.record("k").lease_until_us <= place.spy._store.send([_count()])[0].now_us)  # type: ignore[union-attr]
     new = await claimed(client)
     assert new.fence > old.fence
     assert new.attempt == 2

@@ -148,4 +148,4 @@ async def test_a_crashed_attempt_is_taken_up_by_its_copy(place: Place) -> None:
     outcomes = await client.run_many([BY_TIME.delivery(event(2))], lambda body: semel.current().attempt)
     assert outcomes == [Done(2)]
     (record,) = place.spy.send([Lookup(("", client.inner.consumer, key))])
-    assert record.anchor == round(NOON.timestamp() * 1e6)
+    assert record.anchor_us == round(NOON.timestamp() * 1e6)

@@ -166,8 +166,8 @@ async def test_journaled_claims_of_the_dead_are_taken_over(place: Place) -> None
 async def test_an_interrupt_ends_the_sweep(place: Place) -> None:
     client = place.open(lease="50ms")
     await client.claim_many([Delivery(key=f"k{at}", body=at, journal=at) for at in range(3)])
-    now = place.record("k2").lease_until  # type: ignore[union-attr]
-    await until(lambda: place.spy._store.send([Count()])[0].now > now)
+    now = place.record("k2").lease_until_us  # type: ignore[union-attr]
+    await until(lambda: place.spy._store.send([Count()])[0].now_us > now)
     ran: list[int] = []
 
     def handler(payload: int) -> None:

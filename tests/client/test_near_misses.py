@@ -118,7 +118,7 @@ async def test_run_and_claim_keep_type_and_metadata(client: Either, place: Place
         assert (record.event_type, record.meta) == ("payment", b'{"shop":"1"}')
     run = place.record("run")
     assert run is not None
-    assert run.expires_at - run.settled_at == 3600 * 10**6
+    assert run.expires_at_us - run.settled_at_us == 3600 * 10**6
 
 
 async def test_a_guard_keeps_type_and_metadata(client: Either, place: Place) -> None:

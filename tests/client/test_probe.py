@@ -84,7 +84,7 @@ async def test_what_happened_is_not_run_again(place: Place, mode: str) -> None:
     assert asked.idempotency_key == idempotency_key(place.record("k").id)  # type: ignore[union-attr]
     assert asked.attempt == (2 if mode == "lease" else 1)
     assert asked.args == ("o1",)
-    assert asked.first_seen == place.record("k").first_seen  # type: ignore[union-attr]
+    assert asked.first_seen_us == place.record("k").first_seen_us  # type: ignore[union-attr]
     assert client.kept == {}
 
 
@@ -128,7 +128,7 @@ async def test_quarantine_stays_unknown_where_nobody_can_tell(place: Place, answ
     charges = Charges(answer)
     client = client_of(place, "quarantine", charges.probe)
     await dies(client.run("k", charges.charge_and_die, "o1"))
-    unknown = Unknown(place.record("k").settled_at)  # type: ignore[union-attr]
+    unknown = Unknown(place.record("k").settled_at_us)  # type: ignore[union-attr]
     assert await client.run("k", charges.charge, "o1") == unknown
     assert place.record("k").state == "unknown"  # type: ignore[union-attr]
     charges.answer = None  # the next delivery asks again

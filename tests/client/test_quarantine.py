@@ -47,7 +47,7 @@ async def test_any_other_error_is_unknown_and_never_rerun(careful: Either, place
     assert isinstance(mine, Unknown)
     assert mine.error is error
     again = await careful.run("k", lambda: pytest.fail("it ran again"))
-    assert again == Unknown(mine.since)
+    assert again == Unknown(mine.since_us)
     assert place.record("k").state == "unknown"  # type: ignore[union-attr]
 
 

@@ -258,7 +258,7 @@ async def test_the_handler_is_told_who_and_what_it_is(client: Either, place: Pla
     def handler() -> None:
         me = semel.current()
         seen.append((me.key, me.consumer, me.attempt, me.lost, 25 < me.deadline_s <= 30))
-        seen.append((me.idempotency_key, me.fence, me.first_seen))
+        seen.append((me.idempotency_key, me.fence, me.first_seen_us))
         raise ValueError
 
     await client.run("k", handler)
@@ -266,7 +266,7 @@ async def test_the_handler_is_told_who_and_what_it_is(client: Either, place: Pla
     assert seen[0] == ("k", "billing", 1, False, True)
     assert seen[1][0] == seen[3][0]
     assert seen[1][1] < seen[3][1]
-    assert seen[1][2] == seen[3][2] == place.record("k").first_seen  # type: ignore[union-attr]
+    assert seen[1][2] == seen[3][2] == place.record("k").first_seen_us  # type: ignore[union-attr]
     with pytest.raises(semel.errors.NotInHandler):
         semel.current()
     if client.sync:

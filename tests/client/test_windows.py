@@ -20,7 +20,7 @@ def window_of(place: Place, key: str) -> float:
     """How long the finished record is remembered, in hours."""
     record = place.record(key)
     assert record is not None
-    return (record.expires_at - record.settled_at) / HOUR
+    return (record.expires_at_us - record.settled_at_us) / HOUR
 
 
 async def test_the_clients_own_window(place: Place) -> None:

@@ -143,10 +143,10 @@ class DictStore:
             state="done",
             owner=b"",
             fence=1,
-            lease_until=0,
+            lease_until_us=0,
             attempt=1,
-            expires_at=expires_at,
-            first_seen=0,
+            expires_at_us=expires_at,
+            first_seen_us=0,
         )
 
     def mark(self, item: Mark, now: int) -> Marked:
@@ -181,10 +181,10 @@ class DictStore:
             and item.consumer in (None, record.consumer)
             and item.state in (None, record.state)
             and record.key.startswith(item.prefix)
-            and (item.seen_before is None or record.first_seen < item.seen_before)
+            and (item.seen_before is None or record.first_seen_us < item.seen_before)
             and (
                 not item.orphaned
-                or (record.journal is not None and record.state == "claimed" and record.lease_until <= now)
+                or (record.journal is not None and record.state == "claimed" and record.lease_until_us <= now)
             )
         )
 
@@ -219,10 +219,10 @@ class DictStore:
             for record in self.records.values()
             if item.tenant in (None, record.tenant) and self.rules.standing(record, now) is None
         ]
-        oldest = min((record.expires_at for record in over), default=now)
+        oldest = min((record.expires_at_us for record in over), default=now)
         lag_s = (now - oldest) / 1e6
         return Stats(
-            now=now, states=states, consumers=consumers, marks=marks, expired=len(over), purge_lag_s=lag_s
+            now_us=now, states=states, consumers=consumers, marks=marks, expired=len(over), purge_lag_s=lag_s
         )
 
     def set_window(self, item: SetWindow, now: int) -> None:
@@ -236,10 +236,10 @@ class DictStore:
         for place, record in self.records.items():
             own = (*record.id[:2], record.event_type)
             mine = name == (own if own in self.windows else (*record.id[:2], ""))
-            mine = mine and record.anchor is None
+            mine = mine and record.anchor_us is None
             if mine and record.state in ("done", "failed") and self.rules.standing(record, now) is not None:
-                start = record.first_seen if record.sliding else record.settled_at
-                self.records[place] = replace(record, expires_at=start + item.window_us)
+                start = record.first_seen_us if record.sliding else record.settled_at_us
+                self.records[place] = replace(record, expires_at_us=start + item.window_us)
 
     def switch_mode(self, item: SwitchMode, now: int) -> int:
         scope = (item.tenant, item.consumer)

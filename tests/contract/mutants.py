@@ -69,7 +69,7 @@ def taken_over(stored: Record | None, item: RecordItem, now: int) -> bool:
         isinstance(item, Claim)
         and stored is not None
         and stored.state == "claimed"
-        and stored.lease_until <= now < stored.expires_at
+        and stored.lease_until_us <= now < stored.expires_at_us
     )
 
 
@@ -111,7 +111,7 @@ class RepeatedClaimIsBusy(DictStore):
     def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
         answer, record = super().decide(stored, item, now)
         if isinstance(answer, Granted) and stored is not None and answer.fence == stored.fence:
-            return Busy((answer.lease_until - now) / 1e6), None
+            return Busy((answer.lease_until_us - now) / 1e6), None
         return answer, record
 
 
@@ -183,7 +183,7 @@ class ForgetDeletes(DictStore):
 @caught_by("a_tombstone_lasts_as_long_as_a_lease_may", "a_purge_changes_no_answer")
 class PurgeTakesTombstonesAndOrphans(DictStore):
     def is_over(self, record: Record, now: int) -> bool:
-        return record.state == "forgotten" or (record.state == "claimed" and record.lease_until <= now)
+        return record.state == "forgotten" or (record.state == "claimed" and record.lease_until_us <= now)
 
 
 @caught_by("a_busy_answer_prolongs_nothing")
@@ -191,7 +191,7 @@ class BusyProlongs(DictStore):
     def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
         answer, record = super().decide(stored, item, now)
         if isinstance(item, Claim) and isinstance(answer, Busy) and stored is not None:
-            return answer, replace(stored, lease_until=now + item.lease_us)
+            return answer, replace(stored, lease_until_us=now + item.lease_us)
         return answer, record
 
 
@@ -233,8 +233,8 @@ class TheLastWriterWins(DictStore):
     def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
         answer, record = super().decide(stored, item, now)
         if isinstance(answer, Lost) and isinstance(item, Settle) and item.to == "done" and stored is not None:
-            return Completed(at=now), replace(
-                stored, state="done", owner=item.owner, value=item.value, expires_at=now + item.window_us
+            return Completed(at_us=now), replace(
+                stored, state="done", owner=item.owner, value=item.value, expires_at_us=now + item.window_us
             )
         return answer, record
 
@@ -242,7 +242,7 @@ class TheLastWriterWins(DictStore):
 @caught_by("a_lease_over_but_not_taken_over_may_still_end")
 class LateCompletionIsLost(DictStore):
     def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
-        late = stored is not None and stored.state == "claimed" and stored.lease_until <= now
+        late = stored is not None and stored.state == "claimed" and stored.lease_until_us <= now
         return (Lost(), None) if late and isinstance(item, Settle) else super().decide(stored, item, now)
 
 
@@ -304,7 +304,7 @@ class RecreatedCountsFromNow(Bent):
 @caught_by("a_renewal_moves_lease_and_expiry_alike")
 class RenewalMovesOnlyTheLease(Bent):
     def bend_write(self, stored: Record, record: Record, item: RecordItem, now: int) -> Record:
-        return replace(record, expires_at=stored.expires_at) if isinstance(item, Renew) else record
+        return replace(record, expires_at_us=stored.expires_at_us) if isinstance(item, Renew) else record
 
 
 # --- how long it is remembered ------------------------------------------------------------------
@@ -314,7 +314,7 @@ class RenewalMovesOnlyTheLease(Bent):
 class ExpiredCountsAsPresent(DictStore):
     def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
         if isinstance(item, Claim) and stored is not None and stored.state in ("done", "failed"):
-            stored = replace(stored, expires_at=FOREVER)
+            stored = replace(stored, expires_at_us=FOREVER)
         return super().decide(stored, item, now)
 
 
@@ -328,13 +328,13 @@ class LeaseAndWindowAreOneNumber(Bent):
 class CompletionMovesNoExpiry(Bent):
     def bend_write(self, stored: Record, record: Record, item: RecordItem, now: int) -> Record:
         done = isinstance(item, Settle) and item.to in ("done", "failed")
-        return replace(record, expires_at=stored.expires_at) if done else record
+        return replace(record, expires_at_us=stored.expires_at_us) if done else record
 
 
 @caught_by("a_purge_changes_no_answer")
 class PurgeTakesRunningLeases(DictStore):
     def is_over(self, record: Record, now: int) -> bool:
-        return record.expires_at <= now
+        return record.expires_at_us <= now
 
 
 @caught_by("a_purge_removes_what_is_over")
@@ -347,7 +347,7 @@ class PurgeTakesNothing(DictStore):
 class JournaledClaimsExpire(Bent):
     def bend_new(self, record: Record, item: RecordItem) -> Record:
         if isinstance(item, Claim) and record.journal is not None:
-            return replace(record, expires_at=record.lease_until + item.window_us)
+            return replace(record, expires_at_us=record.lease_until_us + item.window_us)
         return record
 
 
@@ -355,7 +355,7 @@ class JournaledClaimsExpire(Bent):
 class SlidingFromCompletion(Bent):
     def bend_write(self, stored: Record, record: Record, item: RecordItem, now: int) -> Record:
         if isinstance(item, Settle) and item.to == "done":
-            return replace(record, expires_at=now + item.window_us)
+            return replace(record, expires_at_us=now + item.window_us)
         return record
 
 
@@ -419,7 +419,7 @@ class QuarantinedOrphanRunsAgain(Bent):
 @caught_by("a_released_quarantine_claim_runs_again")
 class ReleasedIsQuarantinedToo(DictStore):
     def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
-        if stored is not None and stored.quarantine and not stored.owner and stored.lease_until <= now:
+        if stored is not None and stored.quarantine and not stored.owner and stored.lease_until_us <= now:
             stored = replace(stored, state="unknown")
         return super().decide(stored, item, now)
 
@@ -428,7 +428,7 @@ class ReleasedIsQuarantinedToo(DictStore):
 class UnknownIsRenewed(DictStore):
     def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
         if isinstance(item, Renew) and stored is not None and stored.quarantine:
-            stored = replace(stored, state="claimed", lease_until=max(stored.lease_until, now + 1))
+            stored = replace(stored, state="claimed", lease_until_us=max(stored.lease_until_us, now + 1))
         return super().decide(stored, item, now)
 
 
@@ -472,7 +472,7 @@ class ResolveToClaimedForgetsTheAttempts(DictStore):
 class ReclaimMovesTheAnchor(Bent):
     def bend_write(self, stored: Record, record: Record, item: RecordItem, now: int) -> Record:
         if taken_over(stored, item, now) and isinstance(item, Claim) and item.apart_us:
-            return replace(record, anchor=item.event_time_us)
+            return replace(record, anchor_us=item.event_time_us)
         return record
 
 
@@ -498,8 +498,8 @@ class OnlyLooksBack(DictStore):
             isinstance(item, Claim)
             and item.event_time_us is not None
             and stored is not None
-            and stored.anchor is not None
-            and item.event_time_us < stored.anchor
+            and stored.anchor_us is not None
+            and item.event_time_us < stored.anchor_us
         )
         return super().decide(None if earlier else stored, item, now)
 
@@ -517,8 +517,8 @@ class EveryCopyMovesTheAnchor(DictStore):
     def decide(self, stored: Record | None, item: RecordItem, now: int) -> machine.Decision:
         answer, record = super().decide(stored, item, now)
         if isinstance(answer, Busy) and isinstance(item, Claim) and stored is not None and item.apart_us:
-            later = max(stored.anchor or 0, item.event_time_us or 0)
-            return answer, replace(stored, anchor=later)
+            later = max(stored.anchor_us or 0, item.event_time_us or 0)
+            return answer, replace(stored, anchor_us=later)
         return answer, record
 
 
@@ -530,9 +530,9 @@ class RepeatOverwritesTheFormer(DictStore):
             isinstance(answer, Busy)
             and isinstance(item, Claim)
             and stored is not None
-            and stored.anchor is not None
+            and stored.anchor_us is not None
             and item.event_time_us is not None
-            and item.event_time_us - stored.anchor >= item.apart_us > 0
+            and item.event_time_us - stored.anchor_us >= item.apart_us > 0
         ):
             return super().decide(None, item, now)
         return answer, record
@@ -552,8 +552,8 @@ class RepeatIsCalledRecoverable(DictStore):
 @caught_by("an_event_time_window_counts_from_the_event", "what_is_forgotten_makes_its_copies_late")
 class ForgetsTooEarly(Bent):
     def bend_new(self, record: Record, item: RecordItem) -> Record:
-        if record.anchor is not None:
-            return replace(record, expires_at=min(record.expires_at, record.anchor + 1_000_000))
+        if record.anchor_us is not None:
+            return replace(record, expires_at_us=min(record.expires_at_us, record.anchor_us + 1_000_000))
         return record
 
 

@@ -10,8 +10,8 @@ from tests.contract.mutants import breaks
 ALLOWED = {
     # A quarantined claim has no expiry from the start.
     (
-        "standing: replace(record, state='unknown', settled_at=record.lease_until, expires_at=FOREVER) -> "
-        "replace(record, state='unknown', settled_at=record.lease_until)"
+        "standing: replace(record, state='unknown', settled_at_us=record.lease_until_us, expires_at_us=FOREVER) -> "
+        "replace(record, state='unknown', settled_at_us=record.lease_until_us)"
     ),
     # Whether a claim writes down that an orphan is unknown, or leaves it to the next look, is not seen.
     "_claim: None if record is stored else record -> None",
@@ -19,8 +19,9 @@ ALLOWED = {
     "_claim: record is stored -> record is not stored",
     # A sliding window that was changed while its claim ran may count by either.
     (
-        "_settle: record.expires_at if record.expires_at != FOREVER else record.first_seen + item.window_us -> "
-        "record.first_seen + item.window_us"
+        "_settle: record.expires_at_us if record.expires_at_us != FOREVER "
+        "else record.first_seen_us + item.window_us -> "
+        "record.first_seen_us + item.window_us"
     ),
 }
 """Changes that no answer shows, or that the protocol leaves open; each with its reason."""

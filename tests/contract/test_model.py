@@ -86,20 +86,27 @@ def plain(answer: Any) -> Answer:
     """A store's answer in the model's words."""
     match answer:
         case Granted():
-            return ("granted", answer.fence, answer.attempt, answer.lease_until, answer.first_seen, answer.steps, answer.journal)  # fmt: skip # noqa: E501
+            return ("granted", answer.fence, answer.attempt, answer.lease_until_us, answer.first_seen_us, answer.steps, answer.journal)  # fmt: skip # noqa: E501
         case Known():
-            return ("known", answer.state, answer.value, answer.fence, answer.settled_at, answer.first_seen)
+            return (
+                "known",
+                answer.state,
+                answer.value,
+                answer.fence,
+                answer.settled_at_us,
+                answer.first_seen_us,
+            )
         case Busy():
             return ("busy", round(answer.retry_after_s * S), answer.recoverable)
         case Late():
             return ("late", round(answer.age_s * S))
         case Unknown():
-            return ("unknown", answer.since)
+            return ("unknown", answer.since_us)
         case Renewed():
-            return ("renewed", answer.lease_until)
+            return ("renewed", answer.lease_until_us)
         case Completed():
             word = "already" if answer.already else "recreated" if answer.recreated else "completed"
-            return (word, answer.at)
+            return (word, answer.at_us)
         case Marked():
             return ("marked", answer.firsts)
         case Record():
@@ -112,20 +119,20 @@ def plain(answer: Any) -> Answer:
 
 def record_plain(record: Record) -> Answer:
     if record.consumer == "marks":
-        return ("mark", record.expires_at)
+        return ("mark", record.expires_at_us)
     return (
         record.state,
         record.owner,
         record.fence,
         record.attempt,
-        record.first_seen,
-        model.NEVER if record.expires_at == FOREVER else record.expires_at,
-        record.lease_until if record.state == "claimed" else None,
+        record.first_seen_us,
+        model.NEVER if record.expires_at_us == FOREVER else record.expires_at_us,
+        record.lease_until_us if record.state == "claimed" else None,
         record.value,
         record.fingerprint,
         record.steps,
         record.journal,
-        record.anchor,
+        record.anchor_us,
     )
 
 
@@ -171,7 +178,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             (answer,) = self.store.send([item])
             return answer, servers.time_of(item)
         answer, stats = self.store.send([item, Count()])
-        return answer, stats.now
+        return answer, stats.now_us
 
     def ticket(self, number: int) -> Ticket:
         """Mostly one of the last ones."""

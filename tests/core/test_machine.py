@@ -18,8 +18,8 @@ OWNER = b"o" * 16
 
 def record(**more: Any) -> Record:
     fields: dict[str, Any] = {
-        "id": ID, "state": "claimed", "owner": OWNER, "fence": NOW - S, "lease_until": NOW + S, "attempt": 1,
-        "expires_at": NOW + 60 * S, "first_seen": NOW - S,
+        "id": ID, "state": "claimed", "owner": OWNER, "fence": NOW - S, "lease_until_us": NOW + S, "attempt": 1,
+        "expires_at_us": NOW + 60 * S, "first_seen_us": NOW - S,
     }  # fmt: skip
     return Record(**(fields | more))
 
@@ -30,31 +30,31 @@ def claim(**more: Any) -> Claim:
 
 
 def test_a_lease_is_over_at_its_end_not_after_it() -> None:
-    assert isinstance(decide(record(lease_until=NOW + 1), claim(), NOW)[0], Busy)
-    assert isinstance(decide(record(lease_until=NOW), claim(), NOW)[0], Granted)
+    assert isinstance(decide(record(lease_until_us=NOW + 1), claim(), NOW)[0], Busy)
+    assert isinstance(decide(record(lease_until_us=NOW), claim(), NOW)[0], Granted)
 
 
 def test_a_window_is_over_at_its_end_not_after_it() -> None:
-    done = record(state="done", lease_until=0, settled_at=NOW - S)
-    assert standing(replace(done, expires_at=NOW + 1), NOW) is not None
-    assert standing(replace(done, expires_at=NOW), NOW) is None
+    done = record(state="done", lease_until_us=0, settled_at_us=NOW - S)
+    assert standing(replace(done, expires_at_us=NOW + 1), NOW) is not None
+    assert standing(replace(done, expires_at_us=NOW), NOW) is None
 
 
 def test_a_lease_outlives_its_expiry() -> None:
-    assert standing(record(expires_at=NOW - S, lease_until=NOW + 1), NOW) is not None
-    assert standing(record(expires_at=NOW - S, lease_until=NOW), NOW) is None
+    assert standing(record(expires_at_us=NOW - S, lease_until_us=NOW + 1), NOW) is not None
+    assert standing(record(expires_at_us=NOW - S, lease_until_us=NOW), NOW) is None
 
 
 def test_a_fence_is_the_clock_or_one_more_than_the_last() -> None:
     for fence, expected in ((NOW - 5, NOW), (NOW, NOW + 1), (NOW + 7, NOW + 8)):
-        answer, written = decide(record(fence=fence, lease_until=NOW), claim(), NOW)
+        answer, written = decide(record(fence=fence, lease_until_us=NOW), claim(), NOW)
         assert answer.fence == expected
         assert written is not None
         assert written.fence == expected
 
 
 def test_the_fence_goes_on_from_an_expired_record() -> None:
-    gone = record(state="done", fence=NOW + 7, expires_at=NOW)
+    gone = record(state="done", fence=NOW + 7, expires_at_us=NOW)
     answer, _ = decide(gone, claim(), NOW)
     assert (answer.fence, answer.attempt) == (NOW + 8, 1)
 
@@ -71,11 +71,11 @@ def test_what_never_expires_is_no_sum() -> None:
     for more in ({"quarantine": True}, {"journal": b"p"}, {"quarantine": True, "sliding": True}):
         _, written = decide(None, claim(**more), NOW)
         assert written is not None
-        assert written.expires_at == FOREVER
+        assert written.expires_at_us == FOREVER
 
 
 def test_an_orphan_in_quarantine_is_unknown_since_its_lease_ended() -> None:
-    orphan = record(quarantine=True, lease_until=NOW - 5, expires_at=FOREVER)
+    orphan = record(quarantine=True, lease_until_us=NOW - 5, expires_at_us=FOREVER)
     assert decide(orphan, claim(), NOW)[0] == Unknown(NOW - 5)
     seen = decide(orphan, Lookup(ID), NOW)[0]
     assert (seen.state, seen.owner, seen.fence) == ("unknown", OWNER, orphan.fence)
@@ -92,11 +92,11 @@ def test_a_tombstone_is_as_long_as_the_longest_lease() -> None:
     answer, written = decide(record(state="done"), Forget(ID), NOW)
     assert answer == Forgotten(NOW)
     assert written is not None
-    assert (written.state, written.expires_at) == ("forgotten", NOW + TOMBSTONE_US)
+    assert (written.state, written.expires_at_us) == ("forgotten", NOW + TOMBSTONE_US)
     assert isinstance(decide(written, Lookup(ID), NOW)[0], Absent)
     assert isinstance(decide(written, Settle(ID, OWNER, NOW - S, "done"), NOW + TOMBSTONE_US - 1)[0], Lost)
     late = Settle(ID, OWNER, NOW - S, "done", window_us=90 * 86400 * S)
-    assert decide(written, late, NOW + TOMBSTONE_US)[0] == Completed(recreated=True, at=NOW + TOMBSTONE_US)
+    assert decide(written, late, NOW + TOMBSTONE_US)[0] == Completed(recreated=True, at_us=NOW + TOMBSTONE_US)
 
 
 def test_what_is_decided_is_sound() -> None:
@@ -113,8 +113,8 @@ def test_what_is_decided_is_sound() -> None:
         {"fence": 0},
         {"attempt": -1},
         {"state": "failed", "owner": NOBODY},
-        {"state": "unknown", "owner": NOBODY, "expires_at": FOREVER},
-        {"state": "unknown", "expires_at": NOW},
+        {"state": "unknown", "owner": NOBODY, "expires_at_us": FOREVER},
+        {"state": "unknown", "expires_at_us": NOW},
     ],
 )
 def test_a_record_in_no_known_state_is_corrupt(more: dict[str, Any]) -> None:

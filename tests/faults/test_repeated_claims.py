@@ -40,7 +40,7 @@ def test_a_handler_is_not_promised_more_time_than_its_lease_has_left() -> None:
             seen["promised"] = semel.current().deadline_s
             record: Any = once.records.lookup("evt_1")
             assert isinstance(record, Record)
-            seen["left"] = record.lease_until / 1e6 - time.time_ns() / 1e9
+            seen["left"] = record.lease_until_us / 1e6 - time.time_ns() / 1e9
 
         assert once.run("evt_1", handler) == semel.Done(None)
     assert seen["promised"] <= seen["left"] + MARGIN_S

@@ -141,7 +141,7 @@ def sweep(job: Job) -> list[Any]:
     with client(job, never) as once:
         record = once.records.lookup(KEY)
         if isinstance(record, Record) and record.state == "claimed":
-            await_store_clock(once, record.lease_until)
+            await_store_clock(once, record.lease_until_us)
         for outcome in once.sweep(handler):
             assert isinstance(outcome, semel.Done)
             recovered.append(outcome.value)
@@ -150,7 +150,7 @@ def sweep(job: Job) -> list[Any]:
 
 def await_store_clock(once: semel.Semel, until_us: int) -> None:
     """Ask the store for its time until it is past `until_us`."""
-    while once.records.stats().now <= until_us:
+    while once.records.stats().now_us <= until_us:
         pass
 
 

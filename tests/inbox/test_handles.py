@@ -54,8 +54,8 @@ def test_mark_and_effect_commit_together(bench: Bench) -> None:
     record = bench.record("evt_1")
     assert (record.state, record.attempt, record.key, record.event_type) == ("done", 1, "evt_1", "")
     assert len(record.owner) == 16
-    assert record.fence == record.first_seen == record.settled_at
-    assert record.expires_at == record.settled_at + 3600 * 1_000_000
+    assert record.fence == record.first_seen_us == record.settled_at_us
+    assert record.expires_at_us == record.settled_at_us + 3600 * 1_000_000
 
 
 async def reused(bench: Bench) -> None:
@@ -256,7 +256,7 @@ async def windows(bench: Bench) -> None:
         await connection.commit()
         after = bench.record("brief")
         assert after.fence > before.fence
-        assert (after.attempt, after.first_seen, after.event_type) == (1, after.settled_at, "")
+        assert (after.attempt, after.first_seen_us, after.event_type) == (1, after.settled_at_us, "")
         assert bench.record("a") == Absent()
         with bench.store() as store:
             (forgotten,) = store.send([Forget(("", CONSUMER, "brief"))])

@@ -86,7 +86,7 @@ def test_mark_and_effect_commit_together(connection: sqlite3.Connection, store: 
     assert balance(connection) == 1
     record = lookup(store, "evt_1")
     assert (record.state, record.attempt, len(record.owner)) == ("done", 1, 16)
-    assert record.expires_at == record.settled_at + HOUR
+    assert record.expires_at_us == record.settled_at_us + HOUR
     assert [each.key for each in store.send([Scan()])[0].records] == ["evt_1"]
 
 
@@ -210,7 +210,7 @@ def test_a_running_claim_of_somebody_else(
     assert held.first("evt_1")  # its lease is over
     connection.commit()
     record = lookup(store, "evt_1")
-    assert (record.state, record.attempt, record.first_seen) == ("done", 2, granted.first_seen)
+    assert (record.state, record.attempt, record.first_seen_us) == ("done", 2, granted.first_seen_us)
     assert record.fence > granted.fence
     assert store.send([settle(item, granted)])[0].__class__.__name__ == "Lost"
 

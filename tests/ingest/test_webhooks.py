@@ -156,7 +156,7 @@ async def test_finished_webhooks_are_remembered_for_four_days(tmp_path: Path) ->
         record = await once.records.lookup("msg_1")
     assert record is not None
     assert record.state == "done"
-    assert record.expires_at - record.settled_at == 96 * 3600 * 1_000_000
+    assert record.expires_at_us - record.settled_at_us == 96 * 3600 * 1_000_000
 
 
 async def test_another_body_under_the_same_id_is_refused_where_asked_for(tmp_path: Path) -> None:

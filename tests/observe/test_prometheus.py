@@ -92,7 +92,7 @@ def touch_all(hook: PrometheusHook) -> None:
         events.StoreFailed("claim", OSError()),
         events.StoreLost(),
         events.PurgedEvent(5, 2.0),
-        events.Counted(Stats(now=0, states={"done": 1}, bytes_used=100)),
+        events.Counted(Stats(now_us=0, states={"done": 1}, bytes_used=100)),
     ):
         hook(event)
     hook.note_bloom(0.5, 0.01)

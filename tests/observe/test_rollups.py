@@ -299,7 +299,7 @@ def _written(url: str) -> list[MinuteCounts]:
     store: Any = store_for(url)
     store.open()
     try:
-        now = store.send((semel.core.commands.Count(),))[0].now // 10**6 // HOUR_S
+        now = store.send((semel.core.commands.Count(),))[0].now_us // 10**6 // HOUR_S
         return [part for parts in ask(store, hours((now - 1, now))).values() for part in parts]
     finally:
         store.close()

@@ -338,7 +338,7 @@ async def test_the_id_follows_from_the_event(place: Place) -> None:
     def handler() -> tuple[str, int]:
         with transaction(place, connection):
             written = place.once.outbox(connection).publish(Message("moved"), name="moved")
-        return written, semel.current().first_seen
+        return written, semel.current().first_seen_us
 
     outcome = place.once.run("evt_1", handler)
     connection.close()

@@ -117,7 +117,7 @@ class TimedSqlite(SqliteStore):
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         """One batch has one time, and a count tells it."""
         *answers, stats = super().send([*items, Count()])
-        self.times_us.update((type(item), stats.now) for item in items)
+        self.times_us.update((type(item), stats.now_us) for item in items)
         return answers
 
 

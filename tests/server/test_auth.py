@@ -253,13 +253,13 @@ async def test_the_use_of_a_token_is_written_once_a_minute(kind: str, tmp_path: 
             await task
     (page,) = await first.send((Scan(tokens.TENANT, tokens.USED),))
     (record,) = page.records
-    assert (await first.ask(tokens.last_uses())) == {token.id: record.settled_at}
-    late_us = record.settled_at + tokens.USE_EVERY_US
+    assert (await first.ask(tokens.last_uses())) == {token.id: record.settled_at_us}
+    late_us = record.settled_at_us + tokens.USE_EVERY_US
     await first.ask(tokens.note_use(token.id, late_us - 1))
     (page,) = await first.send((Scan(tokens.TENANT, tokens.USED),))
     assert page.records == [record], "within the minute nothing is written"
     await first.ask(tokens.note_use(token.id, late_us))
-    assert (await first.ask(tokens.last_uses()))[token.id] > record.settled_at
+    assert (await first.ask(tokens.last_uses()))[token.id] > record.settled_at_us
     await first.close()
     await second.close()
 

@@ -80,6 +80,6 @@ def test_a_mark_is_looked_up_with_its_expiry() -> None:
     marks.add(["a"], 10 * SECOND_US)
     found = marks.apply(Lookup(("", "marks", "a")), 1)
     assert isinstance(found, Record)
-    assert found.expires_at == clock.date_us(clock.ns + 10 * SECOND_NS)
+    assert found.expires_at_us == clock.date_us(clock.ns + 10 * SECOND_NS)
     clock.ns += 10 * SECOND_NS
     assert isinstance(marks.apply(Lookup(("", "marks", "a")), 1), Absent)

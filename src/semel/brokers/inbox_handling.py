@@ -351,7 +351,7 @@ class InboxHandling:
         """What the handler can ask about itself: there is no claim, so it has no fence and no steps to note."""
         once = self._once
         claim = self._plan.claim_for_delivery({}, delivery)  # a name for the context; it is never sent
-        granted = Granted(fence=0, attempt=number, lease_until=0, first_seen=0)
+        granted = Granted(fence=0, attempt=number, lease_until_us=0, first_seen_us=0)
         kept = LiveClaim.since(claim, granted, monotonic(), once.policy.run_max_s)
         return Context(kept, granted, None, 0, _loose=True)
 

@@ -236,7 +236,7 @@ def _draw(counted: Stats, name: str) -> Table:
     if counted.ahead_s is not None:
         rows.append(("partitions ahead", f"{counted.ahead_s / 86400:.1f} days{_alarm(counted.ahead_s)}"))
     rows += [(f"consumer {who}", f"{number:,}") for who, number in sorted(counted.consumers.items())]
-    return table((name, local_time(counted.now)), rows + _shares(counted.tiers))
+    return table((name, local_time(counted.now_us)), rows + _shares(counted.tiers))
 
 
 def _shares(tiers: dict[str, float]) -> list[tuple[str, str]]:

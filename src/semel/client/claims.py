@@ -49,9 +49,9 @@ class Claimed:
         return self.granted.attempt
 
     @property
-    def first_seen(self) -> int:
+    def first_seen_us(self) -> int:
         """When the event was first claimed: store clock, microseconds."""
-        return self.granted.first_seen
+        return self.granted.first_seen_us
 
     @property
     def journal(self) -> Any:

@@ -226,7 +226,7 @@ class AsyncSemel(AsyncVerbs):
         claim = self._plan.claim_for_delivery(await self._connect(), delivery)
         words = partial(last_words, delivery)
         if claim.window_us == OFF:
-            await words(error, Granted(fence=0, attempt=1, lease_until=0, first_seen=0))
+            await words(error, Granted(fence=0, attempt=1, lease_until_us=0, first_seen_us=0))
             return Failed(error)
 
         async def fails() -> None:

@@ -49,25 +49,29 @@ class Command(Struct, Generic[R], frozen=True, gc=False):
 # --- answers of a store -------------------------------------------------------------------------
 
 
-class Granted(Struct, frozen=True, gc=False):
+class Granted(
+    Struct, frozen=True, gc=False, rename={"lease_until_us": "lease_until", "first_seen_us": "first_seen"}
+):
     """The claim is yours: run, then settle with this fence and your owner."""
 
     fence: int
     attempt: int
-    lease_until: int
-    first_seen: int
+    lease_until_us: int
+    first_seen_us: int
     steps: tuple[tuple[str, bytes | None], ...] = ()
     journal: bytes | None = None
 
 
-class Known(Struct, frozen=True, gc=False):
+class Known(
+    Struct, frozen=True, gc=False, rename={"settled_at_us": "settled_at", "first_seen_us": "first_seen"}
+):
     """The key is settled: what a duplicate is answered with."""
 
     state: Literal["done", "failed"]
     value: bytes | None
     fence: int
-    settled_at: int
-    first_seen: int
+    settled_at_us: int
+    first_seen_us: int
     rest_us: int = 0
     """How much longer it is remembered, from this answer on; 0: the store does not say."""
 

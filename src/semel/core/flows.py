@@ -111,7 +111,7 @@ def ask_probe(task: Task, granted: Granted) -> Flow[Ran | None]:
     policy = task.policy
     if policy.probe is None or task.claim.quarantine or granted.attempt > policy.max_attempts + 1:
         return None
-    asked = yield from Ask(policy.probe, inquiry(task, granted.attempt, granted.first_seen, granted.steps))
+    asked = yield from Ask(policy.probe, inquiry(task, granted.attempt, granted.first_seen_us, granted.steps))
     if isinstance(asked, Raised) and not isinstance(asked.error, Exception):
         return asked
     answer = answer_of(asked)
@@ -127,7 +127,7 @@ def ask_probe_after_error(
         return ran, verdict  # stopped from outside: whoever comes next asks
     record = yield from Lookup(task.claim.id)  # this attempt may have noted steps
     steps = record.steps if isinstance(record, Record) else granted.steps
-    asked = yield from Ask(probe, inquiry(task, granted.attempt, granted.first_seen, steps))
+    asked = yield from Ask(probe, inquiry(task, granted.attempt, granted.first_seen_us, steps))
     if isinstance(asked, Raised) and not isinstance(asked.error, Exception):
         return asked, verdict
     answer = answer_of(asked)
@@ -153,7 +153,7 @@ def resolve_quarantined(task: Task, unknown: Unknown) -> Flow[Any]:
         return (yield from claim_again(task))
     if is_apart(record, task.claim):
         return unknown  # it is about another event of the same content
-    asked = yield from Ask(policy.probe, inquiry(task, record.attempt, record.first_seen, record.steps))
+    asked = yield from Ask(policy.probe, inquiry(task, record.attempt, record.first_seen_us, record.steps))
     if isinstance(asked, Raised) and not isinstance(asked.error, Exception):
         return Errored(asked.error, record.attempt)
     answer = answer_of(asked)

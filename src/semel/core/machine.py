@@ -68,12 +68,12 @@ def standing(record: Record | None, now: int) -> Record | None:
     if record is None:
         return None
     if record.state != "claimed":
-        return record if record.expires_at > now else None
-    if record.lease_until > now:
+        return record if record.expires_at_us > now else None
+    if record.lease_until_us > now:
         return record
     if record.quarantine and record.owner:
-        return replace(record, state="unknown", settled_at=record.lease_until, expires_at=FOREVER)
-    return record if record.expires_at > now else None
+        return replace(record, state="unknown", settled_at_us=record.lease_until_us, expires_at_us=FOREVER)
+    return record if record.expires_at_us > now else None
 
 
 def differs(mine: bytes | None, stored: bytes | None) -> bool:
@@ -92,23 +92,25 @@ def _claim(record: Record | None, item: Claim, now: int, stored: Record | None) 
     if differs(item.fingerprint, record.fingerprint):
         return Mismatch(), None
     if record.state == "claimed":
-        if record.lease_until <= now:
+        if record.lease_until_us <= now:
             return _grant(item, now, _next_fence(stored, now), record)
         if record.owner == item.owner:
             # Our own, repeated because the reply was lost. Its lease runs from now: the caller counts from this try.
             lease_until = now + item.lease_us
-            mine = replace(record, lease_until=lease_until, expires_at=_moved_expiry(record, lease_until))
+            mine = replace(
+                record, lease_until_us=lease_until, expires_at_us=_moved_expiry(record, lease_until)
+            )
             return _to_granted(mine), mine
-        return Busy((record.lease_until - now) / 1e6, record.journal is not None), None
+        return Busy((record.lease_until_us - now) / 1e6, record.journal is not None), None
     if record.state == "unknown":
-        return Unknown(record.settled_at), None if record is stored else record
+        return Unknown(record.settled_at_us), None if record is stored else record
     return Known(
         record.state,
         record.value,
         record.fence,
-        record.settled_at,
-        record.first_seen,
-        record.expires_at - now,
+        record.settled_at_us,
+        record.first_seen_us,
+        record.expires_at_us - now,
     ), None
 
 
@@ -127,9 +129,9 @@ def _begin(item: Claim, now: int, stored: Record | None) -> Decision:
 
 def is_apart(record: Record, item: Claim) -> bool:
     """Whether by their own times this is another event than the accepted one, before or after it."""
-    if record.anchor is None or item.event_time_us is None:
+    if record.anchor_us is None or item.event_time_us is None:
         return False
-    return 0 < item.apart_us <= abs(item.event_time_us - record.anchor)
+    return 0 < item.apart_us <= abs(item.event_time_us - record.anchor_us)
 
 
 def _repeat(record: Record, item: Claim, now: int, stored: Record | None) -> Decision:
@@ -138,26 +140,26 @@ def _repeat(record: Record, item: Claim, now: int, stored: Record | None) -> Dec
     A former that nobody takes up again gives way after `apart_us`, unless only a decision may end it. Whoever is
     told `Busy` here is no copy of what is journaled, so it is never recoverable.
     """
-    assert record.anchor is not None
+    assert record.anchor_us is not None
     assert item.event_time_us is not None
-    if item.event_time_us < record.anchor:
+    if item.event_time_us < record.anchor_us:
         return Late((now - item.event_time_us) / 1e6), None
     if record.state == "unknown":
-        return Unknown(record.settled_at), None
+        return Unknown(record.settled_at_us), None
     if record.state == "claimed":
-        if record.lease_until > now:
-            return Busy((record.lease_until - now) / 1e6), None
-        if record.expires_at == FOREVER:
+        if record.lease_until_us > now:
+            return Busy((record.lease_until_us - now) / 1e6), None
+        if record.expires_at_us == FOREVER:
             return Busy(item.lease_us / 1e6), None
-        if record.lease_until + item.apart_us > now:
-            return Busy((record.lease_until + item.apart_us - now) / 1e6), None
+        if record.lease_until_us + item.apart_us > now:
+            return Busy((record.lease_until_us + item.apart_us - now) / 1e6), None
     return _begin(item, now, stored)
 
 
 def _grant(item: Claim, now: int, fence: int, orphan: Record | None) -> Decision:
     lease_until = now + item.lease_us
     journal = item.journal if orphan is None or orphan.journal is None else orphan.journal
-    anchor, horizon = (None, 0) if orphan is None else (orphan.anchor, orphan.horizon)
+    anchor, horizon = (None, 0) if orphan is None else (orphan.anchor_us, orphan.horizon_us)
     if anchor is None and item.apart_us and item.event_time_us is not None:
         anchor, horizon = item.event_time_us, item.event_time_us + item.window_us
     if item.quarantine or journal is not None:
@@ -165,7 +167,7 @@ def _grant(item: Claim, now: int, fence: int, orphan: Record | None) -> Decision
     elif anchor is not None:
         expires_at = horizon
     elif item.sliding:
-        expires_at = now + item.window_us if orphan is None else orphan.expires_at
+        expires_at = now + item.window_us if orphan is None else orphan.expires_at_us
     else:
         expires_at = lease_until + item.window_us
     record = Record(
@@ -173,10 +175,10 @@ def _grant(item: Claim, now: int, fence: int, orphan: Record | None) -> Decision
         state="claimed",
         owner=item.owner,
         fence=fence,
-        lease_until=lease_until,
+        lease_until_us=lease_until,
         attempt=1 if orphan is None else orphan.attempt + 1,
-        expires_at=expires_at,
-        first_seen=now if orphan is None else orphan.first_seen,
+        expires_at_us=expires_at,
+        first_seen_us=now if orphan is None else orphan.first_seen_us,
         fingerprint=item.fingerprint if orphan is None else item.fingerprint or orphan.fingerprint,
         steps=() if orphan is None else orphan.steps,
         journal=journal,
@@ -188,13 +190,18 @@ def _grant(item: Claim, now: int, fence: int, orphan: Record | None) -> Decision
     if (
         anchor is not None
     ):  # apart from the others: a struct made with more than 15 keywords takes four times as long
-        record = replace(record, sliding=True, anchor=anchor, horizon=horizon)
+        record = replace(record, sliding=True, anchor_us=anchor, horizon_us=horizon)
     return _to_granted(record), record
 
 
 def _to_granted(record: Record) -> Granted:
     return Granted(
-        record.fence, record.attempt, record.lease_until, record.first_seen, record.steps, record.journal
+        record.fence,
+        record.attempt,
+        record.lease_until_us,
+        record.first_seen_us,
+        record.steps,
+        record.journal,
     )
 
 
@@ -206,7 +213,7 @@ def _renew(record: Record | None, item: Renew, now: int, _stored: Record | None)
     if item.step is not None and item.step[0] not in {name for name, _ in steps}:
         steps = (*steps, item.step)
     renewed = replace(
-        record, lease_until=lease_until, expires_at=_moved_expiry(record, lease_until), steps=steps
+        record, lease_until_us=lease_until, expires_at_us=_moved_expiry(record, lease_until), steps=steps
     )
     return Renewed(lease_until), renewed
 
@@ -217,30 +224,34 @@ def _settle(record: Record | None, item: Settle, now: int, _stored: Record | Non
     if not _mine(record, item):
         return Lost(), None
     if record.state == item.to:
-        return Completed(already=True, at=record.settled_at), None
+        return Completed(already=True, at_us=record.settled_at_us), None
     if item.to in ("done", "failed"):
         if record.state not in ("claimed", "unknown"):
             return Lost(), None
         expires_at = now + item.window_us
-        if record.anchor is not None:
-            expires_at = record.horizon
+        if record.anchor_us is not None:
+            expires_at = record.horizon_us
         elif record.sliding:
             expires_at = (
-                record.expires_at if record.expires_at != FOREVER else record.first_seen + item.window_us
+                record.expires_at_us
+                if record.expires_at_us != FOREVER
+                else record.first_seen_us + item.window_us
             )
-        return Completed(at=now), replace(
-            record, state=item.to, value=item.value, settled_at=now, expires_at=expires_at, journal=None
+        return Completed(at_us=now), replace(
+            record, state=item.to, value=item.value, settled_at_us=now, expires_at_us=expires_at, journal=None
         )
     if record.state != "claimed":
         return Lost(), None
     if item.to == "unknown":
-        return Completed(at=now), replace(record, state="unknown", settled_at=now, expires_at=FOREVER)
+        return Completed(at_us=now), replace(
+            record, state="unknown", settled_at_us=now, expires_at_us=FOREVER
+        )
     lease_until = now + item.delay_us
-    return Completed(at=now), replace(
+    return Completed(at_us=now), replace(
         record,
         owner=NOBODY,
-        lease_until=lease_until,
-        expires_at=_moved_expiry(record, lease_until),
+        lease_until_us=lease_until,
+        expires_at_us=_moved_expiry(record, lease_until),
         attempt=record.attempt if item.count_attempt else record.attempt - 1,
     )
 
@@ -252,21 +263,21 @@ def _recreate(item: Settle, now: int) -> Decision:
     else:
         expires_at = item.fence + item.window_us + (0 if item.sliding else item.lease_us)
     if expires_at <= now:
-        return Completed(recreated=True, at=now), None
-    return Completed(recreated=True, at=now), Record(
+        return Completed(recreated=True, at_us=now), None
+    return Completed(recreated=True, at_us=now), Record(
         id=item.id,
         state="failed" if item.to == "failed" else "done",
         owner=item.owner,
         fence=item.fence,
-        lease_until=0,
+        lease_until_us=0,
         attempt=1,
-        expires_at=expires_at,
-        first_seen=item.fence,
-        settled_at=now,
+        expires_at_us=expires_at,
+        first_seen_us=item.fence,
+        settled_at_us=now,
         value=item.value,
         sliding=item.sliding,
-        anchor=item.event_time_us,
-        horizon=0 if item.event_time_us is None else expires_at,
+        anchor_us=item.event_time_us,
+        horizon_us=0 if item.event_time_us is None else expires_at,
     )
 
 
@@ -279,8 +290,8 @@ def _forget(record: Record | None, item: Forget, now: int, _stored: Record | Non
         return Absent(), None
     if item.fence not in (None, record.fence) or item.state not in (None, record.state):
         return Lost(), None
-    if record.state == "claimed" and record.owner and record.lease_until > now and not item.force:
-        return Busy((record.lease_until - now) / 1e6, record.journal is not None), None
+    if record.state == "claimed" and record.owner and record.lease_until_us > now and not item.force:
+        return Busy((record.lease_until_us - now) / 1e6, record.journal is not None), None
     return _bury(record, now)
 
 
@@ -291,9 +302,9 @@ def _resolve(record: Record | None, item: Resolve, now: int, _stored: Record | N
         return _take(replace(record, attempt=record.attempt + 1), item.owner, now, now + item.lease_us)
     if item.to == "absent":
         return _bury(record, now) if record.journal is None else _anew(record, now)
-    expires_at = now + item.window_us if record.anchor is None else record.horizon
-    return Completed(at=now), replace(
-        record, state="done", value=item.value, settled_at=now, expires_at=expires_at, journal=None
+    expires_at = now + item.window_us if record.anchor_us is None else record.horizon_us
+    return Completed(at_us=now), replace(
+        record, state="done", value=item.value, settled_at_us=now, expires_at_us=expires_at, journal=None
     )
 
 
@@ -309,8 +320,8 @@ def _take(record: Record, owner: bytes, now: int, lease_until: int) -> Decision:
         state="claimed",
         owner=owner,
         fence=_next_fence(record, now),
-        lease_until=lease_until,
-        settled_at=0,
+        lease_until_us=lease_until,
+        settled_at_us=0,
     )
     return Forgotten(taken.fence), taken
 
@@ -321,10 +332,10 @@ def _bury(record: Record, now: int) -> Decision:
         state="forgotten",
         owner=NOBODY,
         fence=_next_fence(record, now),
-        lease_until=0,
+        lease_until_us=0,
         attempt=0,
-        expires_at=now + TOMBSTONE_US,
-        first_seen=record.first_seen,
+        expires_at_us=now + TOMBSTONE_US,
+        first_seen_us=record.first_seen_us,
     )
     return Forgotten(tombstone.fence), tombstone
 
@@ -339,9 +350,9 @@ def _mine(record: Record, item: Renew | Settle) -> bool:
 
 def _moved_expiry(record: Record, lease_until: int) -> int:
     """The expiry after the lease moved: by as much, except where a decision or the first claim sets it."""
-    if record.sliding or record.expires_at == FOREVER:
-        return record.expires_at
-    return record.expires_at + lease_until - record.lease_until
+    if record.sliding or record.expires_at_us == FOREVER:
+        return record.expires_at_us
+    return record.expires_at_us + lease_until - record.lease_until_us
 
 
 def check(record: Record) -> Record:
@@ -351,8 +362,11 @@ def check(record: Record) -> Record:
         and record.fence > 0
         and record.attempt >= 0
         and (record.owner != NOBODY or record.state in ("claimed", "forgotten", "done"))
-        and (record.expires_at == FOREVER or record.state != "unknown")
-        and (record.anchor is None or (record.sliding and record.expires_at in (record.horizon, FOREVER)))
+        and (record.expires_at_us == FOREVER or record.state != "unknown")
+        and (
+            record.anchor_us is None
+            or (record.sliding and record.expires_at_us in (record.horizon_us, FOREVER))
+        )
     )
     if not sound:
         raise RecordCorrupt(f"record {record.id!r} is in no state that semel writes: {record.state!r}")
@@ -382,10 +396,10 @@ def mark_record(record_id: Id, expires_at: int) -> Record:
         state="done",
         owner=b"",
         fence=1,
-        lease_until=0,
+        lease_until_us=0,
         attempt=1,
-        expires_at=min(expires_at, FOREVER),
-        first_seen=0,
+        expires_at_us=min(expires_at, FOREVER),
+        first_seen_us=0,
     )
 
 
@@ -401,6 +415,6 @@ def fits(record: Record, item: Scan, now: int) -> bool:
         and item.consumer in (None, record.id[1])
         and item.state in (None, record.state)
         and record.id[2].startswith(item.prefix)
-        and (item.seen_before is None or record.first_seen < item.seen_before)
-        and (not item.orphaned or (record.state == "claimed" and record.lease_until <= now))
+        and (item.seen_before is None or record.first_seen_us < item.seen_before)
+        and (not item.orphaned or (record.state == "claimed" and record.lease_until_us <= now))
     )

@@ -159,7 +159,7 @@ def inquiry(
         key=key,
         idempotency_key=idempotency_key(task.claim.id),
         attempt=attempt,
-        first_seen=first_seen,
+        first_seen_us=first_seen,
         event_type=task.claim.event_type,
         steps=tuple(name for name, _ in steps),
         args=args,
@@ -192,7 +192,7 @@ def outcome_of(ran: Ran, verdict: Settlement, settled: SettleAnswer, attempt: in
     if verdict.to == "failed" and not isinstance(settled, Unavailable):
         return Lost() if isinstance(settled, Lost) else Failed(ran.error)
     if verdict.to == "unknown" and isinstance(ran.error, Exception) and not isinstance(settled, Unavailable):
-        return Unknown(settled.at, ran.error) if isinstance(settled, Completed) else Lost()
+        return Unknown(settled.at_us, ran.error) if isinstance(settled, Completed) else Lost()
     return Errored(ran.error, attempt, verdict.delay_s)
 
 

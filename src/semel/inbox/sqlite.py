@@ -52,7 +52,7 @@ class SqliteInboxStatements(InboxStatements):
         new: dict[str, Record] = {}
         for key, (_, stored) in rows.items():
             record = standing(stored, now)
-            orphaned = record is not None and record.state == "claimed" and record.lease_until <= now
+            orphaned = record is not None and record.state == "claimed" and record.lease_until_us <= now
             settled = record is not None and record.state in ("done", "failed")
             if record is not None and (orphaned or settled) and differs(fingerprint, record.fingerprint):
                 raise self.mismatch(repr(key))
@@ -121,8 +121,8 @@ class SqliteInboxStatements(InboxStatements):
             return None
         if record is not None and record.state == "unknown":
             raise OutcomeUnknown(f"{record_id[2]!r} is quarantined: resolve it first")
-        if record is not None and record.state == "claimed" and record.lease_until > now:
-            rest_s = (record.lease_until - now) / 1e6
+        if record is not None and record.state == "claimed" and record.lease_until_us > now:
+            rest_s = (record.lease_until_us - now) / 1e6
             raise StillRunning(f"another attempt holds {record_id[2]!r} for {rest_s:.3f} s", rest_s)
         orphan = record if record is not None and record.state == "claimed" else None
         return check(
@@ -131,11 +131,11 @@ class SqliteInboxStatements(InboxStatements):
                 state="done",
                 owner=self.attempt,
                 fence=now if stored is None or stored.fence < now else stored.fence + 1,
-                lease_until=0,
+                lease_until_us=0,
                 attempt=1 if orphan is None else orphan.attempt + 1,
-                expires_at=now + window_us,
-                first_seen=now if orphan is None else orphan.first_seen,
-                settled_at=now,
+                expires_at_us=now + window_us,
+                first_seen_us=now if orphan is None else orphan.first_seen_us,
+                settled_at_us=now,
                 event_type=event_type,
             )
         )

@@ -245,7 +245,7 @@ class _Sample:
 
 
 def _claims(store: Store) -> Iterator[Finding]:
-    now: int = _ask(store, Count(None)).now
+    now: int = _ask(store, Count(None)).now_us
     stuck, orphans, running, looked = _Sample(), _Sample(), 0, 0
     for page in _pages_of(store, "claimed"):
         looked += len(page)
@@ -254,9 +254,9 @@ def _claims(store: Store) -> Iterator[Finding]:
                 each.tenant == ROLLUPS or not each.owner
             ):  # those are held for an hour each, and left by who ends
                 continue
-            if each.lease_until < now - ORPHAN_S * 1e6:
+            if each.lease_until_us < now - ORPHAN_S * 1e6:
                 orphans.add(each)
-            elif each.lease_until >= now:
+            elif each.lease_until_us >= now:
                 running += 1
                 if now - each.fence > STUCK_S * 1e6:
                     stuck.add(each)

@@ -120,7 +120,7 @@ def claim_of(record: Record, now: int) -> str | None:
         return None
     if not record.owner:
         return "released"
-    return "running" if record.lease_until > now else "over"
+    return "running" if record.lease_until_us > now else "over"
 
 
 def summary(record: Record, now: int) -> dict[str, Any]:
@@ -135,11 +135,11 @@ def summary(record: Record, now: int) -> dict[str, Any]:
         "attempt": record.attempt,
         "fence": record.fence,
         "event_type": record.event_type or None,
-        "first_seen": _instant(record.first_seen),
-        "age_s": round((now - record.first_seen) / 1e6, 3) if record.first_seen else None,
-        "settled_at": _instant(record.settled_at),
-        "lease_until": _instant(record.lease_until) if record.state == "claimed" else None,
-        "expires_at": None if record.expires_at == FOREVER else _instant(record.expires_at),
+        "first_seen": _instant(record.first_seen_us),
+        "age_s": round((now - record.first_seen_us) / 1e6, 3) if record.first_seen_us else None,
+        "settled_at": _instant(record.settled_at_us),
+        "lease_until": _instant(record.lease_until_us) if record.state == "claimed" else None,
+        "expires_at": None if record.expires_at_us == FOREVER else _instant(record.expires_at_us),
     }
 
 
@@ -159,7 +159,7 @@ def document(record: Record, now: int) -> dict[str, Any]:
         "fingerprint": record.fingerprint.hex() if record.fingerprint else None,
         "quarantine": record.quarantine,
         "sliding": record.sliding,
-        "event_time": None if record.anchor is None else _instant(record.anchor),
+        "event_time": None if record.anchor_us is None else _instant(record.anchor_us),
         "steps": [
             {"name": name, "value": readable(kept)[0], "value_form": readable(kept)[1]}
             for name, kept in record.steps
@@ -177,9 +177,9 @@ def row(record: Record, now: int) -> tuple[str, ...]:
         record.consumer,
         _state(record, now),
         str(record.attempt),
-        local_time(record.first_seen, "seconds") if record.first_seen else "-",
-        duration_text(now - record.first_seen) if record.first_seen else "-",
-        "never" if record.expires_at == FOREVER else duration_text(record.expires_at - now),
+        local_time(record.first_seen_us, "seconds") if record.first_seen_us else "-",
+        duration_text(now - record.first_seen_us) if record.first_seen_us else "-",
+        "never" if record.expires_at_us == FOREVER else duration_text(record.expires_at_us - now),
         record.tenant,
     )
 
@@ -188,8 +188,8 @@ def screen_row(record: Record, now: int, *, wide: bool) -> tuple[str, ...]:
     """One line of `list` on a terminal: the state in one word, and on a narrow one the age for both times."""
     key, consumer, _, attempt, _, *rest = row(record, now)
     seen = ""
-    if wide and record.first_seen:
-        seen = local_time(record.first_seen, "seconds")[:19].replace("T", " ")
+    if wide and record.first_seen_us:
+        seen = local_time(record.first_seen_us, "seconds")[:19].replace("T", " ")
     state = "damaged" if is_damaged(record) else claim_of(record, now) or record.state
     return (key, consumer, state, attempt, seen, *rest)
 
@@ -204,15 +204,15 @@ def lines(record: Record, now: int) -> list[tuple[str, str]]:
         ("type", record.event_type),
         ("attempt", str(record.attempt)),
         ("fence", str(record.fence)),
-        ("first seen", _moment(record.first_seen, now)),
-        ("event time", "" if record.anchor is None else _moment(record.anchor, now)),
-        ("settled", _moment(record.settled_at, now)),
-        ("lease until", _moment(record.lease_until, now) if record.state == "claimed" else ""),
+        ("first seen", _moment(record.first_seen_us, now)),
+        ("event time", "" if record.anchor_us is None else _moment(record.anchor_us, now)),
+        ("settled", _moment(record.settled_at_us, now)),
+        ("lease until", _moment(record.lease_until_us, now) if record.state == "claimed" else ""),
         (
             "expires",
             "never: only a decision ends it"
-            if record.expires_at == FOREVER
-            else _moment(record.expires_at, now),
+            if record.expires_at_us == FOREVER
+            else _moment(record.expires_at_us, now),
         ),
         ("fingerprint", record.fingerprint.hex() if record.fingerprint else ""),
     ]

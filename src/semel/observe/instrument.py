@@ -225,7 +225,7 @@ class FlowObserver:
 
     def duplicate(self, answer: Any, *, suppressed: bool = True) -> None:
         """Say that the event was known, and why it came again."""
-        lag_s = self._hooks.since_s(answer.first_seen) if isinstance(answer, Known) else None
+        lag_s = self._hooks.since_s(answer.first_seen_us) if isinstance(answer, Known) else None
         self._hooks(
             events.Duplicate(
                 *self._who,

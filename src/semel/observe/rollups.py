@@ -84,7 +84,7 @@ class Writer:
             step = (name, _encode(part))
             (answer,) = yield (Renew(self._place, self._owner, self._fence, LEASE_US, step),)
             if isinstance(answer, Renewed):
-                self._tally.note_time(answer.lease_until - LEASE_US)
+                self._tally.note_time(answer.lease_until_us - LEASE_US)
                 self._steps += 1
                 del self._pending[0]
                 tries = 0
@@ -131,7 +131,7 @@ class Writer:
             if isinstance(answer, Granted):
                 self._hour, self._place, self._owner, self._fence = hour, place, owner, answer.fence
                 self._steps = len(answer.steps)
-                self._tally.note_time(answer.lease_until - LEASE_US)
+                self._tally.note_time(answer.lease_until_us - LEASE_US)
                 return True
         return False
 
@@ -183,7 +183,7 @@ def _parts(record: Record) -> list[MinuteCounts]:
 
 def _is_left(record: Record, now_s: float) -> bool:
     """Whether its writer is gone, and there is room for more."""
-    gone = not record.owner or record.lease_until <= now_s * 1e6
+    gone = not record.owner or record.lease_until_us <= now_s * 1e6
     return record.state == "claimed" and gone and len(record.steps) < STEPS_MAX
 
 

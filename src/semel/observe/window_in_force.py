@@ -52,15 +52,15 @@ def window_in_force(
         each
         for each in records
         if each.state == "done"
-        and each.settled_at
+        and each.settled_at_us
         and not each.sliding
-        and each.anchor is None
+        and each.anchor_us is None
         and (tenant, consumer, each.event_type) not in stored
     ]
     if not telling:
         return WindowInForce(assumed_us, "assumed")
-    latest = max(telling, key=lambda each: each.settled_at)
-    return WindowInForce(_round(latest.expires_at - latest.settled_at), "seen")
+    latest = max(telling, key=lambda each: each.settled_at_us)
+    return WindowInForce(_round(latest.expires_at_us - latest.settled_at_us), "seen")
 
 
 def _round(us: int) -> int:

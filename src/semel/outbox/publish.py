@@ -118,7 +118,7 @@ class _OutboxWriter:
                 'inside a handler a message needs a name, which gives it the same id on every attempt: name="..."'
             )
         self._name(name, context._published)  # noqa: SLF001 - one attempt, whichever outbox writes
-        return own or outbox_message.id_for_event(context._kept.claim.id, context.first_seen, name)  # noqa: SLF001
+        return own or outbox_message.id_for_event(context._kept.claim.id, context.first_seen_us, name)  # noqa: SLF001
 
     @staticmethod
     def _name(name: str, used: set[str]) -> None:

@@ -157,7 +157,7 @@ def prefix_of(tenant: str | None) -> str:
 
 def entry_of(record: Record) -> AuditEntry:
     """An entry from its record; one that does not read is shown as damaged, with what is left of it."""
-    at_us = record.settled_at or record.first_seen
+    at_us = record.settled_at_us or record.first_seen_us
     try:
         value = decode(record.value) if record.state == "done" and record.value is not None else None
     except (RecordCorrupt, ValueError, TypeError, RecursionError):

@@ -66,9 +66,9 @@ class Context(Struct, eq=False):
         return self._granted.attempt
 
     @property
-    def first_seen(self) -> int:
+    def first_seen_us(self) -> int:
         """When the event was first claimed: store clock, microseconds."""
-        return self._granted.first_seen
+        return self._granted.first_seen_us
 
     @property
     def key(self) -> str:

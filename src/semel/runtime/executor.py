@@ -97,7 +97,7 @@ class ExecutorBase:
     def loose(self, claim: Claim) -> Context:
         """What a handler can ask about itself that runs under no claim: its key, and that it is the first attempt."""
         now = self.steady_s()
-        nothing = Granted(fence=0, attempt=1, lease_until=0, first_seen=0)
+        nothing = Granted(fence=0, attempt=1, lease_until_us=0, first_seen_us=0)
         return Context(LiveClaim.since(claim, nothing, now, self.run_max_s), nothing, self, 0, _loose=True)
 
     def is_long(self, settle: Settle) -> bool:

@@ -152,7 +152,9 @@ def to_caller_answer(caller: Caller, answer: Answer) -> Answer:
     if caller.tenant is None:
         return answer
     if isinstance(answer, Stats):
-        return Stats(now=answer.now, states=answer.states, consumers=answer.consumers, marks=answer.marks)
+        return Stats(
+            now_us=answer.now_us, states=answer.states, consumers=answer.consumers, marks=answer.marks
+        )
     return _nameless(answer) if isinstance(answer, Record) and caller.tenant else answer
 
 

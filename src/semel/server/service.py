@@ -105,7 +105,7 @@ class Telling:
             del self._waiting[claim.owner]
             if isinstance(answer, Granted):  # it has taken over; that it was received is told already
                 who = (*claim.id, claim.owner)
-                self._hooks(ClaimedEvent(*who, attempt=answer.attempt, first_seen=answer.first_seen))
+                self._hooks(ClaimedEvent(*who, attempt=answer.attempt, first_seen=answer.first_seen_us))
 
 
 TOKEN_LIVE_S = 5.0

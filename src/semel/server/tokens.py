@@ -195,7 +195,7 @@ def tokens() -> Asking:
 
 def last_uses() -> Asking:
     """When each token was last used, to the minute, by its id; of those that were used."""
-    return {record.key: record.settled_at for record in (yield from _records(USED))}
+    return {record.key: record.settled_at_us for record in (yield from _records(USED))}
 
 
 def note_use(token_id: str, now_us: int) -> Asking:
@@ -203,7 +203,7 @@ def note_use(token_id: str, now_us: int) -> Asking:
     place = (TENANT, USED, token_id)
     record = answer_or_raise((yield Lookup(place)))
     if isinstance(record, Record):
-        if now_us - record.settled_at < USE_EVERY_US:
+        if now_us - record.settled_at_us < USE_EVERY_US:
             return
         answer_or_raise((yield Forget(place, fence=record.fence)))
     yield from keep(place, lambda _: None, FOREVER_US)
@@ -230,7 +230,7 @@ def keep(place: Id, value: Callable[[int], Any], window_us: int) -> Asking:
     granted = answer_or_raise((yield Claim(place, owner, LEASE_US, window_us)))
     if not isinstance(granted, Granted):
         raise StoreError("it could not be stored; try again")
-    made = value(granted.first_seen)
+    made = value(granted.first_seen_us)
     encoded = encode(msgspec.to_builtins(made))
     answer_or_raise((yield Settle(place, owner, granted.fence, "done", encoded, window_us, LEASE_US)))
     return made

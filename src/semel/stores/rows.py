@@ -39,7 +39,7 @@ def flags_of(record: Record) -> int:
 
 def has_extras(record: Record) -> bool:
     """Whether something of it lies in a row beside it: steps, metadata, or the time it was accepted at."""
-    return bool(record.steps) or record.meta is not None or record.anchor is not None
+    return bool(record.steps) or record.meta is not None or record.anchor_us is not None
 
 
 def pack_steps(steps: tuple[tuple[str, bytes | None], ...]) -> bytes | None:

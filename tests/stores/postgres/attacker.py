@@ -47,7 +47,7 @@ def race(store: PostgresStore) -> dict[str, Any]:
         done += [
             settle.id[2]
             for settle, answer in zip(settles, store.send(settles), strict=True)
-            if answer == Completed(at=answer.at)
+            if answer == Completed(at_us=answer.at_us)
         ]
     keys = random.sample(KEYS, len(KEYS))
     (marked,) = store.send([Mark("", "marks", keys, MINUTE_US)])

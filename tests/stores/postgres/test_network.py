@@ -106,7 +106,7 @@ def test_a_renewal_that_was_cut_is_said_again(store: Store, proxy: Proxy, cut: M
     (renewed,) = persist(store, [Renew(mine.id, mine.owner, granted.fence, 2 * MINUTE_US)])
     assert proxy.cuts == 1
     assert isinstance(renewed, Renewed)
-    assert renewed.lease_until > granted.lease_until
+    assert renewed.lease_until_us > granted.lease_until_us
 
 
 @pytest.mark.parametrize("cut", CUTS)

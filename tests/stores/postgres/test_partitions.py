@@ -110,7 +110,7 @@ def test_an_event_is_claimed_once_whenever_its_copies_come(timed: PostgresStore,
     answers = timed.send(firsts)
     assert all(isinstance(answer, Granted) for answer in answers)
     done = timed.send([settle(item, answer) for item, answer in zip(firsts, answers, strict=True)])
-    assert all(answer == Completed(at=answer.at) for answer in done)
+    assert all(answer == Completed(at_us=answer.at_us) for answer in done)
     for _ in range(3):
         clock.advance(us=7 * HOUR_US)  # another partition is the present one
         assert all(isinstance(answer, Known) for answer in timed.send([claim(key) for key in keys]))

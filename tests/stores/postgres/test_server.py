@@ -282,9 +282,9 @@ def test_the_clients_clock_decides_nothing(own: Own, monkeypatch: pytest.MonkeyP
         mine = claim(f"at {hours}")
         (granted,) = store.send([mine])
         fences.append(granted.fence)
-        assert granted.lease_until - granted.fence == MINUTE_US
+        assert granted.lease_until_us - granted.fence == MINUTE_US
         (done,) = store.send([Settle(mine.id, mine.owner, granted.fence, "done", None, MINUTE_US)])
-        assert 0 < done.at - granted.fence < MINUTE_US
+        assert 0 < done.at_us - granted.fence < MINUTE_US
     assert sorted(fences) == fences
     assert fences[-1] - fences[0] < MINUTE_US
     store.close()

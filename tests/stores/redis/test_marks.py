@@ -57,7 +57,7 @@ def test_a_mark_is_looked_up_counted_and_forgotten(make: Make, own: redis.Own) -
     stats, found = store.send([Count(), Lookup(name)])
     assert (stats.marks, stats.consumers) == (2, {"marks": 2})
     assert isinstance(found, Record)
-    assert abs(found.expires_at - stats.now - MINUTE_US) < 10_000_000
+    assert abs(found.expires_at_us - stats.now_us - MINUTE_US) < 10_000_000
     assert isinstance(store.send([Forget(name)])[0], Forgotten)
     assert isinstance(store.send([Lookup(name)])[0], Absent)
     assert mark(store, "a", "b") == [True, False]

@@ -125,7 +125,7 @@ def test_a_settled_record_is_removed_after_its_window(
     (record,) = store.send([Lookup(held.id)])
     assert isinstance(record, Record)
     assert (record.state, record.value) == ("done", value)
-    assert record.expires_at == record.settled_at + 100 * S
+    assert record.expires_at_us == record.settled_at_us + 100 * S
     left: Any = raw.pttl(key_of(raw, at, "key"))
     assert 100_000 - 5_000 < left <= 100_000 + 1_001 + (0 if exact else 60_000)
     if not exact and value != b"rvalue":
@@ -154,7 +154,7 @@ def test_nothing_is_a_value_of_its_own(store: RedisStore, raw: driver.Redis, at:
 def test_a_lost_completion_of_nothing_is_written_again(store: RedisStore) -> None:
     held = claim("lost")
     settle = Settle(held.id, held.owner, _now(store), "done", NULL, DAY_US, DAY_US)
-    assert store.send([settle]) == [Completed(recreated=True, at=store.send([settle])[0].at)]
+    assert store.send([settle]) == [Completed(recreated=True, at_us=store.send([settle])[0].at)]
     (known,) = store.send([claim("lost")])
     assert known.value == NULL
 
@@ -186,7 +186,7 @@ def test_unreadable_keys_are_nowhere(raw: driver.Redis, at: str) -> None:
 
 
 def _now(store: RedisStore) -> int:
-    now: int = store.send([Count()])[0].now
+    now: int = store.send([Count()])[0].now_us
     return now
 
 
@@ -240,7 +240,7 @@ def test_the_clients_clock_decides_nothing(store: RedisStore, monkeypatch: pytes
         (granted,) = store.send([held])
         assert isinstance(granted, Granted)
         assert abs(granted.fence / 1e6 - server_s) < 60
-        assert granted.lease_until == granted.fence + MINUTE_US
+        assert granted.lease_until_us == granted.fence + MINUTE_US
         assert kinds(store.send([claim(f"key {hours}")])) == ["Busy"]
         monkeypatch.undo()
 

@@ -44,10 +44,10 @@ RECORDS = st.builds(
     state=st.sampled_from(["claimed", "done", "failed"]),
     owner=st.binary(min_size=1, max_size=16),
     fence=TIMES,
-    lease_until=TIMES,
+    lease_until_us=TIMES,
     attempt=st.integers(0, 10**6),
-    expires_at=st.one_of(TIMES, st.just(FOREVER)),
-    first_seen=TIMES,
+    expires_at_us=st.one_of(TIMES, st.just(FOREVER)),
+    first_seen_us=TIMES,
     value=st.none() | st.binary(max_size=20),
     fingerprint=st.none() | st.binary(max_size=20),
     event_type=st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
@@ -60,7 +60,8 @@ RECORDS = st.builds(
 def test_a_row_brings_back_its_record(record: Record, settled_at: int) -> None:
     if record.state != "claimed":
         record = Record(
-            **{name: getattr(record, name) for name in Record.__struct_fields__} | {"settled_at": settled_at}
+            **{name: getattr(record, name) for name in Record.__struct_fields__}
+            | {"settled_at_us": settled_at}
         )
     row = encoding.to_row(record, flags_of(record))
     stored = (7, b"d", *row[:8], 5, *row[8:])
@@ -140,7 +141,7 @@ def test_items_on_one_key_in_one_batch_act_in_order(store: SqliteStore) -> None:
     assert isinstance(busy, Busy)
     assert count.states == {"claimed": 1}
     done, known, scanned = store.send([settle(mine, granted, b"j1"), other, Scan()])
-    assert done == Completed(at=done.at)
+    assert done == Completed(at_us=done.at_us)
     assert (known.state, known.value) == ("done", b"j1")
     assert [record.state for record in scanned.records] == ["done"]
 
@@ -148,7 +149,7 @@ def test_items_on_one_key_in_one_batch_act_in_order(store: SqliteStore) -> None:
 def test_what_another_connection_wrote_is_seen_although_claims_are_remembered(tmp_path: Path) -> None:
     one, two = SqliteStore(tmp_path / "a.db"), SqliteStore(tmp_path / "a.db")
     item, granted = hold(one, "k")
-    assert two.send([settle(item, granted, b"j2")]) == [Completed(at=lookup(two, "k").settled_at)]
+    assert two.send([settle(item, granted, b"j2")]) == [Completed(at_us=lookup(two, "k").settled_at_us)]
     (already,) = one.send([settle(item, granted, b"j1")])
     assert already.already
     assert lookup(one, "k").value == b"j2"
@@ -286,8 +287,8 @@ def test_windows_of_existing_records_move(store: SqliteStore, clock: ManualClock
     finish(store, "b", event_type="mail")
     store.send([SetWindow("", "billing", "order", HOUR, existing=True)])
     a, b = lookup(store, "a"), lookup(store, "b")
-    assert a.expires_at == a.settled_at + HOUR
-    assert b.expires_at == b.settled_at + WINDOW
+    assert a.expires_at_us == a.settled_at_us + HOUR
+    assert b.expires_at_us == b.settled_at_us + WINDOW
     clock.advance(us=HOUR + 61 * SECOND)
     assert store.send([Purge()])[0].count == 1
 
@@ -383,7 +384,7 @@ def test_standing_in_sql_is_standing_in_the_machine(store: SqliteStore, clock: M
     for passed in (0, 2 * SECOND, 29 * SECOND, 40 * SECOND, 25 * HOUR):
         clock.advance(us=passed)
         page = store.send([Scan(limit=1000)])[0].records
-        now = page and store.send([Count()])[0].now
+        now = page and store.send([Count()])[0].now_us
         for record in page:
             assert standing(record, now) == record
             assert lookup(store, record.key).state == record.state

@@ -11,7 +11,7 @@ from tests.stores.sqlite.tools import HOUR, SECOND, hold, lookup
 
 
 def now(store: SqliteStore) -> int:
-    moment: int = store.send([Count()])[0].now
+    moment: int = store.send([Count()])[0].now_us
     return moment
 
 

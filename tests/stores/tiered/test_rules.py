@@ -39,7 +39,7 @@ def test_a_recent_duplicate_does_not_touch_the_truth(pair: Pair) -> None:
     answers, calls = pair.asked(claim("a"), claim("b"))
     assert calls == 0
     assert isinstance(record, Record)
-    assert answers[0] == Known("done", b"rkept", record.fence, record.settled_at, record.first_seen)
+    assert answers[0] == Known("done", b"rkept", record.fence, record.settled_at_us, record.first_seen_us)
     assert pair.tiers()["cache_hits"] == 2
 
 
@@ -95,7 +95,7 @@ def test_a_completion_that_was_there_before_is_not_copied(pair: Pair) -> None:
     (decided,) = pair.send(Resolve(held.id, granted.fence, "done", b"rdecided", MINUTE_US))
     assert isinstance(decided, Completed)
     (late,) = pair.send(done(held, granted, b"rlate"))
-    assert late == Completed(already=True, at=late.at)
+    assert late == Completed(already=True, at_us=late.at)
     assert pair.send(claim("a", quarantine=True))[0].value == b"rdecided"
     assert pair.send(claim("a", quarantine=True))[0].value == b"rdecided"
 

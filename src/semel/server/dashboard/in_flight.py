@@ -54,9 +54,9 @@ def routes(desk: Dashboard) -> list[Route]:
 
 def _row(viewer: Viewer, record: Record, now: int) -> dict[str, Any]:
     began = max(
-        record.fence, record.first_seen
+        record.fence, record.first_seen_us
     )  # the fence of a claim is when it was made, unless clocks went back
-    age_s, left_s = max(0.0, (now - began) / 1e6), (record.lease_until - now) / 1e6
+    age_s, left_s = max(0.0, (now - began) / 1e6), (record.lease_until_us - now) / 1e6
     whole_s = age_s + max(0.0, left_s)
     return {
         "id": record.id,

@@ -146,17 +146,19 @@ TONES = {
 
 def strip(record: Record, seen: Sequence[RecentEvent], now: int, instance: str) -> list[TimelinePoint]:
     """From the first delivery to the end of its window."""
-    first = record.first_seen
+    first = record.first_seen_us
     stops = (
         [TimelinePoint(first, "received", "dull", "the first delivery, and its claim", 0)] if first else []
     )
     stops += [
         TimelinePoint(0, f"step {name}", "good", "kept for the next attempt") for name, _ in record.steps
     ]
-    if record.settled_at:
+    if record.settled_at_us:
         tone = TONES.get(record.state, "dull")
         detail = f"attempt {record.attempt}" if record.attempt > 1 else ""
-        stops.append(TimelinePoint(record.settled_at, record.state, tone, detail, record.settled_at - first))
+        stops.append(
+            TimelinePoint(record.settled_at_us, record.state, tone, detail, record.settled_at_us - first)
+        )
     for each in seen:
         if not _is_told(record, each):
             detail = each.detail
@@ -165,15 +167,20 @@ def strip(record: Record, seen: Sequence[RecentEvent], now: int, instance: str) 
                 TimelinePoint(each.at_us, each.what, TONES[each.what], detail, max(0, lag_us), instance)
             )
     if record.state == "claimed" and record.owner:
-        over = record.lease_until <= now
+        over = record.lease_until_us <= now
         text = "whoever comes next takes over" if over else "unless it is renewed"
         stops.append(
             TimelinePoint(
-                record.lease_until, "lease over" if over else "lease ends", "bad" if over else "ahead", text
+                record.lease_until_us,
+                "lease over" if over else "lease ends",
+                "bad" if over else "ahead",
+                text,
             )
         )
-    if record.expires_at != FOREVER and record.state in ("done", "failed"):
-        stops.append(TimelinePoint(record.expires_at, "window ends", "ahead", "from then on it is new again"))
+    if record.expires_at_us != FOREVER and record.state in ("done", "failed"):
+        stops.append(
+            TimelinePoint(record.expires_at_us, "window ends", "ahead", "from then on it is new again")
+        )
     steps = [stop for stop in stops if not stop.at_us]
     timed = sorted((stop for stop in stops if stop.at_us), key=lambda stop: stop.at_us)
     return timed[:1] + steps + timed[1:]
@@ -182,5 +189,5 @@ def strip(record: Record, seen: Sequence[RecentEvent], now: int, instance: str) 
 def _is_told(record: Record, seen: RecentEvent) -> bool:
     """Whether the record says the same: its claim, its end."""
     if seen.what == "claimed":
-        return abs(seen.at_us - record.first_seen) < NEAR_US and record.attempt == 1
-    return seen.what == record.state and abs(seen.at_us - record.settled_at) < NEAR_US
+        return abs(seen.at_us - record.first_seen_us) < NEAR_US and record.attempt == 1
+    return seen.what == record.state and abs(seen.at_us - record.settled_at_us) < NEAR_US

@@ -140,7 +140,7 @@ async def _search(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str
 
 
 def _row(record: Record) -> dict[str, Any]:
-    return {"id": record.id, **summary(record, now_us()), "first_seen_us": record.first_seen}
+    return {"id": record.id, **summary(record, now_us()), "first_seen_us": record.first_seen_us}
 
 
 async def _record(desk: Dashboard, viewer: Viewer, request: Request) -> Record:

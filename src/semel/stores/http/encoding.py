@@ -135,7 +135,7 @@ _KINDS: list[tuple[str, type, Any, Callable[[Any], Any], Callable[[Any], Any]]] 
     ("busy", Busy, Busy, _same, _same),
     ("mismatch", Mismatch, Nothing, _nothing, lambda _: Mismatch()),
     ("late", Late, Late, _same, _same),
-    ("unknown", Unknown, Since, lambda answer: Since(answer.since), lambda found: Unknown(found.since)),
+    ("unknown", Unknown, Since, lambda answer: Since(answer.since_us), lambda found: Unknown(found.since)),
     ("completed", Completed, Completed, _same, _same),
     ("lost", Lost, Nothing, _nothing, lambda _: Lost()),
     ("renewed", Renewed, Renewed, _same, _same),

@@ -160,12 +160,12 @@ class MemoryStore:
 
     def _write(self, stored: Record | None, record: Record) -> None:
         self._records[record.id] = record
-        if record.expires_at != FOREVER and (
+        if record.expires_at_us != FOREVER and (
             stored is None
-            or record.expires_at < stored.expires_at - GRANULE_US
-            or stored.expires_at == FOREVER
+            or record.expires_at_us < stored.expires_at_us - GRANULE_US
+            or stored.expires_at_us == FOREVER
         ):
-            self._wheel.add(record.id, record.expires_at)
+            self._wheel.add(record.id, record.expires_at_us)
         if record.journal is not None:
             self._journaled[record.id] = None
         elif stored is not None and stored.journal is not None:
@@ -202,9 +202,9 @@ class MemoryStore:
         count, oldest = 0, now
         for record_id in self._wheel.pop(now, limit):
             record = self._records.get(record_id)
-            if record is None or record.expires_at == FOREVER:
+            if record is None or record.expires_at_us == FOREVER:
                 continue
-            gone_at = max(record.expires_at, record.lease_until if record.state == "claimed" else 0)
+            gone_at = max(record.expires_at_us, record.lease_until_us if record.state == "claimed" else 0)
             if gone_at > now:
                 self._wheel.add(record_id, gone_at)
                 continue
@@ -276,7 +276,7 @@ class MemoryStore:
         if item.dry_run:
             gone = [record for record in self._records.values() if standing(record, now) is None]
             marks = sum(marks.expired() for marks in self._marks.values())
-            oldest = min((record.expires_at for record in gone), default=now)
+            oldest = min((record.expires_at_us for record in gone), default=now)
             return Purged(len(gone) + marks, (now - oldest) / 1e6)
         marks = sum(marks.purge() for marks in self._marks.values())
         purged = self._clear(now, item.limit)
@@ -291,7 +291,7 @@ class MemoryStore:
                 continue
             record = standing(stored, now)
             if record is None:
-                expired, oldest = expired + 1, min(oldest, max(stored.expires_at, stored.lease_until))
+                expired, oldest = expired + 1, min(oldest, max(stored.expires_at_us, stored.lease_until_us))
             elif record.state != "forgotten" and item.covers(record.tenant, record.consumer):
                 state = counted_state(record)
                 states[state] = states.get(state, 0) + 1
@@ -302,7 +302,7 @@ class MemoryStore:
                 consumers[consumer] = consumers.get(consumer, 0) + live
                 marks += live
         return Stats(
-            now=now,
+            now_us=now,
             states=states,
             consumers=consumers,
             marks=marks,
@@ -325,11 +325,11 @@ class MemoryStore:
             own = (*name[:2], stored.event_type)
             if stored.id[:2] != name[:2] or name != (own if own in self._windows else (*name[:2], "")):
                 continue  # another window is in force for it
-            if stored.anchor is not None:
+            if stored.anchor_us is not None:
                 continue  # its key says how long
             if stored.state in ("done", "failed") and standing(stored, now) is not None:
-                start = stored.first_seen if stored.sliding else stored.settled_at
-                self._write(stored, replace(stored, expires_at=start + item.window_us))
+                start = stored.first_seen_us if stored.sliding else stored.settled_at_us
+                self._write(stored, replace(stored, expires_at_us=start + item.window_us))
 
     def _admit(self, item: Admit, _now: int) -> Mode:
         scope = (item.tenant, item.consumer)

@@ -219,7 +219,7 @@ def _count(batch: PostgresBatch, item: Count) -> Talk[Stats]:
     if found.live_us and found.ahead_us < ALARM_US:
         warn(found, batch.schema)
     return Stats(
-        now=now,
+        now_us=now,
         states=states,
         consumers=consumers,
         marks=marks,

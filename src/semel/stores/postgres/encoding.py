@@ -189,11 +189,11 @@ def purge_at(record: Record) -> int | None:
     For a claim it is when it would expire if it were completed within the next minute, so that
     completing it seldom moves the index; a purge that comes too early looks again later.
     """
-    if record.expires_at == FOREVER:
+    if record.expires_at_us == FOREVER:
         return None
     if record.state == "claimed" and not record.sliding:
-        return minute_after(record.expires_at + record.fence - record.lease_until) + 1
-    return minute_after(record.expires_at)
+        return minute_after(record.expires_at_us + record.fence - record.lease_until_us) + 1
+    return minute_after(record.expires_at_us)
 
 
 def to_columns(records: Sequence[tuple[bytes, Record]], keys: Sequence[str | None]) -> dict[str, Packed]:
@@ -204,11 +204,11 @@ def to_columns(records: Sequence[tuple[bytes, Record]], keys: Sequence[str | Non
         "states": smallints([flags_of(record) for record in only]),
         "owners": byteas([record.owner for record in only]),
         "fences": bigints([record.fence for record in only]),
-        "seens": bigints([None if each.first_seen == each.fence else each.first_seen for each in only]),
+        "seens": bigints([None if each.first_seen_us == each.fence else each.first_seen_us for each in only]),
         "attempts": integers([record.attempt for record in only]),
-        "leases": bigints([each.lease_until if each.state == "claimed" else None for each in only]),
-        "settleds": bigints([each.settled_at or None for each in only]),
-        "expiries": bigints([None if each.expires_at == FOREVER else each.expires_at for each in only]),
+        "leases": bigints([each.lease_until_us if each.state == "claimed" else None for each in only]),
+        "settleds": bigints([each.settled_at_us or None for each in only]),
+        "expiries": bigints([None if each.expires_at_us == FOREVER else each.expires_at_us for each in only]),
         "purges": integers([purge_at(record) for record in only]),
         "values": byteas([record.value for record in only]),
         "fingerprints": byteas([record.fingerprint for record in only]),
@@ -237,11 +237,11 @@ def from_row(row: Row, record_id: Id) -> Record:
                     state=STATES[code],
                     owner=owner,
                     fence=fence,
-                    lease_until=lease_until or 0,
+                    lease_until_us=lease_until or 0,
                     attempt=attempt,
-                    expires_at=FOREVER if expires_at is None else expires_at,
-                    first_seen=first_seen,
-                    settled_at=settled_at or 0,
+                    expires_at_us=FOREVER if expires_at is None else expires_at,
+                    first_seen_us=first_seen,
+                    settled_at_us=settled_at or 0,
                     value=value,
                     fingerprint=fingerprint,
                     steps=() if steps is None else unpack_steps(steps),
@@ -250,8 +250,8 @@ def from_row(row: Row, record_id: Id) -> Record:
                     meta=meta,
                     quarantine=bool(state & QUARANTINE),
                     sliding=bool(state & SLIDING),
-                    anchor=anchor,
-                    horizon=horizon or 0,
+                    anchor_us=anchor,
+                    horizon_us=horizon or 0,
                 )
             )
     except (TypeError, IndexError, ValueError, msgspec.MsgspecError) as error:
@@ -261,7 +261,7 @@ def from_row(row: Row, record_id: Id) -> Record:
 
 def fit(record: Record) -> Record:
     """Refuse what a row cannot hold, before it spoils the statement for the others."""
-    if max(record.fence, record.expires_at, record.lease_until, record.horizon) > FOREVER:
+    if max(record.fence, record.expires_at_us, record.lease_until_us, record.horizon_us) > FOREVER:
         raise RecordCorrupt(f"record {record.id!r} has a time that no store can hold")
     for name, _ in record.steps:
         check_name(name)

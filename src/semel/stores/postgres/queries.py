@@ -140,10 +140,10 @@ def settles(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     for number, verdict, at, _, _ in rows:
         position = chosen[number - 1]
         if verdict == WRITTEN:
-            batch.answers[position] = Completed(at=at)
+            batch.answers[position] = Completed(at_us=at)
             changed.append(batch.items[position].id)
         elif verdict == ALREADY:
-            batch.answers[position] = Completed(already=True, at=at or 0)
+            batch.answers[position] = Completed(already=True, at_us=at or 0)
         elif verdict == DEFERRED:
             deferred.append(position)
         else:
@@ -333,9 +333,9 @@ def _write(batch: PostgresBatch, changes: list[tuple[int, Record | None, Record]
                 "digests": encoding.uuids([batch.digests[at] for at, _ in extras]),
                 "steps": encoding.byteas([pack_steps(each.steps) for _, each in extras]),
                 "metas": encoding.byteas([each.meta for _, each in extras]),
-                "anchors": encoding.bigints([each.anchor for _, each in extras]),
+                "anchors": encoding.bigints([each.anchor_us for _, each in extras]),
                 "horizons": encoding.bigints(
-                    [None if each.anchor is None else each.horizon for _, each in extras]
+                    [None if each.anchor_us is None else each.horizon_us for _, each in extras]
                 ),
                 "id_times": encoding.bigints([batch.id_times.get(at) for at, _ in extras]),
             },

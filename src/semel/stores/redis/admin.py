@@ -313,7 +313,7 @@ def count(x: RedisExchange, item: Count, now: bytes) -> Steps:
         if item.covers(tenant, consumer) and live:
             consumers[consumer] = consumers.get(consumer, 0) + live
             marks += live
-    return Stats(now=at, states=states, consumers=consumers, marks=marks)
+    return Stats(now_us=at, states=states, consumers=consumers, marks=marks)
 
 
 def count_marks(x: RedisExchange, keys: list[bytes], at: int) -> Steps:

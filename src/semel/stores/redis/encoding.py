@@ -316,7 +316,7 @@ def claim_answer(letter: str, detail: bytes, item: Claim, now: int) -> Any:
             return Granted(now, 1, now + item.lease_us, now, (), item.journal)
         case "G":
             r = unpack(detail, item.id)
-            return Granted(r.fence, r.attempt, r.lease_until, r.first_seen, r.steps, r.journal)
+            return Granted(r.fence, r.attempt, r.lease_until_us, r.first_seen_us, r.steps, r.journal)
         case "K":
             return known(detail, item.id, now)
         case "B" | "J":
@@ -337,11 +337,11 @@ def end_answer(letter: str, detail: bytes, item: RecordItem, now: int) -> Any:
     """The answer to any other item on a record."""
     match letter:
         case "C":
-            return Completed(at=now)
+            return Completed(at_us=now)
         case "A":
-            return Completed(already=True, at=int(detail))
+            return Completed(already=True, at_us=int(detail))
         case "R":
-            return Completed(recreated=True, at=now)
+            return Completed(recreated=True, at_us=now)
         case "L":
             return LOST
         case "N":

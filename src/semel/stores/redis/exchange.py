@@ -400,7 +400,7 @@ class RedisExchange:
         self, part: CallPart, now: int, letters: bytes, details: Any, answers: list[Answer],
         again: list[CallPart], later: list[CallPart],
     ) -> None:  # fmt: skip
-        completed = Completed(at=now)
+        completed = Completed(at_us=now)
         left: list[int] = []
         unnamed: list[int] = []
         for at, (place, item, letter) in enumerate(zip(part.places, part.items, letters, strict=True)):

@@ -130,11 +130,11 @@ def _record(
         state=state,
         owner=head.owner,
         fence=head.fence,
-        lease_until=head.at if claimed else 0,
+        lease_until_us=head.at if claimed else 0,
         attempt=head.attempt,
-        expires_at=head.expires_at,
-        first_seen=head.first_seen,
-        settled_at=0 if claimed else head.at,
+        expires_at_us=head.expires_at,
+        first_seen_us=head.first_seen,
+        settled_at_us=0 if claimed else head.at,
         value=value,
         fingerprint=fingerprint,
         steps=steps,
@@ -143,8 +143,8 @@ def _record(
         meta=meta,
         quarantine=bool(head.flags & QUARANTINE),
         sliding=bool(head.flags & SLIDING),
-        anchor=head.anchor,
-        horizon=head.horizon,
+        anchor_us=head.anchor,
+        horizon_us=head.horizon,
     )
 
 

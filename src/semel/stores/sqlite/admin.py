@@ -197,7 +197,7 @@ def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
     return Stats(
-        now=now,
+        now_us=now,
         states=states,
         consumers=consumers,
         marks=marks,

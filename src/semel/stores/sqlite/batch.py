@@ -238,10 +238,10 @@ class SqliteBatch:
             state="done",
             owner=b"",
             fence=1,
-            lease_until=0,
+            lease_until_us=0,
             attempt=1,
-            expires_at=mark[0] + EPOCH_US,
-            first_seen=0,
+            expires_at_us=mark[0] + EPOCH_US,
+            first_seen_us=0,
         )
 
     def _flush(self) -> None:
@@ -427,8 +427,8 @@ def _is_plain(record: Record) -> bool:
     return (
         record.owner != b""
         and 0 < record.fence <= FOREVER
-        and record.expires_at < FOREVER
-        and record.lease_until <= FOREVER
+        and record.expires_at_us < FOREVER
+        and record.lease_until_us <= FOREVER
         and record.attempt > 0
         and not record.event_type
         and not record.steps
@@ -437,7 +437,7 @@ def _is_plain(record: Record) -> bool:
 
 def _fit(record: Record) -> Record:
     """Refuse what a row cannot hold, before it spoils the statement for the others."""
-    if max(record.fence, record.expires_at, record.lease_until, record.horizon) > FOREVER:
+    if max(record.fence, record.expires_at_us, record.lease_until_us, record.horizon_us) > FOREVER:
         raise RecordCorrupt(f"record {record.id!r} has a time that no store can hold")
     if record.event_type and not record.event_type.isascii():
         _encodable(record.event_type)

@@ -138,9 +138,9 @@ def pad_digests(digests: Sequence[bytes]) -> Sequence[bytes]:
 
 def to_extras(record: Record) -> Row:
     """The columns of `semel_extras`, without the first."""
-    if record.anchor is None:
+    if record.anchor_us is None:
         return pack_steps(record.steps), record.meta, None, None
-    return pack_steps(record.steps), record.meta, record.anchor - EPOCH_US, record.horizon - EPOCH_US
+    return pack_steps(record.steps), record.meta, record.anchor_us - EPOCH_US, record.horizon_us - EPOCH_US
 
 
 def to_row(record: Record, state: int) -> Row:
@@ -150,9 +150,9 @@ def to_row(record: Record, state: int) -> Row:
         state,
         record.owner,
         fence - EPOCH_US,
-        fence - record.first_seen,
+        fence - record.first_seen_us,
         record.attempt,
-        record.lease_until - fence if record.lease_until else None,
+        record.lease_until_us - fence if record.lease_until_us else None,
         _settled_at(record),
         _expires(record),
         record.value,
@@ -169,7 +169,7 @@ def to_settled_row(record: Record, state: int, rowid: int) -> Row:
 def to_claim_row(record: Record, stored: Stored, consumer_id: int, key: str | None) -> Row:
     """The columns of `INSERT_CLAIM`."""
     fence = record.fence
-    lease = record.lease_until - fence
+    lease = record.lease_until_us - fence
     return (
         stored.rowid,
         stored.digest,
@@ -190,8 +190,8 @@ def is_plain_claim(record: Record, state: int) -> bool:
         and record.attempt == 1
         and record.fingerprint is None
         and not record.event_type
-        and record.first_seen == record.fence
-        and record.lease_until != 0
+        and record.first_seen_us == record.fence
+        and record.lease_until_us != 0
     )
 
 
@@ -202,7 +202,7 @@ def is_settling(record: Record, before: Record) -> bool:
         and before.state == "claimed"
         and record.fence == before.fence
         and record.owner == before.owner
-        and record.lease_until == before.lease_until
+        and record.lease_until_us == before.lease_until_us
         and record.attempt == before.attempt
     )
 
@@ -210,11 +210,11 @@ def is_settling(record: Record, before: Record) -> bool:
 def _settled_at(record: Record) -> int | None:
     if record.state == "claimed":
         return SETTLED_ROOM
-    return record.settled_at - record.fence if record.settled_at else None
+    return record.settled_at_us - record.fence if record.settled_at_us else None
 
 
 def _expires(record: Record) -> int | None:
-    return None if record.expires_at == FOREVER else record.expires_at - record.fence
+    return None if record.expires_at_us == FOREVER else record.expires_at_us - record.fence
 
 
 def from_row(
@@ -247,11 +247,11 @@ def from_row(
                     state=STATES[code],
                     owner=owner,
                     fence=fence,
-                    lease_until=0 if lease is None else fence + lease,
+                    lease_until_us=0 if lease is None else fence + lease,
                     attempt=attempt,
-                    expires_at=FOREVER if expires is None else fence + expires,
-                    first_seen=fence - seen,
-                    settled_at=0 if settled is None or code == CLAIMED else fence + settled,
+                    expires_at_us=FOREVER if expires is None else fence + expires,
+                    first_seen_us=fence - seen,
+                    settled_at_us=0 if settled is None or code == CLAIMED else fence + settled,
                     value=value,
                     fingerprint=fingerprint,
                     steps=() if steps is None else unpack_steps(steps),
@@ -260,8 +260,8 @@ def from_row(
                     meta=meta,
                     quarantine=bool(state & QUARANTINE),
                     sliding=bool(state & SLIDING),
-                    anchor=None if anchor is None else anchor + EPOCH_US,
-                    horizon=0 if anchor is None or horizon is None else horizon + EPOCH_US,
+                    anchor_us=None if anchor is None else anchor + EPOCH_US,
+                    horizon_us=0 if anchor is None or horizon is None else horizon + EPOCH_US,
                 )
             )
     except (TypeError, IndexError, ValueError, msgspec.MsgspecError) as error:
@@ -280,12 +280,12 @@ def purge_at(record: Record, before: int | None) -> int | None:
     For a claim it is when it would expire if it were completed within the next minute, so that
     completing it seldom moves the index; a purge that comes too early looks again later.
     """
-    target = record.expires_at
+    target = record.expires_at_us
     if target == FOREVER:
         return None
     room = 0
     if record.state == "claimed" and not record.sliding:
-        target += record.fence - record.lease_until
+        target += record.fence - record.lease_until_us
         room = 1
     minute = -((EPOCH_US - target) // GRANULE_US)
     if before is not None and minute <= before <= minute + PURGE_SLACK:

@@ -324,7 +324,9 @@ class Tier:
             self._judge_filter(each, known=True)
             self._count("truth_known", 1)
             print_ = item.fingerprint or None
-            copy = Copy("done", answer.fence, answer.settled_at, answer.first_seen, answer.value, print_)
+            copy = Copy(
+                "done", answer.fence, answer.settled_at_us, answer.first_seen_us, answer.value, print_
+            )
             return Fact(each.digest, copy, answer.rest_us)
         elif type(item) is Mark and isinstance(answer, Marked):
             won = answer.firsts[each.place]
@@ -335,11 +337,11 @@ class Tier:
         return None
 
     def _note(self, item: Claim, granted: Granted) -> None:
-        fresh = granted.first_seen == granted.fence
+        fresh = granted.first_seen_us == granted.fence
         over_at = 0
         if item.sliding:  # a takeover keeps the first claim's end, which the answer does not tell
-            over_at = granted.first_seen + item.window_us if fresh else -1
-        note = Note(granted.fence, granted.first_seen, item.fingerprint or None, over_at)
+            over_at = granted.first_seen_us + item.window_us if fresh else -1
+        note = Note(granted.fence, granted.first_seen_us, item.fingerprint or None, over_at)
         with self._lock:
             self._notes[item.id] = note
             if len(self._notes) > NOTES_MAX:
@@ -364,8 +366,8 @@ class Tier:
             return None
         rest_us = item.window_us
         if note.over_at:
-            rest_us = min(note.over_at, note.first_seen + item.window_us) - answer.at
-        copy = Copy("done", item.fence, answer.at, note.first_seen, item.value, note.fingerprint)
+            rest_us = min(note.over_at, note.first_seen + item.window_us) - answer.at_us
+        copy = Copy("done", item.fence, answer.at_us, note.first_seen, item.value, note.fingerprint)
         return Fact(digest(item.id), copy, rest_us)
 
     def _judge_filter(self, each: Wanted, *, known: bool) -> None:

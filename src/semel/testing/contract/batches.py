@@ -122,7 +122,7 @@ def every_item_has_its_own_owner_and_times(b: ScenarioContext) -> Flow[None]:
         record = yield from b.record(claim.id)
         expect(
             record, Record, owner=claim.owner, fingerprint=claim.fingerprint, sliding=claim.sliding,
-            lease_until=granted.first_seen + claim.lease_us, quarantine=claim.quarantine,
+            lease_until_us=granted.first_seen_us + claim.lease_us, quarantine=claim.quarantine,
         )  # fmt: skip
     yield from b.later()
     equal((yield from b.record("quarantine")).state, "unknown", "state")

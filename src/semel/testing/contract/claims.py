@@ -32,9 +32,12 @@ def a_new_key_is_granted(b: ScenarioContext) -> Flow[None]:
     held = yield from b.hold(lease=LONG)
     granted = expect(held.granted, Granted, attempt=1, steps=(), journal=None)
     after = yield from b.now()
-    check(before <= granted.first_seen <= after, f"first_seen {granted.first_seen} is not the store's time")
-    equal(granted.lease_until, granted.first_seen + b.us(LONG), "lease_until")
-    check(granted.first_seen <= granted.fence < FENCE_END, f"the fence {granted.fence} is below the clock")
+    check(
+        before <= granted.first_seen_us <= after,
+        f"first_seen {granted.first_seen_us} is not the store's time",
+    )
+    equal(granted.lease_until_us, granted.first_seen_us + b.us(LONG), "lease_until")
+    check(granted.first_seen_us <= granted.fence < FENCE_END, f"the fence {granted.fence} is below the clock")
 
 
 @scenario()
@@ -52,7 +55,7 @@ def a_repeated_claim_gets_its_own_back(b: ScenarioContext) -> Flow[None]:
     """A claim sent again after a lost reply is answered with the same claim; otherwise the event is lost."""
     held = yield from b.hold()
     again = expect((yield from held.claim), Granted, fence=held.granted.fence, attempt=1)
-    equal(again.first_seen, held.granted.first_seen, "first_seen")
+    equal(again.first_seen_us, held.granted.first_seen_us, "first_seen")
     expect((yield from held.settle()), Completed, already=False, recreated=False)
 
 
@@ -64,10 +67,12 @@ def a_repeated_claim_has_its_whole_lease(b: ScenarioContext) -> Flow[None]:
     yield from Advance(b.us(1))
     again = expect((yield from held.claim), Granted, fence=held.granted.fence)
     after = yield from b.record()
-    check(again.lease_until >= held.granted.lease_until + b.us(1), f"{again} does not begin with this try")
-    equal(after.lease_until, again.lease_until, "the stored lease")
-    moved = after.expires_at - before.expires_at
-    equal(moved, after.lease_until - before.lease_until, "the expiry moves with the lease")
+    check(
+        again.lease_until_us >= held.granted.lease_until_us + b.us(1), f"{again} does not begin with this try"
+    )
+    equal(after.lease_until_us, again.lease_until_us, "the stored lease")
+    moved = after.expires_at_us - before.expires_at_us
+    equal(moved, after.lease_until_us - before.lease_until_us, "the expiry moves with the lease")
 
 
 @scenario()
@@ -99,7 +104,7 @@ def a_lease_that_is_over_is_taken_over(b: ScenarioContext) -> Flow[None]:
     yield from b.later()
     new = yield from b.hold()
     equal(new.granted.attempt, 2, "attempt")
-    equal(new.granted.first_seen, old.granted.first_seen, "first_seen")
+    equal(new.granted.first_seen_us, old.granted.first_seen_us, "first_seen")
     grows([old.fence, new.fence], "fences")
 
 
@@ -241,7 +246,7 @@ def the_time_of_an_event_decides_no_lease(b: ScenarioContext) -> Flow[None]:
     yield from b.hold("old", lease=LONG, event_time_us=past)
     expect((yield from b.claim("old", event_time_us=future)), Busy)
     held = yield from b.hold("new", lease=SHORT, event_time_us=future)
-    check(held.granted.lease_until < future, "the lease runs by the event's time")
+    check(held.granted.lease_until_us < future, "the lease runs by the event's time")
     yield from b.later()
     again = yield from b.hold("new", event_time_us=past)
     equal(again.granted.attempt, 2, "attempt")
@@ -257,5 +262,5 @@ def one_clock_serves_every_caller(b: ScenarioContext) -> Flow[None]:
     check(rests == sorted(rests, reverse=True), f"the rest of one lease grew between callers: {rests}")
     times = []
     for _ in range(3):
-        times.append(expect((yield from Count(b.tenant)), Stats).now)
+        times.append(expect((yield from Count(b.tenant)), Stats).now_us)
     check(times == sorted(times), f"the store's time went back: {times}")

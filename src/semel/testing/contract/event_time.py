@@ -83,9 +83,9 @@ def equal_events_apart_in_time_are_two(b: ScenarioContext) -> Flow[None]:
         again = yield from hold(b, now + b.us(APART), to, fingerprint=NEW_PRINT)
         expect(again.granted, Granted, attempt=1, steps=(), journal=None)
         check(again.fence > former.fence, "the fence did not grow")
-        check(again.granted.first_seen > former.granted.first_seen, "first_seen is the former's")
+        check(again.granted.first_seen_us > former.granted.first_seen_us, "first_seen is the former's")
         expect(
-            (yield from b.record(to)), Record, anchor=now + b.us(APART), fingerprint=NEW_PRINT, value=None,
+            (yield from b.record(to)), Record, anchor_us=now + b.us(APART), fingerprint=NEW_PRINT, value=None,
             event_type="", steps=(),
         )  # fmt: skip
         expect((yield from former.settle("done", b"r")), Lost)
@@ -190,9 +190,13 @@ def a_reclaim_keeps_the_anchor(b: ScenarioContext) -> Flow[None]:
         expect((yield from heir.renew(2 * LONG)), Renewed)
         horizon = now + b.us(APART + LONG)
         record = yield from b.record(key)
-        equal((record.anchor, record.horizon, record.expires_at), (now, horizon, horizon), f"anchor of {key}")
+        equal(
+            (record.anchor_us, record.horizon_us, record.expires_at_us),
+            (now, horizon, horizon),
+            f"anchor of {key}",
+        )
         yield from heir.settle("done", b"r")
-        equal((yield from b.record(key)).expires_at, horizon, f"expires_at of {key}, done")
+        equal((yield from b.record(key)).expires_at_us, horizon, f"expires_at of {key}, done")
         expect((yield from at(b, now + b.us(APART) - 1, key)), Known)
         expect((yield from at(b, now + b.us(APART), key)), Granted, attempt=1)
 
@@ -205,17 +209,22 @@ def an_event_time_window_counts_from_the_event(b: ScenarioContext) -> Flow[None]
     horizon = happened + b.us(APART + LONG)
     held = yield from hold(b, happened)
     expect(
-        (yield from b.record()), Record, expires_at=horizon, anchor=happened, horizon=horizon, sliding=True
+        (yield from b.record()),
+        Record,
+        expires_at_us=horizon,
+        anchor_us=happened,
+        horizon_us=horizon,
+        sliding=True,
     )
     renewed = expect((yield from held.renew(2 * LONG)), Renewed)
-    expect((yield from b.record()), Record, expires_at=horizon, lease_until=renewed.lease_until)
+    expect((yield from b.record()), Record, expires_at_us=horizon, lease_until_us=renewed.lease_until_us)
     expect((yield from held.settle("released")), Completed)
-    expect((yield from b.record()), Record, expires_at=horizon, anchor=happened)
+    expect((yield from b.record()), Record, expires_at_us=horizon, anchor_us=happened)
     heir = yield from hold(b, happened)
     expect((yield from heir.settle("done", b"r", window_us=b.us(SHORT))), Completed)
-    expect((yield from b.record()), Record, expires_at=horizon, anchor=happened, horizon=horizon)
+    expect((yield from b.record()), Record, expires_at_us=horizon, anchor_us=happened, horizon_us=horizon)
     yield from SetWindow(b.tenant, "consumer", "", b.us(SHORT), existing=True)
-    expect((yield from b.record()), Record, expires_at=horizon)
+    expect((yield from b.record()), Record, expires_at_us=horizon)
 
 
 @scenario()
@@ -226,7 +235,7 @@ def what_is_forgotten_makes_its_copies_late(b: ScenarioContext) -> Flow[None]:
         now = yield from b.now()
         held = yield from hold(b, now, key, apart=SHORT, lateness=SHORT)
         yield from held.settle("done", b"r")
-        equal((yield from b.record(key)).expires_at, now + b.us(2 * SHORT), "expires_at")
+        equal((yield from b.record(key)).expires_at_us, now + b.us(2 * SHORT), "expires_at")
         yield from b.later(2 * SHORT + 1)
         if purged:
             yield from b.much_later()
@@ -256,7 +265,7 @@ def a_repeat_does_not_end_what_must_be_decided(b: ScenarioContext) -> Flow[None]
     for key in ("quarantine", "told"):
         expect((yield from at(b, later, key)), Unknown)
         expect((yield from at(b, now - b.us(APART), key)), Late)
-        expect((yield from b.record(key)), Record, state="unknown", anchor=now, expires_at=FOREVER)
+        expect((yield from b.record(key)), Record, state="unknown", anchor_us=now, expires_at_us=FOREVER)
     for key in ("let go", "journal"):
         busy = expect((yield from at(b, later, key)), Busy, recoverable=False)
         check(busy.retry_after_s > 0, f"{busy} asks for a busy loop")
@@ -268,7 +277,7 @@ def a_repeat_does_not_end_what_must_be_decided(b: ScenarioContext) -> Flow[None]
     quarantined = yield from b.record("quarantine")
     expect((yield from Resolve(b.id("quarantine"), quarantined.fence, "done", b"r", b.us(SHORT))), Completed)
     for key in ("journal", "told", "quarantine"):
-        expect((yield from b.record(key)), Record, state="done", anchor=now, expires_at=horizon)
+        expect((yield from b.record(key)), Record, state="done", anchor_us=now, expires_at_us=horizon)
         expect((yield from at(b, later, key)), Granted, attempt=1)
 
 
@@ -279,10 +288,10 @@ def a_quarantined_event_is_completed_to_its_horizon(b: ScenarioContext) -> Flow[
     horizon = now + b.us(APART + LONG)
     for key, lease in (("in time", LONG), ("late", SHORT)):
         held = yield from hold(b, now, key, lease=lease, quarantine=True)
-        equal((yield from b.record(key)).expires_at, FOREVER, "expires_at, claimed")
+        equal((yield from b.record(key)).expires_at_us, FOREVER, "expires_at, claimed")
         yield from b.later()
         expect((yield from held.settle("done", b"r")), Completed, recreated=False)
-        expect((yield from b.record(key)), Record, state="done", expires_at=horizon, anchor=now)
+        expect((yield from b.record(key)), Record, state="done", expires_at_us=horizon, anchor_us=now)
 
 
 @scenario()
@@ -295,7 +304,12 @@ def a_lost_record_comes_back_with_its_anchor(b: ScenarioContext) -> Flow[None]:
         expect((yield from held.settle(to, b"rv")), Completed, recreated=True)
         horizon = now + b.us(APART + LONG)
         expect(
-            (yield from b.record(to)), Record, anchor=now, horizon=horizon, expires_at=horizon, sliding=True
+            (yield from b.record(to)),
+            Record,
+            anchor_us=now,
+            horizon_us=horizon,
+            expires_at_us=horizon,
+            sliding=True,
         )
         expect((yield from at(b, now + b.us(APART) - 1, to)), Known, value=b"rv")
         expect((yield from at(b, now + b.us(APART), to)), Granted, attempt=1)
@@ -316,7 +330,7 @@ def a_forgotten_event_is_new_again(b: ScenarioContext) -> Flow[None]:
         expect((yield from at(b, now - b.us(2 * LONG), key)), Late)
         heir = yield from hold(b, happened, key)
         equal(heir.granted.attempt, 1, "attempt")
-        equal((yield from b.record(key)).anchor, happened, "anchor")
+        equal((yield from b.record(key)).anchor_us, happened, "anchor")
 
 
 @scenario()
@@ -342,14 +356,14 @@ def events_with_and_without_a_time_meet(b: ScenarioContext) -> Flow[None]:
     plain = yield from b.hold("orphan")
     yield from plain.settle("released")
     expect((yield from hold(b, now, "orphan")).granted, Granted, attempt=2)
-    equal((yield from b.record("orphan")).anchor, now, "anchor")
+    equal((yield from b.record("orphan")).anchor_us, now, "anchor")
     apart = b.us(APART)
     expect((yield from b.claim("timed", apart_us=apart, sliding=True)), Known)
     lost = HeldClaim(b.claim("untimed", apart_us=apart), Granted(now, 1, now, now), b.unit_us)
     expect((yield from lost.settle("done", b"r")), Completed, recreated=True)
-    expect((yield from b.record("untimed")), Record, anchor=None, horizon=0)
+    expect((yield from b.record("untimed")), Record, anchor_us=None, horizon_us=0)
     expect((yield from b.claim("untimed claim", apart_us=apart, sliding=True)), Granted)
-    expect((yield from b.record("untimed claim")), Record, anchor=None, horizon=0)
+    expect((yield from b.record("untimed claim")), Record, anchor_us=None, horizon_us=0)
 
 
 @scenario()
@@ -359,8 +373,8 @@ def a_repeated_claim_of_an_event_is_granted_again(b: ScenarioContext) -> Flow[No
     claim = at(b, now)
     first = expect((yield from claim), Granted)
     second = expect((yield from claim), Granted, fence=first.fence, attempt=1)
-    check(second.lease_until >= first.lease_until, "the lease did not run anew")
-    expect((yield from b.record()), Record, anchor=now, expires_at=now + b.us(APART + LONG))
+    check(second.lease_until_us >= first.lease_until_us, "the lease did not run anew")
+    expect((yield from b.record()), Record, anchor_us=now, expires_at_us=now + b.us(APART + LONG))
 
 
 @scenario()
@@ -390,5 +404,5 @@ def events_of_one_batch_have_their_own_times(b: ScenarioContext) -> Flow[None]:
         "journaled": now - 2,
     }
     for key, anchor in anchors.items():
-        equal((yield from b.record(key)).anchor, anchor, f"anchor of {key}")
-    equal((yield from b.record("second")).horizon, now - 1 + b.us(APART / 2 + LONG), "horizon")
+        equal((yield from b.record(key)).anchor_us, anchor, f"anchor of {key}")
+    equal((yield from b.record("second")).horizon_us, now - 1 + b.us(APART / 2 + LONG), "horizon")

@@ -24,7 +24,7 @@ def a_window_counts_from_completion(b: ScenarioContext) -> Flow[None]:
     yield from b.later()
     done = expect((yield from held.settle("done", b"rv")), Completed, recreated=False)
     record = yield from b.record()
-    equal(record.expires_at, done.at + b.us(SHORT), "expires_at")
+    equal(record.expires_at_us, done.at_us + b.us(SHORT), "expires_at")
 
 
 @scenario()
@@ -34,7 +34,7 @@ def the_window_of_the_completion_counts(b: ScenarioContext) -> Flow[None]:
         held = yield from b.hold(to, lease=LONG, window=SHORT)
         done = expect((yield from held.settle(to, b"rv", window_us=b.us(LONG))), Completed)
         record = yield from b.record(to)
-        equal(record.expires_at, done.at + b.us(LONG), "expires_at")
+        equal(record.expires_at_us, done.at_us + b.us(LONG), "expires_at")
 
 
 @scenario()
@@ -46,7 +46,11 @@ def lease_and_window_are_two_numbers(b: ScenarioContext) -> Flow[None]:
     yield from b.later()
     expect((yield from b.claim("short lease")), Known)
     expect((yield from b.claim("short window")), Busy)
-    equal((yield from b.record("orphan")).expires_at, orphan.granted.lease_until + b.us(LONG), "expires_at")
+    equal(
+        (yield from b.record("orphan")).expires_at_us,
+        orphan.granted.lease_until_us + b.us(LONG),
+        "expires_at",
+    )
 
 
 @scenario()
@@ -61,7 +65,7 @@ def a_window_that_is_over_means_absent(b: ScenarioContext) -> Flow[None]:
         expect((yield from Lookup(b.id(to))), Absent)
         heir = yield from b.hold(to, fingerprint=NEW_PRINT)
         expect(heir.granted, Granted, attempt=1, steps=(), journal=None)
-        check(heir.granted.first_seen > before + b.us(SHORT), "first_seen is the old one's")
+        check(heir.granted.first_seen_us > before + b.us(SHORT), "first_seen is the old one's")
         record = yield from b.record(to)
         equal(
             (record.fingerprint, record.value, record.event_type),
@@ -82,7 +86,7 @@ def an_orphan_expires_like_the_rest(b: ScenarioContext) -> Flow[None]:
         expect((yield from Lookup(b.id(key))), Absent)
         heir = yield from b.hold(key, fingerprint=NEW_PRINT)
         expect(heir.granted, Granted, attempt=1, steps=())
-        check(heir.granted.first_seen > held.granted.first_seen, "first_seen is the old one's")
+        check(heir.granted.first_seen_us > held.granted.first_seen_us, "first_seen is the old one's")
         check(heir.fence > held.fence, "the fence did not grow")
 
 
@@ -127,7 +131,7 @@ def a_duplicate_is_told_how_long_it_is_remembered(b: ScenarioContext) -> Flow[No
     yield from b.later()
     known = expect((yield from b.claim()), Known)
     record = yield from b.record()
-    left = record.expires_at - (yield from b.now())
+    left = record.expires_at_us - (yield from b.now())
     check(known.rest_us == 0 or left <= known.rest_us <= b.us(LONG - SHORT), f"rest_us is {known.rest_us}")
 
 
@@ -197,7 +201,7 @@ def what_must_be_decided_does_not_expire(b: ScenarioContext) -> Flow[None]:
     let_go = yield from b.hold("let go", lease=SHORT, window=SHORT, journal=b"payload")
     expect((yield from let_go.settle("released")), Completed)
     for key in ("quarantine", "unknown", "journal", "let go"):
-        equal((yield from b.record(key)).expires_at, FOREVER, f"expires_at of {key}")
+        equal((yield from b.record(key)).expires_at_us, FOREVER, f"expires_at of {key}")
     yield from b.much_later()
     yield from b.purge()
     expect((yield from b.claim("quarantine", quarantine=True)), Unknown)
@@ -214,9 +218,9 @@ def renewing_what_has_no_expiry_gives_it_none(b: ScenarioContext) -> Flow[None]:
     for key, more in (("quarantine", {"quarantine": True}), ("journal", {"journal": b"payload"})):
         held = yield from b.hold(key, window=LONG, **more)
         expect((yield from held.renew(2 * LONG)), Renewed)
-        equal((yield from b.record(key)).expires_at, FOREVER, f"expires_at of {key}")
+        equal((yield from b.record(key)).expires_at_us, FOREVER, f"expires_at of {key}")
         done = expect((yield from held.settle("done", b"r")), Completed)
-        equal((yield from b.record(key)).expires_at, done.at + b.us(LONG), f"expires_at of {key}, done")
+        equal((yield from b.record(key)).expires_at_us, done.at_us + b.us(LONG), f"expires_at of {key}, done")
 
 
 # --- sliding ------------------------------------------------------------------------------------
@@ -226,32 +230,32 @@ def renewing_what_has_no_expiry_gives_it_none(b: ScenarioContext) -> Flow[None]:
 def a_sliding_window_counts_from_the_claim(b: ScenarioContext) -> Flow[None]:
     """It ends one window after the claim; neither renewal, release nor completion moves it."""
     held = yield from b.hold(window=LONG, sliding=True)
-    expires_at = held.granted.first_seen + b.us(LONG)
-    equal((yield from b.record()).expires_at, expires_at, "expires_at when claimed")
+    expires_at = held.granted.first_seen_us + b.us(LONG)
+    equal((yield from b.record()).expires_at_us, expires_at, "expires_at when claimed")
     yield from b.later(1)
     renewed = expect((yield from held.renew(2 * LONG)), Renewed)
     record = yield from b.record()
     equal(
-        (record.expires_at, record.lease_until),
-        (expires_at, renewed.lease_until),
+        (record.expires_at_us, record.lease_until_us),
+        (expires_at, renewed.lease_until_us),
         "expiry and lease, renewed",
     )
     expect((yield from held.settle("released")), Completed)
-    equal((yield from b.record()).expires_at, expires_at, "expires_at when released")
+    equal((yield from b.record()).expires_at_us, expires_at, "expires_at when released")
     heir = yield from b.hold(window=LONG, sliding=True)
     expect((yield from heir.settle("done", b"r")), Completed)
-    equal((yield from b.record()).expires_at, expires_at, "expires_at when done")
+    equal((yield from b.record()).expires_at_us, expires_at, "expires_at when done")
 
 
 @scenario()
 def a_sliding_window_counts_from_the_claim_of_a_journal(b: ScenarioContext) -> Flow[None]:
     """An unfinished journaled claim has no expiry; finished, it has the one that its claim would have given."""
     held = yield from b.hold(window=LONG, sliding=True, journal=b"payload")
-    equal((yield from b.record()).expires_at, FOREVER, "expires_at when claimed")
+    equal((yield from b.record()).expires_at_us, FOREVER, "expires_at when claimed")
     yield from b.later(1)
     expect((yield from held.settle("done", b"r")), Completed)
-    expires_at = held.granted.first_seen + b.us(LONG)
-    equal((yield from b.record()).expires_at, expires_at, "expires_at when done")
+    expires_at = held.granted.first_seen_us + b.us(LONG)
+    equal((yield from b.record()).expires_at_us, expires_at, "expires_at when done")
 
 
 @scenario()

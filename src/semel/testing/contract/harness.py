@@ -233,7 +233,7 @@ class ScenarioContext:
 
     def now(self) -> Flow[int]:
         """The store's clock."""
-        return expect((yield from Count(self.tenant)), Stats).now
+        return expect((yield from Count(self.tenant)), Stats).now_us
 
     def later(self, units: float = OVER) -> Flow[None]:
         """Let so many units of the store's time pass."""

@@ -277,8 +277,8 @@ def a_new_window_may_move_what_is_stored(b: ScenarioContext) -> Flow[None]:
     yield from SetWindow(b.tenant, "consumer", "order", b.us(2 * LONG), existing=True)
     for key in ("done", "failed", "slid"):
         record = yield from b.record(key)
-        start = record.first_seen if key == "slid" else record.settled_at
-        equal(record.expires_at, start + b.us(2 * LONG), f"expires_at of {key}")
+        start = record.first_seen_us if key == "slid" else record.settled_at_us
+        equal(record.expires_at_us, start + b.us(2 * LONG), f"expires_at of {key}")
     equal((yield from b.records(*others)), before, "the other records")
     yield from SetWindow(b.tenant, "consumer", "order", 0, existing=True)
     expect((yield from b.hold("done")).granted, object, attempt=1)
@@ -295,7 +295,7 @@ def a_window_of_every_type_moves_all(b: ScenarioContext) -> Flow[None]:
     yield from SetWindow(b.tenant, "consumer", "", b.us(2 * LONG), existing=True)
     for key in ("one", "two"):
         record = expect((yield from b.record(key)), Record)
-        equal(record.expires_at, record.settled_at + b.us(2 * LONG), f"expires_at of {key}")
+        equal(record.expires_at_us, record.settled_at_us + b.us(2 * LONG), f"expires_at of {key}")
     equal((yield from b.record("own")), own, "the record whose type has a window of its own")
 
 
@@ -319,7 +319,7 @@ def a_forgotten_key_is_new(b: ScenarioContext) -> Flow[None]:
         heir = yield from b.hold(key)
         expect(heir.granted, Granted, attempt=1, steps=(), journal=None)
         check(heir.fence > forgotten.fence, f"the fence of {key} did not grow past the tombstone's")
-        check(heir.granted.first_seen > old.first_seen, f"first_seen of {key} is the old one's")
+        check(heir.granted.first_seen_us > old.first_seen_us, f"first_seen of {key} is the old one's")
         expect((yield from heir.settle("done", b"rnew")), Completed, recreated=False)
         expect((yield from b.claim(key)), Known, value=b"rnew")
 

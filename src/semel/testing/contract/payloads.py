@@ -240,7 +240,7 @@ def steps_are_given_to_the_next_attempt(b: ScenarioContext) -> Flow[None]:
             expect((yield from held.renew(SHORT if held is orphan else LONG, step)), Renewed)
     equal((yield from b.record("released")).steps, steps, "steps of the running claim")
     equal((yield from released.claim), Granted(
-        released.fence, 1, (yield from b.record("released")).lease_until, released.granted.first_seen, steps
+        released.fence, 1, (yield from b.record("released")).lease_until_us, released.granted.first_seen_us, steps
     ), "the repeated claim")  # fmt: skip
     expect((yield from released.settle("released")), Completed)
     yield from b.later()
@@ -261,7 +261,7 @@ def a_repeated_step_is_kept_once(b: ScenarioContext) -> Flow[None]:
     renewed = expect((yield from held.renew(LONG, ("mail", b"second"))), Renewed)
     record = yield from b.record()
     equal(record.steps, (("mail", b"first"),), "steps")
-    equal(record.lease_until, renewed.lease_until, "lease_until")
+    equal(record.lease_until_us, renewed.lease_until_us, "lease_until")
 
 
 @scenario()
@@ -271,10 +271,10 @@ def a_step_renews_the_lease(b: ScenarioContext) -> Flow[None]:
     before = yield from b.record()
     renewed = expect((yield from held.renew(2 * LONG, ("mail", b"r"))), Renewed)
     after = yield from b.record()
-    equal(after.lease_until, renewed.lease_until, "lease_until")
-    check(after.lease_until > before.lease_until, "the step did not renew the lease")
-    moved = after.lease_until - before.lease_until
-    equal(after.expires_at - before.expires_at, moved, "how far the expiry moved")
+    equal(after.lease_until_us, renewed.lease_until_us, "lease_until")
+    check(after.lease_until_us > before.lease_until_us, "the step did not renew the lease")
+    moved = after.lease_until_us - before.lease_until_us
+    equal(after.expires_at_us - before.expires_at_us, moved, "how far the expiry moved")
 
 
 @scenario()
@@ -348,7 +348,7 @@ def a_take_over_may_bring_the_first_journal(b: ScenarioContext) -> Flow[None]:
     expect((yield from held.settle("released")), Completed)
     heir = yield from b.hold(lease=SHORT, window=SHORT, journal=b"payload")
     expect(heir.granted, Granted, attempt=2, journal=b"payload")
-    expect((yield from b.record()), Record, journal=b"payload", expires_at=FOREVER)
+    expect((yield from b.record()), Record, journal=b"payload", expires_at_us=FOREVER)
 
 
 @scenario()

@@ -31,7 +31,9 @@ def a_quarantined_orphan_is_not_run_again(b: ScenarioContext) -> Flow[None]:
     for claim in (b.claim(quarantine=True), b.claim(), held.claim):
         unknown = expect((yield from claim), Unknown)
         now = yield from b.now()
-        check(held.granted.lease_until <= unknown.since <= now, f"{unknown} is not since its lease ended")
+        check(
+            held.granted.lease_until_us <= unknown.since_us <= now, f"{unknown} is not since its lease ended"
+        )
     record = yield from b.record()
     expect(record, Record, state="unknown", owner=held.claim.owner, fence=held.fence, attempt=1)
 
@@ -65,7 +67,7 @@ def a_late_owner_may_still_say_what_happened(b: ScenarioContext) -> Flow[None]:
             expect((yield from held.settle(to, b"r")), Completed, already=False, recreated=False)
             expect((yield from b.claim(key)), Known, state=to, value=b"r", fence=held.fence)
             record = yield from b.record(key)
-            equal(record.expires_at, record.settled_at + b.us(LONG), "expires_at")
+            equal(record.expires_at_us, record.settled_at_us + b.us(LONG), "expires_at")
 
 
 @scenario()
@@ -90,7 +92,7 @@ def a_claim_may_be_told_unknown(b: ScenarioContext) -> Flow[None]:
     held = yield from b.hold(quarantine=True)
     told = expect((yield from held.settle("unknown")), Completed, already=False, recreated=False)
     expect((yield from held.settle("unknown")), Completed, already=True, recreated=False)
-    equal((yield from b.claim(quarantine=True)), Unknown(told.at), "the answer of a claim")
+    equal((yield from b.claim(quarantine=True)), Unknown(told.at_us), "the answer of a claim")
     expect((yield from b.record()), Record, state="unknown", owner=held.claim.owner, fence=held.fence)
     expect((yield from held.settle("done", b"r")), Completed, already=False)
     expect((yield from b.claim(quarantine=True)), Known, value=b"r")
@@ -118,8 +120,8 @@ def resolve_to_done_answers_from_then_on(b: ScenarioContext) -> Flow[None]:
     yield from b.later()
     resolve = Resolve(b.id(), held.fence, "done", b"rprobed", b.us(LONG))
     done = expect((yield from resolve), Completed, already=False, recreated=False)
-    expect((yield from b.claim()), Known, state="done", value=b"rprobed", settled_at=done.at)
-    expect((yield from b.record()), Record, expires_at=done.at + b.us(LONG), journal=None)
+    expect((yield from b.claim()), Known, state="done", value=b"rprobed", settled_at_us=done.at_us)
+    expect((yield from b.record()), Record, expires_at_us=done.at_us + b.us(LONG), journal=None)
     expect((yield from Resolve(b.id(), held.fence, "done", b"r2", b.us(LONG))), Lost)
     expect((yield from held.settle("done", b"rlate")), Completed, already=True)
     expect((yield from b.claim()), Known, value=b"rprobed")
@@ -150,7 +152,7 @@ def resolve_to_absent_keeps_a_journal_for_the_sweep(b: ScenarioContext) -> Flow[
     record = expect(
         (yield from b.record()), Record, state="claimed", owner=b"", journal=b"rpayload", attempt=0
     )
-    equal((record.fence, record.steps, record.settled_at), (forgotten.fence, (), 0), "the record")
+    equal((record.fence, record.steps, record.settled_at_us), (forgotten.fence, (), 0), "the record")
     page = expect((yield from Scan(tenant=b.tenant, orphaned=True)), Page)
     equal([each.key for each in page.records], [b.id()[2]], "what a sweep finds")
     expect((yield from held.settle("done", b"rlate")), Lost)
@@ -171,10 +173,10 @@ def resolve_to_claimed_goes_on_with_the_next_attempt(b: ScenarioContext) -> Flow
     taken = expect((yield from resolve), Forgotten)
     check(taken.fence > held.fence, "the fence did not grow")
     record = expect(
-        (yield from b.record()), Record, state="claimed", owner=heir.owner, attempt=2, settled_at=0
+        (yield from b.record()), Record, state="claimed", owner=heir.owner, attempt=2, settled_at_us=0
     )
     equal((record.fence, record.steps), (taken.fence, (("step", b"r"),)), "the record")
-    check(record.lease_until > (yield from b.now()), "the lease does not run")
+    check(record.lease_until_us > (yield from b.now()), "the lease does not run")
     expect((yield from held.settle("done", b"rlate")), Lost)
     expect((yield from resolve), Lost)
     expect((yield from b.claim(quarantine=True)), Busy)

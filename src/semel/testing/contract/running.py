@@ -223,7 +223,7 @@ class _Threads(_Session):
             time.sleep(max(POLL_S, (until - now) / 2e6))
 
     def _now(self) -> int:
-        return expect(self._store.send([Count()])[0], Stats).now
+        return expect(self._store.send([Count()])[0], Stats).now_us
 
 
 class _Loop(_Session):
@@ -279,4 +279,4 @@ class _Loop(_Session):
             await asyncio.sleep(max(POLL_S, (until - now) / 2e6))
 
     async def _now(self) -> int:
-        return expect((await self._send([Count()]))[0], Stats).now
+        return expect((await self._send([Count()]))[0], Stats).now_us

@@ -26,8 +26,8 @@ def a_completed_event_is_replayed(b: ScenarioContext) -> Flow[None]:
     done = expect((yield from held.settle("done", b'j{"id":1}')), Completed, already=False, recreated=False)
     for _ in range(2):
         known = expect((yield from b.claim()), Known, state="done", value=b'j{"id":1}', fence=held.fence)
-        equal(known.first_seen, held.granted.first_seen, "first_seen")
-        equal(known.settled_at, done.at, "settled_at")
+        equal(known.first_seen_us, held.granted.first_seen_us, "first_seen")
+        equal(known.settled_at_us, done.at_us, "settled_at")
     expect((yield from held.claim), Known)
 
 
@@ -46,8 +46,10 @@ def a_repeated_completion_is_already_there(b: ScenarioContext) -> Flow[None]:
         held = yield from b.hold(to)
         first = expect((yield from held.settle(to, b"r1")), Completed, already=False)
         yield from b.later(1)
-        expect((yield from held.settle(to, b"r2")), Completed, already=True, recreated=False, at=first.at)
-        expect((yield from b.claim(to)), Known, value=b"r1", settled_at=first.at)
+        expect(
+            (yield from held.settle(to, b"r2")), Completed, already=True, recreated=False, at_us=first.at_us
+        )
+        expect((yield from b.claim(to)), Known, value=b"r1", settled_at_us=first.at_us)
 
 
 @scenario()
@@ -154,7 +156,7 @@ def a_released_key_is_free_at_once(b: ScenarioContext) -> Flow[None]:
     heir = yield from b.hold()
     equal(heir.granted.attempt, 2, "attempt")
     equal(heir.granted.steps, (("mail", b"rsent"),), "steps")
-    equal(heir.granted.first_seen, held.granted.first_seen, "first_seen")
+    equal(heir.granted.first_seen_us, held.granted.first_seen_us, "first_seen")
     check(heir.fence > held.fence, "the fence did not grow")
     record = yield from b.record()
     equal((record.fingerprint, record.event_type), (b"\1print", "order"), "fingerprint and event type")
@@ -213,8 +215,8 @@ def a_release_keeps_the_window_apart(b: ScenarioContext) -> Flow[None]:
     before = yield from b.record()
     yield from held.settle("released", delay=SHORT)
     after = yield from b.record()
-    moved = after.lease_until - before.lease_until
-    equal(after.expires_at - before.expires_at, moved, "how far the expiry moved")
+    moved = after.lease_until_us - before.lease_until_us
+    equal(after.expires_at_us - before.expires_at_us, moved, "how far the expiry moved")
     check(moved < 0, "the release did not end the lease")
 
 
@@ -245,7 +247,7 @@ def a_lost_record_is_recreated(b: ScenarioContext) -> Flow[None]:
         held = HeldClaim(b.claim(to, lease=SHORT, window=LONG), _granted_at(now), b.unit_us)
         expect((yield from held.settle(to, b"rlost")), Completed, recreated=True, already=False)
         record = yield from b.record(to)
-        equal(record.expires_at, now + b.us(SHORT) + b.us(LONG), "expires_at")
+        equal(record.expires_at_us, now + b.us(SHORT) + b.us(LONG), "expires_at")
         equal((record.state, record.owner, record.fence), (to, held.claim.owner, now), "state, owner, fence")
         expect((yield from b.claim(to)), Known, state=to, value=b"rlost", fence=now)
         expect((yield from held.settle(to, b"r2")), Completed, already=True, recreated=False)
@@ -260,7 +262,7 @@ def a_lost_sliding_record_keeps_its_window(b: ScenarioContext) -> Flow[None]:
     held = HeldClaim(b.claim(lease=SHORT, window=LONG, sliding=True), _granted_at(now), b.unit_us)
     expect((yield from held.settle("done", b"rlost")), Completed, recreated=True)
     record = yield from b.record()
-    equal(record.expires_at, now + b.us(LONG), "expires_at")
+    equal(record.expires_at_us, now + b.us(LONG), "expires_at")
 
 
 @scenario()
@@ -311,13 +313,13 @@ def a_renewal_moves_lease_and_expiry_alike(b: ScenarioContext) -> Flow[None]:
     renewed = expect((yield from held.renew(2 * LONG)), Renewed)
     after = yield from b.record()
     now = yield from b.now()
-    equal(after.lease_until, renewed.lease_until, "lease_until")
+    equal(after.lease_until_us, renewed.lease_until_us, "lease_until")
     check(
-        before.lease_until + b.us(LONG) < after.lease_until <= now + b.us(2 * LONG),
+        before.lease_until_us + b.us(LONG) < after.lease_until_us <= now + b.us(2 * LONG),
         "the lease does not run from the renewal",
     )
-    moved = after.lease_until - before.lease_until
-    equal(after.expires_at - before.expires_at, moved, "how far the expiry moved")
+    moved = after.lease_until_us - before.lease_until_us
+    equal(after.expires_at_us - before.expires_at_us, moved, "how far the expiry moved")
     equal((after.attempt, after.fence), (before.attempt, before.fence), "attempt and fence")
 
 
@@ -359,10 +361,10 @@ def a_record_tells_what_it_was_claimed_with(b: ScenarioContext) -> Flow[None]:
     expect(
         record, Record, id=b.id(), state="claimed", owner=held.claim.owner, fence=held.fence, attempt=1,
         event_type="order.paid", meta=b"\x00meta\xff", fingerprint=b"\1fp", value=None,
-        lease_until=held.granted.lease_until, first_seen=held.granted.first_seen,
+        lease_until_us=held.granted.lease_until_us, first_seen_us=held.granted.first_seen_us,
     )  # fmt: skip
     done = expect((yield from held.settle("done", b"rv")), Completed)
     expect(
-        (yield from b.record()), Record, state="done", value=b"rv", settled_at=done.at,
-        expires_at=done.at + b.us(LONG), event_type="order.paid", meta=b"\x00meta\xff",
+        (yield from b.record()), Record, state="done", value=b"rv", settled_at_us=done.at_us,
+        expires_at_us=done.at_us + b.us(LONG), event_type="order.paid", meta=b"\x00meta\xff",
     )  # fmt: skip

@@ -48,7 +48,9 @@ def release_without_owner(record: Record | None, item: Any, now: int) -> Decisio
 def delete_on_error(record: Record | None, item: Any, now: int) -> Decision:
     """An error deletes the key without a look whose it is; here: expired long ago, so absent."""
     if type(item) is Settle and item.to == "released" and record is not None:
-        return Completed(at=now), replace(record, state="done", owner=b"?", lease_until=0, expires_at=0)
+        return Completed(at_us=now), replace(
+            record, state="done", owner=b"?", lease_until_us=0, expires_at_us=0
+        )
     return decide(record, item, now)
 
 
@@ -62,7 +64,7 @@ def cleared_to_nobody(record: Record | None, item: Any, now: int) -> Decision:
 def expired_is_present(record: Record | None, item: Any, now: int) -> Decision:
     """A row that is there counts, whether its window is over or not."""
     if type(item) is Claim and record is not None and record.state == "done":
-        return decide(replace(record, expires_at=now + 1), item, now)[0], None
+        return decide(replace(record, expires_at_us=now + 1), item, now)[0], None
     return decide(record, item, now)
 
 

@@ -160,7 +160,7 @@ class Referee:
         if answer.fence <= self._fences.get(item.id, 0):
             self._broken("fence", f"{item.id[2]}: fence {answer.fence} does not grow")
         self._fences[item.id] = answer.fence
-        self._held[item.id] = SimClaim(attempt, item.owner, answer.fence, answer.lease_until)
+        self._held[item.id] = SimClaim(attempt, item.owner, answer.fence, answer.lease_until_us)
         self.events[item.id].grants += 1
 
     def _known(self, record_id: Id, answer: Known, now: int) -> None:
@@ -181,7 +181,7 @@ class Referee:
         if held is None or held.owner != item.owner or held.fence != item.fence:
             self._broken("stranger", f"{item.id[2]}: a claim was renewed by one who does not hold it")
             return
-        held.until = answer.lease_until
+        held.until = answer.lease_until_us
 
     def settled(self, item: Settle, answer: Any, now: int) -> None:
         """Check the answer to a settle."""
@@ -219,7 +219,7 @@ class Referee:
         """A probe found that nothing had happened, and who asked has the claim."""
         self._held.pop(item.id, None)
         until = now + item.lease_us
-        granted = Granted(answer.fence, attempt=1, lease_until=until, first_seen=now)
+        granted = Granted(answer.fence, attempt=1, lease_until_us=until, first_seen_us=now)
         self._granted(Claim(item.id, item.owner, item.lease_us, 0), granted, attempt, now)
 
     def forgotten(self, record_id: Id) -> None:

@@ -191,7 +191,7 @@ class SimStore:
         found = [
             record
             for record in self.records.values()
-            if record.journal is not None and record.state == "claimed" and record.lease_until <= now
+            if record.journal is not None and record.state == "claimed" and record.lease_until_us <= now
         ]
         return Page(found[: item.limit])
 
