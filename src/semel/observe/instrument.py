@@ -144,10 +144,10 @@ class FlowObserver:
         self._answer = answer
         kind = type(answer)
         if kind is Granted:
-            self._hooks.note_time(answer.lease_until - self._claim.lease_us)
+            self._hooks.note_time(answer.lease_until_us - self._claim.lease_us)
             self._hooks(
                 events.ClaimedEvent(
-                    *self._who, answer.attempt, answer.first_seen, self._claim.window_us / 1e6
+                    *self._who, answer.attempt, answer.first_seen_us, self._claim.window_us / 1e6
                 )
             )
         elif kind is Busy and not self._waited:
