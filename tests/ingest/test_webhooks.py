@@ -254,7 +254,7 @@ def test_it_can_be_the_application_itself(tmp_path: Path) -> None:
     """By a real server: `uvicorn module:receiver`, with the life of the process for its own."""
     port, log = server.free_port(), tmp_path / "log"
     (tmp_path / "hooks.py").write_text(
-        "import semel\nfrom semel import webhooks\n"
+        "import semel\nfrom semel.ingest import webhooks\n"
         "async def handle(event): print('ran', event.id, flush=True)\n"
         "once = semel.aopen('sqlite:///records.db', consumer='hooks')\n"
         f"receiver = webhooks.Receiver(once, webhooks.standard({SECRET!r}), handle, now_s=lambda: {NOW})\n"
