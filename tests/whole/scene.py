@@ -75,9 +75,9 @@ class Ledger:
             os.close(descriptor)
 
     def read(self) -> list[Entry]:
-        """All lines."""
-        text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
-        rows = (line.split("\t") for line in text.splitlines())
+        """All lines that are whole: who reads may see the beginning of one that is being written."""
+        found = self._path.read_bytes() if self._path.exists() else b""
+        rows = (line.decode().split("\t") for line in found.split(b"\n")[:-1])
         return [Entry(a, b, c, int(d), int(e), f, g) for a, b, c, d, e, f, g in rows]
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.processes import ROOT, environment
 from tests.services import postgres, redis
 from tests.whole.plan import draw
-from tests.whole.scene import Kind
+from tests.whole.scene import Kind, Ledger
 
 SECONDS = 200 if "SEMEL_SOAK" in os.environ else 12
 """Of each kind of store; then whatever is left is finished in calm."""
@@ -37,6 +37,14 @@ def test_every_promise_is_kept(kind: Kind, tmp_path: Path) -> None:
     )
     logs = "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in tmp_path.glob("*.log"))
     assert ended.returncode == 0, f"{SEED}={seed} repeats the plan.\n{ended.stdout}{ended.stderr}\n{logs}"
+
+
+def test_a_line_that_is_being_written_is_no_line_yet(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.tsv")
+    ledger.write("effect", "run", "e1")
+    with (tmp_path / "ledger.tsv").open("a") as file:
+        file.write("effect\trun\te2\t1\t2\t")
+    assert [entry.event for entry in ledger.read()] == ["e1"]
 
 
 def test_a_seed_repeats_the_plan_and_another_does_not() -> None:
