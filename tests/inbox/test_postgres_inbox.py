@@ -231,7 +231,7 @@ def test_the_handle_says_whether_to_await(bench: Bench) -> None:
         with psycopg.connect(bench.url) as blocking:
             assert isinstance(once.inbox(blocking), Inbox)
             with pytest.raises(TypeError, match=r"semel\.open\(\)"):
-                aonce.inbox(blocking)
+                aonce.inbox(blocking)  # type: ignore[arg-type]
         held = once.inbox(connection)
         assert isinstance(held, AsyncInbox)
         assert isinstance(aonce.inbox(connection), AsyncInbox)

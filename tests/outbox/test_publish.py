@@ -438,7 +438,7 @@ def test_a_database_without_the_tables_says_what_to_do(sqlite_place: Place, tmp_
 
 def test_a_thing_that_is_no_handle_is_a_type_error(sqlite_place: Place) -> None:
     with pytest.raises(TypeError, match="handle"):
-        sqlite_place.once.outbox(object())
+        sqlite_place.once.outbox(object())  # type: ignore[call-overload]
 
 
 # --- many at once, and the trace around them ----------------------------------------------------

@@ -29,7 +29,10 @@ from semel.types import Delivery, Done, Mode, Outcome
 from semel.windows import Duration
 
 if TYPE_CHECKING:
+    from semel.connections.kinds import AsyncpgConnection, AwaitedConnection, BlockingConnection
+    from semel.inbox import AsyncInbox, Inbox
     from semel.observe.events import Hook  # loaded when somebody listens
+    from semel.outbox.publish import AsyncOutbox, Outbox
 
 __all__ = ["Semel", "aopen", "open"]
 
@@ -281,6 +284,10 @@ class Semel(Verbs):
     def _mark_of_type(self, key: str, event_type: str) -> bool:
         return self.mark_many((key,), event_type=event_type)[0]
 
+    @overload
+    def inbox(self, handle: "BlockingConnection") -> "Inbox": ...
+    @overload
+    def inbox(self, handle: "AwaitedConnection | AsyncpgConnection") -> "AsyncInbox": ...
     def inbox(self, handle: Any) -> Any:
         """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does.
 
@@ -295,6 +302,10 @@ class Semel(Verbs):
             return self.twin.inbox(handle)
         return inbox_for(found, self._runtime.store, self._plan, self._connect, self._tell_marked)
 
+    @overload
+    def outbox(self, handle: "BlockingConnection") -> "Outbox": ...
+    @overload
+    def outbox(self, handle: "AwaitedConnection | AsyncpgConnection") -> "AsyncOutbox": ...
     def outbox(self, handle: Any) -> Any:
         """Write messages in your own transaction on `handle`: effect and message commit together, or neither does.
 

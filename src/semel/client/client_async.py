@@ -32,7 +32,9 @@ from semel.types import Delivery, Done, Failed, Outcome
 from semel.windows import OFF
 
 if TYPE_CHECKING:
+    from semel.connections.kinds import AsyncpgConnection, AwaitedConnection, BlockingConnection
     from semel.inbox import AsyncInbox
+    from semel.outbox.publish import AsyncOutbox, Outbox
 
 __all__ = ["AsyncSemel"]
 
@@ -280,7 +282,7 @@ class AsyncSemel(AsyncVerbs):
         first = await channel.mark(plan.tenant, plan.consumer, window_us, check(key))
         return first if type(first) is bool else marks_of(first)[0]
 
-    def inbox(self, handle: Any) -> "AsyncInbox":
+    def inbox(self, handle: "AwaitedConnection | AsyncpgConnection") -> "AsyncInbox":
         """Mark events in your own transaction on `handle`: effect and mark commit together, or neither does.
 
         An `AsyncInbox`; the handle's own verbs have to be awaited too.
@@ -296,6 +298,10 @@ class AsyncSemel(AsyncVerbs):
             )
         return ainbox_for(found, self._runtime.store, self._plan, self._connect, self._tell_marked)
 
+    @overload
+    def outbox(self, handle: "BlockingConnection") -> "Outbox": ...
+    @overload
+    def outbox(self, handle: "AwaitedConnection | AsyncpgConnection") -> "AsyncOutbox": ...
     def outbox(self, handle: Any) -> Any:
         """Write messages in your own transaction on `handle`: effect and message commit together, or neither does.
 
