@@ -1,6 +1,7 @@
 """What `semel bench` measures on a scratch place, one comparison after the other."""
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -97,12 +98,27 @@ def _pour(leases: Semel, fresh: Fresh, size: int) -> None:
         leases.run_many([Delivery(key=key, body=None) for key in batch], nothing)
 
 
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let signals wait. A loop that an interrupt leaves half made prints a traceback when it is thrown away."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Crowd:
     """An async client in an event loop of its own, for many callers at once."""
 
     def __init__(self, client: AsyncSemel) -> None:
         self._client = client
         self._runner = asyncio.Runner()
+        with _signals_held():
+            self._runner.get_loop()
 
     def __enter__(self) -> Self:
         self._runner.run(self._client.__aenter__())
