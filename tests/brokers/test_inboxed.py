@@ -145,16 +145,16 @@ async def test_poison_is_isolated_and_given_up_in_the_right_order(
 
     states: list[Any] = []
     source = queue.source()
-    bury = source.bury
+    dead_letter = source.dead_letter
 
     async def watched(arrival: Arrival, letter: Any) -> None:
         async with ledger.client() as once:
             record = await once.records.lookup(letter.key)
         assert record is not None
         states.append((letter.key, record.state, record.fence == letter.fence))
-        await bury(arrival, letter)
+        await dead_letter(arrival, letter)
 
-    source.bury = watched  # type: ignore[method-assign]
+    source.dead_letter = watched  # type: ignore[method-assign]
     send(queue, "a", "bad", "b", "worse", "c")
     await worked(queue, ledger, credit if blocks else acredit, source=source)
     assert ledger.keys() == ["a", "b", "c"]
@@ -173,7 +173,7 @@ async def test_poison_is_isolated_and_given_up_in_the_right_order(
     assert len(queue.dead) == 2
 
 
-class Graves:
+class DeadLetters:
     """The queue's dead letters, as `semel dlq` sees a broker's."""
 
     def __init__(self, queue: Queue) -> None:
@@ -200,7 +200,7 @@ async def test_a_dead_letter_is_replayed_by_forgetting_its_failure(queue: Queue,
     broken = False
     dead = DeadLetter.from_message("1", message.headers | headers_of(letter), message.body)
     async with ledger.client() as once:
-        await replay(Graves(queue), dead, once)  # type: ignore[arg-type]
+        await replay(DeadLetters(queue), dead, once)  # type: ignore[arg-type]
     await worked(queue, ledger, credit)
     assert (ledger.keys(), queue.dead) == (["a"], [])
 

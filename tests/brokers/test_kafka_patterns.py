@@ -85,9 +85,9 @@ def test_dead_letters_have_a_topic_for_each_that_matches_now_and_later() -> None
         later = await asyncio.to_thread(family.make, ".us")
         await until(lambda: family.has(".us.dead"))
         await asyncio.to_thread(family.produce, later, "a")
-        await until(lambda: runner.counts.buried == 1)
+        await until(lambda: runner.counts.dead_lettered == 1)
         await asyncio.to_thread(family.produce, family.name, "b")
-        await until(lambda: runner.counts.buried == 2)
+        await until(lambda: runner.counts.dead_lettered == 2)
         runner.stop()
         await running
         assert runner.counts.received == 2, "the dead letters are not consumed"
@@ -119,12 +119,12 @@ def test_a_topic_of_dead_letters_that_was_removed_is_made_again(caplog: pytest.L
         running = asyncio.create_task(runner.run())
         await until(lambda: family.has(".dead"))
         await asyncio.to_thread(family.produce, family.name, "a")
-        await until(lambda: runner.counts.buried == 1)
+        await until(lambda: runner.counts.dead_lettered == 1)
         dead = f"{family.name}.dead"
         await asyncio.to_thread(family.admin.delete_topics([dead])[dead].result, 30)
         await until(lambda: is_removed(family))
         await asyncio.to_thread(family.produce, family.name, "b")
-        await until(lambda: runner.counts.buried == 2)
+        await until(lambda: runner.counts.dead_lettered == 2)
         assert await family.has(".dead")
         runner.stop()
         await running

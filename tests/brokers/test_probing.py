@@ -93,7 +93,7 @@ async def test_what_nobody_can_tell_goes_to_the_dead_letters(queue: Queue) -> No
     send(queue, "k1")
     runner = Runner(queue.source(), bank.charge, once=once)
     await working(runner, lambda: until(lambda: len(queue) == 0))
-    assert (runner.counts.buried, bank.charged) == (1, ["k1"])
+    assert (runner.counts.dead_lettered, bank.charged) == (1, ["k1"])
 
 
 @pytest.mark.parametrize("at", [Admit, Claim])

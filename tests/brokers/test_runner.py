@@ -105,15 +105,15 @@ async def test_poison_is_buried_before_it_is_failed_and_then_acked(queue: Queue)
         raise ValueError("never")
 
     source = queue.source()
-    bury = source.bury
+    dead_letter = source.dead_letter
 
     async def watched(arrival: Arrival, letter: Any) -> None:
         record = await once.records.lookup("a")
         assert isinstance(record, semel.Record)
         states.append(record.state)
-        await bury(arrival, letter)
+        await dead_letter(arrival, letter)
 
-    source.bury = watched  # type: ignore[method-assign]
+    source.dead_letter = watched  # type: ignore[method-assign]
     send(queue, "a", "a")
     await working(Runner(source, charge, once=once), lambda: until(lambda: len(queue) == 0))
     [(message, letter)] = queue.dead
@@ -134,16 +134,16 @@ async def test_a_dead_letter_that_is_not_taken_is_said_again(queue: Queue) -> No
         raise ValueError("never")
 
     source = queue.source()
-    bury = source.bury
+    dead_letter = source.dead_letter
 
     async def reluctant(arrival: Arrival, letter: Any) -> None:
         nonlocal refusals
         if refusals:
             refusals -= 1
             raise semel.errors.SourceUnavailable("not now")
-        await bury(arrival, letter)
+        await dead_letter(arrival, letter)
 
-    source.bury = reluctant  # type: ignore[method-assign]
+    source.dead_letter = reluctant  # type: ignore[method-assign]
     send(queue, "a")
     await working(Runner(source, charge, once=once), lambda: until(lambda: len(queue) == 0))
     assert len(queue.dead) == 1

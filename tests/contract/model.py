@@ -232,7 +232,7 @@ class Model:
             return ("lost",)
         if entry["kind"] == "running" and entry["lease_end"] > now and not force:
             return ("busy", entry["lease_end"] - now, entry["payload"] is not None)
-        return self.bury(now, name)
+        return self.forget_entry(now, name)
 
     def resolve(
         self, now: int, name: Name, fence: int, *, absent: bool, value: bytes | None, window: int
@@ -241,7 +241,7 @@ class Model:
         if entry is None or entry["kind"] != "unknown" or entry["fence"] != fence:
             return ("lost",)
         if absent and entry["payload"] is None:
-            return self.bury(now, name)
+            return self.forget_entry(now, name)
         if absent:
             fence = self.next_fence(name, now)
             entry |= {
@@ -301,7 +301,7 @@ class Model:
             entry["payload"],
         )
 
-    def bury(self, now: int, name: Name) -> Answer:
+    def forget_entry(self, now: int, name: Name) -> Answer:
         fence = self.next_fence(name, now)
         self.entries[name] = {"kind": "grave", "owner": b"", "fence": fence, "end": now + GRAVE_US}
         return ("forgotten",)

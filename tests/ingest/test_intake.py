@@ -122,23 +122,23 @@ async def test_an_error_is_tried_again_and_again_until_it_is_over(tmp_path: Path
 
 
 async def test_the_undertaker_comes_before_the_record_says_failed(tmp_path: Path) -> None:
-    buried: list[tuple[Any, str, str]] = []
+    dead_lettered: list[tuple[Any, str, str]] = []
     async with taking(
         place(tmp_path), Work(*[ValueError("bad")] * 9), policy=Policy(permanent=(ValueError,)), dead=None
     ) as intake:
 
-        async def bury(given: Event, error: Exception) -> None:
+        async def dead_letter(given: Event, error: Exception) -> None:
             record = await intake._once.records.lookup(given.id)
             assert record is not None
-            buried.append((given.payload, str(error), record.state))
+            dead_lettered.append((given.payload, str(error), record.state))
 
-        intake._dead = bury
+        intake._dead = dead_letter
         await intake.take(event())
-        await until(lambda: buried)
+        await until(lambda: dead_lettered)
         await until(lambda: not intake.pending)
         record = await intake._once.records.lookup("evt-1")
         assert await intake.take(event()) == Receipt("duplicate")
-    assert buried == [({"amount": 1}, "bad", "claimed")]
+    assert dead_lettered == [({"amount": 1}, "bad", "claimed")]
     assert record is not None
     assert record.state == "failed"
 
@@ -146,20 +146,20 @@ async def test_the_undertaker_comes_before_the_record_says_failed(tmp_path: Path
 async def test_given_up_after_so_many_attempts_and_asked_again_if_it_could_not_be_buried(
     tmp_path: Path,
 ) -> None:
-    buried: list[str] = []
+    dead_lettered: list[str] = []
 
-    async def bury(given: Event, error: Exception) -> None:
+    async def dead_letter(given: Event, error: Exception) -> None:
         assert isinstance(error, AttemptsExhausted)
-        buried.append(given.id)
-        if len(buried) == 1:
-            raise OSError("the graveyard is closed")
+        dead_lettered.append(given.id)
+        if len(dead_lettered) == 1:
+            raise OSError("the queue is closed")
 
     work = Work(*[ConnectionError("no")] * 99)
     async with taking(
-        place(tmp_path), work, policy=Policy(max_attempts=2, retry_delay_s=0.02), dead=bury
+        place(tmp_path), work, policy=Policy(max_attempts=2, retry_delay_s=0.02), dead=dead_letter
     ) as intake:
         await intake.take(event())
-        await until(lambda: len(buried) == 2)
+        await until(lambda: len(dead_lettered) == 2)
         await until(lambda: not intake.pending)
         record = await intake._once.records.lookup("evt-1")
     assert work.begun == ["evt-1"] * 2

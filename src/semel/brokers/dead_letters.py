@@ -89,7 +89,7 @@ class DeadLetters:
         """Count and log a dead letter that is written."""
         self._stuck.pop(letter.key or arrival.position or "", None)
         self._counts.stuck = len(self._stuck)
-        self._counts.buried += 1
+        self._counts.dead_lettered += 1
         self._failure_log.log_dead_letter(letter)
 
     async def _write(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
@@ -101,12 +101,12 @@ class DeadLetters:
             "%s: the dead letter of %s is too large; its body is left out, it was at %s",
             self._source.name, letter.key or "a message", arrival.position,
         )  # fmt: skip
-        await self._source.bury(replace(arrival, body=b""), bare)
+        await self._source.dead_letter(replace(arrival, body=b""), bare)
 
     async def _fits(self, arrival: Arrival, letter: DeadLetterInfo) -> bool:
         """Write the letter; `False`: it is too large."""
         try:
-            await self._source.bury(arrival, letter)
+            await self._source.dead_letter(arrival, letter)
         except MessageTooLarge:
             return False
         return True
@@ -158,7 +158,7 @@ def headers_of(letter: DeadLetterInfo) -> dict[str, str]:
 
 
 def letter_of(headers: Mapping[str, str]) -> DeadLetterInfo | None:
-    """The letter that a dead message carries; `None` for a message that semel did not bury."""
+    """The letter that a dead message carries; `None` for a message that semel did not dead-letter."""
     lower = {name.lower(): value for name, value in headers.items()}
     fields = {
         name: unquote(lower.get(PREFIX + name, ""))
@@ -189,7 +189,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_message(cls, id_: str, headers: Mapping[str, str], body: bytes) -> "DeadLetter":
-        """What a broker returned; one that semel did not bury has an empty letter."""
+        """What a broker returned; one that semel did not dead-letter has an empty letter."""
         return cls(
             id=id_,
             headers=headers,
@@ -223,7 +223,7 @@ class DeadLetterQueue(Protocol):
 
 
 async def replay(
-    graveyard: DeadLetterQueue, dead: DeadLetter, once: AsyncSemel, *, new_key: str | None = None
+    queue: DeadLetterQueue, dead: DeadLetter, once: AsyncSemel, *, new_key: str | None = None
 ) -> None:
     """Let a dead message run again: forget its failure, publish it anew, and only then remove the letter.
 
@@ -253,8 +253,8 @@ async def replay(
         raise UsageError(f"{letter.key!r} was used before with another payload; replay it with a new key")
     elif letter.reason == "no-key":
         raise UsageError("the message has no key; replay it with a new key")
-    await graveyard.republish(headers, dead.body)
-    await graveyard.remove(dead)
+    await queue.republish(headers, dead.body)
+    await queue.remove(dead)
 
 
 _ID_HEADERS = {
@@ -277,6 +277,6 @@ async def _forget_failure(letter: DeadLetterInfo, once: AsyncSemel) -> None:
         record = await once.records.lookup(letter.key)
         found = "absent" if record is None else record.state
         raise UsageError(
-            f"{letter.key!r} was dealt with since it was buried: its record is {found} with another fence;"
+            f"{letter.key!r} was dealt with since it was dead-lettered: its record is {found} with another fence;"
             " remove the letter, or replay it with a new key"
         )

@@ -91,7 +91,7 @@ class JetStream:
                     f"the consumer {options.durable} does not want acks; use another, or make it explicit"
                 )
             self.deadline_s = found.config.ack_wait or options.deadline_s
-            await self._make_graves()
+            await self._make_dead_letter_place()
             self._pull = await self._jetstream.pull_subscribe_bind(options.durable, options.stream)
         except UNREACHABLE as error:
             raise unavailable(error) from error
@@ -165,33 +165,33 @@ class JetStream:
         await self._reply(arrivals, Msg.Ack.Progress)
         return []
 
-    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
+    async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Publish a copy with its story to the stream of dead letters; made here where there is none."""
         headers = {**dict(arrival.handle.headers or {}), **headers_of(letter)}
         id_ = headers.pop("Nats-Msg-Id", None)  # by it the server would drop a second letter of one message
         if id_ is not None:
             headers["Message-Id"] = id_
-        await self._publish(self._graves, arrival.body, headers)
+        await self._publish(self._dead_subject, arrival.body, headers)
 
     @property
-    def _graves(self) -> str:
+    def _dead_subject(self) -> str:
         return self.options.dead or f"{self.options.stream}.dead"
 
     @property
-    def _graves_stream(self) -> str:
-        return self._graves.replace(".", "-")
+    def _dead_stream(self) -> str:
+        return self._dead_subject.replace(".", "-")
 
-    async def _make_graves(self) -> None:
+    async def _make_dead_letter_place(self) -> None:
         """Make the stream of dead letters where there is none. Raises `UsageError` where no stream takes them."""
         try:
-            await self._jetstream.find_stream_name_by_subject(self._graves)
+            await self._jetstream.find_stream_name_by_subject(self._dead_subject)
         except NotFoundError:
             try:
-                graves = StreamConfig(name=self._graves_stream, subjects=[self._graves])
-                await self._jetstream.add_stream(graves)
+                config = StreamConfig(name=self._dead_stream, subjects=[self._dead_subject])
+                await self._jetstream.add_stream(config)
             except APIError as error:
                 raise UsageError(
-                    f"no stream takes dead letters at {self._graves}, and none can be made ({error.description});"
+                    f"no stream takes dead letters at {self._dead_subject}, and none can be made ({error.description});"
                     " create one, or name another subject with dead="
                 ) from error
 
@@ -200,8 +200,8 @@ class JetStream:
         if size + HEADER_BYTES > self._nats.max_payload:
             raise MessageTooLarge(f"{size:,} bytes, and the server takes {self._nats.max_payload:,}")
         try:
-            if subject == self._graves:
-                await self._make_graves()
+            if subject == self._dead_subject:
+                await self._make_dead_letter_place()
             await self._jetstream.publish(subject, body, timeout=ASK_S, headers=dict(headers))
         except UNREACHABLE as error:
             raise SourceUnavailable(f"{subject} did not confirm: {error}") from error
@@ -210,14 +210,14 @@ class JetStream:
         """The oldest dead letters."""
         found: list[DeadLetter] = []
         try:
-            state = (await self._jetstream.stream_info(self._graves_stream)).state
+            state = (await self._jetstream.stream_info(self._dead_stream)).state
         except NotFoundError:
             return found
         for sequence in range(state.first_seq, state.last_seq + 1):
             if len(found) == limit:
                 break
             try:
-                message = await self._jetstream.get_msg(self._graves_stream, sequence)
+                message = await self._jetstream.get_msg(self._dead_stream, sequence)
             except NotFoundError:  # removed
                 continue
             found.append(DeadLetter.from_message(str(sequence), message.headers or {}, message.data or b""))
@@ -233,7 +233,7 @@ class JetStream:
 
     async def remove(self, dead: DeadLetter) -> None:
         """Delete a dead letter."""
-        await self._jetstream.delete_msg(self._graves_stream, int(dead.id))
+        await self._jetstream.delete_msg(self._dead_stream, int(dead.id))
 
     async def close(self) -> None:
         """Let go; what was not acknowledged is delivered again after its deadline."""

@@ -136,18 +136,18 @@ class RabbitQueue:
 
     async def _declare(self) -> Any:
         options = self.options
-        await self._make_graves()
+        await self._make_dead_letter_place()
         if options.kind == "existing":
             return await self._channel.get_queue(options.queue)
         return await self._channel.declare_queue(
             options.queue, durable=True, arguments={"x-queue-type": options.kind}
         )
 
-    async def _make_graves(self) -> None:
+    async def _make_dead_letter_place(self) -> None:
         """Make the queue of dead letters where there is none; one that was made otherwise is used as it is."""
         try:
             await self._channel.declare_queue(
-                self._graves, durable=True, arguments={"x-queue-type": "classic"}
+                self._dead_queue, durable=True, arguments={"x-queue-type": "classic"}
             )
         except ChannelPreconditionFailed:  # it closes the channel
             self._channel = await self._connection.channel(publisher_confirms=True)
@@ -228,18 +228,18 @@ class RabbitQueue:
         """Which are no longer ours: those of an earlier connection."""
         return [arrival for arrival in arrivals if arrival.handle[0] is not self._channel]
 
-    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
+    async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Publish a copy with its story to the queue of dead letters."""
         copy = _copy(arrival.handle[1])
         copy.body = bytes(arrival.body)
         copy.headers.update(headers_of(letter))
         try:
-            await self._publish(self._graves, copy)
+            await self._publish(self._dead_queue, copy)
         except SourceUnavailable as error:
             if not isinstance(error.__cause__, DeliveryError):
                 raise
-            await self._make_graves()  # somebody has removed it
-            await self._publish(self._graves, copy)
+            await self._make_dead_letter_place()  # somebody has removed it
+            await self._publish(self._dead_queue, copy)
 
     async def _publish(self, queue: str, message: aio_pika.Message) -> None:
         if self._channel is None:
@@ -252,14 +252,14 @@ class RabbitQueue:
             raise SourceUnavailable(f"{queue} did not confirm: {error}") from error
 
     @property
-    def _graves(self) -> str:
+    def _dead_queue(self) -> str:
         return self.options.dead or f"{self.options.queue}.dead"
 
     # --- dead letters: a queue shows its messages only to a consumer, so they are taken and given back ---
 
     async def look(self, limit: int) -> Sequence[DeadLetter]:
         """The oldest dead letters; they return to their places when the connection closes."""
-        queue = await self._channel.get_queue(self._graves)
+        queue = await self._channel.get_queue(self._dead_queue)
         found: list[DeadLetter] = []
         self._dug: dict[str, Any] = {}
         while len(found) < limit:

@@ -268,15 +268,15 @@ class RedisStream:
         )
         return [arrival for arrival in arrivals if arrival.handle in gone] if gone else []
 
-    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
+    async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Add a copy, with its story, to the stream of dead letters."""
         headers = {**arrival.headers, **headers_of(letter)}  # type: ignore[dict-item]  # ours, so a mapping
-        await self._add(self._graves, headers.items(), arrival.body)
+        await self._add(self._dead_stream, headers.items(), arrival.body)
 
     async def look(self, limit: int) -> Sequence[DeadLetter]:
         """The oldest dead letters."""
         found = []
-        for id_, fields in await self._ask("XRANGE", self._graves, "-", "+", "COUNT", limit):
+        for id_, fields in await self._ask("XRANGE", self._dead_stream, "-", "+", "COUNT", limit):
             headers = {name.decode(): value for name, value in _pairs(fields)}
             body = headers.pop(BODY, b"")
             texts = {name: value.decode("utf-8", "replace") for name, value in headers.items()}
@@ -289,10 +289,10 @@ class RedisStream:
 
     async def remove(self, dead: DeadLetter) -> None:
         """Delete a dead letter."""
-        await self._ask("XDEL", self._graves, dead.id)
+        await self._ask("XDEL", self._dead_stream, dead.id)
 
     @property
-    def _graves(self) -> str:
+    def _dead_stream(self) -> str:
         return self._options.dead or f"{self._options.stream}.dead"
 
     async def _add(self, stream: str, headers: Iterable[tuple[Any, Any]], body: Any) -> None:

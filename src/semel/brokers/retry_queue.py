@@ -100,7 +100,7 @@ class RunnerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the deliveries of one lane (a partition, a message group) run one after the other, in order."""
     drain_s: float = 30.0
     """How long a stop waits for running handlers before it cancels them."""
-    no_key: Literal["bury", "refuse"] = "bury"
+    no_key: Literal["dead_letter", "refuse"] = "dead_letter"
     """What becomes of a message without a key: to the dead letters, or the runner stops with `KeyMissing`."""
 
 
@@ -112,7 +112,7 @@ class RunnerCounters(msgspec.Struct):
     duplicates: int = 0
     parked: int = 0
     returned: int = 0
-    buried: int = 0
+    dead_lettered: int = 0
     stuck: int = 0
     """Messages whose dead letters could not be written so far; they are tried again."""
     errors: int = 0

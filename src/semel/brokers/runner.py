@@ -4,8 +4,8 @@
 
     receive ──► key ──► claim together ──► handlers ──► complete together ──► outcome
                                                                                  │
-       ack    ◄── Done (recorded, or unguarded by choice), Failed (buried before it was recorded) ◄──────┤
-       bury, ack ◄── Unknown, Mismatch, Late, no key ◄───────────────────────────┤
+       ack    ◄── Done (recorded, or unguarded by choice), Failed (dead-lettered before it was recorded) ◄──────┤
+       dead-letter, ack ◄── Unknown, Mismatch, Late, no key ◄───────────────────────────┤
        room   ◄── Busy, Unavailable: kept in hand, claimed again in time ◄───────┤
        nack   ◄── Errored, Lost, Done (not recorded) ◄───────────────────────────┘
 
@@ -420,9 +420,9 @@ class Runner:
         consumer = "" if held.route is None else held.route.once.consumer
         key = "" if held.delivery is None else held.delivery.key
         held.running = True
-        self._spawn(self._bury(held, letter_for(reason, consumer, key, error)))
+        self._spawn(self._dead_letter(held, letter_for(reason, consumer, key, error)))
 
-    async def _bury(self, held: HeldDelivery, letter: DeadLetterInfo) -> None:
+    async def _dead_letter(self, held: HeldDelivery, letter: DeadLetterInfo) -> None:
         try:
             await self._dead_letters.write(
                 held.arrival, letter, None if held.route is None else held.route.once

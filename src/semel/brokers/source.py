@@ -114,7 +114,7 @@ class Source(Protocol):
         """They are still being worked on; returns those that are no longer ours."""
         ...
 
-    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
+    async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Put a copy at the dead-letter destination; returns when the broker has confirmed it.
 
         Raises `MessageTooLarge` where the letter makes it too large; it is called again with an empty body.

@@ -124,22 +124,22 @@ class SqsQueue:
     async def open(self) -> None:
         """Connect, and make the queue of dead letters where there is none."""
         await self.visit()
-        await self._make_graves()
+        await self._make_dead_letter_place()
 
-    async def _make_graves(self) -> None:
+    async def _make_dead_letter_place(self) -> None:
         """Make the queue of dead letters where there is none. Raises `UsageError` where that is refused."""
         try:
-            await self._url(self.graves)
+            await self._url(self.dead_letter_name)
         except SourceRefused:
-            attributes = {"FifoQueue": "true"} if self.graves.endswith(".fifo") else {}
+            attributes = {"FifoQueue": "true"} if self.dead_letter_name.endswith(".fifo") else {}
             try:
-                made = await self._ask("create_queue", QueueName=self.graves, Attributes=attributes)
+                made = await self._ask("create_queue", QueueName=self.dead_letter_name, Attributes=attributes)
             except SourceRefused as error:
                 raise UsageError(
-                    f"there is no queue {self.graves} for dead letters, and it cannot be made ({error});"
+                    f"there is no queue {self.dead_letter_name} for dead letters, and it cannot be made ({error});"
                     " create it, or name another with dead="
                 ) from error
-            self._urls[self.graves] = made["QueueUrl"]
+            self._urls[self.dead_letter_name] = made["QueueUrl"]
 
     def _error(self, error: BaseException) -> SemelError:
         """The error to raise: what time may heal is `SourceUnavailable`."""
@@ -239,7 +239,7 @@ class SqsQueue:
 
     # --- dead letters ---
 
-    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
+    async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Send a copy with its story: in one attribute, since a message has room for ten."""
         message = arrival.handle.message
         attributes = dict(list(message.get("MessageAttributes", {}).items())[: ATTRIBUTES_MAX - 1])
@@ -247,7 +247,7 @@ class SqsQueue:
         story = {**headers_of(letter), **{name: system[of] for of, name in KEPT.items() if of in system}}
         attributes[LETTER] = _attribute(msgspec.json.encode(story).decode())
         body = LEFT_OUT if letter.body_at else message["Body"]
-        await self._send(self.graves, body, attributes, system.get("MessageGroupId", ""))
+        await self._send(self.dead_letter_name, body, attributes, system.get("MessageGroupId", ""))
 
     async def _send(self, queue: str, body: str, attributes: Mapping[str, Any], group: str) -> None:
         said: dict[str, Any] = {"MessageBody": body, "MessageAttributes": dict(attributes)}
@@ -268,7 +268,7 @@ class SqsQueue:
         return self._limits[queue]
 
     @property
-    def graves(self) -> str:
+    def dead_letter_name(self) -> str:
         """The queue for dead letters."""
         queue = self._options.queue
         if self._options.dead:
@@ -281,7 +281,7 @@ class SqsQueue:
         while len(found) < limit:
             answer = await self._ask(
                 "receive_message",
-                QueueUrl=await self._url(self.graves),
+                QueueUrl=await self._url(self.dead_letter_name),
                 MaxNumberOfMessages=BATCH_MAX,
                 VisibilityTimeout=LOOK_S,
                 WaitTimeSeconds=0,
@@ -315,7 +315,9 @@ class SqsQueue:
     async def remove(self, dead: DeadLetter) -> None:
         """Delete a dead letter that was looked at just now."""
         await self._ask(
-            "delete_message", QueueUrl=await self._url(self.graves), ReceiptHandle=self._dug.pop(dead.id)
+            "delete_message",
+            QueueUrl=await self._url(self.dead_letter_name),
+            ReceiptHandle=self._dug.pop(dead.id),
         )
 
     async def _put_back(self) -> None:
@@ -325,7 +327,7 @@ class SqsQueue:
             for receipt in dug.values():
                 await self._ask(
                     "change_message_visibility",
-                    QueueUrl=await self._url(self.graves),
+                    QueueUrl=await self._url(self.dead_letter_name),
                     ReceiptHandle=receipt,
                     VisibilityTimeout=0,
                 )

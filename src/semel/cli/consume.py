@@ -133,7 +133,8 @@ DrainOption = Annotated[
 ]
 OrderOption = Annotated[bool, typer.Option("--order", help="Keep the order within a partition or group.")]
 RefuseOption = Annotated[
-    bool, typer.Option("--refuse-no-key", help="Stop at a message without a key, instead of burying it.")
+    bool,
+    typer.Option("--refuse-no-key", help="Stop at a message without a key, instead of dead-lettering it."),
 ]
 UntilIdleOption = Annotated[
     bool,
@@ -186,7 +187,7 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
         concurrency=concurrency,
         order=order,
         drain_s=parse_duration_us(drain) / 1e6,
-        no_key="refuse" if refuse_no_key else "bury",
+        no_key="refuse" if refuse_no_key else "dead_letter",
     )
     once = _client(settings, policy)
     where = None if key is None else semel.keys.body(key)
@@ -261,7 +262,7 @@ async def _consume(
         counts = runner.counts
         say(
             f"{runner.source.name}: {counts.received:,} received, {counts.acked:,} acknowledged,"
-            f" {counts.duplicates:,} duplicates, {counts.buried:,} dead letters"
+            f" {counts.duplicates:,} duplicates, {counts.dead_lettered:,} dead letters"
         )
     left = sum(runner.left for runner in runners)
     if until_idle and left:

@@ -47,8 +47,8 @@ def list_dead(
 ) -> None:
     """List the oldest dead letters: why each was given up, and its key."""
 
-    async def look(graveyard: "DeadLetterQueue") -> None:
-        found = await graveyard.look(limit)
+    async def look(queue: "DeadLetterQueue") -> None:
+        found = await queue.look(limit)
         if as_json:
             print_json({"dead": [_document(dead) for dead in found]})
             return
@@ -72,8 +72,8 @@ def show_dead(
 ) -> None:
     """Show one dead letter: headers, body, and the stack of the error."""
 
-    async def look(graveyard: "DeadLetterQueue") -> None:
-        dead = await _the(graveyard, id_)
+    async def look(queue: "DeadLetterQueue") -> None:
+        dead = await _the(queue, id_)
         if as_json:
             print_json(
                 _document(dead)
@@ -117,18 +117,16 @@ def replay_dead(
     settings = settings_for(store=store, consumer=consumer, tenant=tenant)
     refused = 0
 
-    async def put_back(graveyard: "DeadLetterQueue") -> None:
+    async def put_back(queue: "DeadLetterQueue") -> None:
         nonlocal refused
-        chosen = (
-            await graveyard.look(LOOK_MAX) if every else [await _the(graveyard, each) for each in ids or ()]
-        )
+        chosen = await queue.look(LOOK_MAX) if every else [await _the(queue, each) for each in ids or ()]
         for dead in chosen:
             name = settings.consumer or dead.letter.consumer or "consume"
             key = dead.letter.key if new_key is None else new_key
             mode = _note(settings, name, key=key, letter=dead.id, source=redacted(source))
             async with aopen(settings.store, consumer=name, tenant=settings.tenant or "", mode=mode) as once:
                 try:
-                    await replay(graveyard, dead, once, new_key=new_key)
+                    await replay(queue, dead, once, new_key=new_key)
                 except UsageError as error:
                     refused += 1
                     say(f"{dead.id}: {error}")
@@ -165,8 +163,8 @@ def _at(url: str, work: Callable[["DeadLetterQueue"], Awaitable[None]]) -> None:
     asyncio.run(open_and_work())
 
 
-async def _the(graveyard: "DeadLetterQueue", id_: str) -> "DeadLetter":
-    for dead in await graveyard.look(LOOK_MAX):
+async def _the(queue: "DeadLetterQueue", id_: str) -> "DeadLetter":
+    for dead in await queue.look(LOOK_MAX):
         if dead.id == id_:
             return dead
     raise CommandExit(f"no dead letter {id_!r}; semel dlq list shows them", NOT_FOUND)

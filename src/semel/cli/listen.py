@@ -21,7 +21,7 @@ from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit
 
 if TYPE_CHECKING:
     from semel.cli.settings import CliSettings
-    from semel.ingest.intake import Event, Undertaker
+    from semel.ingest.intake import DeadLetterHandler, Event
     from semel.ingest.sockets import EventTable
 
 __all__ = ["listen"]
@@ -133,7 +133,7 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
         pace,
         Fields(id=key, type=kind),
         _headers(header_file),
-        _grave(dead),
+        _dead_letter_file(dead),
     )
     return asyncio.run(listening)
 
@@ -158,7 +158,7 @@ async def _listen(
     pace: Any,
     fields: Any,
     headers: dict[str, str],
-    dead: "Undertaker | None",
+    dead: "DeadLetterHandler | None",
 ) -> int:
     import signal
 
@@ -195,7 +195,7 @@ async def _listen(
     return 0
 
 
-def _grave(file: Path | None) -> "Undertaker | None":
+def _dead_letter_file(file: Path | None) -> "DeadLetterHandler | None":
     """What writes events that are given up into a file, on disk before it answers."""
     if file is None:
         return None
@@ -206,7 +206,7 @@ def _grave(file: Path | None) -> "Undertaker | None":
             opened.flush()
             os.fsync(opened.fileno())
 
-    async def bury(event: "Event", error: Exception) -> None:
+    async def dead_letter(event: "Event", error: Exception) -> None:
         import msgspec
 
         from semel.runtime.process import asyncio
@@ -214,7 +214,7 @@ def _grave(file: Path | None) -> "Undertaker | None":
         letter = {"id": event.id, "type": event.type, "error": repr(error), "payload": event.payload}
         await asyncio.to_thread(write, msgspec.json.encode(letter) + b"\n")
 
-    return bury
+    return dead_letter
 
 
 def _headers(file: Path | None) -> dict[str, str]:

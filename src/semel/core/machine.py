@@ -292,7 +292,7 @@ def _forget(record: Record | None, item: Forget, now: int, _stored: Record | Non
         return Lost(), None
     if record.state == "claimed" and record.owner and record.lease_until_us > now and not item.force:
         return Busy((record.lease_until_us - now) / 1e6, record.journal is not None), None
-    return _bury(record, now)
+    return _to_tombstone(record, now)
 
 
 def _resolve(record: Record | None, item: Resolve, now: int, _stored: Record | None) -> Decision:
@@ -301,7 +301,7 @@ def _resolve(record: Record | None, item: Resolve, now: int, _stored: Record | N
     if item.to == "claimed":
         return _take(replace(record, attempt=record.attempt + 1), item.owner, now, now + item.lease_us)
     if item.to == "absent":
-        return _bury(record, now) if record.journal is None else _anew(record, now)
+        return _to_tombstone(record, now) if record.journal is None else _anew(record, now)
     expires_at = now + item.window_us if record.anchor_us is None else record.horizon_us
     return Completed(at_us=now), replace(
         record, state="done", value=item.value, settled_at_us=now, expires_at_us=expires_at, journal=None
@@ -326,7 +326,7 @@ def _take(record: Record, owner: bytes, now: int, lease_until: int) -> Decision:
     return Forgotten(taken.fence), taken
 
 
-def _bury(record: Record, now: int) -> Decision:
+def _to_tombstone(record: Record, now: int) -> Decision:
     tombstone = Record(
         id=record.id,
         state="forgotten",

@@ -56,7 +56,7 @@ from semel.types import (
     Unknown,
 )
 
-__all__ = ["Event", "Handler", "Intake", "IntakeLimits", "Receipt", "Undertaker", "journaled_body"]
+__all__ = ["DeadLetterHandler", "Event", "Handler", "Intake", "IntakeLimits", "Receipt", "journaled_body"]
 
 _log = LimitedLog(logging.getLogger("semel"))
 
@@ -88,7 +88,7 @@ class Event(Struct, frozen=True, kw_only=True):
 
 
 Handler = Callable[[Event], Awaitable[Any]]
-Undertaker = Callable[[Event, Exception], Awaitable[None]]
+DeadLetterHandler = Callable[[Event, Exception], Awaitable[None]]
 """Is given what is given up, before the record says so; raises where it could not keep it, and is asked again."""
 
 
@@ -135,7 +135,7 @@ class Intake:
         handler: Handler,
         *,
         pace: IntakeLimits | None = None,
-        dead: Undertaker | None = None,
+        dead: DeadLetterHandler | None = None,
         instance: str | None = None,
     ) -> None:
         policy = once.policy
@@ -316,7 +316,7 @@ class Intake:
         attempt = current().attempt
         if attempt > self._max_attempts:
             error = attempts_exhausted(None, attempt, self._max_attempts)
-            await self._bury(event, error)
+            await self._dead_letter(event, error)
             raise error
         try:
             await self._hands.acquire()
@@ -327,18 +327,18 @@ class Intake:
         try:
             await self._handler(event)
         except self._permanent as error:
-            await self._bury(event, error)
+            await self._dead_letter(event, error)
             raise
         except Exception as error:
             if attempt < self._max_attempts or isinstance(error, NotApplied):
                 raise
             last = attempts_exhausted(error, attempt, self._max_attempts)
-            await self._bury(event, last)
+            await self._dead_letter(event, last)
             raise last from error
         finally:
             self._hands.release()
 
-    async def _bury(self, event: Event, error: Exception) -> None:
+    async def _dead_letter(self, event: Event, error: Exception) -> None:
         if self._dead is None:
             return
         try:
@@ -426,7 +426,7 @@ class Intake:
         """Fail an event whose journal cannot be read: no attempt could succeed. The dead letter gets its bytes."""
 
         async def fail(event: Event) -> None:
-            await self._bury(event, error)
+            await self._dead_letter(event, error)
             raise AttemptsExhausted(f"its journal cannot be read: {error}") from error
 
         outcome: Outcome[Any] = await self._once._deliver_one(delivery, fail)  # noqa: SLF001

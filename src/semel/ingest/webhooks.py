@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from semel.client.client_async import AsyncSemel
 from semel.errors import StoreError
-from semel.ingest.intake import Event, Handler, Intake, IntakeLimits, Receipt, Undertaker
+from semel.ingest.intake import DeadLetterHandler, Event, Handler, Intake, IntakeLimits, Receipt
 from semel.ingest.webhook_schemes import (
     Challenge,
     Scheme,
@@ -88,7 +88,7 @@ class Receiver:
         answer: Literal["journaled", "synchronous"] = "journaled",
         window: Duration = WINDOW,
         pace: IntakeLimits | None = None,
-        dead: Undertaker | None = None,
+        dead: DeadLetterHandler | None = None,
         fingerprint: bool = False,
         now_s: Callable[[], float] = time.time,
     ) -> None:

@@ -154,17 +154,17 @@ async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene)
     states: list[str] = []
     once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
     source = scene.broker.source()
-    bury = source.bury
+    dead_letter = source.dead_letter
 
     async def watched(arrival: Arrival, letter: DeadLetterInfo) -> None:
         record = await once.records.lookup(letter.key)
         states.append("absent" if record is None else record.state)
-        await bury(arrival, letter)
+        await dead_letter(arrival, letter)
 
     async def handler(_message: Arrival) -> None:
         raise ValueError("never")
 
-    source.bury = watched  # type: ignore[method-assign]
+    source.dead_letter = watched  # type: ignore[method-assign]
     await scene.broker.send(sent("a"))
     async with scene.running(handler, once=once, source=source):
         await scene.settled()

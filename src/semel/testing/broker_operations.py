@@ -195,7 +195,7 @@ class _Log(logging.Handler):
 async def a_dead_letter_that_is_refused_is_said_once_and_tried_again(scene: Scene) -> None:
     """Its message stays with the broker, and nobody has to guess why."""
     source, log = scene.broker.source(), _Log()
-    bury, refusals = source.bury, 0
+    dead_letter, refusals = source.dead_letter, 0
     stuck: list[int] = []
 
     async def refuse(arrival: Arrival, letter: DeadLetterInfo) -> None:
@@ -204,12 +204,12 @@ async def a_dead_letter_that_is_refused_is_said_once_and_tried_again(scene: Scen
             refusals += 1
             raise SourceUnavailable("no such place")
         stuck.append(runner.counts.stuck)
-        await bury(arrival, letter)
+        await dead_letter(arrival, letter)
 
     async def handler(_message: Arrival) -> None:
         raise ValueError("never")
 
-    source.bury = refuse  # type: ignore[method-assign]
+    source.dead_letter = refuse  # type: ignore[method-assign]
     await scene.broker.send(sent("a"))
     once = scene.client(policy=Policy(max_attempts=1, retry_delay_s=0.05))
     logging.getLogger("semel.runner").addHandler(log)
@@ -232,19 +232,19 @@ async def a_dead_letter_that_is_refused_is_said_once_and_tried_again(scene: Scen
 async def a_dead_letter_that_is_too_large_goes_without_its_body(scene: Scene) -> None:
     """It says where the body is."""
     source = scene.broker.source()
-    bury = source.bury
+    dead_letter = source.dead_letter
     positions: list[str | None] = []
 
     async def small(arrival: Arrival, letter: DeadLetterInfo) -> None:
         positions.append(arrival.position)
         if arrival.body:
             raise MessageTooLarge("more than the broker takes")
-        await bury(arrival, letter)
+        await dead_letter(arrival, letter)
 
     async def handler(_message: Arrival) -> None:
         raise ValueError("never")
 
-    source.bury = small  # type: ignore[method-assign]
+    source.dead_letter = small  # type: ignore[method-assign]
     await scene.broker.send(sent("a"))
     once = scene.client(policy=Policy(permanent=(ValueError,), retry_delay_s=0.05))
     async with scene.running(handler, once=once, source=source):

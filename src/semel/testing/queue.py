@@ -124,7 +124,7 @@ class QueueSource:
                 message.visible_at = monotonic() + self._queue.deadline_s
         return lost
 
-    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
+    async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Keep a copy among the dead letters."""
         self._reach()
         self._queue.dead.append((replace(arrival.handle.message, body=arrival.body), letter))

@@ -54,7 +54,7 @@ class Piece(msgspec.Struct, eq=False):
         return self.place.where
 
     @property
-    def buried(self) -> bool:
+    def dead_lettered(self) -> bool:
         """Whether what it sends is its dead letter."""
         return self.letter is not None
 
@@ -75,7 +75,7 @@ def cut(pieces: Sequence[Piece]) -> None:
             leader = piece.leader
             if piece.again_s is None and (
                 piece.where in stopped
-                or (leader is not None and (leader.again_s is not None or leader.buried))
+                or (leader is not None and (leader.again_s is not None or leader.dead_lettered))
             ):
                 piece.again_s = 0.0
             if piece.again_s is not None:

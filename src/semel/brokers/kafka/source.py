@@ -362,7 +362,7 @@ class KafkaSource:
 
     # --- dead letters ---
 
-    async def bury(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
+    async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
         """Produce a copy with its story to the topic of dead letters."""
         topic = arrival.handle.where[0]
         headers = [*arrival.headers, *((name, value.encode()) for name, value in headers_of(letter).items())]
@@ -373,14 +373,14 @@ class KafkaSource:
     ) -> None:
         self._dead_topics.make_missing()
         try:
-            self._produce(self.graves(topic), key, body, headers)
+            self._produce(self.dead_letter_name(topic), key, body, headers)
         except MessageTooLarge:
             raise
         except SourceUnavailable:
             self._dead_topics.suspect(topic)
             raise
 
-    def graves(self, topic: str) -> str:
+    def dead_letter_name(self, topic: str) -> str:
         """Where the dead letters of a topic go."""
         return self._dead_topics.name_for(topic)
 
@@ -408,7 +408,7 @@ class KafkaSource:
         config |= {"enable.auto.commit": False, "enable.partition.eof": True}
         reader = Consumer(config, logger=CLIENT_LOG)
         try:
-            left = self._assign_all(reader, self.graves(self._topic))
+            left = self._assign_all(reader, self.dead_letter_name(self._topic))
             found: dict[str, DeadLetter] = {}
             while left:
                 for message in reader.consume(500, 1.0):
@@ -441,7 +441,7 @@ class KafkaSource:
     async def remove(self, dead: DeadLetter) -> None:
         """Say that a dead letter is dealt with."""
         await self._in_thread(
-            self._produce, self.graves(self._topic), None, b"", [(REMOVED, dead.id.encode())]
+            self._produce, self.dead_letter_name(self._topic), None, b"", [(REMOVED, dead.id.encode())]
         )
 
     async def close(self) -> None:

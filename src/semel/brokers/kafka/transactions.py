@@ -246,7 +246,7 @@ class KafkaTransaction:
                 piece.again_s = 0.0
                 self.stop()
             else:
-                self._bury(piece, "no-key", error)
+                self._dead_letter(piece, "no-key", error)
             return False
         [piece.delivery] = self._once._with_fingerprints([delivery])  # noqa: SLF001 - as `run_many` does
         return True
@@ -269,11 +269,11 @@ class KafkaTransaction:
             case Done() | Failed():
                 pass  # its offset moves, and nothing is sent
             case Unknown(_, error):
-                self._bury(piece, "unknown", error)
+                self._dead_letter(piece, "unknown", error)
             case Mismatch():
-                self._bury(piece, "mismatch")
+                self._dead_letter(piece, "mismatch")
             case Late():
-                self._bury(piece, "late")
+                self._dead_letter(piece, "late")
             case Busy(retry_after_s):
                 self.counts.parked += 1
                 piece.again_s = retry_after_s
@@ -386,14 +386,14 @@ class KafkaTransaction:
         piece.sends = ()
         if verdict.to == "failed":
             piece.failure = error
-            self._bury(piece, "failed", error)
+            self._dead_letter(piece, "failed", error)
             return
         piece.again_s, piece.counts = verdict.delay_s, verdict.count_attempt
         if isinstance(error, Exception):
             self.counts.errors += 1
             self._failure_log.log_failure(claim.key, claim.attempt, verdict.delay_s, error)
 
-    def _bury(self, piece: Piece, reason: str, error: BaseException | None = None) -> None:
+    def _dead_letter(self, piece: Piece, reason: str, error: BaseException | None = None) -> None:
         """The dead letter goes out in the transaction that moves the offset past the message."""
         claim = piece.claim
         letter = letter_for(
@@ -409,7 +409,7 @@ class KafkaTransaction:
     def _send_letter(self, piece: Piece, letter: DeadLetterInfo) -> None:
         arrival = piece.arrival
         story = [(name, value.encode()) for name, value in headers_of(letter).items()]
-        topic, body = self.source.graves(piece.where[0]), None if letter.body_at else arrival.body
+        topic, body = self.source.dead_letter_name(piece.where[0]), None if letter.body_at else arrival.body
         piece.letter = letter
         piece.sends = [
             ProducedMessage(piece.number, topic, piece.place.key, body, [*arrival.headers, *story])
@@ -476,14 +476,14 @@ class KafkaTransaction:
         self._backlog.mark_committed(gone)
         self._backlog.postpone(pieces)
         self.counts.acked += len(gone)
-        self.counts.duplicates += sum(piece.claim is None and not piece.buried for piece in gone)
+        self.counts.duplicates += sum(piece.claim is None and not piece.dead_lettered for piece in gone)
         for piece in gone:
             if piece.letter is not None:
                 self._dead_letters.note_written(piece.arrival, piece.letter)
         marks = self.source.marks
         if marks is not None:
             for piece in gone:
-                if piece.runs and piece.claim is not None and not piece.buried:
+                if piece.runs and piece.claim is not None and not piece.dead_lettered:
                     marks.add(piece.where, piece.claim.key, piece.claim.claim.window_us)
         self.counts.unrecorded += await self._holdings.settle(gone, lambda: self._overdue)
         await self._holdings.give_back(pieces)

@@ -23,7 +23,7 @@ async def look(url: str) -> SourceFacts:
         target = str(redrive.get("deadLetterTargetArn", "")).rpartition(":")[2]
         kept_s = [
             lasting_s
-            for queue in {target, source.graves} - {""}
+            for queue in {target, source.dead_letter_name} - {""}
             if (lasting_s := _retention_s(await _attributes_of(source, queue))) is not None
         ]
     finally:

@@ -12,7 +12,7 @@ from semel.core.protocols import AsyncStore, Capabilities, Listener, Store
 from semel.errors import PolicyInvalid, StoreClosed, StoreError, StoreUnavailable
 from semel.runtime.process import restart_after_fork
 from semel.stores.tiered.protocols import AsyncCache, Breaker, Cache, Filter
-from semel.stores.tiered.rules import AskStore, Bury, Clear, Look, ReadCounts, Step, Tier, Write
+from semel.stores.tiered.rules import AskStore, Clear, Invalidate, Look, ReadCounts, Step, Tier, Write
 from semel.windows import exact_text
 
 __all__ = ["TieredStoreBase", "ends", "tiers_url"]
@@ -78,8 +78,8 @@ class TieredStoreBase:
                 return send(items)
             case Write(puts, counts):
                 return self.cache.put(puts, counts)
-            case Bury(buried):
-                return self.cache.bury(buried)
+            case Invalidate(invalidated):
+                return self.cache.invalidate(invalidated)
             case Clear():
                 return self.cache.clear()
             case ReadCounts():

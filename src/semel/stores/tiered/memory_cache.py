@@ -89,7 +89,7 @@ class MemoryCache:
                 self._drop(next(iter(self._copies)))
         return written
 
-    def bury(self, digests: Sequence[tuple[bytes, int]]) -> None:
+    def invalidate(self, digests: Sequence[tuple[bytes, int]]) -> None:
         """Drop these copies; whatever is under way has an older epoch, so no tombstone is needed here."""
         with self._lock:
             self._epoch += 1
@@ -161,9 +161,9 @@ class AsyncMemoryCache:
         """Write the copies that are still true."""
         return self._cache.put(puts, counts)
 
-    async def bury(self, digests: Sequence[tuple[bytes, int]]) -> None:
+    async def invalidate(self, digests: Sequence[tuple[bytes, int]]) -> None:
         """Drop these copies."""
-        self._cache.bury(digests)
+        self._cache.invalidate(digests)
 
     async def clear(self) -> None:
         """Drop all copies."""

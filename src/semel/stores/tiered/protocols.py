@@ -81,7 +81,7 @@ class Cache(Protocol):
         """Write the copies that are still true; how many were. One round trip."""
         ...
 
-    def bury(self, digests: Sequence[tuple[bytes, int]]) -> None:
+    def invalidate(self, digests: Sequence[tuple[bytes, int]]) -> None:
         """Drop these copies, and every copy of theirs with a smaller fence that is under way."""
         ...
 
@@ -128,7 +128,7 @@ class AsyncCache(Protocol):
         """Write the copies that are still true; how many were. One round trip."""
         ...
 
-    async def bury(self, digests: Sequence[tuple[bytes, int]]) -> None:
+    async def invalidate(self, digests: Sequence[tuple[bytes, int]]) -> None:
         """Drop these copies, and every copy of theirs with a smaller fence that is under way."""
         ...
 

@@ -88,7 +88,7 @@ class CacheCalls:
         replies = yield from self._ask(b"put", self._groups(digests), digests, args, counts)
         return sum(sum(reply) for _, reply in replies)
 
-    def bury(self, digests: Sequence[tuple[bytes, int]]) -> Generator[Step, Any, None]:
+    def invalidate(self, digests: Sequence[tuple[bytes, int]]) -> Generator[Step, Any, None]:
         """All of them, or an error."""
         keys = [key for key, _ in digests]
         yield from self._ask(b"bury", self._groups(keys), keys, [b"%d" % fence for _, fence in digests], {})
@@ -246,9 +246,9 @@ class RedisCache:
         """Write the copies that are still true."""
         return self._drive(self._talk.put(puts, counts))  # type: ignore[no-any-return]
 
-    def bury(self, digests: Sequence[tuple[bytes, int]]) -> None:
+    def invalidate(self, digests: Sequence[tuple[bytes, int]]) -> None:
         """Drop these copies, and what is under way of them."""
-        self._drive(self._talk.bury(digests))
+        self._drive(self._talk.invalidate(digests))
 
     def clear(self) -> None:
         """Drop all copies."""
@@ -297,9 +297,9 @@ class AsyncRedisCache:
         """Write the copies that are still true."""
         return await self._drive(self._talk.put(puts, counts))  # type: ignore[no-any-return]
 
-    async def bury(self, digests: Sequence[tuple[bytes, int]]) -> None:
+    async def invalidate(self, digests: Sequence[tuple[bytes, int]]) -> None:
         """Drop these copies, and what is under way of them."""
-        await self._drive(self._talk.bury(digests))
+        await self._drive(self._talk.invalidate(digests))
 
     async def clear(self) -> None:
         """Drop all copies."""

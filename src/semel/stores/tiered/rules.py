@@ -1,7 +1,7 @@
 """The rules of a cache in front of the truth, written once for both colours.
 
-`Tier.carry_out` is a generator: it yields what is to be asked of whom (`Look`, `AskStore`, `Write`, `Bury`, `Clear`),
-is sent what came of it, and returns the answers. A cache that fails is sent as the error itself, never thrown.
+`Tier.carry_out` is a generator: it yields what is to be asked of whom (`Look`, `AskStore`, `Write`, `Invalidate`,
+`Clear`), is sent what came of it, and returns the answers. A failed cache is sent as its error, never thrown.
 
     claim ──► Look ──► a copy of `done`: answered
                 └────► nothing, or anything else: Ask the truth ──► Write what it committed
@@ -37,7 +37,7 @@ from semel.errors import StoreError, StoreUnavailable
 from semel.stores.tiered.protocols import SEEN, Breaker, Copy, Filter, Put, Stamp
 from semel.types import Absent, Completed, Forgotten, Id, Stats, Unavailable
 
-__all__ = ["AskStore", "Bury", "Clear", "Look", "ReadCounts", "Step", "Tier", "Write"]
+__all__ = ["AskStore", "Clear", "Invalidate", "Look", "ReadCounts", "Step", "Tier", "Write"]
 
 COPY_BYTES_MAX = 64 * 1024
 """A larger value is not copied: a batch of them would keep the cache from serving others."""
@@ -67,7 +67,7 @@ class Write(Struct):
     counts: dict[str, int]
 
 
-class Bury(Struct):
+class Invalidate(Struct):
     """Have the cache forget keys; answered with `None`, or with a `StoreError`."""
 
     digests: list[tuple[bytes, int]]
@@ -81,7 +81,7 @@ class ReadCounts(Struct):
     """Ask the cache for all counts; answered with them, or with a `StoreError`."""
 
 
-Step: TypeAlias = Look | AskStore | Write | Bury | Clear | ReadCounts
+Step: TypeAlias = Look | AskStore | Write | Invalidate | Clear | ReadCounts
 
 
 class Note(Struct, frozen=True, gc=False):
@@ -378,16 +378,16 @@ class Tier:
     def _forget(self, items: Sequence[Item], answers: list[Answer]) -> Generator[Step, Any, None]:
         """Have the cache forget what the truth has forgotten, before anybody is told so."""
         places: list[int] = []
-        buried: list[tuple[bytes, int]] = []
+        invalidated: list[tuple[bytes, int]] = []
         moved: list[int] = []
         for position, (item, answer) in enumerate(zip(items, answers, strict=True)):
             if type(item) in (Forget, Resolve) and isinstance(answer, Forgotten | Absent):
                 # Absent may be what an earlier call left behind that did not reach the cache.
                 places.append(position)
-                buried.append((digest(item.id), answer.fence if isinstance(answer, Forgotten) else 0))  # type: ignore[union-attr]
+                invalidated.append((digest(item.id), answer.fence if isinstance(answer, Forgotten) else 0))  # type: ignore[union-attr]
             elif type(item) is SetWindow and item.existing and answer is None:
                 moved.append(position)
-        for chosen, step in ((places, Bury(buried)), (moved, Clear())):
+        for chosen, step in ((places, Invalidate(invalidated)), (moved, Clear())):
             if chosen:
                 reply = self._note_cache_answer((yield step))
                 if isinstance(reply, StoreError):
