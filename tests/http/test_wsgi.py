@@ -263,6 +263,7 @@ from django.core.wsgi import get_wsgi_application
 from django.http import JsonResponse
 from django.urls import path
 import semel
+from semel.stores import MemoryStore
 from semel.wsgi import IdempotencyMiddleware
 
 ran = []

@@ -144,7 +144,7 @@ def test_purging_and_taking_over_the_same_keys(store: PostgresStore) -> None:
                     for item, answer in won
                 ]
             )
-            trouble.extend(end for end in ended if end != Completed(at_us=end.at))
+            trouble.extend(end for end in ended if end != Completed(at_us=end.at_us))
 
     def purger() -> None:
         while not stop.is_set():

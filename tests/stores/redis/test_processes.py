@@ -88,4 +88,4 @@ def test_the_claims_of_a_killed_process_are_taken_over(tmp_path: Path) -> None:
             name = ("", "claims", f"key {kill}")
             zombie = Settle(name, os.urandom(16), told["fence"], "done", b"z", MINUTE_US, MINUTE_US)
             mine = Settle(name, owner, granted.fence, "done", b"r", MINUTE_US, MINUTE_US)
-            assert store.send([zombie, mine]) == [Lost(), Completed(at_us=store.send([mine])[0].at)]
+            assert store.send([zombie, mine]) == [Lost(), Completed(at_us=store.send([mine])[0].at_us)]

@@ -154,7 +154,7 @@ def test_nothing_is_a_value_of_its_own(store: RedisStore, raw: driver.Redis, at:
 def test_a_lost_completion_of_nothing_is_written_again(store: RedisStore) -> None:
     held = claim("lost")
     settle = Settle(held.id, held.owner, _now(store), "done", NULL, DAY_US, DAY_US)
-    assert store.send([settle]) == [Completed(recreated=True, at_us=store.send([settle])[0].at)]
+    assert store.send([settle]) == [Completed(recreated=True, at_us=store.send([settle])[0].at_us)]
     (known,) = store.send([claim("lost")])
     assert known.value == NULL
 
