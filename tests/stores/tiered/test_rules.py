@@ -261,7 +261,7 @@ class Unreachable(MemoryCache):
     down = False
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("look", "put", "bury", "clear", "open") and object.__getattribute__(self, "down"):
+        if name in ("look", "put", "invalidate", "clear", "open") and object.__getattribute__(self, "down"):
             return _unreachable
         return object.__getattribute__(self, name)
 

@@ -1,4 +1,4 @@
--- Copies of what the truth has committed: look, put, bury, clear. One script, so that each is one round trip.
+-- Copies of what the truth has committed: look, put, invalidate, clear. One script, so that each is one round trip.
 --
 -- KEYS: the epoch, the counts, then the keys of the copies.
 -- ARGV: what to do, the time for tests, a fresh token, the longest life in microseconds, the bytes that may be
@@ -7,7 +7,7 @@
 --
 -- The epoch is life, age and token. Life: this process as this master. A restart or a failover begins another, and the
 -- copies of the former are void: what was lost may be that one of them was forgotten. Age: changed by clear, and by
--- all that loses this key (a flush, an eviction). Token: changed by bury, so that a copy which was under way before is
+-- all that loses this key (a flush, an eviction). Token: changed by invalidate, so that a copy which was under way before is
 -- refused even where its tombstone has been lost.
 
 local what, fresh, longest = ARGV[1], ARGV[3], tonumber(ARGV[4])
@@ -30,7 +30,7 @@ if type(held) ~= 'string' or #held ~= 16 or what == 'clear' then
   held = fresh
   call('DEL', KEYS[1]) -- where there is no memory for another, none is as good: nothing can be put
   try('SET', KEYS[1], held)
-elseif what == 'bury' then
+elseif what == 'invalidate' then
   held = sub(held, 1, 8) .. sub(fresh, 9)
   if type(try('SET', KEYS[1], held)) == 'table' and try('GET', KEYS[1]) ~= held then
     call('DEL', KEYS[1])
@@ -77,7 +77,7 @@ elseif what == 'put' then
       end
     end
   end
-elseif what == 'bury' then
+elseif what == 'invalidate' then
   for i = 3, #KEYS do
     call('DEL', KEYS[i])
     local raw = struct.pack(FORM, sort, now + longest, tonumber(ARGV[i + 4]))
