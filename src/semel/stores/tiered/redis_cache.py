@@ -91,7 +91,9 @@ class CacheCalls:
     def invalidate(self, digests: Sequence[tuple[bytes, int]]) -> Generator[Step, Any, None]:
         """All of them, or an error."""
         keys = [key for key, _ in digests]
-        yield from self._ask(b"invalidate", self._groups(keys), keys, [b"%d" % fence for _, fence in digests], {})
+        yield from self._ask(
+            b"invalidate", self._groups(keys), keys, [b"%d" % fence for _, fence in digests], {}
+        )
 
     def clear(self) -> Generator[Step, Any, None]:
         """Everywhere, or an error."""
