@@ -26,12 +26,12 @@ from semel.testing.contract import (
     claims,
     event_time,
     expiry,
+    marks,
     operators,
     payloads,
     quarantine,
     settles,
 )
-from semel.testing.contract import batches as contract_batches
 from semel.testing.contract.harness import SCENARIOS, Need, Scenario, equal
 from semel.testing.contract.harness import check as require
 from semel.testing.contract.running import AnyStore, Harness, arun, run
@@ -49,21 +49,7 @@ __all__ = [
     "scenarios",
 ]
 
-PARTS = (
-    claims,
-    settles,
-    expiry,
-    event_time,
-    payloads,
-    operators,
-    quarantine,
-    payloads,
-    payloads,
-    contract_batches,
-    batches,
-    operators,
-    contract_batches,
-)
+PARTS = (claims, settles, expiry, event_time, payloads, quarantine, marks, batches, operators)
 """The modules that hold the scenarios; importing them has filled the table."""
 
 Colour: TypeAlias = Literal["sync", "async"]

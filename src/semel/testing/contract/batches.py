@@ -1,7 +1,5 @@
 """Many items in one call: each its own, answers by position."""
 
-from collections.abc import Sequence
-
 from semel.core.commands import (
     Admit,
     Count,
@@ -26,7 +24,6 @@ from semel.testing.contract.harness import (
     ENDS,
     LONG,
     SHORT,
-    AtOnce,
     Hear,
     Heard,
     HeldClaim,
@@ -40,7 +37,6 @@ from semel.testing.contract.harness import (
     expect,
     scenario,
 )
-from semel.testing.contract.payloads import KEYS
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Mismatch, Record, Renewed, Stats, Unknown
 
 MANY = 1000
@@ -149,109 +145,6 @@ def one_items_fate_is_not_anothers(b: ScenarioContext) -> Flow[None]:
     equal((yield from b.record("second")).state, "claimed", "state of the lost item")
     check((yield from b.record("first")).value == b"r1", "the first item's value is not its own")
     check((yield from b.record("third")).value == b"r3", "the third item's value is not its own")
-
-
-MANY_MARKS = 1000
-CALLERS = 8
-
-
-def _mark(
-    b: ScenarioContext, keys: Sequence[str], window: float = LONG, consumer: str = "marks", tenant: str = ""
-) -> Mark:
-    return Mark(b.tenant + tenant, consumer, list(keys), b.us(window))
-
-
-def _marked(
-    b: ScenarioContext, keys: Sequence[str], wanted: Sequence[bool], what: str, window: float = LONG
-) -> Flow[None]:
-    answer = expect((yield from _mark(b, keys, window)), Marked)
-    equal(answer.firsts, list(wanted), what)
-
-
-@scenario()
-def a_mark_is_the_first_once(b: ScenarioContext) -> Flow[None]:
-    """True the first time, False from then on."""
-    yield from _marked(b, ["a"], [True], "the first mark")
-    for _ in range(3):
-        yield from _marked(b, ["a"], [False], "a repeated mark")
-
-
-@scenario()
-def each_key_of_a_mark_is_its_own(b: ScenarioContext) -> Flow[None]:
-    """Known keys among new ones are told apart by position, and the new ones are marked all the same."""
-    yield from _marked(b, ["b", "d"], [True, True], "new keys")
-    yield from _marked(b, ["a", "b", "c", "d", "e"], [True, False, True, False, True], "mixed keys")
-    yield from _marked(b, ["e", "c", "a"], [False, False, False], "keys marked among known ones")
-    yield from _marked(b, [], [], "no keys")
-
-
-@scenario()
-def many_keys_are_marked_at_once(b: ScenarioContext) -> Flow[None]:
-    """A thousand keys in one item, every other of them known."""
-    keys = [f"key {number}" for number in range(MANY_MARKS)]
-    yield from _marked(b, keys[::2], [True] * (MANY_MARKS // 2), "every other key")
-    yield from _marked(b, keys, [False, True] * (MANY_MARKS // 2), "all keys")
-
-
-@scenario()
-def odd_keys_are_marked_apart(b: ScenarioContext) -> Flow[None]:
-    """Keys that differ only just are different marks."""
-    yield from _marked(b, KEYS, [True] * len(KEYS), "all odd keys")
-    yield from _marked(b, KEYS, [False] * len(KEYS), "all odd keys again")
-
-
-@scenario()
-def marks_of_others_are_apart(b: ScenarioContext) -> Flow[None]:
-    """The same key of another consumer or tenant is not marked."""
-    for consumer in ("marks", "other"):
-        for tenant in ("", "-other"):
-            answer = expect((yield from _mark(b, ["a"], consumer=consumer, tenant=tenant)), Marked)
-            equal(answer.firsts, [True], f"the first mark of {consumer}{tenant}")
-
-
-@scenario()
-def a_mark_expires(b: ScenarioContext) -> Flow[None]:
-    """After its window a key is new; a repetition meanwhile does not prolong it; purging changes nothing."""
-    yield from _marked(b, ["short", "again"], [True, True], "new keys", window=SHORT)
-    yield from _marked(b, ["long"], [True], "a new key", window=LONG)
-    yield from _marked(b, ["again"], [False], "a repeated key", window=LONG)
-    yield from b.much_later()
-    yield from b.purge()
-    expect((yield from Lookup(b.id("short", consumer="marks"))), Absent)
-    yield from _marked(b, ["short", "long", "again"], [True, False, True], "after the window")
-    yield from _marked(b, ["short", "long", "again"], [False, False, False], "marked again")
-
-
-@scenario()
-def a_mark_may_be_looked_up_and_forgotten(b: ScenarioContext) -> Flow[None]:
-    """It is a done record without a value; forgotten, its key is new and its neighbours are not."""
-    yield from _marked(b, ["a", "b"], [True, True], "new keys")
-    place = b.id("a", consumer="marks")
-    expect((yield from Lookup(place)), Record, id=place, state="done", value=None)
-    expect((yield from Lookup(b.id("c", consumer="marks"))), Absent)
-    expect((yield from Forget(place)), Forgotten)
-    expect((yield from Lookup(place)), Absent)
-    expect((yield from Forget(place)), Absent)
-    yield from _marked(b, ["a", "b"], [True, False], "after forget")
-
-
-@scenario()
-def marks_are_counted(b: ScenarioContext) -> Flow[None]:
-    """The statistics say how many marks are live, by consumer."""
-    yield from _marked(b, ["a", "b", "c"], [True] * 3, "new keys")
-    yield from _marked(b, ["gone"], [True], "a new key", window=SHORT)
-    yield from b.later()
-    stats = expect((yield from Count(b.tenant)), Stats)
-    equal((stats.marks, stats.consumers), (3, {"marks": 3}), "marks and consumers")
-
-
-@scenario()
-def marks_at_once_have_one_first(b: ScenarioContext) -> Flow[None]:
-    """Of marks of the same keys that start together, each key is the first for one."""
-    keys = [f"race-{number}" for number in range(10)]
-    answers = yield from AtOnce([[_mark(b, keys)] for _ in range(CALLERS)])
-    firsts = [expect(answer, Marked).firsts for (answer,) in answers]
-    equal([sum(column) for column in zip(*firsts, strict=True)], [1] * len(keys), "firsts by key")
 
 
 @scenario("durable")
