@@ -13,11 +13,11 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from semel.testing.simulation.modes import MODES, Mode
-from semel.testing.simulation.mutants import MUTANTS
-from semel.testing.simulation.scenario import SimResult, Simulation
-from semel.testing.simulation.store import Flaws
-from semel.testing.simulation.world import Violation
+from semel.testing._simulation.modes import MODES, Mode
+from semel.testing._simulation.mutants import MUTANTS
+from semel.testing._simulation.scenario import SimResult, Simulation
+from semel.testing._simulation.store import Flaws
+from semel.testing._simulation.world import Violation
 
 __all__ = ["MODES", "MUTANTS", "SimResult", "Summary", "Violation", "simulate", "storm"]
 

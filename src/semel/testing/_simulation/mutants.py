@@ -10,10 +10,10 @@ from semel.core import flows
 from semel.core.commands import Claim, Flow, Granted, Invoke, Lookup, Mark, Raised, Resolve, Settle
 from semel.core.machine import decide
 from semel.core.settlement import Task, outcome_of, plain, settlement_for
-from semel.testing.simulation.modes import FlowOf, acknowledges, leased
-from semel.testing.simulation.referee import SimAttempt
-from semel.testing.simulation.store import Commit, Flaws
-from semel.testing.simulation.world import LEASE_US
+from semel.testing._simulation.modes import FlowOf, acknowledges, leased
+from semel.testing._simulation.referee import SimAttempt
+from semel.testing._simulation.store import Commit, Flaws
+from semel.testing._simulation.world import LEASE_US
 from semel.types import Busy, Completed, Done, Outcome, Record, Unavailable
 
 Decision = tuple[Any, Record | None]

@@ -10,10 +10,10 @@ from semel.core import flows
 from semel.core.commands import Claim, ClaimAnswer, Flow, Invoke, Mark, Raised
 from semel.core.settlement import Task
 from semel.policy import Policy
-from semel.testing.simulation.referee import MAX_ATTEMPTS, SimAttempt, SimEvent
-from semel.testing.simulation.store import Commit, Flaws, SimSeen, SinkKind
-from semel.testing.simulation.worker import Declined
-from semel.testing.simulation.world import LEASE_US, Violation
+from semel.testing._simulation.referee import MAX_ATTEMPTS, SimAttempt, SimEvent
+from semel.testing._simulation.store import Commit, Flaws, SimSeen, SinkKind
+from semel.testing._simulation.worker import Declined
+from semel.testing._simulation.world import LEASE_US, Violation
 from semel.types import (
     CannotTell,
     Done,

@@ -7,7 +7,7 @@ from typing import Any
 
 from semel.codec import encode
 from semel.core.commands import Claim, Granted, Known, Renew, Resolve, Settle
-from semel.testing.simulation.world import WINDOW_US, Violation, World
+from semel.testing._simulation.world import WINDOW_US, Violation, World
 from semel.types import Busy, Completed, Done, Failed, Forgotten, Id, Renewed, Unknown
 
 MAX_ATTEMPTS = 5

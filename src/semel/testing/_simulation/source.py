@@ -6,11 +6,11 @@ from typing import Any
 from semel.core import flows
 from semel.core.commands import Scan
 from semel.core.settlement import Task
-from semel.testing.simulation.modes import Mode, task_for
-from semel.testing.simulation.referee import Referee, SimAttempt, SimEvent
-from semel.testing.simulation.store import Flaws
-from semel.testing.simulation.worker import SimRun, Worker
-from semel.testing.simulation.world import LEASE_US, World
+from semel.testing._simulation.modes import Mode, task_for
+from semel.testing._simulation.referee import Referee, SimAttempt, SimEvent
+from semel.testing._simulation.store import Flaws
+from semel.testing._simulation.worker import SimRun, Worker
+from semel.testing._simulation.world import LEASE_US, World
 from semel.types import Busy, Id, Record
 
 SLOTS = 2

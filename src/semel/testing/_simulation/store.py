@@ -9,8 +9,8 @@ from semel.core.commands import Claim, Command, Lookup, Mark, Marked, Page, Rene
 from semel.core.ids import idempotency_key
 from semel.core.machine import decide, standing
 from semel.errors import StoreUnavailable
-from semel.testing.simulation.referee import Referee, SimAttempt, SimEvent
-from semel.testing.simulation.world import (
+from semel.testing._simulation.referee import Referee, SimAttempt, SimEvent
+from semel.testing._simulation.world import (
     CRASH_AFTER,
     FAIR,
     LATE_REPLY,

@@ -20,9 +20,9 @@ from semel.core.commands import (
     Watch,
 )
 from semel.errors import ClaimLost, NotApplied
-from semel.testing.simulation.referee import SimAttempt
-from semel.testing.simulation.store import LATENCY_US, SimSink, SimStore
-from semel.testing.simulation.world import CRASH_AFTER, CRASH_BEFORE, FAIR, FATES, LEASE_US, PAUSE, World
+from semel.testing._simulation.referee import SimAttempt
+from semel.testing._simulation.store import LATENCY_US, SimSink, SimStore
+from semel.testing._simulation.world import CRASH_AFTER, CRASH_BEFORE, FAIR, FATES, LEASE_US, PAUSE, World
 from semel.types import Lost, Record, Renewed, Unavailable
 
 MARGIN_US = LEASE_US // 10

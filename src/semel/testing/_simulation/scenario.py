@@ -2,12 +2,12 @@
 
 from msgspec import Struct
 
-from semel.testing.simulation.modes import Mode, judge
-from semel.testing.simulation.referee import Referee, SimEvent
-from semel.testing.simulation.source import SimQueue, Socket
-from semel.testing.simulation.store import Flaws, SimSink, SimStore
-from semel.testing.simulation.worker import Worker
-from semel.testing.simulation.world import FAULTS_US, FINISH_US, LEASE_US, WINDOW_US, Violation, World
+from semel.testing._simulation.modes import Mode, judge
+from semel.testing._simulation.referee import Referee, SimEvent
+from semel.testing._simulation.source import SimQueue, Socket
+from semel.testing._simulation.store import Flaws, SimSink, SimStore
+from semel.testing._simulation.worker import Worker
+from semel.testing._simulation.world import FAULTS_US, FINISH_US, LEASE_US, WINDOW_US, Violation, World
 
 WORKERS = 3
 KEYS = 6
