@@ -220,6 +220,8 @@ class Transactor(KafkaSource):
         self._writer: Any = None
         self._group: Any = None
         """The group as of our latest assignment: member and generation."""
+        self._leaving: Any = None
+        """The consumer that is being closed."""
         self._early: list[Message] = []
         """Received, but not handed on before their partition's marks are read."""
         self._held: frozenset[Where] = frozenset()
@@ -268,8 +270,14 @@ class Transactor(KafkaSource):
         super()._on_assign(consumer, partitions)
 
     def _on_revoke(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
-        self._note_group(consumer)
+        if consumer is not self._leaving:
+            self._note_group(consumer)
         super()._on_revoke(consumer, partitions)
+
+    def _leave(self, consumer: Any) -> None:
+        # The client answers no question while it closes: one would wait for ever, and hold up all threads.
+        self._leaving = consumer
+        super()._leave(consumer)
 
     def _note_group(self, consumer: Any) -> None:
         """Note who we are in the group. Never later: a member that was expelled has no name, and is not checked."""
