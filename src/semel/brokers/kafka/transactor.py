@@ -220,8 +220,7 @@ class Transactor(KafkaSource):
         self._writer: Any = None
         self._group: Any = None
         """The group as of our latest assignment: member and generation."""
-        self._leaving: Any = None
-        """The consumer that is being closed."""
+        self._is_leaving = False
         self._early: list[Message] = []
         """Received, but not handed on before their partition's marks are read."""
         self._held: frozenset[Where] = frozenset()
@@ -270,14 +269,17 @@ class Transactor(KafkaSource):
         super()._on_assign(consumer, partitions)
 
     def _on_revoke(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
-        if consumer is not self._leaving:
+        if not self._is_leaving:
             self._note_group(consumer)
         super()._on_revoke(consumer, partitions)
 
     def _leave(self, consumer: Any) -> None:
         # The client answers no question while it closes: one would wait for ever, and hold up all threads.
-        self._leaving = consumer
-        super()._leave(consumer)
+        self._is_leaving = True
+        try:
+            super()._leave(consumer)
+        finally:
+            self._is_leaving = False
 
     def _note_group(self, consumer: Any) -> None:
         """Note who we are in the group. Never later: a member that was expelled has no name, and is not checked."""
