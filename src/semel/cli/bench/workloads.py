@@ -118,7 +118,8 @@ class Crowd:
         self._client = client
         self._runner = asyncio.Runner()
         with _signals_held():
-            self._runner.get_loop()
+            # An interrupt ends every task, and the command reports it: the loop need not.
+            self._runner.get_loop().set_exception_handler(lambda _loop, _context: None)
 
     def __enter__(self) -> Self:
         self._runner.run(self._client.__aenter__())
