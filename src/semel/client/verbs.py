@@ -4,6 +4,7 @@
 What they say to the store is in `items`, and what the answers mean is in `base`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from time import monotonic
@@ -27,16 +28,16 @@ __all__ = ["Verbs"]
 R = TypeVar("R")
 
 
-class Verbs(Client):
+class Verbs(Client, ABC):
     """What a client asks of its store."""
 
+    @abstractmethod
     def _executor(self) -> Executor:
         """The executor that this caller uses."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _keeper(self) -> Any:
         """The keeper that renews this caller's claims."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         self._connect()

@@ -3,6 +3,7 @@
 What they say to the store is in `items`, and what the answers mean is in `base`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from time import monotonic
@@ -26,16 +27,16 @@ __all__ = ["AsyncVerbs"]
 R = TypeVar("R")
 
 
-class AsyncVerbs(Client):
+class AsyncVerbs(Client, ABC):
     """What a client asks of its store."""
 
+    @abstractmethod
     def _executor(self) -> AsyncExecutor:
         """The executor that this caller uses."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _keeper(self) -> Any:
         """The keeper that renews this caller's claims."""
-        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         await self._connect()
