@@ -115,11 +115,16 @@ def encode_error(error: BaseException) -> bytes:
 
 
 def decode_error(encoded: bytes | None) -> HandlerFailed:
-    """The stored failure, as the error that a duplicate gets."""
+    """The stored failure, as the error that a duplicate gets. Raises `RecordCorrupt` for what none of our clients wrote."""
     if encoded is None:
         return HandlerFailed("unknown", "the error was not kept")
-    kind, message = decode(encoded)
-    return HandlerFailed(kind, message)
+    if encoded[:1] == b"x":
+        return HandlerFailed("unknown", f"the error was not kept: {reason_in(encoded)}")
+    match decode(encoded):
+        case [str(kind), str(message)]:
+            return HandlerFailed(kind, message)
+        case _:
+            raise RecordCorrupt("a stored error is not a pair of its type and its message")
 
 
 def _encode(value: Any, returns: Any, *, as_plain_data: bool) -> bytes:

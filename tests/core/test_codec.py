@@ -364,3 +364,12 @@ def test_an_error_whose_text_is_broken_is_still_kept() -> None:
 
 def test_a_failure_without_a_value_is_still_a_failure() -> None:
     assert decode_error(None).kind == "unknown"
+    assert decode_error(b"xit was too large").message == "the error was not kept: it was too large"
+
+
+@pytest.mark.parametrize(
+    "stored", [b"j1", b"j[]", b'j["a"]', b'j["a",1]', b'j["a","b","c"]', b'j{"a":"b"}', b"rab", b"j["]
+)
+def test_a_stored_error_of_another_shape_is_corrupt_and_nothing_else(stored: bytes) -> None:
+    with pytest.raises(RecordCorrupt):
+        decode_error(stored)

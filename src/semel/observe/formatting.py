@@ -259,7 +259,7 @@ def error_of(encoded: bytes | None) -> dict[str, str]:
     """The kind and the message of a stored failure."""
     try:
         failure = decode_error(encoded)
-    except (RecordCorrupt, ValueError, TypeError) as error:
+    except RecordCorrupt as error:
         return {"kind": "undecodable", "message": str(error)}
     return {"kind": failure.kind, "message": failure.message}
 

@@ -329,7 +329,7 @@ def _kind(failure: bytes | None) -> str:
     """What kind of error is kept with a failure."""
     try:
         return decode_error(failure).kind
-    except (RecordCorrupt, ValueError, TypeError):
+    except RecordCorrupt:
         return "undecodable"
 
 

@@ -1,5 +1,6 @@
 """What goes wrong, as the caller reads it: `application/problem+json` (RFC 9457)."""
 
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +25,8 @@ __all__ = ["PROBLEM_JSON", "HttpProblem", "ProblemDocument", "problem_of"]
 PROBLEM_JSON = "application/problem+json"
 RETRY_AFTER_S = 1
 DETAIL_CHARS_MAX = 1000
+
+_log = logging.getLogger("semel")
 
 
 class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True, rename={"kind": "type"}):
@@ -77,6 +80,7 @@ def problem_of(error: SemelError) -> HttpProblem:
             if status == HTTPStatus.SERVICE_UNAVAILABLE:
                 return unavailable()
             return HttpProblem(status, name, str(error))
+    _log.error("a request failed: %s", error, exc_info=error)
     return server_fault()
 
 
