@@ -115,7 +115,7 @@ def encode_error(error: BaseException) -> bytes:
 
 
 def decode_error(encoded: bytes | None) -> HandlerFailed:
-    """The stored failure, as the error that a duplicate gets. Raises `RecordCorrupt` for what none of our clients wrote."""
+    """The stored failure, as the error that a duplicate gets. Raises `RecordCorrupt` for what we never wrote."""
     if encoded is None:
         return HandlerFailed("unknown", "the error was not kept")
     if encoded[:1] == b"x":
