@@ -1,4 +1,4 @@
-"""The tutorial works as printed: its files are saved, its commands run, and what they print is what the page says."""
+"""The README's first snippet and the tutorial work as printed: files are saved, commands run, output is compared."""
 
 import os
 import re
@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "tutorial" / "first-steps.md"
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "tutorial" / "first-steps.md"
 
 _FILE = re.compile(r"this as\s+`(\w+\.py)`:\n\n```python\n(.*?)```", re.DOTALL)
 _CONSOLE = re.compile(r"```console\n(.*?)```", re.DOTALL)
@@ -44,3 +45,14 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
                 ["/bin/sh", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
             )
             assert (done.stdout, done.stderr) == (printed, ""), command
+
+
+def test_the_first_snippet_of_the_readme_runs_when_pasted(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "pasted.py").write_text(
+        text.partition("```python\n")[2].partition("```")[0], encoding="utf-8"
+    )
+    done = subprocess.run(
+        [sys.executable, "pasted.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("charging order-1\n" + "receipt for order-1\n" * 2, "")
