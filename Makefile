@@ -83,7 +83,7 @@ soak: $(STAMP) ## Run every test in its long form: many more schedules, examples
 
 .PHONY: matrix
 matrix: ## Run every test on each Python, in bare Debian roots (root only); ONLY=trixie ARGS=tests/inbox
-	@python3 tools/matrix/matrix.py --jobs '$(JOBS)' --only '$(ONLY)' --args '$(ARGS)' $(if $(CACHE),--cache '$(CACHE)')
+	@python3 tools/matrix/matrix.py --jobs='$(JOBS)' --only='$(ONLY)' --args='$(ARGS)' $(if $(CACHE),--cache '$(CACHE)')
 
 .PHONY: run
 run: $(RUNNABLE) ## Start the service on SQLite, in semel.db, and print where its dashboard is
