@@ -104,10 +104,15 @@ screenshots: $(STAMP) ## Take the pictures of the dashboard in docs/images
 	$(BIN)/python -m tests.server.screenshots
 
 .PHONY: bench
-bench: $(STAMP) ## Measure every store beside the raw limit of the same run
+bench: $(STAMP) ## Measure every store beside the raw limit, by hand and other libraries, in the same run
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.peers
+
+.PHONY: bench-check
+bench-check: $(STAMP) ## Fail if single calls cost more, beside the version by hand, than the figures that are kept
+	$(BIN)/python -m benchmarks.peers --check benchmarks/results/peers.json
 
 .PHONY: clean
 clean: ## Remove the environment, the caches and the builds
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov
+	rm -rf $(VENV) .venv-peers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* htmlcov
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

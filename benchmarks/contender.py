@@ -1,0 +1,367 @@
+"""One contender of `python -m benchmarks.peers`, in a process and, where it needs one, an environment of its own.
+
+`python contender.py JOB` with a job in JSON. It runs each phase (`first`: new keys; `replay`: the same keys again) and
+prints one line of JSON for each: seconds on the clock, processor time of this process and of the server, latencies.
+It imports nothing of semel before a contender asks for it: the environments of others do not have it.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Call = Callable[[str], Any]
+"""Handles one event and returns the value that was stored."""
+ACall = Callable[[str], Awaitable[Any]]
+BatchCall = Callable[[list[str]], Any]
+
+DAY_S = 86_400
+LEASE_MS = 30_000
+BATCH = 500
+WARM_UP = 200
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def handle(key: str) -> dict[str, str]:
+    """The effect: nothing but a value worth storing."""
+    return {"receipt": key}
+
+
+async def ahandle(key: str) -> dict[str, str]:
+    """The same, awaited."""
+    return {"receipt": key}
+
+
+# --- processor time ---
+
+
+def server_cpu_s(pid: int) -> float:
+    """Seconds that a server has spent: its process, its children, and those of its children that ended."""
+    if not pid:
+        return 0.0
+    spent, waiting = 0, [pid]
+    while waiting:
+        at = waiting.pop()
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{at}/stat").read_text().rpartition(")")[2].split()
+            spent += sum(map(int, fields[11:13])) + sum(map(int, fields[13:15]))
+            for task in Path(f"/proc/{at}/task").iterdir():
+                waiting += map(int, (task / "children").read_text().split())
+    return spent / TICKS_PER_S
+
+
+class Meter:
+    """Measures one phase."""
+
+    def __init__(self, server_pid: int) -> None:
+        self._pid = server_pid
+        self.latencies: list[float] = []
+
+    @contextlib.contextmanager
+    def phase(self, name: str, count: int) -> Iterator[None]:
+        """Print what the block cost per event, in microseconds."""
+        self.latencies.clear()
+        server, client, clock = server_cpu_s(self._pid), time.process_time(), time.perf_counter()
+        yield
+        wall, client = time.perf_counter() - clock, time.process_time() - client
+        server = server_cpu_s(self._pid) - server
+        report = {
+            "phase": name, "events": count, "rate": count / wall, "client_us": client * 1e6 / count,
+            "server_us": server * 1e6 / count,
+        }  # fmt: skip
+        if self.latencies:
+            ordered = sorted(self.latencies)
+            report |= {
+                "p50_us": ordered[len(ordered) // 2] * 1e6,
+                "p99_us": ordered[len(ordered) * 99 // 100] * 1e6,
+            }
+        print(json.dumps(report), flush=True)
+
+
+# --- by hand ---
+
+CLAIM = """
+local stored = redis.call('GET', KEYS[1])
+if stored then return stored end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return false
+"""
+COMPLETE = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
+return 1
+"""
+
+
+@contextlib.contextmanager
+def by_hand_redis(url: str) -> Iterator[Call]:
+    """Two scripts: take the key or read it, then compare and store."""
+    import redis
+
+    client = redis.Redis.from_url(url)
+    claim, complete = client.register_script(CLAIM), client.register_script(COMPLETE)
+
+    def call(key: str) -> Any:
+        owner = b"0" + os.urandom(16)
+        stored: Any = claim(keys=[f"hand:{key}"], args=[owner, LEASE_MS])
+        if stored is None:
+            value = handle(key)
+            complete(keys=[f"hand:{key}"], args=[owner, b"1" + json.dumps(value).encode(), DAY_S])
+            return value
+        assert stored[:1] == b"1", "another worker holds it"
+        return json.loads(stored[1:])
+
+    yield call
+    client.close()
+
+
+@contextlib.contextmanager
+def by_hand_postgres(url: str) -> Iterator[Call]:
+    """An insert that may conflict, then an update; each is its own transaction."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS hand (key text PRIMARY KEY, owner bytea NOT NULL, lease_until timestamptz,"
+            " value text, expires_at timestamptz)"
+        )
+
+        def call(key: str) -> Any:
+            owner = os.urandom(16)
+            won = connection.execute(
+                "INSERT INTO hand (key, owner, lease_until) VALUES (%s, %s, now() + interval '30 s')"
+                " ON CONFLICT (key) DO NOTHING",
+                (key, owner),
+            )
+            if won.rowcount:
+                value = handle(key)
+                connection.execute(
+                    "UPDATE hand SET value = %s, expires_at = now() + interval '1 day' WHERE key = %s AND owner = %s",
+                    (json.dumps(value), key, owner),
+                )
+                return value
+            row = connection.execute("SELECT value FROM hand WHERE key = %s", (key,)).fetchone()
+            assert row is not None, "it was there a moment ago"
+            return json.loads(row[0])
+
+        yield call
+
+
+@contextlib.contextmanager
+def by_hand_sqlite(url: str) -> Iterator[Call]:
+    """The same on a file, with the durability that semel's default has."""
+    connection = sqlite3.connect(f"{url.removeprefix('sqlite:///')}-hand", isolation_level=None)
+    connection.execute("PRAGMA journal_mode=wal")
+    connection.execute("PRAGMA synchronous=full")
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS hand (key TEXT PRIMARY KEY, owner BLOB NOT NULL, lease_until REAL, value TEXT,"
+        " expires_at REAL) WITHOUT ROWID"
+    )
+
+    def call(key: str) -> Any:
+        owner, now = os.urandom(16), time.time()
+        won = connection.execute(
+            "INSERT INTO hand (key, owner, lease_until) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            (key, owner, now + LEASE_MS / 1000),
+        )
+        if won.rowcount:
+            value = handle(key)
+            connection.execute(
+                "UPDATE hand SET value = ?, expires_at = ? WHERE key = ? AND owner = ?",
+                (json.dumps(value), now + DAY_S, key, owner),
+            )
+            return value
+        row = connection.execute("SELECT value FROM hand WHERE key = ?", (key,)).fetchone()
+        return json.loads(row[0])
+
+    yield call
+    connection.close()
+
+
+# --- semel ---
+
+
+@contextlib.contextmanager
+def semel_single(url: str) -> Iterator[Call]:
+    """`run`, one call at a time."""
+    import semel
+
+    with semel.open(url, consumer="bench") as once:
+        yield lambda key: once.run(key, handle, key).value
+
+
+@contextlib.contextmanager
+def semel_batches(url: str) -> Iterator[BatchCall]:
+    """`run_many`."""
+    import semel
+
+    with semel.open(url, consumer="bench") as once:
+
+        def call(keys: list[str]) -> Any:
+            deliveries = [semel.Delivery(key, key) for key in keys]
+            return [outcome.value for outcome in once.run_many(deliveries, handle)]
+
+        yield call
+
+
+@contextlib.asynccontextmanager
+async def semel_tasks(url: str) -> Any:
+    """`await run`."""
+    import semel
+
+    async with semel.aopen(url, consumer="bench") as once:
+
+        async def call(key: str) -> Any:
+            return (await once.run(key, ahandle, key)).value
+
+        yield call
+
+
+# --- others ---
+
+
+@contextlib.asynccontextmanager
+async def idemkit_tasks(url: str) -> Any:
+    """The decorator of idemkit in its native colour."""
+    from idemkit import InMemoryBackend, MethodConfig, PostgresBackend, RedisBackend, idempotent
+
+    backend: Any
+    if url.startswith("redis"):
+        backend = RedisBackend.from_url(url)
+    elif url.startswith("postgresql"):
+        backend = PostgresBackend.from_url(url)
+    else:
+        backend = InMemoryBackend()
+
+    @idempotent(backend=backend, config=MethodConfig(key_fields=["key"]))
+    async def call(key: str) -> dict[str, str]:
+        return await ahandle(key)
+
+    yield call
+    close = getattr(backend, "aclose", None) or getattr(backend, "close", None)
+    if close is not None:
+        await close()
+
+
+@contextlib.contextmanager
+def powertools_single(url: str) -> Iterator[Call]:
+    """aws-lambda-powertools with its Redis persistence."""
+    os.environ.setdefault("POWERTOOLS_SERVICE_NAME", "bench")
+    import warnings
+
+    import redis
+    from aws_lambda_powertools.utilities.idempotency import IdempotencyConfig, idempotent_function
+    from aws_lambda_powertools.utilities.idempotency.persistence.redis import RedisCachePersistenceLayer
+
+    warnings.simplefilter("ignore")  # there is no Lambda context here, of which it warns at every call
+    layer = RedisCachePersistenceLayer(client=redis.Redis.from_url(url, decode_responses=True))
+    config = IdempotencyConfig(event_key_jmespath="key", expires_after_seconds=DAY_S)
+
+    @idempotent_function(data_keyword_argument="event", persistence_store=layer, config=config)
+    def work(event: dict[str, str]) -> dict[str, str]:
+        return handle(event["key"])
+
+    yield lambda key: work(event={"key": key})
+
+
+@contextlib.contextmanager
+def dbos_single(url: str) -> Iterator[Call]:
+    """A DBOS workflow per event; its id is the key."""
+    from dbos import DBOS, SetWorkflowID
+
+    DBOS(config={"name": "bench", "system_database_url": url, "log_level": "ERROR"})
+
+    @DBOS.workflow()
+    def work(key: str) -> dict[str, str]:
+        return handle(key)
+
+    DBOS.launch()
+
+    def call(key: str) -> Any:
+        with SetWorkflowID(key):
+            return work(key)
+
+    yield call
+    DBOS.destroy()
+
+
+CONTENDERS: dict[str, Any] = {
+    "by hand": {"redis": by_hand_redis, "postgresql": by_hand_postgres, "sqlite": by_hand_sqlite},
+    "semel": semel_single,
+    "semel, batches": semel_batches,
+    "semel, tasks": semel_tasks,
+    "idemkit": idemkit_tasks,
+    "powertools": powertools_single,
+    "dbos": dbos_single,
+}
+
+
+# --- shapes ---
+
+
+def run_single(call: Call, keys: list[str], meter: Meter) -> None:
+    """One call at a time, each timed."""
+    for phase in ("first", "replay"):
+        with meter.phase(phase, len(keys)):
+            for key in keys:
+                start = time.perf_counter()
+                value = call(key)
+                meter.latencies.append(time.perf_counter() - start)
+                assert value == {"receipt": key}
+
+
+def run_batches(call: BatchCall, keys: list[str], meter: Meter) -> None:
+    """Batches of 500."""
+    for phase in ("first", "replay"):
+        with meter.phase(phase, len(keys)):
+            for start in range(0, len(keys), BATCH):
+                part = keys[start : start + BATCH]
+                assert call(part) == [{"receipt": key} for key in part]
+
+
+async def run_tasks(opened: Any, tasks: int, keys: list[str], meter: Meter) -> None:
+    """So many callers at once in one event loop."""
+    async with opened as call:
+
+        async def work(mine: list[str]) -> None:
+            for key in mine:
+                start = time.perf_counter()
+                value = await call(key)
+                meter.latencies.append(time.perf_counter() - start)
+                assert value == {"receipt": key}
+
+        await work([f"warm-{key}" for key in keys[:WARM_UP]])
+        for phase in ("first", "replay"):
+            with meter.phase(phase, len(keys)):
+                await asyncio.gather(*(work(keys[at::tasks]) for at in range(tasks)))
+
+
+def main() -> None:
+    """Carry out the job."""
+    job = json.loads(sys.argv[1])
+    contender, url, tasks = CONTENDERS[job["contender"]], job["url"], job["tasks"]
+    if isinstance(contender, dict):
+        contender = contender[url.partition(":")[0]]
+    keys = [f"{job['run']}-{at:08d}-0000-0000-0000" for at in range(job["events"])]
+    meter = Meter(job["server_pid"])
+    if tasks:
+        asyncio.run(run_tasks(contender(url), tasks, keys, meter))
+        return
+    with contender(url) as call:
+        if job["contender"] == "semel, batches":
+            call([f"warm-{key}" for key in keys[:WARM_UP]])
+            run_batches(call, keys, meter)
+        else:
+            for key in keys[:WARM_UP]:
+                call(f"warm-{key}")
+            run_single(call, keys, meter)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""`python -m benchmarks.peers`: semel, a careful version by hand, and other libraries, in turns in one run.
+
+Each contender runs in a process of its own (`contender.py`), in its own environment where it is another library.
+The cost is processor time of client and server together, which a busy computer disturbs less than rates; both are
+kept. `--out` writes JSON, a plot and the page of the documentation; `--check` compares the ratios with those that
+were kept and fails on a loss beyond the noise of both runs.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import venv
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.peers_page import Row, write_page, write_plot
+
+HERE = Path(__file__).resolve().parent
+ENVIRONMENTS = HERE.parent / ".venv-peers"
+"""One environment for each library that is not semel; they do not agree on versions of what they need."""
+NEEDS: dict[str, list[str]] = {
+    "idemkit": ["idemkit", "redis[hiredis]", "asyncpg"],
+    "powertools": ["aws-lambda-powertools", "boto3", "redis[hiredis]"],
+    "dbos": ["dbos"],
+}
+ROUNDS = 3
+LOSS = 0.10
+"""The least loss that `--check` reports, where both runs were steadier than that."""
+FIRST_OF_ALL = "by hand"
+"""The contender whose cost is 1."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One contender on one store, called in one way."""
+
+    store: str
+    shape: str
+    contender: str
+    events: int
+    tasks: int = 0
+
+    @property
+    def library(self) -> str:
+        """The library, whatever way it is called."""
+        return self.contender.partition(",")[0]
+
+
+SINGLE, ONE_TASK, TASKS, BATCHES = "one by one", "one task", "50 tasks", "batches of 500"
+CASES = (
+    Case("redis", SINGLE, "by hand", 3000),
+    Case("redis", SINGLE, "semel", 3000),
+    Case("redis", SINGLE, "powertools", 1500),
+    Case("redis", ONE_TASK, "semel, tasks", 3000, tasks=1),
+    Case("redis", ONE_TASK, "idemkit", 1500, tasks=1),
+    Case("redis", TASKS, "semel, tasks", 10_000, tasks=50),
+    Case("redis", TASKS, "idemkit", 3000, tasks=50),
+    Case("redis", BATCHES, "semel, batches", 20_000),
+    Case("postgresql", SINGLE, "by hand", 1500),
+    Case("postgresql", SINGLE, "semel", 1500),
+    Case("postgresql", SINGLE, "dbos", 400),
+    Case("postgresql", ONE_TASK, "semel, tasks", 1500, tasks=1),
+    Case("postgresql", ONE_TASK, "idemkit", 800, tasks=1),
+    Case("postgresql", TASKS, "semel, tasks", 10_000, tasks=50),
+    Case("postgresql", TASKS, "idemkit", 2000, tasks=50),
+    Case("postgresql", BATCHES, "semel, batches", 20_000),
+    Case("sqlite", SINGLE, "by hand", 3000),
+    Case("sqlite", SINGLE, "semel", 3000),
+    Case("sqlite", TASKS, "semel, tasks", 10_000, tasks=50),
+    Case("sqlite", BATCHES, "semel, batches", 20_000),
+    Case("memory", SINGLE, "semel", 5000),
+    Case("memory", ONE_TASK, "idemkit", 2000, tasks=1),
+    Case("memory", BATCHES, "semel, batches", 20_000),
+)
+
+
+class Servers:
+    """Servers of this run, with a database for each contender."""
+
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._redis: Any = None
+        self._postgres: Any = None
+        self.versions: dict[str, str] = {}
+
+    def place_of(self, case: Case, run: str) -> tuple[str, int]:
+        """A URL with nothing in it, and the process whose time is the server's."""
+        from tests.services import postgres, redis
+
+        if case.store == "redis":
+            if self._redis is None:
+                self._redis = self._stack.enter_context(redis.own(self._folder))
+                self.versions["redis"] = self._redis.ask("INFO", "server")["redis_version"]
+            self._redis.ask("FLUSHALL")
+            return self._redis.url, self._redis.pid
+        if case.store == "postgresql":
+            if self._postgres is None:
+                self._postgres = self._stack.enter_context(postgres.own(self._folder))
+                ((version,),) = postgres.execute(self._postgres.url, "SHOW server_version")
+                self.versions["postgresql"] = version
+            name = "b_" + run.replace("-", "_")
+            postgres.execute(self._postgres.url, f"CREATE DATABASE {name}")
+            return self._postgres.url.rpartition("/")[0] + "/" + name, self._postgres.state["pids"][0]
+        return ("memory:" if case.store == "memory" else f"sqlite:///{self._folder}/{run}.db"), 0
+
+
+def python_for(library: str) -> str:
+    """The interpreter that has the library; its environment is made at first use."""
+    if library not in NEEDS:
+        return sys.executable
+    folder = ENVIRONMENTS / library
+    interpreter = folder / "bin" / "python"
+    if not (folder / "made").exists():
+        print(f"making an environment for {library}", file=sys.stderr, flush=True)
+        venv.create(folder, with_pip=True, clear=True)
+        subprocess.run([interpreter, "-m", "pip", "install", "--quiet", *NEEDS[library]], check=True)
+        (folder / "made").touch()
+    return str(interpreter)
+
+
+def version_of(library: str) -> str:
+    """The version of a contender in its environment."""
+    asked = f"from importlib.metadata import version; print(version({NEEDS[library][0]!r}))"
+    told = subprocess.run([python_for(library), "-c", asked], capture_output=True, text=True, check=True)
+    return told.stdout.strip()
+
+
+def measure(case: Case, servers: Servers, run: str) -> list[dict[str, Any]]:
+    """The two phases of one contender."""
+    url, pid = servers.place_of(case, run)
+    job = {
+        "contender": case.contender, "url": url, "server_pid": pid, "events": case.events, "tasks": case.tasks,
+        "run": run,
+    }  # fmt: skip
+    command = [python_for(case.library), "-P", str(HERE / "contender.py"), json.dumps(job)]
+    environment = os.environ | ({} if case.library in NEEDS else {"PYTHONPATH": str(HERE.parent / "src")})
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"{case.contender} on {case.store} failed:\n{done.stderr[-2000:]}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"phase"')]
+
+
+def rows_of(cases: list[Case], rounds: int) -> tuple[list[Row], dict[str, str]]:
+    """Measure all cases in turns; medians of the rounds."""
+    found: dict[tuple[Case, str], list[dict[str, Any]]] = defaultdict(list)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.chmod(0o755)  # PostgreSQL refuses to run as root, and comes as another user
+        servers = Servers(folder, stack)
+        for at in range(rounds):
+            for number, case in enumerate(cases):
+                progress = f"round {at + 1} of {rounds}: {case.store}, {case.shape}, {case.contender}"
+                print(
+                    f"{progress:70}", end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True
+                )
+                for phase in measure(case, servers, f"r{at}-{number}"):
+                    found[case, phase["phase"]].append(phase)
+        versions = servers.versions
+    return list(_medians(found)), versions
+
+
+def _medians(found: dict[tuple[Case, str], list[dict[str, Any]]]) -> Iterator[Row]:
+    costs: dict[tuple[str, str], float] = {}
+    for (case, phase), rounds in found.items():
+        each = [round_["client_us"] + round_["server_us"] for round_ in rounds]
+        cost = statistics.median(each)
+        if case.contender == FIRST_OF_ALL:
+            costs[case.store, phase] = cost
+        base = costs.get((case.store, phase))
+
+        def median(name: str, rounds: list[dict[str, Any]] = rounds) -> float | None:
+            values = [round_[name] for round_ in rounds if name in round_]
+            return round(statistics.median(values), 1) if values else None
+
+        yield Row(
+            store=case.store, shape=case.shape, contender=case.library, phase=phase,
+            rate=round(statistics.median(round_["rate"] for round_ in rounds)),
+            client_us=median("client_us") or 0.0, server_us=median("server_us") or 0.0,
+            p50_us=median("p50_us"), p99_us=median("p99_us"),
+            ratio=None if base is None else round(cost / base, 2),
+            noise=round((max(each) - min(each)) / cost, 2),
+        )  # fmt: skip
+
+
+def losses(kept: list[Row], now: list[Row]) -> list[str]:
+    """What costs semel more, beside the version by hand, than when the figures were kept."""
+    before = {row.place: row for row in kept if row.contender == "semel" and row.ratio is not None}
+    found = []
+    for row in now:
+        old = before.get(row.place)
+        if old is None or old.ratio is None or row.ratio is None:
+            continue
+        allowed = old.ratio * (1 + max(LOSS, old.noise, row.noise))
+        if row.ratio > allowed:
+            found.append(
+                f"{' / '.join(row.place)}: {row.ratio:.2f} of by hand, was {old.ratio:.2f}, allowed {allowed:.2f}"
+            )
+    return found
+
+
+def show(rows: list[Row]) -> None:
+    """Print the table."""
+    print(f"{'store':12}{'called':16}{'contender':12}{'phase':8}{'per second':>12}{'client us':>11}{'server us':>11}"
+          f"{'p99 us':>9}{'of by hand':>12}")  # fmt: skip
+    for row in rows:
+        p99 = "" if row.p99_us is None else f"{row.p99_us:,.0f}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        print(f"{row.store:12}{row.shape:16}{row.contender:12}{row.phase:8}{row.rate:12,.0f}{row.client_us:11,.1f}"
+              f"{row.server_us:11,.1f}{p99:>9}{ratio:>12}")  # fmt: skip
+
+
+class Report(msgspec.Struct):
+    """The figures with what they were measured on."""
+
+    versions: dict[str, str]
+    rows: list[Row]
+
+
+def main() -> int:
+    """Measure, print, keep or compare."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--store", choices=sorted({case.store for case in CASES}), help="one store only")
+    parser.add_argument("--contender", action="append", help="these libraries only")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--out", type=Path, help="folder for peers.json and peers.svg; writes the page, too")
+    parser.add_argument("--check", type=Path, metavar="JSON", help="compare with figures that were kept")
+    options = parser.parse_args()
+    cases = [
+        case
+        for case in CASES
+        if options.store in (None, case.store)
+        and (not options.contender or case.library in options.contender)
+    ]
+    if options.check is not None:
+        cases = [case for case in cases if case.shape == SINGLE and case.library in ("semel", FIRST_OF_ALL)]
+    rows, servers = rows_of(cases, options.rounds)
+    show(rows)
+    if options.check is not None:
+        found = losses(msgspec.json.decode(options.check.read_bytes(), type=Report).rows, rows)
+        print("\n".join(found) or "nothing costs more than it did")
+        return 1 if found else 0
+    if options.out is not None:
+        import semel
+
+        versions = {"semel": semel.__version__, "python": platform.python_version(), **servers}
+        versions |= {
+            library: version_of(library) for library in NEEDS if any(c.library == library for c in cases)
+        }
+        report = Report(versions, rows)
+        (options.out / "peers.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        write_plot(rows, options.out / "peers.svg")
+        write_page(rows, versions, HERE.parent / "docs" / "explain" / "benchmarks.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
