@@ -13,7 +13,7 @@ from typing import Literal
 from urllib.parse import quote
 from weakref import WeakSet
 
-from semel.clock import Clock, SystemClock
+from semel.clock import Clock
 from semel.core.commands import Answer, Item
 from semel.core.protocols import Capabilities, Listener
 from semel.errors import PolicyInvalid, StoreClosed, StoreFull, StoreRefused, StoreUnavailable
@@ -34,8 +34,9 @@ class StoreClock:
     process, or the next run of this one, goes on from there instead of believing its wall clock.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
+        """Where the wall clock is read; `None`: of the computer, without a call in between."""
         self._lock = Lock()
         self._last_us = 0
         self._offset_us = 0
@@ -45,7 +46,8 @@ class StoreClock:
         with self._lock:
             self._offset_us = max(self._offset_us, offset_us)
             self._last_us = max(self._last_us, last_us)
-            now = self._clock.now_us() + self._offset_us
+            wall_us = time.time_ns() // 1000 if self._clock is None else self._clock.now_us()
+            now = wall_us + self._offset_us
             if now <= self._last_us:
                 self._offset_us += self._last_us + 1 - now
                 now = self._last_us + 1
@@ -108,7 +110,7 @@ class SqliteStore:
         # SQLite follows links before it names its log; so do all who look for the log, or lock beside the file.
         self.path: str = os.path.realpath(given)
         self.name: str = "sqlite:///" + _NOT_IN_URL.sub(lambda found: quote(found[0]), given)
-        self.clock: StoreClock = StoreClock(clock or SystemClock())
+        self.clock: StoreClock = StoreClock(clock)
         self.synchronous: Literal["FULL", "NORMAL"] = synchronous
         self.readable_keys = readable_keys
         self._adopt = adopt
@@ -218,7 +220,8 @@ class SqliteStore:
                 raise to_store_error(error, self.path) from error
             raise
         finally:
-            _roll_back(connection)
+            if connection.in_transaction:
+                _roll_back(connection)
 
     def _read(self, items: Sequence[Item]) -> list[Answer]:
         with self._reading:
