@@ -11,6 +11,8 @@ from semel.cli.bench.measure import Measurement, compare
 from semel.cli.bench.workloads import nothing
 from semel.client.base import raise_if_interrupted
 from semel.client.client import Semel
+from semel.client.items import ClientTask
+from semel.core import flows
 from semel.observe.events import HookEvent
 from semel.observe.history import HistoryHook
 from semel.observe.logging import LogHook
@@ -22,17 +24,20 @@ from semel.types import Done
 class Deaf(Semel):
     """A client that never asks whether anybody listens; otherwise the same lines."""
 
-    def _run(self, key: str, call: Any, fn: Any, fingerprint: bytes | None, *more: Any) -> Any:
-        stored = self._connect()
-        claim = self._plan.claim_for_call(stored, key, fingerprint, *(more or (None, None)))
-        flow = self._plan.flow(claim, call, fn)
+    def _execute(self, task: ClientTask, *, reached: bool) -> Any:
+        executor = self._own_executor
+        flow = task.flow(task) if reached else flows.without_store(task)
         try:
-            outcome = drive(flow, self._perform)
+            outcome = drive(flow, executor.__call__)
         except BaseException:
-            self._hands.forsake((claim.owner,))
+            executor.abandon((task.claim.owner,))
             raise
-        self._hands.drop(claim.owner)
-        return outcome if type(outcome) is Done else raise_if_interrupted(outcome)
+        executor.drop(task.claim.owner, None)
+        if type(outcome) is not Done:
+            return raise_if_interrupted(outcome)
+        if outcome.reason:
+            self._warn_not_kept(task.handler, outcome)
+        return outcome
 
 
 def rows(folder: Path) -> list[Measurement]:

@@ -12,7 +12,7 @@ from semel.cli.bench.workloads import nothing
 from semel.codec import encode
 from semel.core.commands import Claim, Granted, Settle
 from semel.keys import check
-from semel.runtime.context import Context, _current
+from semel.runtime.context import HandlerRun, running
 from semel.runtime.keeper import LiveClaim
 from semel.runtime.process import new_owner
 from semel.stores import MemoryStore
@@ -69,11 +69,11 @@ def by_hand(client: semel.Semel, key: str, handler: Callable[[], object]) -> Don
     assert isinstance(granted, Granted)
     kept = LiveClaim.since(claim, granted, sent_at, 900.0)
     keeper.keep(kept)
-    token = _current.set(Context(kept, granted, None, 0))
+    token = running.set(HandlerRun(kept, granted, None, 0))
     try:
         value = handler()
     finally:
-        _current.reset(token)
+        running.reset(token)
     settle = Settle(record_id, owner, granted.fence, "done", encode(value), WINDOW_US, LEASE_US)
     store.send((settle,))  # type: ignore[union-attr]
     keeper.drop(owner)

@@ -35,6 +35,7 @@ PAIRS = (
 """The modules that are made, by their path without `.py`."""
 
 NAMES = {
+    "AWAITABLE": "BLOCKING",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",
@@ -44,6 +45,7 @@ NAMES = {
     "aconnect": "connect",
     "aconverse": "converse",
     "adrive": "drive",
+    "adrive_many": "drive_many",
     "aexists": "exists",
     "aopen": "open",
     "arefresh": "refresh",

@@ -38,7 +38,7 @@ def say_nothing_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bury_after_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    words, settle = Runner._last_words, Runner._settle
+    words, settle = Runner._before_fail, Runner._settle
     said: list[Any] = []
 
     async def later(_runner: Runner, *words: Any) -> None:
@@ -49,7 +49,7 @@ def bury_after_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
             self._spawn(words(self, *said.pop()))
         settle(self, held, outcome)
 
-    monkeypatch.setattr(Runner, "_last_words", later)
+    monkeypatch.setattr(Runner, "_before_fail", later)
     monkeypatch.setattr(Runner, "_settle", settled)
 
 

@@ -164,11 +164,11 @@ async def test_a_lost_claim_with_everything_permanent_is_not_failed(place: Place
     client = place.open(policy=semel.Policy(permanent=(Exception,)))
 
     def handler() -> None:
-        semel.current()._kept.tell()  # as the keeper does when the store does not answer
+        semel.current()._run.kept.tell()  # as the keeper does when the store does not answer
         raise semel.errors.ClaimLost("so I stop")
 
     async def ahandler() -> None:
-        semel.current()._kept.tell()
+        semel.current()._run.kept.tell()
         await asyncio.Event().wait()
 
     assert await client.run("k", handler if client.sync else ahandler) == Lost()

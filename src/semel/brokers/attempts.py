@@ -21,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from semel.brokers.source import Arrival
+from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.core.commands import Claim, Granted, Item, Lookup
 from semel.core.machine import NOBODY
@@ -45,7 +46,7 @@ class Attempts:
 
     def __init__(self, once: AsyncSemel) -> None:
         self._once = once
-        self._plan = once._plan  # noqa: SLF001 - the runner and its client are one mechanism
+        self._plan = deliver.items_of(once)
 
     async def lookup(self, deliveries: Sequence[Delivery[Arrival]]) -> list[Record | None]:
         """The records of the deliveries; `None` where there is none, or the store gave no answer."""
@@ -76,12 +77,12 @@ class Attempts:
             await self._send([replace(claim, owner=NOBODY)])
 
     async def _claim(self, delivery: Delivery[Arrival]) -> Claim:
-        stored = await self._once._connect()  # noqa: SLF001 - as above
-        claim = self._plan.claim(stored, delivery.key, event_type=delivery.event_type)
+        windows = await deliver.windows(self._once)
+        claim = self._plan.claim(windows, delivery.key, event_type=delivery.event_type)
         return replace(claim, lease_us=0)
 
     async def _send(self, items: Sequence[Item]) -> list[Any]:
-        return await self._once._runtime.channel.asend(items)  # noqa: SLF001 - as above
+        return await deliver.send(self._once, items)
 
 
 def ended_each_time(record: Record | None, deliveries: int) -> bool:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from semel.brokers.failure_log import FailureLog
 from semel.brokers.retry_queue import RunnerCounters
 from semel.brokers.source import Arrival, DeadLetterInfo, Source
+from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.errors import MessageTooLarge, UsageError
 from semel.types import Busy, Lost
@@ -117,15 +118,9 @@ class DeadLetters:
         """Report that a dead letter could not be written, and why."""
         self._stuck.setdefault(letter.key or arrival.position or "", letter)
         self._counts.stuck = len(self._stuck)
-        hooks = None if once is None else once._runtime.hooks  # noqa: SLF001 - the runner and its client are one mechanism
-        if once is not None and hooks is not None:
-            from semel.observe.events import DeadLetterStuck  # not loaded unless somebody listens
-
-            hooks(
-                DeadLetterStuck(
-                    once.tenant, once.consumer, letter.key, b"", source=arrival.transport, error=error
-                )
-            )
+        if once is not None:
+            record_id = (once.tenant, once.consumer, letter.key)
+            deliver.reporter_of(once).report_stuck_dead_letter(record_id, arrival.transport, error)
         now = monotonic()
         if now - self._said_at >= REMIND_S:
             self._said_at = now

@@ -10,20 +10,19 @@ from msgspec.structs import replace
 
 from semel.brokers.routes import Call, Route, in_thread
 from semel.brokers.source import Arrival
+from semel.client import deliver
 from semel.client.client_async import AsyncSemel
-from semel.core.commands import Granted
 from semel.core.settlement import NotStarted
-from semel.runtime.context import _current
+from semel.runtime.context import running
 from semel.runtime.process import asyncio
 from semel.types import Delivery, Inquiry, Outcome
 
-__all__ = ["Deliveries", "Handling", "LastWords", "Told", "call_of", "work_for"]
+__all__ = ["BeforeFail", "Deliveries", "Handling", "OnOutcome", "call_of", "work_for"]
 
 Deliveries: TypeAlias = Sequence[Delivery[Arrival]]
-LastWords: TypeAlias = Callable[[Delivery[Arrival], BaseException, Granted], Awaitable[None]]
-"""Awaited before a delivery is failed for good."""
-Told: TypeAlias = Callable[[int, Outcome[Any]], object]
-"""Hears of an outcome as soon as it is known, by the delivery's position; later copies of a key are left out."""
+BeforeFail: TypeAlias = deliver.BeforeFail[Arrival]
+OnOutcome: TypeAlias = Callable[[int, Outcome[Any]], object]
+"""Called with each outcome as soon as it is known, and with its delivery's position; not for later copies of a key."""
 
 
 class Handling(Protocol):
@@ -35,7 +34,7 @@ class Handling(Protocol):
         ...
 
     async def deliver(
-        self, deliveries: Deliveries, share: int, last_words: LastWords, told: Told, /
+        self, deliveries: Deliveries, share: int, before_fail: BeforeFail, on_outcome: OnOutcome, /
     ) -> list[Outcome[Any]]:
         """Bring each to its outcome, by position; with up to `share` handlers at once."""
         ...
@@ -95,11 +94,11 @@ class SingleHandling:
         self._is_stopping = is_stopping
 
     async def deliver(
-        self, deliveries: Deliveries, share: int, last_words: LastWords, told: Told, /
+        self, deliveries: Deliveries, share: int, before_fail: BeforeFail, on_outcome: OnOutcome, /
     ) -> list[Outcome[Any]]:
         """As `run_many` does."""
-        return await self._once._deliver(  # noqa: SLF001 - `run_many` with two ears more
-            deliveries, self._call, share, last_words, told, self._is_stopping
+        return await deliver.deliver(
+            self._once, deliveries, self._call, share, before_fail, on_outcome, self._is_stopping
         )
 
     async def close(self) -> None:
@@ -119,12 +118,12 @@ class BatchHandling:
         self._call = partial(in_thread, threads, handler) if route.blocks else handler
 
     async def deliver(
-        self, deliveries: Deliveries, _share: int, last_words: LastWords, told: Told, /
+        self, deliveries: Deliveries, _share: int, before_fail: BeforeFail, on_outcome: OnOutcome, /
     ) -> list[Outcome[Any]]:
         """All claimed in one round trip start together, and so find each other in one group."""
         call = self._route.around(Groups(self._route.reads, self._call, self._is_stopping))
-        return await self._once._deliver(  # noqa: SLF001 - as above
-            deliveries, call, len(deliveries), last_words, told, self._is_stopping
+        return await deliver.deliver(
+            self._once, deliveries, call, len(deliveries), before_fail, on_outcome, self._is_stopping
         )
 
     async def close(self) -> None:
@@ -214,5 +213,5 @@ class Group:
 def _nobodys() -> Context:
     """A context in which no single claim is the current one."""
     context = copy_context()
-    context.run(_current.set, None)
+    context.run(running.set, None)
     return context

@@ -21,18 +21,19 @@ from weakref import WeakKeyDictionary
 from msgspec.structs import replace
 
 from semel.brokers.attempts import Attempt, Attempts, ended_each_time
-from semel.brokers.handling import Deliveries, LastWords, Told
+from semel.brokers.handling import BeforeFail, Deliveries, OnOutcome
 from semel.brokers.progress import Progress
 from semel.brokers.retry_queue import FailureCounts
 from semel.brokers.routes import Route, in_thread
 from semel.brokers.source import Arrival
 from semel.brokers.transaction_connections import TransactionConnections, desk_for
+from semel.client import deliver
 from semel.core.commands import Granted
 from semel.core.folding import leaders
 from semel.core.settlement import NotStarted, attempts_exhausted, retry_later
 from semel.errors import ModeMismatch, NoTransaction, StoreError, UsageError, WrongDatabase
 from semel.inbox import AsyncInbox, Inbox, ainbox_for, aretry, inbox_for, retry
-from semel.runtime.context import Context, _current
+from semel.runtime.context import HandlerRun, running
 from semel.runtime.keeper import LiveClaim
 from semel.runtime.process import asyncio
 from semel.runtime.scheduler import copies
@@ -60,7 +61,7 @@ class InboxHandling:
             )
         self._route = route
         self._once = route.once
-        self._plan = route.once._plan  # noqa: SLF001 - the runner and its client are one mechanism
+        self._plan = deliver.items_of(route.once)
         self._threads = threads
         self._is_stopping = is_stopping
         self._tally = FailureCounts()
@@ -73,7 +74,7 @@ class InboxHandling:
     # --- a batch ---
 
     async def deliver(
-        self, deliveries: Deliveries, _share: int, last_words: LastWords, told: Told, /
+        self, deliveries: Deliveries, _share: int, before_fail: BeforeFail, on_outcome: OnOutcome, /
     ) -> list[Outcome[Any]]:
         """Run what is new together, then what failed before one by one, then what may have killed its process.
 
@@ -85,21 +86,21 @@ class InboxHandling:
 
         def settle(place: int, outcome: Outcome[Any]) -> None:
             outcomes[place] = outcome
-            told(first_at[place], outcome)
+            on_outcome(first_at[place], outcome)
 
         if new:
             batch = [deliveries[first_at[place]] for place in new]
-            for place, outcome in zip(new, await self._run_new(batch, last_words), strict=True):
+            for place, outcome in zip(new, await self._run_new(batch, before_fail), strict=True):
                 settle(place, outcome)
         for place, number in retries:
-            settle(place, await self._run_alone(deliveries[first_at[place]], number, last_words))
+            settle(place, await self._run_alone(deliveries[first_at[place]], number, before_fail))
         for place in suspects:
-            settle(place, await self._run_suspect(deliveries[first_at[place]], last_words))
+            settle(place, await self._run_suspect(deliveries[first_at[place]], before_fail))
         return copies(outcomes, place_of, first_at, [None] * len(deliveries))
 
     async def _sort(self, deliveries: Deliveries) -> tuple[list[int], list[tuple[int, int]], list[int]]:
         """The places of what is new, of what failed before (with the next attempt's number), and of suspects."""
-        await self._once._connect()  # noqa: SLF001 - as any verb of the client
+        await deliver.windows(self._once)
         await self._progress.look([each.body for each in deliveries])
         new, retries, doubtful = list[int](), list[tuple[int, int]](), list[int]()
         for place, each in enumerate(deliveries):
@@ -122,26 +123,26 @@ class InboxHandling:
                 suspects.append((0 if record is None else record.attempt, count, place))
         return new, retries, [place for _, _, place in sorted(suspects)]
 
-    async def _run_new(self, batch: Deliveries, last_words: LastWords) -> list[Outcome[Any]]:
+    async def _run_new(self, batch: Deliveries, before_fail: BeforeFail) -> list[Outcome[Any]]:
         async with self._turns:
             await self._progress.start([each.body for each in batch])
             ran = await self._run_in_transaction(batch, 1)
         return [
-            await self._outcome_of_delivery(each, outcome, 1, last_words)
+            await self._outcome_of_delivery(each, outcome, 1, before_fail)
             for each, outcome in zip(batch, ran, strict=True)
         ]
 
     async def _run_alone(
-        self, delivery: Delivery[Arrival], number: int, last_words: LastWords
+        self, delivery: Delivery[Arrival], number: int, before_fail: BeforeFail
     ) -> Outcome[Any]:
         """A message whose earlier attempts all ended: it killed nobody."""
         if self._is_stopping():
             return Errored(NotStarted(), 0)
         async with self._turns:
             [outcome] = await self._run_in_transaction([delivery], number)
-        return await self._outcome_of_delivery(delivery, outcome, number, last_words)
+        return await self._outcome_of_delivery(delivery, outcome, number, before_fail)
 
-    async def _run_suspect(self, delivery: Delivery[Arrival], last_words: LastWords) -> Outcome[Any]:
+    async def _run_suspect(self, delivery: Delivery[Arrival], before_fail: BeforeFail) -> Outcome[Any]:
         """A message that may have killed its process: its attempt is recorded before it runs."""
         async with _alone.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             if self._is_stopping():
@@ -153,8 +154,8 @@ class InboxHandling:
                 outcome = await self._run_attempt(delivery, attempt)
         if outcome is None:
             error = attempts_exhausted(None, attempt.number, self._once.policy.max_attempts)
-            return await self._give_up(delivery, error, attempt.number, last_words)
-        return await self._outcome_of_delivery(delivery, outcome, attempt.number, last_words, attempt)
+            return await self._give_up(delivery, error, attempt.number, before_fail)
+        return await self._outcome_of_delivery(delivery, outcome, attempt.number, before_fail, attempt)
 
     async def _run_attempt(self, delivery: Delivery[Arrival], attempt: Attempt) -> Outcome[Any] | None:
         """The outcome of a recorded attempt; `None`: there were too many before, and it did not run.
@@ -193,7 +194,7 @@ class InboxHandling:
         delivery: Delivery[Arrival],
         outcome: Outcome[Any],
         number: int,
-        last_words: LastWords,
+        before_fail: BeforeFail,
         attempt: Attempt | None = None,
     ) -> Outcome[Any]:
         """What the runner is to hear of a delivery whose transaction has ended.
@@ -207,10 +208,10 @@ class InboxHandling:
         assert isinstance(outcome, Errored)
         policy, error = self._once.policy, outcome.error
         if isinstance(error, policy.permanent):
-            return await self._give_up(delivery, error, number, last_words)
+            return await self._give_up(delivery, error, number, before_fail)
         if number >= policy.max_attempts:
             return await self._give_up(
-                delivery, attempts_exhausted(error, number, policy.max_attempts), number, last_words
+                delivery, attempts_exhausted(error, number, policy.max_attempts), number, before_fail
             )
         self._tally.note(delivery.key, number)
         if attempt is None:
@@ -220,14 +221,14 @@ class InboxHandling:
         return Errored(error, number, retry_later(policy, number).delay_s)
 
     async def _give_up(
-        self, delivery: Delivery[Arrival], error: Exception, attempt: int, last_words: LastWords
+        self, delivery: Delivery[Arrival], error: Exception, attempt: int, before_fail: BeforeFail
     ) -> Outcome[Any]:
         """By a claim of the key, as where records count: the dead letter, then `failed`, and nobody in between."""
 
-        async def words(each: Delivery[Arrival], why: BaseException, granted: Granted) -> None:
-            await last_words(each, why, replace(granted, attempt=attempt))
+        async def with_attempt(each: Delivery[Arrival], why: BaseException, granted: Granted) -> None:
+            await before_fail(each, why, replace(granted, attempt=attempt))
 
-        outcome = await self._once._give_up(delivery, error, words)  # noqa: SLF001 - the runner's own way in
+        outcome = await deliver.fail_delivery(self._once, delivery, error, with_attempt)
         if not isinstance(outcome, Errored | Unavailable):
             self._tally.forget(delivery.key)
         return outcome
@@ -235,7 +236,7 @@ class InboxHandling:
     # --- a transaction, awaited ---
 
     async def _run_async(self, batch: Deliveries, number: int) -> list[Outcome[Any]]:
-        windows = await self._once._connect()  # noqa: SLF001 - as any verb of the client
+        windows = await deliver.windows(self._once)
 
         async def connected() -> Any:
             return windows
@@ -265,11 +266,11 @@ class InboxHandling:
             for at, delivery in enumerate(deliveries):
                 if self._stops(deliveries, at, left):
                     break
-                token = _current.set(self._context(delivery, number))
+                token = running.set(self._handler_run(delivery, number))
                 try:
                     await call(delivery.body)
                 finally:
-                    _current.reset(token)
+                    running.reset(token)
 
         async def all_of_them(deliveries: list[Delivery[Arrival]]) -> None:
             left.clear()
@@ -305,7 +306,7 @@ class InboxHandling:
     # --- a transaction in a thread ---
 
     async def _in_thread(self, batch: Deliveries, number: int) -> list[Outcome[Any]]:
-        windows = await self._once._connect()  # noqa: SLF001 - as above
+        windows = await deliver.windows(self._once)
         async with self._connection() as connection:
             handle, left = self._desk.handle(connection), list[Delivery[Arrival]]()
 
@@ -339,21 +340,21 @@ class InboxHandling:
         for at, delivery in enumerate(deliveries):
             if self._stops(deliveries, at, left):
                 break
-            token = _current.set(self._context(delivery, number))
+            token = running.set(self._handler_run(delivery, number))
             try:
                 handler(connection, reads(delivery.body))
             finally:
-                _current.reset(token)
+                running.reset(token)
 
     # --- both ---
 
-    def _context(self, delivery: Delivery[Arrival], number: int) -> Context:
+    def _handler_run(self, delivery: Delivery[Arrival], number: int) -> HandlerRun:
         """What the handler can ask about itself: there is no claim, so it has no fence and no steps to note."""
         once = self._once
         claim = self._plan.claim_for_delivery({}, delivery)  # a name for the context; it is never sent
         granted = Granted(fence=0, attempt=number, lease_until_us=0, first_seen_us=0)
         kept = LiveClaim.since(claim, granted, monotonic(), once.policy.run_max_s)
-        return Context(kept, granted, None, 0, _loose=True)
+        return HandlerRun(kept, granted, None, 0, unclaimed=True)
 
     async def close(self) -> None:
         """Close the connections; those in use are closed by their users."""

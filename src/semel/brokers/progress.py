@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from semel.brokers.source import Arrival
+from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.core.commands import Admit, Claim, Granted, Item, Lookup
 from semel.core.ids import digest
@@ -35,7 +36,7 @@ class Progress:
     """The started offsets of the partitions that one consumer works on."""
 
     def __init__(self, once: AsyncSemel) -> None:
-        self._runtime = once._runtime  # noqa: SLF001 - the runner and its client are one mechanism
+        self._once = once
         self._scope = f"{once.tenant}/{once.consumer}/"
         self._admitted = False
         self._writing = asyncio.Lock()
@@ -91,7 +92,7 @@ class Progress:
             self._admitted = True
 
     async def _send(self, items: Sequence[Item]) -> list[object]:
-        return await self._runtime.channel.asend(items)
+        return await deliver.send(self._once, items)
 
     def _id(self, place: str) -> Id:
         return (TENANT, CONSUMER, digest((TENANT, CONSUMER, self._scope + place)).hex())

@@ -281,7 +281,7 @@ class Runner:
                 self._launch()
 
         try:
-            outcomes = await self._works[route].deliver(deliveries, share, self._last_words, told)
+            outcomes = await self._works[route].deliver(deliveries, share, self._before_fail, told)
             for at in sorted(unanswered):  # later copies of a key within the batch
                 told(at, outcomes[at])
         except StoreError as error:
@@ -401,7 +401,7 @@ class Runner:
 
     # --- dead letters ---
 
-    async def _last_words(self, delivery: Delivery[Arrival], error: BaseException, granted: Granted) -> None:
+    async def _before_fail(self, delivery: Delivery[Arrival], error: BaseException, granted: Granted) -> None:
         """Before a message is failed for good: its copy among the dead letters, confirmed."""
         route = route_for(self.routes, delivery.event_type)
         once = None if route is None else route.once

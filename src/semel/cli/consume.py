@@ -23,6 +23,7 @@ from semel.cli.options import (
     text,
 )
 from semel.cli.output import OK, TRY_LATER, USAGE, CommandExit, say
+from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.errors import SemelError, StoreError
 from semel.observe.formatting import redacted
@@ -50,8 +51,8 @@ async def warn_of_short_windows(once: AsyncSemel, urls: Sequence[str]) -> None:
     if once.mode == "observe":
         return
     with suppress(StoreError):  # then the client's own counts
-        await once._runtime.arefresh()  # noqa: SLF001 - a look at the settings, which nobody is given
-    window_us = once._window_known("")  # noqa: SLF001 - as above
+        await deliver.refresh_windows(once)
+    window_us = deliver.known_window_us(once)
     from semel.brokers.probes import look_at
 
     for url in urls:

@@ -1,4 +1,4 @@
-"""What both clients hold and know; how each of them waits is in `client` and `aclient`."""
+"""What both clients hold and know; how each of them waits is in `verbs` and `verbs_async`."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,14 +8,14 @@ from typing import Any, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from semel.client.claims import Claimed
-from semel.client.items import ItemBuilder, ObserveCounts, marks_of, time_us
+from semel.client.claims import ClaimActions, Claimed
+from semel.client.items import ClientTask, ItemBuilder, ObserveCounts, marks_of, time_us
 from semel.core import flows
 from semel.core.commands import Claim, Flow, Granted, Mark, Renew, Settle
 from semel.core.folding import copy_of_claim, leaders, leaders_in_time
 from semel.core.protocols import AsyncStore, Store
-from semel.core.settlement import Task, replay
-from semel.errors import ClaimLost, NotRecorded, RecordCorrupt, StoreUnavailable, UsageError
+from semel.core.settlement import replay
+from semel.errors import ClaimLost, NotRecorded, RecordCorrupt, UsageError
 from semel.keys.limits import check_all
 from semel.keys.sliding import Sliding
 from semel.policy import Policy
@@ -53,6 +53,9 @@ class Client:
 
     awaits: bool = False
     """Whether its verbs are awaited."""
+
+    _actions: ClaimActions
+    """What its claims ask of it."""
 
     def __init__(self, plan: ItemBuilder, runtime: Runtime) -> None:
         self._plan = plan
@@ -94,21 +97,6 @@ class Client:
     def observed(self) -> ObserveCounts:
         """What observe mode has counted in this process."""
         return self._plan.observed
-
-    def _fingerprint(self, args: Any, kwargs: Any) -> bytes | None:
-        """What the policy takes of a handler's arguments."""
-        take = self._plan.policy.fingerprint
-        return None if take is None else take(*args, **kwargs)
-
-    def _with_fingerprints(self, deliveries: Sequence[Delivery[T]]) -> Sequence[Delivery[T]]:
-        """The deliveries with what the policy takes of their bodies, where they bring none of their own."""
-        take = self._plan.policy.fingerprint
-        if take is None:
-            return deliveries
-        return [
-            each if each.fingerprint is not None else replace(each, fingerprint=take(each.body))
-            for each in deliveries
-        ]
 
     def _claim_item(
         self,
@@ -163,9 +151,8 @@ class Client:
 
     def _outcome(self, claim: Claim, answer: Any, sent_at: float) -> Any:
         if isinstance(answer, Granted):
-            return Claimed(
-                self, claim, answer, LiveClaim.since(claim, answer, sent_at, self._plan.policy.run_max_s)
-            )
+            kept = LiveClaim.since(claim, answer, sent_at, self._plan.policy.run_max_s)
+            return Claimed(self._actions, claim, answer, kept)
         return replay(answer, None)
 
     def _outcomes(self, claims: list[Claim], answers: list[Any], sent_at: float, fold: Any) -> list[Any]:
@@ -182,73 +169,53 @@ class Client:
                 outcomes.append(Unavailable(error))
         return outcomes
 
-    def _many(
+    def _tasks(
         self,
-        stored: Any,
         deliveries: Sequence[Delivery[Any]],
         handler: Callable[[Any], Any],
-        last_words: Callable[[Delivery[Any], BaseException, Granted], Any] | None = None,
-        *,
-        reached: bool = True,
-    ) -> tuple[list[Any], Sequence[int], Sequence[int]]:
-        """The flows of `run_many`, one for each distinct key, and how the copies relate to them."""
+        before_fail: Callable[[Delivery[Any], BaseException, Granted], Any] | None = None,
+    ) -> tuple[list[ClientTask], Sequence[int], Sequence[int]]:
+        """The tasks of `run_many`, one for each distinct key, and how the copies relate to them."""
+        plan, windows = self._plan, self._runtime.windows
         for delivery in deliveries:
             self._check_journal(delivery.journal)
         first_at: Sequence[int]
         place_of: Sequence[int]
-        if self._plan.mode == "observe":
+        if plan.mode == "observe":
             first_at = place_of = range(len(deliveries))
         elif any(delivery.lateness_us is not None for delivery in deliveries):
             first_at, place_of = leaders_in_time(
-                [self._plan.claim_for_delivery(stored, each) for each in deliveries]
+                [plan.claim_for_delivery(windows, each) for each in deliveries]
             )
         else:
             first_at, place_of = leaders([each.key for each in deliveries])
-        made = []
+        tasks = []
         for at in first_at:
             delivery = deliveries[at]
-            claim = self._plan.claim_for_delivery(stored, delivery)
-            words = None if last_words is None else partial(last_words, delivery)
-            flow = self._plan.flow(claim, partial(handler, delivery.body), handler, words, reached=reached)
-            if self._runtime.hooks is not None:
-                flow = self._instrumented(flow, claim, handler, delivery, parks=last_words is not None)
-            made.append((flow, claim.owner))
-        return made, first_at, place_of
+            before = None if before_fail is None else partial(before_fail, delivery)
+            tasks.append(plan.delivery_task(windows, delivery, handler, before))
+        return tasks, first_at, place_of
 
-    def _last_known(self, error: StoreUnavailable) -> Any:
-        """The windows to go on with, where the policy runs without the store. Raises the error where it does not."""
-        if self._plan.policy.on_unavailable != "run":
-            raise error
-        return self._runtime.windows
+    # --- reports ---
 
-    # --- those who listen ---
+    def _flows(self, tasks: Sequence[ClientTask], *, reached: bool) -> list[Flow[Outcome[Any]]]:
+        """The flows of tasks, watched if anybody listens. `reached`: the store could be opened."""
+        made = [task.flow(task) if reached else flows.without_store(task) for task in tasks]
+        if not self._runtime.reporter.listens:
+            return made
+        return [self._watch(flow, task) for flow, task in zip(made, tasks, strict=True)]
 
-    def _once(self, handler: Any) -> Callable[[Task], Flow[Outcome[Any]]]:
-        """The flow of an orphan, told of if somebody listens."""
-        if self._runtime.hooks is None:
-            return flows.once
-        return lambda task: self._instrumented(flows.once(task), task.claim, handler)
+    def _orphan_flow(self, task: ClientTask) -> Flow[Outcome[Any]]:
+        """The flow of an orphan, watched if anybody listens."""
+        return self._flows((task,), reached=True)[0]
 
-    def _instrumented(
-        self,
-        flow: Flow[Outcome[Any]],
-        claim: Claim,
-        fn: Any,
-        delivery: Delivery[Any] | None = None,
-        *,
-        parks: bool = False,
-    ) -> Flow[Outcome[Any]]:
-        """The flow of a delivery with a tap on it. `parks`: a runner keeps it in hand while it is busy."""
-        from semel.observe.instrument import FlowObserver, name_of
+    def _watch(self, flow: Flow[Outcome[Any]], task: ClientTask) -> Flow[Outcome[Any]]:
+        observes = self._plan.mode == "observe"
+        return self._runtime.reporter.watch(
+            flow, task, task.handler, task.delivery, awaits=self.awaits, observes=observes
+        )
 
-        hooks = self._runtime.hooks
-        assert hooks is not None
-        source, redelivered = ("", None) if delivery is None else (delivery.source, delivery.redelivered)
-        again = delivery is not None and delivery.again
-        tap = FlowObserver(hooks, claim, name_of(fn), source, redelivered, again=again, parks=parks)
-        return tap.watch(flow, awaits=self.awaits, observes=self._plan.mode == "observe")
-
-    def _tell_copies(
+    def _report_copies(
         self,
         deliveries: Sequence[Delivery[Any]],
         handler: Any,
@@ -259,53 +226,31 @@ class Client:
         parks: bool = False,
     ) -> None:
         """Later copies of a key in one batch have no flow of their own."""
-        hooks = self._runtime.hooks
-        if hooks is None or len(first_at) == len(deliveries):
+        reporter = self._runtime.reporter
+        if not reporter.listens or len(first_at) == len(deliveries):
             return
-        from semel.observe.instrument import name_of, report_copies
-
         for at, place in enumerate(place_of):
             if first_at[place] != at:
-                report_copies(
-                    hooks,
-                    self._plan.id(deliveries[at].key),
-                    name_of(handler),
-                    deliveries[at],
-                    outcomes[at],
-                    parks=parks,
-                )
+                record_id = self._plan.id(deliveries[at].key)
+                reporter.report_copy(record_id, handler, deliveries[at], outcomes[at], parks=parks)
 
-    def _tell_claimed(self, claims: Sequence[Claim], answers: Sequence[Any]) -> None:
-        if self._runtime.hooks is not None:
-            from semel.observe.instrument import report_claimed
-
-            report_claimed(self._runtime.hooks, claims, answers)
-
-    def _tell_settled(self, items: Sequence[Any], verdicts: Sequence[Any]) -> None:
-        if self._runtime.hooks is not None:
-            from semel.observe.instrument import report_settled
-
-            report_settled(self._runtime.hooks, items, verdicts)
-
-    def _tell_left(self, claim: Claimed, to: Any, answer: Any) -> None:
+    def _report_left(self, claim: Claimed, to: Any, answer: Any) -> None:
         """A `with` block has settled its claim."""
-        if self._runtime.hooks is not None:
-            item = claim.claim
-            self._tell_settled((Settle(item.id, item.owner, claim.granted.fence, to),), (answer,))
+        item = claim.claim
+        settle = Settle(item.id, item.owner, claim.granted.fence, to)
+        self._runtime.reporter.report_settled((settle,), (answer,))
 
-    def _tell_marked(
+    def _report_marked(
         self,
         keys: Sequence[str],
         firsts: Sequence[bool],
         event_type: str = "",
         meta: Mapping[str, str] | None = None,
     ) -> None:
-        if self._runtime.hooks is not None:
-            from semel.observe.instrument import report_marked
-
-            event_type = event_type or self._plan.policy.event_type
-            who = (self._plan.tenant, self._plan.consumer)
-            report_marked(self._runtime.hooks, *who, keys, firsts, event_type=event_type, meta=meta)
+        """Keys were marked, by this client or by an inbox of it."""
+        plan = self._plan
+        event_type = event_type or plan.policy.event_type
+        self._runtime.reporter.report_marked((plan.tenant, plan.consumer), keys, firsts, event_type, meta)
 
     def _warn_not_kept(self, fn: Any, outcome: Done[Any]) -> None:
         """Warn at the first value of a handler that cannot be kept: its duplicates will have none."""
@@ -328,11 +273,11 @@ class Client:
 
     def _recovery(
         self, stored: Any, handler: Callable[[Any], Any]
-    ) -> tuple[Callable[[Record], Task], list[bytes]]:
+    ) -> tuple[Callable[[Record], ClientTask], list[bytes]]:
         """How orphans are run again, and the owners of the claims made for it."""
         task, owners = self._plan.recovery(stored, handler), list[bytes]()
 
-        def noted(record: Record) -> Task:
+        def noted(record: Record) -> ClientTask:
             made = task(record)
             owners.append(made.claim.owner)
             return made

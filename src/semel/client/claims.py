@@ -1,8 +1,11 @@
 """A claim in the caller's own hands: what `claim` returns when the key is yours."""
 
+from collections.abc import Callable
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
+
+from msgspec import Struct
 
 from semel.codec import decode
 from semel.core.commands import Claim, Granted
@@ -10,7 +13,18 @@ from semel.core.ids import idempotency_key
 from semel.runtime.context import enter_by_hand, leave_by_hand
 from semel.runtime.keeper import LiveClaim
 
-__all__ = ["Claimed"]
+__all__ = ["ClaimActions", "Claimed"]
+
+
+class ClaimActions(Struct, frozen=True, eq=False):
+    """What a claim asks of the client that made it."""
+
+    awaits: bool
+    """Whether `settle` is awaited."""
+    keeper: Callable[[], Any]
+    """Returns the keeper that renews claims for the caller: of its event loop, or of the client."""
+    settle: Callable[["Claimed", BaseException | None], Any]
+    """Settles a claim whose block has ended, with the error of the block."""
 
 
 class Claimed:
@@ -21,10 +35,10 @@ class Claimed:
     could not be recorded raises `ClaimLost` or `NotRecorded`. A bare claim is not renewed.
     """
 
-    __slots__ = ("_client", "_kept", "claim", "granted", "settled")
+    __slots__ = ("_actions", "_kept", "claim", "granted", "settled")
 
-    def __init__(self, client: Any, claim: Claim, granted: Granted, kept: LiveClaim) -> None:
-        self._client = client
+    def __init__(self, actions: ClaimActions, claim: Claim, granted: Granted, kept: LiveClaim) -> None:
+        self._actions = actions
         self._kept = kept
         self.claim: Claim = claim
         self.granted: Granted = granted
@@ -74,9 +88,9 @@ class Claimed:
         return self._kept.lost
 
     def __enter__(self) -> Self:
-        if self._client.awaits:
+        if self._actions.awaits:
             raise TypeError("this claim belongs to an async client: write `async with claim:`")
-        self._client._hold(self)  # noqa: SLF001 - the claim and its client are one mechanism
+        self._actions.keeper().keep(self._kept)
         enter_by_hand(self._kept)
         return self
 
@@ -86,12 +100,12 @@ class Claimed:
         leave_by_hand(self._kept)
         try:
             if not self.settled:
-                self._client._settle(self, error)  # noqa: SLF001
+                self._actions.settle(self, error)
         finally:
-            self._client._drop(self)  # noqa: SLF001
+            self._actions.keeper().drop(self.claim.owner)
 
     async def __aenter__(self) -> Self:
-        self._client._hold(self)  # noqa: SLF001
+        self._actions.keeper().keep(self._kept)
         enter_by_hand(self._kept)
         return self
 
@@ -101,6 +115,6 @@ class Claimed:
         leave_by_hand(self._kept)
         try:
             if not self.settled:
-                await self._client._settle(self, error)  # noqa: SLF001
+                await self._actions.settle(self, error)
         finally:
-            self._client._drop(self)  # noqa: SLF001
+            self._actions.keeper().drop(self.claim.owner)

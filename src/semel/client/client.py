@@ -1,31 +1,25 @@
-"""The client that blocks, and the two doors: `open` and `aopen`.
+"""The client that blocks: its executor and keeper, and the verbs that differ from those of `AsyncSemel`.
 
-What it says to the store is in `plans`, the protocol in `core.flows`; here is only how it waits.
+All other verbs are in `verbs`. `open` and `aopen` make the clients.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from semel.client.base import as_deliveries, check_concurrency, check_own_arguments, raise_if_interrupted
 from semel.client.client_async import AsyncSemel
-from semel.client.guard import Guard, GuardOptions, KeySource, MetaSource
 from semel.client.items import ItemBuilder
 from semel.client.records import Records, Windows
 from semel.client.verbs import Verbs
 from semel.core.protocols import AsyncStore, HasAsyncTwin, Store
 from semel.errors import PolicyInvalid, StoreUnknown
-from semel.keys.sliding import Sliding
 from semel.policy import Policy
 from semel.runtime.engine import Runtime
 from semel.runtime.executor import Executor
-from semel.runtime.generators import drive
-from semel.runtime.handlers import blocking
 from semel.runtime.keeper import Keeper
-from semel.runtime.scheduler import copies, drive_many
 from semel.stores.memory.store import MemoryStore
 from semel.stores.registry import store_for
-from semel.types import Delivery, Done, Mode, Outcome
+from semel.types import Mode
 from semel.windows import Duration
 
 if TYPE_CHECKING:
@@ -35,10 +29,6 @@ if TYPE_CHECKING:
     from semel.outbox.publish import AsyncOutbox, Outbox
 
 __all__ = ["Semel", "aopen", "open"]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def open(
@@ -122,8 +112,7 @@ class Semel(Verbs):
 
     def __init__(self, plan: ItemBuilder, runtime: Runtime) -> None:
         super().__init__(plan, runtime)
-        self._hands = Executor(runtime, runtime.keeper, plan.policy, self._window_known)
-        self._perform = self._hands.__call__  # a bound method is called faster than an object
+        self._own_executor = Executor(runtime, runtime.keeper, plan.policy, self._window_known)
         self.records: Records = Records(plan, self._ask, audits=runtime.store.capabilities.audits)
         self.windows: Windows = Windows(plan, self._ask, runtime.expire_settings)
 
@@ -141,130 +130,10 @@ class Semel(Verbs):
         return AsyncSemel(self._plan, self._runtime.twin())
 
     def _executor(self) -> Executor:
-        return self._hands
+        return self._own_executor
 
     def _keeper(self) -> Keeper:
         return self._runtime.keeper
-
-    # --- run ---
-
-    @overload
-    def run(
-        self,
-        key: str,
-        fn: Callable[..., R],
-        /,
-        *args: Any,
-        event_type: str,
-        meta: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> Outcome[R]: ...
-
-    @overload
-    def run(
-        self, key: str, fn: Callable[..., R], /, *args: Any, meta: Mapping[str, str], **kwargs: Any
-    ) -> Outcome[R]: ...
-
-    @overload
-    def run(self, key: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Outcome[R]: ...
-
-    def run(  # type: ignore[misc]  # whatever is not its own is for `fn`
-        self,
-        key: str,
-        fn: Callable[..., R],
-        /,
-        *args: Any,
-        event_type: str = "",
-        meta: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> Outcome[R]:
-        """Run `fn` once for this key; a duplicate gets the first one's outcome. Two round trips, one for a duplicate.
-
-        An exception of `fn` is an outcome: `Failed` if the policy calls it permanent, else `Errored`, with the
-        claim released. Raises for wrong use, and passes interrupts on once the claim is released. `event_type`
-        selects the window, `meta` is kept with the record; all other arguments are for `fn`.
-        """
-        blocking(fn)
-        if event_type or meta is not None:
-            check_own_arguments(fn, event_type, meta)
-        call = partial(fn, *args, **kwargs) if args or kwargs else fn
-        return self._run(key, call, fn, self._fingerprint(args, kwargs), event_type, meta)
-
-    def _run(
-        self,
-        key: str,
-        call: Any,
-        fn: Any,
-        fingerprint: bytes | None,
-        event_type: str = "",
-        meta: Mapping[str, str] | None = None,
-        sliding: Sliding | None = None,
-        event_time_us: int | None = None,
-    ) -> Outcome[Any]:
-        stored, reached = self._reach()
-        claim = self._plan.claim_for_call(stored, key, fingerprint, event_type, meta, sliding, event_time_us)
-        flow = self._plan.flow(claim, call, fn, reached=reached)
-        if self._runtime.hooks is not None:
-            flow = self._instrumented(flow, claim, fn)
-        try:
-            outcome = drive(flow, self._perform)
-        except BaseException:
-            self._hands.forsake((claim.owner,))
-            raise
-        self._hands.drop(claim.owner)
-        if type(outcome) is not Done:
-            return raise_if_interrupted(outcome)
-        if outcome.reason:
-            self._warn_not_kept(fn, outcome)
-        return outcome
-
-    def run_many(
-        self,
-        deliveries: Iterable[Delivery[T] | tuple[str, T]],
-        handler: Callable[[T], R],
-        *,
-        concurrency: int = 1,
-    ) -> list[Outcome[R]]:
-        """Run `handler(delivery.body)` once for each key. One claim for all; outcomes in input order.
-
-        A pair `(key, body)` is a delivery, too. One delivery's failure never touches another's. Completions leave as
-        handlers finish; a crash repeats at most those under way. `concurrency`: how many handlers run at once, in
-        threads.
-        """
-        blocking(handler)
-        check_concurrency(concurrency)
-        deliveries = self._with_fingerprints(as_deliveries(deliveries))
-        stored, reached = self._reach()
-        made, first_at, place_of = self._many(stored, deliveries, handler, reached=reached)
-        try:
-            outcomes = drive_many([flow for flow, _ in made], self._hands, concurrency)
-        finally:
-            self._hands.forsake(owner for _, owner in made)
-        spread = copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
-        self._tell_copies(deliveries, handler, first_at, place_of, spread)
-        self._warn_each_not_kept(handler, outcomes)
-        return spread
-
-    def guard(
-        self,
-        *,
-        key: KeySource,
-        name: str | None = None,
-        event_type: str = "",
-        meta: MetaSource | None = None,
-        policy: Policy | None = None,
-    ) -> Guard:
-        """Decorate a function so that it runs once per key and every call returns the first one's value.
-
-        `key`: an attribute path that starts with a parameter's name (`"order.id"`), or a callable that is given
-        the arguments. An `async def` is served by the async twin.
-
-        Each function has its own records, under `NAME::KEY`: another function with the same keys shares none. The
-        name is its module and qualified name, so renaming or moving it makes its keys new; `name` keeps them.
-        `event_type` selects the window, `meta` (or what a callable makes of the arguments) is kept with the record.
-        """
-        options = GuardOptions(key=key, name=name, event_type=event_type, meta=meta)
-        return Guard(self if policy is None else self.using(policy), options)
 
     # --- plain verbs ---
 
@@ -275,7 +144,7 @@ class Semel(Verbs):
         """
         first = self.mark_many((key,), event_type=event_type, meta=meta)[0]
         store, plan = self._runtime.store, self._plan
-        if isinstance(store, MemoryStore) and self._runtime.hooks is None:
+        if isinstance(store, MemoryStore) and not self._runtime.reporter.listens:
             # No round trip to wait for: from now on this object's `mark` is the store's own, without us in between.
             window = partial(self._window_us, plan.policy.event_type)
             vars(self)["mark"] = store.marker(plan.tenant, plan.consumer, window, self._mark_of_type)
@@ -300,7 +169,7 @@ class Semel(Verbs):
         found = handle_for(handle)
         if isinstance(found, AsyncCallerConnection):
             return self.twin.inbox(handle)
-        return inbox_for(found, self._runtime.store, self._plan, self._connect, self._tell_marked)
+        return inbox_for(found, self._runtime.store, self._plan, self._connect, self._report_marked)
 
     @overload
     def outbox(self, handle: "BlockingConnection") -> "Outbox": ...

@@ -18,6 +18,7 @@ from typing import (
 )
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from semel.errors import (
     ClaimLost,
@@ -33,6 +34,7 @@ from semel.errors import (
 )
 from semel.keys.limits import check
 from semel.keys.sliding import Sliding
+from semel.policy import Policy
 from semel.runtime.annotations import signature_of
 from semel.runtime.handlers import awaitable, blocking, code_of, operation_name
 from semel.runtime.process import inspect
@@ -45,6 +47,7 @@ __all__ = [
     "Guard",
     "GuardOptions",
     "Guarded",
+    "GuardedRuns",
     "KeySource",
     "MetaSource",
     "unwrap",
@@ -62,6 +65,8 @@ KeySource: TypeAlias = str | Callable[..., str]
 """An attribute path that starts with a parameter's name, or a callable given the function's arguments."""
 MetaSource: TypeAlias = Mapping[str, str] | Callable[..., Mapping[str, str]]
 """What is kept with each record, or a callable that is given the function's arguments and returns it."""
+Binds: TypeAlias = Literal["instance", "class", "nothing"]
+"""What a guarded function gets as its first argument where it is read from an object."""
 
 
 def unwrap(outcome: Outcome[R], key: str) -> R:
@@ -110,6 +115,16 @@ class GuardOptions(Struct, frozen=True, kw_only=True):
     meta: MetaSource | None = None
 
 
+class GuardedRuns(Struct, frozen=True, eq=False):
+    """What a guarded function asks of its client."""
+
+    run: Callable[..., Any]
+    """Runs one call: key, call, function, fingerprint, event type, metadata, sliding window, event time."""
+    policy: Policy
+    places: dict[str, tuple[str, int]]
+    """Where the functions that this client guards are defined, by the names of their records."""
+
+
 class KeyReader:
     """Read the key of a call from its arguments."""
 
@@ -146,14 +161,16 @@ class _Guarded(Generic[P, R]):
     __wrapped__: Callable[P, Any]
     """The plain function, to be called without a guard."""
 
-    def __init__(self, client: Any, fn: Callable[P, Any], options: GuardOptions) -> None:
+    def __init__(
+        self, runs: GuardedRuns, fn: Callable[P, Any], options: GuardOptions, binds: Binds = "instance"
+    ) -> None:
         update_wrapper(cast(Any, self), fn)  # first: what `fn` holds must not replace what this holds
-        self._client = client
+        self._runs = runs
         self._fn = fn
         self._read = KeyReader(fn, options.key)
         self._options = options
-        self._scope = _register(client, fn, options.name) + SCOPE
-        self._binds: Literal["instance", "class", "nothing"] = "instance"
+        self._scope = _register(runs.places, fn, options.name) + SCOPE
+        self._binds = binds
         self._bound: tuple[Any, ...] = ()
 
     def _bind(self, instance: Any, owner: type | None) -> Any:
@@ -172,16 +189,14 @@ class _Guarded(Generic[P, R]):
     def _start(self, args: Any, kwargs: Any) -> tuple[str, Any]:
         args = (*self._bound, *args)
         key = self._scope + self._read(args, kwargs)
-        client, call = self._client, partial(self._fn, *args, **kwargs)
-        fingerprint = client._fingerprint(args, kwargs)  # noqa: SLF001 - guard is a verb of the client
+        take = self._runs.policy.fingerprint
+        fingerprint = None if take is None else take(*args, **kwargs)
         sliding, meta = self._read.sliding, self._options.meta
         event_time_us = None if sliding is None else sliding.event_time_us(*args, **kwargs)
         if callable(meta):
             meta = meta(*args, **kwargs)
-        outcome = client._run(  # noqa: SLF001
-            key, call, self._fn, fingerprint, self._options.event_type, meta, sliding, event_time_us
-        )
-        return key, outcome
+        call, event_type = partial(self._fn, *args, **kwargs), self._options.event_type
+        return key, self._runs.run(key, call, self._fn, fingerprint, event_type, meta, sliding, event_time_us)
 
 
 class Guarded(_Guarded[P, R]):
@@ -237,9 +252,10 @@ class AsyncGuarded(_Guarded[P, R]):
 class Guard:
     """The decorator that `Semel.guard` returns."""
 
-    def __init__(self, client: Any, options: GuardOptions) -> None:
-        self._client = client
+    def __init__(self, runs: GuardedRuns, options: GuardOptions, client: Any) -> None:
+        self._runs = runs
         self._options = options
+        self._client = client
 
     @overload  # a Coroutine is an R too: the first that fits is taken
     def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]]) -> AsyncGuarded[P, R]: ...  # type: ignore[overload-overlap]
@@ -249,47 +265,50 @@ class Guard:
 
     def __call__(self, fn: Callable[..., Any]) -> Any:
         """Guard a function; an `async def` by the client's async twin. Raises `TypeError` for a generator function."""
-        if isinstance(fn, classmethod | staticmethod):
-            return _of_class(fn, self)
-        if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__):
-            return AsyncGuarded(self._client.twin, fn, self._options)
-        return Guarded(self._client, blocking(fn), self._options)
+        plain, binds = _plain_function(fn)
+        if inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(type(plain).__call__):
+            return self._client.twin.guard(**asdict(self._options))(fn)
+        return Guarded(self._runs, blocking(plain), self._options, binds)
 
 
 class AsyncGuard:
     """The decorator that `AsyncSemel.guard` returns."""
 
-    def __init__(self, client: Any, options: GuardOptions) -> None:
-        self._client = client
+    def __init__(self, runs: GuardedRuns, options: GuardOptions) -> None:
+        self._runs = runs
         self._options = options
 
     def __call__(self, fn: Callable[P, Awaitable[R]]) -> AsyncGuarded[P, R]:
         """Guard an `async def`. Raises `TypeError` for a function that blocks."""
-        if isinstance(fn, classmethod | staticmethod):
-            return _of_class(fn, self)  # type: ignore[no-any-return]
-        return AsyncGuarded(self._client, awaitable(fn), self._options)
+        plain, binds = _plain_function(fn)
+        return AsyncGuarded(self._runs, awaitable(plain), self._options, binds)
 
 
-def _of_class(fn: Any, guard: Any) -> Any:
-    """Guard what `classmethod` or `staticmethod` holds."""
-    guarded = guard(fn.__func__)
-    guarded._binds = "class" if isinstance(fn, classmethod) else "nothing"  # noqa: SLF001 - one mechanism
-    return guarded
+def _plain_function(fn: Any) -> tuple[Any, Binds]:
+    """The function that `classmethod` or `staticmethod` holds, and what it binds; any other as it is."""
+    if isinstance(fn, classmethod):
+        return fn.__func__, "class"
+    if isinstance(fn, staticmethod):
+        return fn.__func__, "nothing"
+    return fn, "instance"
 
 
-def _register(client: Any, fn: Any, name: str | None) -> str:
+def _register(known: dict[str, tuple[str, int]], fn: Any, name: str | None) -> str:
     """Return the name of the function's records. Raises `UsageError` where another function has it already.
 
     A name that was given is meant: several functions may then share their records. A function that is defined again on
     the same line is the same; in an interactive session, which has no file, it may be defined anew.
     """
-    known, found = client._plan.guards, operation_name(fn, name)  # noqa: SLF001 - guard is a verb of the client
+    found = operation_name(fn, name)
     if name is not None:
         return found
     plain = inspect.unwrap(fn)
     code = code_of(plain)
-    if isinstance(fn, _Guarded) and fn._client._plan.guards is known:  # noqa: SLF001
-        raise UsageError(f"{found} is guarded by this client already; remove one of the two decorators")
+    match fn:
+        case _Guarded(_runs=GuardedRuns(places=places)) if places is known:
+            raise UsageError(f"{found} is guarded by this client already; remove one of the two decorators")
+        case _:
+            pass
     if code is None or "__file__" not in getattr(plain, "__globals__", {}):
         return found
     place = (code.co_filename, code.co_firstlineno)

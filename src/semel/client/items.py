@@ -1,4 +1,4 @@
-"""What both clients say to a store, before either of them says it: items, flows, and what answers mean.
+"""Build what both clients send to a store: items, tasks and their flows; and read the answers.
 
 `ItemBuilder` knows one consumer and one policy. It does no I/O: the sync and the async client differ only in how
 they wait, and everything else is here, once.
@@ -40,7 +40,7 @@ from semel.runtime.process import inspect, new_owner
 from semel.types import Delivery, Id, Mode, Outcome, Record, Unavailable
 from semel.windows import OFF, Duration, duration_us, resolve, window_us
 
-__all__ = ["ItemBuilder", "ObserveCounts", "marks_of", "time_us"]
+__all__ = ["ClientTask", "ItemBuilder", "ObserveCounts", "marks_of", "time_us"]
 
 T = TypeVar("T")
 
@@ -56,6 +56,17 @@ class ObserveCounts(msgspec.Struct):
 
     runs: int = 0
     duplicates: int = 0
+
+
+class ClientTask(Task, frozen=True):
+    """A task as a client runs it."""
+
+    handler: Any = None
+    """The function behind `call`; reports and warnings name it."""
+    delivery: Delivery[Any] | None = None
+    """Where the task comes from; `None`: from a call."""
+    flow: Callable[[Task], Flow[Outcome[Any]]] = flows.once
+    """How the task is handled in its consumer's mode."""
 
 
 class ItemBuilder:
@@ -97,8 +108,8 @@ class ItemBuilder:
         self._base = (window, lease)
         self._refuse_late: bool = policy.late != "run"
         self._quarantine: bool = mode == "quarantine"
-        self._leases: bool = mode in ("lease", "quarantine")
-        self._probe_awaits: bool = policy.probe is not None and inspect.iscoroutinefunction(policy.probe)
+        self._flow: Callable[[Task], Flow[Outcome[Any]]] = self._flow_of_mode()
+        self.probe_awaits: bool = policy.probe is not None and inspect.iscoroutinefunction(policy.probe)
 
     def using(self, policy: Policy) -> "ItemBuilder":
         """The same consumer by another policy."""
@@ -143,7 +154,7 @@ class ItemBuilder:
 
     def check_probe(self) -> None:
         """Refuse a probe that a client which blocks cannot await, before anything is claimed."""
-        if self._probe_awaits:
+        if self.probe_awaits:
             raise UsageError(
                 "Policy.probe is an async def, which this client cannot await: use a def, or semel.aopen()"
             )
@@ -154,6 +165,16 @@ class ItemBuilder:
             raise ModeMismatch(
                 f"consumer {self.consumer!r} works in mode {self.mode!r}; this call is for {' or '.join(modes)}"
             )
+
+    def with_fingerprints(self, deliveries: Sequence[Delivery[T]]) -> Sequence[Delivery[T]]:
+        """The deliveries with what the policy takes of their bodies, where they bring none of their own."""
+        take = self.policy.fingerprint
+        if take is None:
+            return deliveries
+        return [
+            each if each.fingerprint is not None else replace(each, fingerprint=take(each.body))
+            for each in deliveries
+        ]
 
     # --- items ---
 
@@ -200,30 +221,6 @@ class ItemBuilder:
     def _encode_journal(self, journal: Any) -> bytes:
         """A payload must come back as it went in: the handler that takes it over is given it."""
         return encode(journal, None, self.policy.value_bytes_max, as_plain_data=False)
-
-    def claim_for_call(
-        self,
-        stored: Mapping[tuple[str, str, str], int],
-        key: str,
-        fingerprint: bytes | None,
-        event_type: str = "",
-        meta: Mapping[str, str] | None = None,
-        sliding: Sliding | None = None,
-        event_time_us: int | None = None,
-    ) -> Claim:
-        """The claim of a call."""
-        if sliding is None:
-            return self.claim(stored, key, fingerprint, event_type=event_type, meta=meta)
-        return self.claim(
-            stored,
-            key,
-            fingerprint,
-            sliding.window_us,
-            event_type=event_type,
-            event_time_us=event_time_us,
-            meta=meta,
-            lateness_us=sliding.lateness_us,
-        )
 
     def claim_for_delivery(
         self, stored: Mapping[tuple[str, str, str], int], delivery: Delivery[Any]
@@ -294,38 +291,88 @@ class ItemBuilder:
         window = self.window_us(stored, event_type or self.policy.event_type)
         return Mark(self.tenant, self.consumer, list(keys), window)
 
-    # --- flows ---
+    # --- tasks ---
 
-    def flow(
+    def task(
         self,
-        claim: Claim,
+        windows: Mapping[tuple[str, str, str], int],
+        key: str,
         call: Callable[[], Any],
-        fn: Any,
-        last_words: Callable[[BaseException, Granted], Any] | None = None,
-        *,
-        reached: bool = True,
-    ) -> Flow[Outcome[Any]]:
-        """The flow that handles one claimed delivery in this consumer's mode. `reached`: the store was opened."""
-        task = Task(claim, call, self.policy, return_type(fn), last_words)
-        if not reached:
-            return flows.without_store(task)
-        if claim.window_us == OFF:
-            return flows.run_unrecorded(task)
-        if self._leases:
-            return flows.once(task)
-        if self.mode == "mark":
-            return flows.mark_then_run(Mark(self.tenant, self.consumer, [claim.id[2]], claim.window_us), task)
-        if self.mode == "observe":
-            self.observed.runs += 1
-            return flows.run_observed(task, self._count)
-        way = "a KafkaTransaction" if self.mode == "transaction" else "once.inbox(connection)"
-        raise ModeMismatch(
-            f"consumer {self.consumer!r} works in mode {self.mode!r}: its effects run in a transaction; use {way}"
+        handler: Any,
+        fingerprint: bytes | None = None,
+        event_type: str = "",
+        meta: Mapping[str, str] | None = None,
+        sliding: Sliding | None = None,
+        event_time_us: int | None = None,
+    ) -> ClientTask:
+        """The task of one call."""
+        # Every call passes here, so the usual annotation is read without a call; `return_type` knows all others.
+        try:
+            returns = handler.__annotations__.get("return")
+        except Exception:  # noqa: BLE001 - no function, or an annotation that names nothing
+            returns = return_type(handler)
+        else:
+            if returns is Any or type(returns) is str:
+                returns = return_type(handler)
+        if sliding is None:
+            claim = self.claim(windows, key, fingerprint, None, event_type, None, None, meta)
+        else:
+            sliding_us, lateness_us = sliding.window_us, sliding.lateness_us
+            claim = self.claim(
+                windows, key, fingerprint, sliding_us, event_type, event_time_us, None, meta, lateness_us
+            )
+        flow = self._flow if claim.window_us != OFF else flows.run_unrecorded
+        return ClientTask(claim, call, self.policy, returns, None, handler, None, flow)
+
+    def delivery_task(
+        self,
+        windows: Mapping[tuple[str, str, str], int],
+        delivery: Delivery[T],
+        handler: Callable[[T], Any],
+        before_fail: Callable[[BaseException, Granted], Any] | None = None,
+        owner: bytes | None = None,
+    ) -> ClientTask:
+        """The task of one delivery.
+
+        `owner`: of an earlier task for the same delivery, whose claim may have been granted without an answer.
+        """
+        claim = self.claim_for_delivery(windows, delivery)
+        if owner is not None:
+            claim = replace(claim, owner=owner)
+        flow = self._flow if claim.window_us != OFF else flows.run_unrecorded
+        call = partial(handler, delivery.body)
+        return ClientTask(
+            claim, call, self.policy, return_type(handler), before_fail, handler, delivery, flow
         )
+
+    def _flow_of_mode(self) -> Callable[[Task], Flow[Outcome[Any]]]:
+        match self.mode:
+            case "lease" | "quarantine":
+                return flows.once
+            case "mark":
+                return self._mark_then_run
+            case "observe":
+                return self._run_observed
+            case _:
+                return self._refuse_to_run
+
+    def _mark_then_run(self, task: Task) -> Flow[Outcome[Any]]:
+        claim = task.claim
+        return flows.mark_then_run(Mark(self.tenant, self.consumer, [claim.id[2]], claim.window_us), task)
+
+    def _run_observed(self, task: Task) -> Flow[Outcome[Any]]:
+        self.observed.runs += 1
+        return flows.run_observed(task, self._count)
 
     def _count(self, answer: ClaimAnswer) -> None:
         if not isinstance(answer, Unavailable):
             self.observed.duplicates += 1
+
+    def _refuse_to_run(self, _task: Task) -> Flow[Outcome[Any]]:
+        way = "a KafkaTransaction" if self.mode == "transaction" else "once.inbox(connection)"
+        raise ModeMismatch(
+            f"consumer {self.consumer!r} works in mode {self.mode!r}: its effects run in a transaction; use {way}"
+        )
 
     def orphans(self, limit: int) -> Scan:
         """Journaled claims of this consumer whose owner is gone."""
@@ -333,14 +380,14 @@ class ItemBuilder:
 
     def recovery(
         self, stored: Mapping[tuple[str, str, str], int], handler: Callable[[Any], Any]
-    ) -> Callable[[Record], Task]:
+    ) -> Callable[[Record], ClientTask]:
         """How an orphan is run again: claimed anew, without waiting, with its journaled payload."""
         policy = replace(self.policy, wait_s=0)
 
-        def task(record: Record) -> Task:
+        def task(record: Record) -> ClientTask:
             claim = self.claim(stored, record.key, event_type=record.event_type)
             payload = None if record.journal is None else decode(record.journal)
-            return Task(claim, partial(handler, payload), policy, return_type(handler))
+            return ClientTask(claim, partial(handler, payload), policy, return_type(handler), handler=handler)
 
         return task
 

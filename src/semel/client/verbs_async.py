@@ -1,38 +1,63 @@
-"""The verbs of a client that only ask: connect, claim, settle, mark, sweep. How handlers are run is in `client_async`.
+"""The verbs of a client: run, guard, claim, settle, mark, sweep.
 
-What they say to the store is in `items`, and what the answers mean is in `base`.
+`items` builds what they send to the store, `base` reads the answers, `core.flows` is the protocol.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from time import monotonic
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from types import FunctionType, TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
-from semel.client.base import ClaimOutcome, Client, raise_if_interrupted
-from semel.client.claims import Claimed
+from semel.client.base import (
+    ClaimOutcome,
+    Client,
+    as_deliveries,
+    check_concurrency,
+    check_own_arguments,
+    raise_if_interrupted,
+)
+from semel.client.claims import ClaimActions, Claimed
+from semel.client.guard import AsyncGuard, GuardedRuns, GuardOptions, KeySource, MetaSource
+from semel.client.items import ClientTask, ItemBuilder
 from semel.core import flows
 from semel.core.commands import Item, answer_or_raise, raise_unavailable
 from semel.core.folding import leaders
 from semel.errors import StoreUnavailable
 from semel.keys.sliding import Sliding
+from semel.policy import Policy
+from semel.runtime.engine import Runtime
 from semel.runtime.executor import AsyncExecutor
 from semel.runtime.generators import adrive
-from semel.runtime.handlers import awaitable
-from semel.types import Completed, Delivery, Lost, Outcome, Renewed, SettleAnswer, Unavailable
+from semel.runtime.handlers import AWAITABLE, CO_LATER, awaitable
+from semel.runtime.scheduler import adrive_many, copies
+from semel.types import Completed, Delivery, Done, Lost, Outcome, Renewed, SettleAnswer, Unavailable
 
 __all__ = ["AsyncVerbs"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 R = TypeVar("R")
 
 
 class AsyncVerbs(Client, ABC):
-    """What a client asks of its store."""
+    """What a client does."""
+
+    def __init__(self, plan: ItemBuilder, runtime: Runtime) -> None:
+        super().__init__(plan, runtime)
+        self._actions = ClaimActions(self.awaits, self._keeper, self._settle)
+
+    @abstractmethod
+    def using(self, policy: Policy) -> Self:
+        """The same client by another policy; both share one connection."""
 
     @abstractmethod
     def _executor(self) -> AsyncExecutor:
         """The executor that this caller uses."""
+
+    # sync: _own_executor: Executor
 
     @abstractmethod
     def _keeper(self) -> Any:
@@ -63,31 +88,182 @@ class AsyncVerbs(Client, ABC):
             else:
                 await runtime.arefresh()
             plan.check_live(runtime.windows, runtime.live_us)
-            self._admitted = True
+            # sync: # One whose probe cannot be awaited is never admitted: each `run` must refuse it.
+            self._admitted = True  # sync: self._admitted = not plan.probe_awaits
         return runtime.windows
 
-    async def _reach(self) -> tuple[Any, bool]:
-        """The stored windows, or those last known where the policy runs without the store; whether it was reached."""
+    async def _reach(self) -> bool:
+        """Connect at first use; whether the store was reached. `False` only where the policy runs without it."""
         # sync: self._plan.check_probe()
         try:
-            return await self._connect(), True
-        except StoreUnavailable as error:
-            return self._last_known(error), False
+            await self._connect()
+        except StoreUnavailable:
+            if self._plan.policy.on_unavailable != "run":
+                raise
+            return False
+        return True
 
     async def _ask(self, item: Item) -> Any:
         await self._connect()
         return (await self._runtime.channel.asend((item,)))[0]
 
+    # --- run ---
+
+    @overload
+    async def run(
+        self,
+        key: str,
+        fn: Callable[..., Awaitable[R]],
+        /,
+        *args: Any,
+        event_type: str,
+        meta: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Outcome[R]: ...
+
+    @overload
+    async def run(
+        self, key: str, fn: Callable[..., Awaitable[R]], /, *args: Any, meta: Mapping[str, str], **kwargs: Any
+    ) -> Outcome[R]: ...
+
+    @overload
+    async def run(
+        self, key: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Outcome[R]: ...
+
+    async def run(  # type: ignore[misc]  # whatever is not its own is for `fn`
+        self,
+        key: str,
+        fn: Callable[..., Awaitable[R]],
+        /,
+        *args: Any,
+        event_type: str = "",
+        meta: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Outcome[R]:
+        """Run `fn` once for this key; a duplicate gets the first one's outcome. Two round trips, one for a duplicate.
+
+        An exception of `fn` is an outcome: `Failed` if the policy calls it permanent, else `Errored`, with the
+        claim released. Raises for wrong use, and passes interrupts on once the claim is released. `event_type`
+        selects the window, `meta` is kept with the record; all other arguments are for `fn`.
+        """
+        if type(fn) is not FunctionType or fn.__code__.co_flags & CO_LATER != AWAITABLE:
+            awaitable(fn)
+        if event_type or meta is not None:
+            check_own_arguments(fn, event_type, meta)
+        plan, runtime = self._plan, self._runtime
+        take = plan.policy.fingerprint
+        fingerprint = None if take is None else take(*args, **kwargs)
+        reached = (self._admitted and monotonic() < runtime.fresh_until) or await self._reach()
+        call = partial(fn, *args, **kwargs) if args or kwargs else fn
+        task = plan.task(runtime.windows, key, call, fn, fingerprint, event_type, meta)
+        return await self._execute(task, reached=reached)
+
+    async def _run_guarded(
+        self,
+        key: str,
+        call: Any,
+        fn: Any,
+        fingerprint: bytes | None,
+        event_type: str,
+        meta: Mapping[str, str] | None,
+        sliding: Sliding | None,
+        event_time_us: int | None,
+    ) -> Outcome[Any]:
+        """`run` for a guarded function, whose arguments were read already."""
+        runtime = self._runtime
+        reached = (self._admitted and monotonic() < runtime.fresh_until) or await self._reach()
+        task = self._plan.task(
+            runtime.windows, key, call, fn, fingerprint, event_type, meta, sliding, event_time_us
+        )
+        return await self._execute(task, reached=reached)
+
+    async def _execute(self, task: ClientTask, *, reached: bool) -> Outcome[Any]:
+        """Run one task to its outcome: of `run`, of a guarded function, of a single delivery.
+
+        `reached`: the store could be opened.
+        """
+        executor = self._executor()  # sync: executor = self._own_executor
+        flow = task.flow(task) if reached else flows.without_store(task)
+        if self._runtime.reporter.listens:
+            flow = self._watch(flow, task)
+        try:
+            outcome = await adrive(flow, executor.__call__)  # a bound method is called faster than an object
+        except BaseException:
+            executor.abandon((task.claim.owner,))
+            raise
+        executor.drop(task.claim.owner, None)
+        if type(outcome) is not Done:
+            return raise_if_interrupted(outcome)
+        if outcome.reason:
+            self._warn_not_kept(task.handler, outcome)
+        return outcome
+
+    async def run_many(
+        self,
+        deliveries: Iterable[Delivery[T] | tuple[str, T]],
+        handler: Callable[[T], Awaitable[R]],
+        *,
+        concurrency: int = 1,
+    ) -> list[Outcome[R]]:
+        """Run `handler(delivery.body)` once for each key. One claim for all; outcomes in input order.
+
+        A pair `(key, body)` is a delivery, too. One delivery's failure never touches another's. Completions leave as
+        handlers finish; a crash repeats at most those under way. `concurrency`: how many handlers run at once, in
+        tasks of the loop, or in threads where the client blocks.
+        """
+        awaitable(handler)
+        check_concurrency(concurrency)
+        given = self._plan.with_fingerprints(as_deliveries(deliveries))
+        reached = await self._reach()
+        tasks, first_at, place_of = self._tasks(given, handler)
+        executor = self._executor()
+        try:
+            outcomes = await adrive_many(self._flows(tasks, reached=reached), executor, concurrency)
+        finally:
+            executor.abandon(task.claim.owner for task in tasks)
+        spread = copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in given])
+        self._report_copies(given, handler, first_at, place_of, spread)
+        self._warn_each_not_kept(handler, outcomes)
+        return spread
+
+    def guard(
+        self,
+        *,
+        key: KeySource,
+        name: str | None = None,
+        event_type: str = "",
+        meta: MetaSource | None = None,
+        policy: Policy | None = None,
+    ) -> AsyncGuard:
+        """Decorate a function so that it runs once per key and every call returns the first one's value.
+
+        `key`: an attribute path that starts with a parameter's name (`"order.id"`), or a callable that is given
+        the arguments. A client that awaits guards only `async def`: a function that blocks would stop the loop. A
+        client that blocks guards an `async def` by its async twin.
+
+        Each function has its own records, under `NAME::KEY`: another function with the same keys shares none. The
+        name is its module and qualified name, so renaming or moving it makes its keys new; `name` keeps them.
+        `event_type` selects the window, `meta` (or what a callable makes of the arguments) is kept with the record.
+        """
+        if policy is not None:
+            return self.using(policy).guard(key=key, name=name, event_type=event_type, meta=meta)
+        options = GuardOptions(key=key, name=name, event_type=event_type, meta=meta)
+        runs = GuardedRuns(self._run_guarded, self._plan.policy, self._plan.guards)
+        return AsyncGuard(runs, options)  # sync: return Guard(runs, options, self)
+
     async def sweep(self, handler: Callable[[Any], Awaitable[R]], *, limit: int = 100) -> list[Outcome[R]]:
         """Take over journaled claims whose owner died, and run `handler(payload)` for each."""
         # sync: self._plan.check_probe()
         task, owners = self._recovery(await self._connect(), awaitable(handler))
-        hands = self._executor()
+        executor = self._executor()
         try:
-            outcomes = await adrive(flows.sweep(self._plan.orphans(limit), task, self._once(handler)), hands)
+            outcomes = await adrive(flows.sweep(self._plan.orphans(limit), task, self._orphan_flow), executor)
         finally:
-            hands.forsake(owners)
+            executor.abandon(owners)
         return [raise_if_interrupted(outcome) for outcome in outcomes]
+
+    # --- claims in the caller's hands ---
 
     async def claim(
         self,
@@ -109,7 +285,7 @@ class AsyncVerbs(Client, ABC):
         item = self._claim_item(stored, key, event_type, fingerprint, event_time, journal, sliding, meta)
         sent_at = monotonic()
         answer = (await self._runtime.channel.asend((item,)))[0]
-        self._tell_claimed((item,), (answer,))
+        self._runtime.reporter.report_claimed((item,), (answer,))
         return self._outcome(item, answer_or_raise(answer), sent_at)  # type: ignore[no-any-return]
 
     async def claim_many(self, deliveries: Sequence[str | Delivery[Any]]) -> list[ClaimOutcome | Unavailable]:
@@ -119,7 +295,7 @@ class AsyncVerbs(Client, ABC):
         sent_at = monotonic()
         asked = [claims[at] for at in first_at]
         answers = await self._runtime.channel.asend(asked)
-        self._tell_claimed(asked, answers)
+        self._runtime.reporter.report_claimed(asked, answers)
         return self._outcomes(claims, answers, sent_at, (first_at, place_of))
 
     async def complete(self, claim: Claimed, value: Any = None) -> Completed | Lost[Any]:
@@ -174,7 +350,7 @@ class AsyncVerbs(Client, ABC):
         """Note many keys in one round trip; a later copy of a key is `False`."""
         item, unfold = self._marks(await self._connect(), keys, event_type)
         firsts = unfold((await self._runtime.channel.asend((item,)))[0])
-        self._tell_marked(keys, firsts, event_type, meta)
+        self._report_marked(keys, firsts, event_type, meta)
         return firsts
 
     async def _end(self, claims: Sequence[Claimed], items: Sequence[Item]) -> list[SettleAnswer]:
@@ -182,18 +358,12 @@ class AsyncVerbs(Client, ABC):
             claim.settled = True
         verdicts = await self._runtime.channel.asend(items)
         self._drop_settled(claims, verdicts, self._keeper())
-        self._tell_settled(items, verdicts)
+        self._runtime.reporter.report_settled(items, verdicts)
         return verdicts
-
-    def _hold(self, claim: Claimed) -> None:
-        self._keeper().keep(claim._kept)  # noqa: SLF001 - the claim and its client are one mechanism
-
-    def _drop(self, claim: Claimed) -> None:
-        self._keeper().drop(claim.claim.owner)
 
     async def _settle(self, claim: Claimed, error: BaseException | None) -> None:
         claim.settled = True
         verdict = self._plan.leaving(claim.claim, claim.granted, error)
         answer = await adrive(flows.settle(claim.claim, claim.granted, verdict), self._executor())
-        self._tell_left(claim, verdict.to, answer)
+        self._report_left(claim, verdict.to, answer)
         self._check_exit(claim, error, answer)

@@ -12,7 +12,7 @@ die at any `yield`: what then holds is the table in `docs/explain/guarantees.md`
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from semel.core.commands import (
     Ask,
@@ -68,6 +68,8 @@ from semel.types import (
     Unknown,
 )
 
+AnyTask = TypeVar("AnyTask", bound=Task)
+
 
 def once(task: Task) -> Flow[Outcome[Any]]:
     """Claim, run, settle. The effect happens under the claim, and the record says so afterwards."""
@@ -90,16 +92,25 @@ def once(task: Task) -> Flow[Outcome[Any]]:
     if ran is None:
         ran = yield Invoke(task.call, task.claim, answer)
     verdict = settlement_for(ran, task, answer.attempt)
-    if verdict.to == "unknown" and task.policy.probe is not None:
-        ran, verdict = yield from ask_probe_after_error(task, answer, ran, verdict)
-    ran, verdict = fail_if_last_attempt(ran, verdict, task, answer.attempt)
-    if verdict.to == "failed" and task.last_words is not None and isinstance(ran, Raised):
-        # Before the record is closed: a crash in between says it twice, the other order would never say it.
-        said = yield from Invoke(partial(task.last_words, ran.error, answer))
-        if isinstance(said, Raised):
-            verdict = retry_later(task.policy, answer.attempt)
+    if type(ran) is not Returned:
+        ran, verdict = yield from before_settling_error(task, answer, ran, verdict)
     settled = yield from settle(task.claim, answer, verdict)
     return outcome_of(ran, verdict, settled, answer.attempt)
+
+
+def before_settling_error(
+    task: Task, granted: Granted, ran: Ran, verdict: Settlement
+) -> Flow[tuple[Ran, Settlement]]:
+    """Do what comes before an attempt that raised is settled: ask the probe, count attempts, write a dead letter."""
+    if verdict.to == "unknown" and task.policy.probe is not None:
+        ran, verdict = yield from ask_probe_after_error(task, granted, ran, verdict)
+    ran, verdict = fail_if_last_attempt(ran, verdict, task, granted.attempt)
+    if verdict.to == "failed" and task.before_fail is not None and isinstance(ran, Raised):
+        # Before the record is closed: a crash in between says it twice, the other order would never say it.
+        said = yield from Invoke(partial(task.before_fail, ran.error, granted))
+        if isinstance(said, Raised):
+            verdict = retry_later(task.policy, granted.attempt)
+    return ran, verdict
 
 
 def ask_probe(task: Task, granted: Granted) -> Flow[Ran | None]:
@@ -262,7 +273,7 @@ def step(
 
 
 def sweep(
-    orphans: Scan, task: Callable[[Record], Task], run: Callable[[Task], Flow[Outcome[Any]]] = once
+    orphans: Scan, task: Callable[[Record], AnyTask], run: Callable[[AnyTask], Flow[Outcome[Any]]] = once
 ) -> Flow[list[Outcome[Any]]]:
     """Take over journaled claims whose owner died: their source will never send them again. `run`: each of them."""
     page = yield from orphans

@@ -46,7 +46,7 @@ class Task(Struct, frozen=True):
     policy: Policy
     returns: Any = None
     """The handler's return annotation, for values that are objects."""
-    last_words: Callable[[BaseException, Granted], Any] | None = None
+    before_fail: Callable[[BaseException, Granted], Any] | None = None
     """Called before the record is closed as `failed`; where it raises, the claim is released instead."""
 
 

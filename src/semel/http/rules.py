@@ -11,6 +11,7 @@ from urllib.parse import quote
 from msgspec import Struct
 from msgspec.structs import replace
 
+from semel.client import deliver
 from semel.client.client import Semel
 from semel.client.client_async import AsyncSemel
 from semel.errors import LateEvent, ModeMismatch, NotApplied, PolicyInvalid, UsageError
@@ -256,13 +257,13 @@ def prepare_client(client: C, rules: Rules, take: Any) -> C:
             on_unavailable="refuse",  # `rules.fail_open` says what happens then
         )
     )
-    made._plan.warns_not_kept = False  # noqa: SLF001 - a long response is answered by a problem document instead
+    deliver.items_of(made).warns_not_kept = False  # a long response is answered by a problem document instead
     return made
 
 
 def window_s_of(client: Semel | AsyncSemel) -> float:
     """How long the client remembers a finished key, as far as it knows without asking."""
-    return client._window_known("") / 1e6  # noqa: SLF001 - the middleware publishes what its client does
+    return deliver.known_window_us(client) / 1e6
 
 
 def keeps_errors(client: Semel | AsyncSemel, rules: Rules) -> bool:

@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.core.settlement import attempts_exhausted
 from semel.errors import (
@@ -154,7 +155,7 @@ class Intake:
                 on_unavailable="refuse",  # what is not journaled is not accepted: its sender sends it again
             )
         )
-        lease_s = once._plan.lease_us / 1e6  # noqa: SLF001 - known to the client alone
+        lease_s = deliver.items_of(once).lease_us / 1e6
         self._sweep_s: float = pace.sweep_s or min(SWEEP_MAX_S, max(SWEEP_MIN_S, lease_s / 3))
         self.instance: str = instance or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         """Who this is: kept with each record it claims first, for whoever looks at it."""
@@ -189,7 +190,7 @@ class Intake:
         for place in (self._handler, getattr(self._handler, "__self__", None)):
             if (check := getattr(place, "check_at_start", None)) is not None:
                 await check()  # as of a table of events: what cannot be written is not accepted
-        self._once._check_journal(b"")  # noqa: SLF001 - the client's own rule, before anything is accepted
+        deliver.check_journal(self._once, b"")  # before anything is accepted
         self._sweeper = asyncio.create_task(self._sweep_on(), name="semel-sweeper")
         return self
 
@@ -298,7 +299,7 @@ class Intake:
         try:
             handle = partial(self._handle, receipt)
             handle.__wrapped__ = self._handler  # type: ignore[attr-defined]  # whose name is told to hooks
-            outcome: Outcome[Any] = await self._once._deliver_one(delivery, handle, owner)  # noqa: SLF001
+            outcome: Outcome[Any] = await deliver.deliver_one(self._once, delivery, handle, owner)
         except StoreError as error:
             outcome = Unavailable(error)
         finally:
@@ -429,7 +430,7 @@ class Intake:
             await self._dead_letter(event, error)
             raise AttemptsExhausted(f"its journal cannot be read: {error}") from error
 
-        outcome: Outcome[Any] = await self._once._deliver_one(delivery, fail)  # noqa: SLF001
+        outcome: Outcome[Any] = await deliver.deliver_one(self._once, delivery, fail)
         self._finished += 1
         self._note(delivery.key, outcome, ran=True)
 

@@ -117,7 +117,7 @@ class FlowObserver:
                 kind = type(command)
                 if kind is Claim:
                     answer = yield self._carrying(command, carried)
-                    if self._note_claim_answer(answer) and hooks.carries:
+                    if self.note_claim_answer(answer) and hooks.carries:
                         self._origin = _words((yield Lookup(self._claim.id)))
                 elif kind is Invoke:
                     answer = yield self._around(command, awaits=awaits)
@@ -139,7 +139,7 @@ class FlowObserver:
         mine = {} if command.meta is None else msgspec.json.decode(command.meta, type=dict[str, str])
         return replace(command, meta=msgspec.json.encode({**mine, **carried}))
 
-    def _note_claim_answer(self, answer: Any) -> bool:
+    def note_claim_answer(self, answer: Any) -> bool:
         """Note the answer to a claim; whether there is an earlier delivery whose words are wanted."""
         self._answer = answer
         kind = type(answer)
@@ -290,7 +290,7 @@ def report_claimed(hooks: Hooks, claims: Sequence[Claim], answers: Sequence[Answ
         tap = FlowObserver(hooks, claim)
         who = (*claim.id, claim.owner)
         hooks(events.Received(*who, "", "", claim.event_type, _read_meta(claim.meta)))
-        tap._note_claim_answer(answer)  # noqa: SLF001 - one mechanism
+        tap.note_claim_answer(answer)
         match answer:
             case Granted():
                 pass

@@ -20,7 +20,7 @@ from semel.errors import SinkUnavailable, StoreRefused, UsageError
 from semel.outbox import message as outbox_message
 from semel.outbox.message import Draft, Message, chosen_id, make_draft
 from semel.outbox.sinks import Sink, sink_for
-from semel.runtime.context import Context, _current
+from semel.runtime.context import running
 
 __all__ = ["AsyncOutbox", "AsyncProducer", "Outbox", "Producer", "aproducer", "outbox_for", "producer"]
 
@@ -106,8 +106,8 @@ class _OutboxWriter:
         return f"{self._head}{', '.join(rows)} ON CONFLICT (id) DO NOTHING"
 
     def _id_for(self, name: str | None, own: UUID | None) -> UUID:
-        context: Context | None = _current.get()
-        if context is None or context._loose:  # noqa: SLF001 - without a claim there is no attempt to repeat
+        run = running.get()
+        if run is None or run.unclaimed:  # without a claim there is no attempt to repeat
             if name is not None:
                 self._name(name, self._named)
             return own or outbox_message.new_id()
@@ -117,8 +117,8 @@ class _OutboxWriter:
             raise UsageError(
                 'inside a handler a message needs a name, which gives it the same id on every attempt: name="..."'
             )
-        self._name(name, context._published)  # noqa: SLF001 - one attempt, whichever outbox writes
-        return own or outbox_message.id_for_event(context._kept.claim.id, context.first_seen_us, name)  # noqa: SLF001
+        self._name(name, run.published)  # of one attempt, whichever outbox writes
+        return own or outbox_message.id_for_event(run.kept.claim.id, run.granted.first_seen_us, name)
 
     @staticmethod
     def _name(name: str, used: set[str]) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_type_hints
+from weakref import WeakKeyDictionary
 
 from semel.runtime.process import inspect
 
@@ -33,8 +34,27 @@ def return_type(fn: Any) -> Any:
     except Exception:  # noqa: BLE001 - not a function, or Python 3.14 evaluates them now and one fails
         returns = _evaluate(fn, "return")
     if isinstance(returns, str):
-        returns = _evaluate(fn, "return")
+        returns = _evaluate_once(fn, returns)
     return None if returns is Any else returns  # Any names nothing that an object could come back as
+
+
+_evaluated: "WeakKeyDictionary[Any, tuple[str, Any]]" = WeakKeyDictionary()
+"""The return annotations that are text, and the types that they name, by function."""
+
+
+def _evaluate_once(fn: Any, text: str) -> Any:
+    """The type that a return annotation names which is text. It is kept: to evaluate it takes as long as a claim."""
+    function = getattr(fn, "__func__", fn)  # of a method, which is a new object each time
+    try:
+        known = _evaluated.get(function)
+    except TypeError:  # neither hashed nor referred to: an object of a class of its own
+        return _evaluate(fn, "return")
+    if known is not None and known[0] == text:
+        return known[1]
+    found = _evaluate(fn, "return")
+    if found is not None:  # what it names may be defined later
+        _evaluated[function] = (text, found)
+    return found
 
 
 def parameter_type(fn: Callable[..., Any], name: str) -> Any:

@@ -36,11 +36,11 @@ from semel.runtime.send_queue import (
     give_back_granted,
     redo,
     refuse,
+    require_all,
     resolve,
     spread,
     undo,
     unreachable,
-    whole,
 )
 
 __all__ = ["BATCH_MAX", "Channel", "Coalescer", "Direct", "LoopCoalescer", "channel_for", "give_back"]
@@ -128,7 +128,8 @@ class Coalescer:
             return self._straight(items)
         if len(items) > BATCH_MAX:
             return self._in_parts(items)
-        if not self._queue and not self._gate.locked():
+        queue = self._queue  # its two ends are read here: `len(queue)` would be one more call for each send
+        if not queue.urgent and not queue.others and not self._gate.locked():
             return self._straight(items)
         arrived = Lock()
         arrived.acquire()
@@ -190,7 +191,8 @@ class Coalescer:
             if self._closed:
                 refuse(self._store, items)
             try:
-                return whole(self._store.send(items), items)
+                answers = self._store.send(items)
+                return answers if len(answers) == len(items) else require_all(answers, items)
             except StoreUnavailable as error:
                 return unreachable(items, error)
             except Exception:
@@ -250,7 +252,7 @@ class Coalescer:
 
     def _attempt(self, items: list[Item]) -> tuple[Sequence[Answer], BaseException | None]:
         try:
-            return whole(self._store.send(items), items), None
+            return require_all(self._store.send(items), items), None
         except StoreUnavailable as error:
             return unreachable(items, error), None
         except BaseException as error:  # noqa: BLE001 - it belongs to the callers, not to the flusher
@@ -393,7 +395,7 @@ class LoopCoalescer:
 
     async def _attempt(self, items: list[Item]) -> tuple[Sequence[Answer], BaseException | None]:
         try:
-            return whole(await self._store.asend(items), items), None
+            return require_all(await self._store.asend(items), items), None
         except StoreUnavailable as error:
             return unreachable(items, error), None
         except Exception as error:  # noqa: BLE001 - it belongs to the callers, not to the flusher

@@ -27,7 +27,17 @@ from semel.runtime.keeper import LiveClaim
 from semel.runtime.process import inspect
 from semel.types import Id, Lost, Record, Unavailable
 
-__all__ = ["Context", "check_own", "current", "enter_by_hand", "held_owners", "leave_by_hand", "step"]
+__all__ = [
+    "Context",
+    "HandlerRun",
+    "check_own",
+    "current",
+    "enter_by_hand",
+    "held_owners",
+    "leave_by_hand",
+    "running",
+    "step",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,111 +47,55 @@ STEPS_MAX = 64
 STEP_NAME_BYTES_MAX = 128
 
 
-class Context(Struct, eq=False):
-    """The claim that the running handler holds."""
+class HandlerRun(Struct, eq=False):
+    """One run of a handler: its claim, its steps, and the run that it was called from."""
 
-    _kept: LiveClaim
-    _granted: Granted
-    _perform: Any
-    _value_bytes_max: int
-    _steps: dict[str, bytes | None] = field(default_factory=dict)
-    """Noted, by earlier attempts and by this one."""
-    _named: set[str] = field(default_factory=set)
-    """Used in this attempt."""
-    _published: set[str] = field(default_factory=set[str])
-    """Names of messages written into an outbox in this attempt."""
-    _loose: bool = False
+    kept: LiveClaim
+    granted: Granted
+    executor: Any
+    value_bytes_max: int
+    steps: dict[str, bytes | None] = field(default_factory=dict)
+    """Values noted by earlier attempts and by this one."""
+    named: set[str] = field(default_factory=set)
+    """Names of the steps of this attempt."""
+    published: set[str] = field(default_factory=set[str])
+    """Names of the messages that this attempt wrote into an outbox."""
+    unclaimed: bool = False
     """No claim is held: marks, observed duplicates, windows that are off. Steps run and are not noted."""
-    _outer: "Context | None" = None
+    outer: "HandlerRun | None" = None
     """The handler that called this one."""
 
-    @property
-    def fence(self) -> int:
-        """Grows with every claim of this key: a sink that remembers it refuses zombies."""
-        return self._granted.fence
-
-    @property
-    def attempt(self) -> int:
-        """1 for the first."""
-        return self._granted.attempt
-
-    @property
-    def first_seen_us(self) -> int:
-        """When the event was first claimed: store clock, microseconds."""
-        return self._granted.first_seen_us
-
-    @property
-    def key(self) -> str:
-        """The event's key."""
-        return self._kept.claim.id[2]
-
-    @property
-    def consumer(self) -> str:
-        """Who processes it."""
-        return self._kept.claim.id[1]
-
-    @property
-    def idempotency_key(self) -> str:
-        """For the systems that the handler calls: the same on every attempt."""
-        return idempotency_key(self._kept.claim.id)
-
-    @property
-    def deadline_s(self) -> float:
-        """Seconds until the claim ends if it is not renewed any more."""
-        return self._kept.deadline - monotonic()
-
-    @property
-    def lost(self) -> bool:
-        """Whether the claim is lost: stop, and touch nothing more."""
-        return self._kept.lost
-
-    def step_key(self, name: str) -> str:
-        """The idempotency key of one step."""
-        return idempotency_key(self._kept.claim.id, name)
-
-    def _begin(self, name: str) -> None:
-        if self._granted.steps and not self._steps:
-            self._steps.update(self._granted.steps)
+    def begin_step(self, name: str) -> None:
+        """Check the name of a step and take it. Raises `UsageError` or `StepRepeated`."""
+        if self.granted.steps and not self.steps:
+            self.steps.update(self.granted.steps)
         if not 0 < len(name.encode()) <= STEP_NAME_BYTES_MAX:
             raise UsageError(f"a step's name takes 1 to {STEP_NAME_BYTES_MAX} bytes, not {name!r}")
-        if name in self._named:
+        if name in self.named:
             raise StepRepeated(f"step {name!r} was already used in this attempt; give each step its own name")
-        if name not in self._steps and len(self._steps.keys() | self._named) >= STEPS_MAX:
+        if name not in self.steps and len(self.steps.keys() | self.named) >= STEPS_MAX:
             raise UsageError(f"a handler has at most {STEPS_MAX} steps; put several effects into one")
-        self._named.add(name)
+        self.named.add(name)
 
-    def _stored_value(self, name: str, returns: Any) -> Any:
-        value = self._steps[name]
+    def stored_value(self, name: str, returns: Any) -> Any:
+        """Return the value of a step that an earlier attempt noted. Raises `ValueNotKept` where it has none."""
+        value = self.steps[name]
         if value is None or (reason := reason_in(value)):
             why = "" if value is None else f": {reason}"
             raise ValueNotKept(f"step {name!r} ran on an earlier attempt, but its value was not kept{why}")
         return decode(value, returns)
 
-    def _encode(self, returns: Any, value: Any) -> bytes:
-        """The value's bytes, or why there are none: the effect has happened, so it is noted all the same."""
-        try:
-            encoded = encode(value, returns, self._value_bytes_max)
-            held = sum(len(each) for each in self._steps.values() if each and not reason_in(each))
-            if len(encoded) + held > self._value_bytes_max:
-                raise ValueTooLarge("the steps of one record share one value limit")
-        except ValueInvalid as error:
-            return encode_reason(error)
-        return encoded
-
-    def _renew(self, name: str, encoded: bytes | None) -> Renew:
-        claim = self._kept.claim
-        self._steps[name] = encoded
-        return Renew(claim.id, claim.owner, self.fence, claim.lease_us, (name, encoded))
-
-    def _flow(self, name: str, call: Callable[[], Any], returns: Any) -> Any:
+    def step_flow(self, name: str, call: Callable[[], Any], returns: Any) -> Any:
+        """Return the flow that runs a step and notes its value."""
         return flows.step(partial(self._renew, name), call, partial(self._encode, returns))
 
-    def _conclude(self, name: str, noted: tuple[Ran, RenewAnswer | None]) -> Any:
+    def step_value(self, name: str, noted: tuple[Ran, RenewAnswer | None]) -> Any:
+        """Return the value of a step that ran. Raises its error, or says that it could not be noted."""
         ran, answer = noted
         if isinstance(ran, Raised):
             raise ran.error
         if isinstance(answer, Lost):
-            self._kept.lost = True  # the error below tells the handler; it is not cancelled on top of it
+            self.kept.lost = True  # the error below tells the handler; it is not cancelled on top of it
             raise ClaimLost(f"the claim was lost while step {name!r} ran")
         if isinstance(answer, Unavailable):
             raise NotRecorded(
@@ -149,8 +103,75 @@ class Context(Struct, eq=False):
             ) from answer.error
         return ran.value
 
+    def _encode(self, returns: Any, value: Any) -> bytes:
+        """The value's bytes, or why there are none: the effect has happened, so it is noted all the same."""
+        try:
+            encoded = encode(value, returns, self.value_bytes_max)
+            held = sum(len(each) for each in self.steps.values() if each and not reason_in(each))
+            if len(encoded) + held > self.value_bytes_max:
+                raise ValueTooLarge("the steps of one record share one value limit")
+        except ValueInvalid as error:
+            return encode_reason(error)
+        return encoded
 
-_current: ContextVar[Context | None] = ContextVar("semel.current", default=None)
+    def _renew(self, name: str, encoded: bytes | None) -> Renew:
+        claim = self.kept.claim
+        self.steps[name] = encoded
+        return Renew(claim.id, claim.owner, self.granted.fence, claim.lease_us, (name, encoded))
+
+
+running: ContextVar[HandlerRun | None] = ContextVar("semel.current", default=None)
+"""The handler that is running here."""
+
+
+class Context(Struct, frozen=True):
+    """The claim that the running handler holds."""
+
+    _run: HandlerRun
+
+    @property
+    def fence(self) -> int:
+        """Grows with every claim of this key: a sink that remembers it refuses zombies."""
+        return self._run.granted.fence
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first."""
+        return self._run.granted.attempt
+
+    @property
+    def first_seen_us(self) -> int:
+        """When the event was first claimed: store clock, microseconds."""
+        return self._run.granted.first_seen_us
+
+    @property
+    def key(self) -> str:
+        """The event's key."""
+        return self._run.kept.claim.id[2]
+
+    @property
+    def consumer(self) -> str:
+        """Who processes it."""
+        return self._run.kept.claim.id[1]
+
+    @property
+    def idempotency_key(self) -> str:
+        """For the systems that the handler calls: the same on every attempt."""
+        return idempotency_key(self._run.kept.claim.id)
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds until the claim ends if it is not renewed any more."""
+        return self._run.kept.deadline - monotonic()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the claim is lost: stop, and touch nothing more."""
+        return self._run.kept.lost
+
+    def step_key(self, name: str) -> str:
+        """The idempotency key of one step."""
+        return idempotency_key(self._run.kept.claim.id, name)
 
 
 _by_hand: ContextVar[tuple[LiveClaim, ...]] = ContextVar("semel.by_hand", default=())
@@ -176,11 +197,11 @@ def held_owners(record_id: Id) -> set[bytes]:
     lost ones, do not count: waiting for those ends.
     """
     held = list(_by_hand.get())
-    context = _current.get()
-    while context is not None:
-        if not context._loose:  # noqa: SLF001 - one mechanism
-            held.append(context._kept)  # noqa: SLF001
-        context = context._outer  # noqa: SLF001
+    run = running.get()
+    while run is not None:
+        if not run.unclaimed:
+            held.append(run.kept)
+        run = run.outer
     return {
         kept.claim.owner for kept in held if kept.claim.id == record_id and not kept.ended and not kept.lost
     }
@@ -197,10 +218,14 @@ def check_own(found: Any, owners: set[bytes]) -> None:
 
 def current() -> Context:
     """The claim of the handler that is running. Raises `NotInHandler` elsewhere."""
-    context = _current.get()
-    if context is None:
+    return Context(_current_run())
+
+
+def _current_run() -> HandlerRun:
+    run = running.get()
+    if run is None:
         raise NotInHandler("current() and step() work inside a handler that semel runs under a claim")
-    return context
+    return run
 
 
 @overload
@@ -218,21 +243,20 @@ def step(name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     repeats it; hand `current().step_key(name)` to the other system to make that harmless. An `async def`
     is awaited. Raises `StepRepeated`, `ClaimLost`, `NotRecorded`, and what `fn` raises.
     """
-    context = current()
+    run = _current_run()
     returns = return_type(fn)
-    context._begin(name)  # noqa: SLF001 - a step is a method of the context, spelled as a function
+    run.begin_step(name)
     call = partial(fn, *args, **kwargs)
-    if context._loose:  # noqa: SLF001
+    if run.unclaimed:
         return call()
     if inspect.iscoroutinefunction(fn):
-        return _astep(context, name, call, returns)
-    if name in context._steps:  # noqa: SLF001
-        return context._stored_value(name, returns)  # noqa: SLF001
-    return context._conclude(name, context._perform.step(context._flow(name, call, returns)))  # noqa: SLF001
+        return _astep(run, name, call, returns)
+    if name in run.steps:
+        return run.stored_value(name, returns)
+    return run.step_value(name, run.executor.step(run.step_flow(name, call, returns)))
 
 
-async def _astep(context: Context, name: str, call: Callable[[], Any], returns: Any) -> Any:
-    if name in context._steps:  # noqa: SLF001
-        return context._stored_value(name, returns)  # noqa: SLF001
-    flow = context._flow(name, call, returns)  # noqa: SLF001
-    return context._conclude(name, await context._perform.astep(flow))  # noqa: SLF001
+async def _astep(run: HandlerRun, name: str, call: Callable[[], Any], returns: Any) -> Any:
+    if name in run.steps:
+        return run.stored_value(name, returns)
+    return run.step_value(name, await run.executor.astep(run.step_flow(name, call, returns)))

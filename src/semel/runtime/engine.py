@@ -19,8 +19,9 @@ from semel.errors import (
     StoreUnavailable,
 )
 from semel.runtime.channel import Channel, LoopCoalescer, channel_for
-from semel.runtime.keeper import Keeper, LiveClaim, LoopKeeper
+from semel.runtime.keeper import Keeper, LoopKeeper
 from semel.runtime.process import asyncio, restart_after_fork
+from semel.runtime.reporter import Reporter
 from semel.runtime.waiting import Watches
 from semel.types import Mode, Unavailable
 
@@ -40,11 +41,12 @@ class Runtime:
         self.store: Store | AsyncStore = store
         self._owned = owned
         self.hooks: Hooks | None = hooks
-        """Those who are told what happens; `None`: nobody, and nothing is built for them."""
-        self.told: Store | AsyncStore = store if hooks is None else _instrument(store, hooks)
-        """The store, with those who are told listening; opened and closed with it."""
+        self.reporter: Reporter = Reporter() if hooks is None else _hook_reporter(hooks)
+        """Reports to the hooks; without hooks it does nothing."""
+        self.told: Store | AsyncStore = self.reporter.instrument(store)
+        """The store, which reports its round trips to the hooks; opened and closed with it."""
         self.channel: Channel = channel_for(self.told)
-        self.keeper: Keeper = Keeper(self.channel, time.monotonic, _expiry(hooks))
+        self.keeper: Keeper = Keeper(self.channel, time.monotonic, self.reporter.report_expired)
         self.watches: Watches = Watches(store.capabilities, store.watch, time.monotonic)
         self.windows: dict[tuple[str, str, str], int] = {}
         self.fresh_until: float = 0.0
@@ -89,7 +91,7 @@ class Runtime:
         if desk is None:
             with self._lock:  # a program may run a loop per call: what belongs to closed ones is let go
                 self._desks = {each: desk for each, desk in self._desks.items() if not each.is_closed()}
-                desk = self._desks[loop] = LoopState(self.channel, self.hooks)
+                desk = self._desks[loop] = LoopState(self.channel, self.reporter)
         return desk
 
     def warn_in_loop(self) -> None:
@@ -316,8 +318,8 @@ class Runtime:
 class LoopState:
     """What belongs to one event loop."""
 
-    def __init__(self, channel: Channel, hooks: "Hooks | None") -> None:
-        self.keeper: LoopKeeper = LoopKeeper(channel, time.monotonic, _expiry(hooks))
+    def __init__(self, channel: Channel, reporter: Reporter) -> None:
+        self.keeper: LoopKeeper = LoopKeeper(channel, time.monotonic, reporter.report_expired)
         self.opening: asyncio.Future[None] | None = None
         """Ends when the one who opens the store is done with it."""
         self.reading: asyncio.Task[None] | None = None
@@ -326,25 +328,16 @@ class LoopState:
 
 def _callers_level() -> int:
     """How many frames up the code is that called semel; counted from the caller of this function."""
-    level, frame = 1, sys._getframe(1)  # noqa: SLF001 - there is no public way
+    level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "semel":
         level, frame = level + 1, frame.f_back
     return level
 
 
-def _instrument(store: Store | AsyncStore, hooks: "Hooks") -> Store | AsyncStore:
-    from semel.observe.instrument import instrument_store  # not loaded unless somebody listens
+def _hook_reporter(hooks: "Hooks") -> Reporter:
+    from semel.observe.reporter import HookReporter  # not loaded unless somebody listens
 
-    return instrument_store(store, hooks)
-
-
-def _expiry(hooks: "Hooks | None") -> Callable[[LiveClaim], None] | None:
-    """How the keepers say that a lease could not be kept."""
-    if hooks is None:
-        return None
-    from semel.observe.events import Expired
-
-    return lambda kept: hooks(Expired(*kept.claim.id, kept.claim.owner))
+    return HookReporter(hooks)
 
 
 async def _in_thread(function: Callable[[], None], name: str) -> None:

@@ -29,10 +29,10 @@ from semel.core.settlement import answer_of
 from semel.errors import ClaimLost, NotApplied, StoreClosed, StoreError
 from semel.policy import Policy
 from semel.runtime.channel import Channel
-from semel.runtime.context import Context, _current, check_own, held_owners
+from semel.runtime.context import HandlerRun, check_own, held_owners, running
 from semel.runtime.engine import SETTINGS_LIVE_S, Runtime
 from semel.runtime.generators import adrive, drive
-from semel.runtime.handlers import close_unfinished
+from semel.runtime.handlers import UNFINISHED, refuse_unfinished
 from semel.runtime.keeper import Keeper, LiveClaim, LoopKeeper
 from semel.runtime.process import asyncio, inspect, logging
 from semel.runtime.send_queue import give_back, post_quietly, recall
@@ -53,7 +53,7 @@ def backoff_s(tries: int) -> float:
 
 
 class ExecutorBase:
-    """What both kinds of hands work with."""
+    """What both kinds of executor work with."""
 
     def __init__(
         self, runtime: Runtime, keeper: Any, policy: Policy, window_us: Callable[[str], int]
@@ -61,6 +61,8 @@ class ExecutorBase:
         self.runtime: Runtime = runtime
         self.channel: Channel = runtime.channel
         self.keeper: Any = keeper
+        self.drop: Callable[[bytes, None], LiveClaim | None] = keeper.kept.pop
+        """Keep a claim no longer: `drop(owner, None)`. A method of the dict itself, which Ctrl-C cannot split."""
         self.watches: Watches = runtime.watches
         self.run_max_s: float = policy.run_max_s
         self.value_bytes_max: int = policy.value_bytes_max
@@ -68,39 +70,28 @@ class ExecutorBase:
         """The window that is in force for an event type, as far as it is known."""
         self.steady_s: Callable[[], float] = time.monotonic
 
-    def drop(self, owner: bytes) -> LiveClaim | None:
-        """The claim is nobody's business any more."""
-        kept: LiveClaim | None = self.keeper.kept.pop(
-            owner, None
-        )  # at once: Ctrl-C must not strike before it
-        return kept
-
-    def keep(self, claim: Claim, granted: Granted, sent_at: float) -> LiveClaim:
-        """Renew a granted claim from now on."""
-        kept = LiveClaim.since(claim, granted, sent_at, self.run_max_s)
-        self.keeper.keep(kept)
-        return kept
-
-    def forsake(self, owners: Iterable[bytes]) -> None:
+    def abandon(self, owners: Iterable[bytes]) -> None:
         """Their flows were broken off: keep the claims no longer, and give back those that did not start."""
-        dropped = [self.drop(owner) for owner in owners]
+        dropped = [self.drop(owner, None) for owner in owners]
         idle = [kept for kept in dropped if kept is not None and not kept.started]
         post_quietly(self.channel, [give_back(kept.claim, kept.fence) for kept in idle])
 
-    def begin(self, claim: Claim, granted: Granted) -> Context | None:
-        """What the handler of a granted claim can ask about itself; `None`: the claim is lost already."""
+    def begin(self, claim: Claim, granted: Granted | None) -> HandlerRun | None:
+        """Begin a run of the handler; `None`: the claim is lost already. Without `granted` there is no claim."""
+        if granted is None:
+            return self._unclaimed_run(claim)
         kept = self.keeper.kept.get(claim.owner)
         if kept is None or kept.lost:
             return None
-        return Context(kept, granted, self, self.value_bytes_max)
+        return HandlerRun(kept, granted, self, self.value_bytes_max)
 
-    def loose(self, claim: Claim) -> Context:
-        """What a handler can ask about itself that runs under no claim: its key, and that it is the first attempt."""
-        now = self.steady_s()
+    def _unclaimed_run(self, claim: Claim) -> HandlerRun:
+        """A run under no claim: the handler can ask for its key, and it is the first attempt."""
         nothing = Granted(fence=0, attempt=1, lease_until_us=0, first_seen_us=0)
-        return Context(LiveClaim.since(claim, nothing, now, self.run_max_s), nothing, self, 0, _loose=True)
+        kept = LiveClaim.since(claim, nothing, self.steady_s(), self.run_max_s)
+        return HandlerRun(kept, nothing, self, 0, unclaimed=True)
 
-    def is_long(self, settle: Settle) -> bool:
+    def window_may_have_changed(self, settle: Settle) -> bool:
         """Whether the claim is so old that its window may have been changed since."""
         kept = self.keeper.kept.get(settle.owner)
         return (
@@ -109,7 +100,7 @@ class ExecutorBase:
             and self.steady_s() - (kept.ends - self.run_max_s) > SETTINGS_LIVE_S
         )
 
-    def as_of_now(self, settle: Settle) -> Settle:
+    def with_current_window(self, settle: Settle) -> Settle:
         """A window that was changed while the handler ran applies to its completion."""
         kept = self.keeper.kept.get(settle.owner)
         return settle if kept is None else replace(settle, window_us=self.window_us(kept.claim.event_type))
@@ -140,16 +131,16 @@ class Executor(ExecutorBase):
         if kind is Invoke:
             return self.invoke(command)  # type: ignore[arg-type]
         if kind is Settle:
-            if self.is_long(command):  # type: ignore[arg-type]
+            if self.window_may_have_changed(command):  # type: ignore[arg-type]
                 self.refresh()
-                command = self.as_of_now(command)  # type: ignore[arg-type]
+                command = self.with_current_window(command)  # type: ignore[arg-type]
             try:
                 answer = self.channel.send((command,))[0]  # type: ignore[arg-type]
             except StoreClosed as error:
                 answer = Unavailable(error)
-                self.keeper.drop(command.owner)  # type: ignore[attr-defined]  # nothing is left to repeat it on
+                self.drop(command.owner, None)  # type: ignore[attr-defined]  # nothing is left to repeat it on
             if type(answer) is not Unavailable:
-                self.keeper.drop(command.owner)  # type: ignore[attr-defined]
+                self.drop(command.owner, None)  # type: ignore[attr-defined]
             return answer
         return self._rarely(command)
 
@@ -158,7 +149,7 @@ class Executor(ExecutorBase):
         try:
             answer = self.channel.send((claim,))[0]
             if type(answer) is Granted:
-                self.keep(claim, answer, sent_at)
+                self.keeper.keep(LiveClaim.since(claim, answer, sent_at, self.run_max_s))
         except Exception:
             raise
         except BaseException:  # it may be ours, and nobody keeps it yet
@@ -195,16 +186,16 @@ class Executor(ExecutorBase):
         claim, granted = command.claim, command.granted
         if claim is None:
             return _call(command.call, None)
-        context = self.loose(claim) if granted is None else self.begin(claim, granted)
-        if context is None:
+        run = self.begin(claim, granted)
+        if run is None:
             return _too_late()
-        outer = context._outer = _current.get()  # noqa: SLF001 - one mechanism
+        outer = run.outer = running.get()
         try:
-            _current.set(context)
-            return _call(command.call, context)
+            running.set(run)
+            return _call(command.call, run)
         finally:
-            context._kept.ended = True  # noqa: SLF001
-            _current.set(outer)
+            run.kept.ended = True
+            running.set(outer)
 
     def refresh(self) -> None:
         """Know the windows that are in force, if the store can be reached."""
@@ -222,27 +213,27 @@ class Executor(ExecutorBase):
         raise TypeError("an async step needs an async handler; make the handler async def, or the step def")
 
 
-def _call(call: Callable[[], Any], context: Context | None) -> Ran:
+def _call(call: Callable[[], Any], run: HandlerRun | None) -> Ran:
     try:
-        if context is not None:
-            context._kept.started = True  # noqa: SLF001 - from here on giving the claim up is not free
-        return _check_returned(call())
+        if run is not None:
+            run.kept.started = True  # from here on giving the claim up is not free
+        value = call()
+        return Returned(value) if type(value) not in UNFINISHED else _unfinished(value)
     except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
-        return _check_raised(error, context)
+        return _check_raised(error, run)
 
 
-def _check_returned(value: Any) -> Ran:
-    """A handler's value. A coroutine or generator is work that has not run: released, and no attempt is counted."""
-    unfinished = close_unfinished(value)
-    return Returned(value) if unfinished is None else Raised(unfinished, interrupted=True)
+def _unfinished(value: Any) -> Raised:
+    """The end of a handler that returned a coroutine or generator: its work has not run, so no attempt is counted."""
+    return Raised(refuse_unfinished(value), interrupted=True)
 
 
-def _check_raised(error: BaseException, context: Context | None) -> Raised:
+def _check_raised(error: BaseException, run: HandlerRun | None) -> Raised:
     """A handler's error. `ClaimLost` of a claim inside this one says nothing about this one."""
     return Raised(
         error,
         interrupted=isinstance(error, KeyboardInterrupt),
-        lost=context is not None and context.lost and isinstance(error, ClaimLost),
+        lost=run is not None and run.kept.lost and isinstance(error, ClaimLost),
     )
 
 
@@ -265,7 +256,7 @@ class AsyncExecutor(ExecutorBase):
             sent_at = self.steady_s()
             answer = (await self.channel.asend((command,)))[0]  # type: ignore[arg-type]
             if type(answer) is Granted:
-                self.keep(command, answer, sent_at)  # type: ignore[arg-type]
+                self.keeper.keep(LiveClaim.since(command, answer, sent_at, self.run_max_s))  # type: ignore[arg-type]
             return answer
         if kind is Invoke:
             return await self.invoke(command)  # type: ignore[arg-type]
@@ -274,17 +265,17 @@ class AsyncExecutor(ExecutorBase):
         return await self._rarely(command)
 
     async def _settle(self, settle: Settle) -> Any:
-        if self.is_long(settle):
+        if self.window_may_have_changed(settle):
             await self.refresh()
-            settle = self.as_of_now(settle)
+            settle = self.with_current_window(settle)
         # Cancelled or not, what a handler came to must reach the store: the item is queued by then.
         try:
             answer = (await self.channel.asend((settle,)))[0]
         except StoreClosed as error:
             answer = Unavailable(error)
-            self.keeper.drop(settle.owner)  # nothing is left to repeat it on
+            self.drop(settle.owner, None)  # nothing is left to repeat it on
         if type(answer) is not Unavailable:
-            self.keeper.drop(settle.owner)
+            self.drop(settle.owner, None)
         return answer
 
     async def _rarely(self, command: Command[Any]) -> Any:
@@ -316,17 +307,17 @@ class AsyncExecutor(ExecutorBase):
         claim, granted = command.claim, command.granted
         if claim is None:
             return await _acall(command.call, None)
-        context = self.loose(claim) if granted is None else self.begin(claim, granted)
-        if context is None:
+        run = self.begin(claim, granted)
+        if run is None:
             return _too_late()
         self.loop = asyncio.get_running_loop()
-        outer = context._outer = _current.get()  # noqa: SLF001 - one mechanism
+        outer = run.outer = running.get()
         try:
-            _current.set(context)
-            return await _acall(command.call, context)
+            running.set(run)
+            return await _acall(command.call, run)
         finally:
-            context._kept.ended = True  # noqa: SLF001
-            _current.set(outer)
+            run.kept.ended = True
+            running.set(outer)
 
     async def refresh(self) -> None:
         """Know the windows that are in force, if the store can be reached."""
@@ -377,21 +368,23 @@ def _report_probe_error(command: Ask, ran: Ran) -> Ran:
     return ran
 
 
-async def _acall(call: Callable[[], Any], context: Context | None) -> Ran:
-    if context is None:
+async def _acall(call: Callable[[], Any], run: HandlerRun | None) -> Ran:
+    if run is None:
         try:
-            return _check_returned(await call())
+            value = await call()
+            return Returned(value) if type(value) not in UNFINISHED else _unfinished(value)
         except asyncio.CancelledError as error:
             return Raised(error, interrupted=True)
         except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
             return _check_raised(error, None)
-    task, kept = asyncio.current_task(), context._kept  # noqa: SLF001 - the handler's side of the same claim
+    task, kept = asyncio.current_task(), run.kept
     assert task is not None
     cancelling = task.cancelling()
     kept.on_lost = task.cancel
     kept.started = True
     try:
-        return _check_returned(await call())  # finished, lost or not: the store will say whose result counts
+        value = await call()  # finished, lost or not: the store will say whose result counts
+        return Returned(value) if type(value) not in UNFINISHED else _unfinished(value)
     except asyncio.CancelledError as error:
         if kept.stopped and task.cancelling() == cancelling + 1:  # by us, and by nobody else
             return Raised(
@@ -399,7 +392,7 @@ async def _acall(call: Callable[[], Any], context: Context | None) -> Ran:
             )
         return Raised(error, interrupted=True)
     except BaseException as error:  # noqa: BLE001 - the flow decides what becomes of it
-        return _check_raised(error, context)
+        return _check_raised(error, run)
     finally:
         kept.on_lost = None
         if kept.stopped:

@@ -11,13 +11,17 @@ from semel.errors import UsageError
 from semel.runtime.process import inspect
 
 __all__ = [
+    "AWAITABLE",
+    "BLOCKING",
+    "CO_LATER",
     "NAME_BYTES_MAX",
+    "UNFINISHED",
     "awaitable",
     "blocking",
-    "close_unfinished",
     "code_of",
     "label_of",
     "operation_name",
+    "refuse_unfinished",
 ]
 
 P = ParamSpec("P")
@@ -32,8 +36,13 @@ CO_ITERABLE_COROUTINE = 0x100
 CO_ASYNC_GENERATOR = 0x200
 CO_LATER = CO_GENERATOR | CO_COROUTINE | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR
 """Flags of functions whose call runs nothing yet, as `inspect` has them, which is slow to load and to ask."""
+BLOCKING = 0
+"""Of these, the flags of a plain function; `Semel` calls nothing else without a closer look."""
+AWAITABLE = CO_COROUTINE
+"""Of these, the flags of an `async def`; `AsyncSemel` awaits nothing else without a closer look."""
 
-_LATER: frozenset[type] = frozenset((CoroutineType, GeneratorType, AsyncGeneratorType))
+UNFINISHED: frozenset[type] = frozenset((CoroutineType, GeneratorType, AsyncGeneratorType))
+"""Types of values that a handler must not return: the work that they stand for has not run."""
 _NAME = re.compile(r"[^\x00-\x20\x7f:]+")
 _SCRIPTS = ("__main__", "__mp_main__")
 """What Python calls the module of a script: when it is run, and again in a child of `multiprocessing`."""
@@ -44,8 +53,8 @@ _SCRIPTS = ("__main__", "__mp_main__")
 
 def blocking(fn: Callable[P, R]) -> Callable[P, R]:
     """Return the handler if a call runs it to its end. Raises `TypeError` for `async def` and generator functions."""
-    if type(fn) is FunctionType and not fn.__code__.co_flags & CO_LATER:
-        return fn  # the usual case, asked with every run
+    if type(fn) is FunctionType and fn.__code__.co_flags & CO_LATER == BLOCKING:
+        return fn
     if not callable(fn):
         raise TypeError(f"{fn!r} is not callable; give the function itself, and its arguments after it")
     if _is_coroutine_function(fn):
@@ -58,8 +67,8 @@ def blocking(fn: Callable[P, R]) -> Callable[P, R]:
 
 def awaitable(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
     """Return the handler if it can be awaited. Raises `TypeError`: one that blocks would stop the loop."""
-    if type(fn) is FunctionType and fn.__code__.co_flags & CO_LATER == CO_COROUTINE:
-        return fn  # the usual case, asked with every run
+    if type(fn) is FunctionType and fn.__code__.co_flags & CO_LATER == AWAITABLE:
+        return fn
     if not callable(fn):
         raise TypeError(f"{fn!r} is not callable; give the function itself, and its arguments after it")
     _refuse_generators(fn)
@@ -70,10 +79,8 @@ def awaitable(fn: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
     )
 
 
-def close_unfinished(value: Any) -> TypeError | None:
+def refuse_unfinished(value: Any) -> TypeError:
     """Return the error for a handler that returned a coroutine or a generator instead of running; closes it."""
-    if type(value) not in _LATER:
-        return None
     if not isinstance(value, AsyncGeneratorType):  # one that never started needs no closing
         value.close()
     kind = type(value).__name__.replace("_", " ")

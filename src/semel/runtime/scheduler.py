@@ -35,6 +35,7 @@ from semel.core.settlement import NotStarted
 from semel.errors import RecordCorrupt, StoreClosed, UsageError
 from semel.runtime.executor import AsyncExecutor, Executor, ExecutorBase
 from semel.runtime.generators import adrive, drive
+from semel.runtime.keeper import LiveClaim
 from semel.runtime.process import asyncio, futures
 from semel.runtime.send_queue import BATCH_MAX, give_back, recall
 from semel.types import Done, Errored, Failed, Mismatch, Outcome, Unavailable
@@ -124,8 +125,8 @@ class FlowScheduler:
     def _post(self, settle: Settle, at: int) -> None:
         """Have a settle sent at once, or together with its like when those under way have landed."""
         self.flying += 1
-        if self._bench.is_long(settle):
-            settle = self._bench.as_of_now(settle)
+        if self._bench.window_may_have_changed(settle):
+            settle = self._bench.with_current_window(settle)
         with self._gate:
             self._gathered.append((settle, at))
             if self._under_way:
@@ -143,14 +144,14 @@ class FlowScheduler:
             self._bench.channel.post([settle for settle, _ in batch], partial(self._land_batch, batch))
         except StoreClosed as error:
             for settle, _ in batch:
-                self._bench.drop(settle.owner)  # nothing is left to repeat it on
+                self._bench.drop(settle.owner, None)  # nothing is left to repeat it on
             self._land_batch(batch, [Unavailable(error)] * len(batch))
 
     def _land_batch(self, batch: list[tuple[Settle, int]], answers: list[Answer]) -> None:
         """In whichever thread has the answers: hand them over, and send what has gathered meanwhile."""
         for (settle, _), answer in zip(batch, answers, strict=True):
             if type(answer) is not Unavailable:
-                self._bench.drop(settle.owner)
+                self._bench.drop(settle.owner, None)
         self.landed.put([(at, answer) for (_, at), answer in zip(batch, answers, strict=True)])
         if self.on_landed is not None:
             self.on_landed()
@@ -175,6 +176,7 @@ class FlowScheduler:
         alone, so that it cannot drag its neighbours along.
         """
         apart: list[Settle] = []
+        bench = self._bench
         for slot, answer in zip(fold.slots, answers, strict=True):
             for at, view in slot.takers:
                 mine = answer if view is None else view(answer)
@@ -183,7 +185,7 @@ class FlowScheduler:
                         apart.append(give_back(slot.item, mine.fence))
                         self.alone.append((slot.item, at))
                         continue
-                    self._bench.keep(slot.item, mine, sent_at)
+                    bench.keeper.keep(LiveClaim.since(slot.item, mine, sent_at, bench.run_max_s))
                 self.advance(at, mine)
         self.asking += fold.later
         return apart

@@ -153,18 +153,19 @@ class SendQueue:
     """Entries waiting for the store: what ends or keeps claims goes before what makes new ones."""
 
     def __init__(self) -> None:
-        self._urgent: deque[tuple[Item, Taker]] = deque()
-        self._others: deque[tuple[Item, Taker]] = deque()
+        self.urgent: deque[tuple[Item, Taker]] = deque()
+        """Items that end or keep a claim; they leave first."""
+        self.others: deque[tuple[Item, Taker]] = deque()
         self._singles: dict[tuple[str, str, int], Singles] = {}
         """Those among the others that still take more."""
 
     def __len__(self) -> int:
-        return len(self._urgent) + len(self._others)
+        return len(self.urgent) + len(self.others)
 
     def add(self, call: PendingCall) -> None:
         """Queue a caller's items."""
         for at, item in enumerate(call.items):
-            queue = self._urgent if type(item) in URGENT else self._others
+            queue = self.urgent if type(item) in URGENT else self.others
             queue.append((item, (call, at)))
 
     def mark(
@@ -183,7 +184,7 @@ class SendQueue:
         """The next batch, folded; what cannot go with it goes first into the one after."""
         entries: list[tuple[Item, Taker]] = []
         room = BATCH_MAX
-        for queue in (self._urgent, self._others):
+        for queue in (self.urgent, self.others):
             while queue and room > 0:
                 entry = queue.popleft()
                 entries.append(entry)
@@ -192,7 +193,7 @@ class SendQueue:
         self._singles.clear()
         fold = Fold(entries)
         for item, taker in reversed(fold.later):
-            (self._urgent if type(item) in URGENT else self._others).appendleft((item, taker))
+            (self.urgent if type(item) in URGENT else self.others).appendleft((item, taker))
         return fold
 
 
@@ -229,8 +230,8 @@ def spread(
     return finished
 
 
-def whole(answers: list[Answer], items: Sequence[Item]) -> list[Answer]:
-    """The answers, if each item has one."""
+def require_all(answers: list[Answer], items: Sequence[Item]) -> list[Answer]:
+    """Return the answers if each item has one. Raises `StoreError` otherwise."""
     if len(answers) != len(items):
         raise StoreError(f"the store gave {len(answers)} answers to {len(items)} items")
     return answers

@@ -12,6 +12,7 @@ from semel.brokers.kafka.source import RecordPosition
 from semel.brokers.kafka.transactor import PartitionBatch, ProducedMessage, Where
 from semel.brokers.outages import backoff_s
 from semel.brokers.source import Arrival, DeadLetterInfo
+from semel.client import deliver
 from semel.client.claims import Claimed
 from semel.client.client_async import AsyncSemel
 from semel.runtime.process import asyncio
@@ -210,10 +211,7 @@ class TransactionClaims:
     def hold(self, piece: Piece, claim: Claimed) -> None:
         """Have the claim renewed until it is settled."""
         piece.claim = claim
-        self._once._hold(claim)  # noqa: SLF001 - the claim and its client are one mechanism
-
-    def _drop(self, claim: Claimed) -> None:
-        self._once._drop(claim)  # noqa: SLF001
+        deliver.keep(claim)
 
     async def check(self, pieces: Sequence[Piece], outage_s: Callable[[BaseException], float]) -> None:
         """A process that was stopped past its lease does not know it yet: ask before anything is written."""
@@ -260,7 +258,7 @@ class TransactionClaims:
             claims = [claim for claim, verdict in pairs if isinstance(verdict, Unavailable)]
             ended = [claim for claim in claims if claim.deadline_s <= 0 or hurried()]
             for claim in ended:
-                self._drop(claim)
+                deliver.drop(claim)
             unheard += len(ended)
             claims = [claim for claim in claims if claim not in ended]
             if claims:
@@ -277,11 +275,11 @@ class TransactionClaims:
         for (delay_s, counts), claims in groups.items():
             await self._once.release_many(claims, delay_s=delay_s, count_attempt=counts)
             for claim in claims:
-                self._drop(claim)  # without an answer too: its lease ends by itself
+                deliver.drop(claim)  # without an answer too: its lease ends by itself
 
     def forsake(self, pieces: Sequence[Piece]) -> None:
         """They are others' now, or nobody knows how it ended: leave the claims to their leases."""
         for piece in pieces:
             if piece.claim is not None:
-                self._drop(piece.claim)
+                deliver.drop(piece.claim)
                 piece.claim = None

@@ -25,7 +25,7 @@ CLIENT_LOG = logging.getLogger("semel.kafka.client")
 
 _REFUSALS = frozenset(
     {
-        KafkaError._AUTHENTICATION,  # noqa: SLF001 - their public names, here and below
+        KafkaError._AUTHENTICATION,
         KafkaError.SASL_AUTHENTICATION_FAILED,
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -34,7 +34,7 @@ _REFUSALS = frozenset(
         KafkaError.INCONSISTENT_GROUP_PROTOCOL,
     }
 )
-_FENCED = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError._FENCED})  # noqa: SLF001
+_FENCED = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError._FENCED})
 
 
 class _OncePerMinute(logging.Filter):
@@ -81,7 +81,7 @@ class ClientErrors:
         """Note an error; the client calls this while it is polled."""
         if error.fatal() or error.code() in _REFUSALS | _FENCED:
             self.final = error
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.brokers_down = True
         else:
             self._reason = error.str()

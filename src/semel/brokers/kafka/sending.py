@@ -26,7 +26,7 @@ PATTERN = "^"
 """How a topic's name begins that stands for all that match; there may be none yet."""
 LOOK_S = 3.0
 """How long the brokers have to say which topics there are."""
-AWAY = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)  # noqa: SLF001 - public names
+AWAY = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 
 
 class Sender:

@@ -488,7 +488,7 @@ def _is_of_no_topic(message: Message) -> bool:
 
 def _is_end(message: Message) -> bool:
     error = message.error()
-    return error is not None and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
+    return error is not None and error.code() == KafkaError._PARTITION_EOF
 
 
 def _not_none(value: T | None) -> T:

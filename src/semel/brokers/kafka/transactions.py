@@ -42,6 +42,7 @@ from semel.brokers.outages import OUTAGE_MAX_S, RECEIVE_WAIT_S, SourceLink, back
 from semel.brokers.retry_queue import RunnerCounters, RunnerLimits
 from semel.brokers.routes import Middleware, Route, event_facts
 from semel.brokers.source import DeadLetterInfo
+from semel.client import deliver
 from semel.client.claims import Claimed
 from semel.client.client_async import AsyncSemel
 from semel.core.commands import Invoke, Raised
@@ -248,7 +249,7 @@ class KafkaTransaction:
             else:
                 self._dead_letter(piece, "no-key", error)
             return False
-        [piece.delivery] = self._once._with_fingerprints([delivery])  # noqa: SLF001 - as `run_many` does
+        [piece.delivery] = deliver.items_of(self._once).with_fingerprints([delivery])
         return True
 
     def _follow(self, piece: Piece, leader: Piece) -> None:
@@ -343,7 +344,7 @@ class KafkaTransaction:
             piece.again_s = 0.0
             return
         call = Invoke(partial(self._call, piece.arrival), claim.claim, claim.granted)
-        ran = await self._once._executor().invoke(call)  # noqa: SLF001 - the handler's own context, as in `run`
+        ran = await deliver.invoke(self._once, call)
         if isinstance(ran, Raised):
             if ran.lost:
                 piece.again_s = 0.0
@@ -378,7 +379,7 @@ class KafkaTransaction:
         """What an error means: to be tried again later, or a dead letter in the same transaction."""
         claim = piece.claim
         assert claim is not None
-        leaving = self._once._plan.leaving  # noqa: SLF001 - as `with claim:`
+        leaving = deliver.items_of(self._once).leaving
         verdict = leaving(claim.claim, claim.granted, error)
         if is_last(Raised(error), verdict, claim.attempt, self._once.policy):
             error = attempts_exhausted(error, claim.attempt, self._once.policy.max_attempts)

@@ -99,7 +99,7 @@ class CommittedKeys:
                     number, error = message.partition(), message.error()
                     if error is None:
                         _take(found[number], message)
-                    elif error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+                    elif error.code() != KafkaError._PARTITION_EOF:
                         raise SourceUnavailable(str(error))
                     elif message.offset() >= ends[number]:  # earlier ends: something undecided is in the way
                         left.discard(number)
@@ -148,7 +148,7 @@ def _now_ms() -> int:
 REPEAT_S = 30.0
 """How long a call is repeated before the broker counts as out of reach."""
 _FENCED = {
-    KafkaError._FENCED,  # noqa: SLF001 - their public names
+    KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
     KafkaError.INVALID_PRODUCER_EPOCH,
 }
@@ -160,8 +160,8 @@ _OWN_FAULT = {
     KafkaError.TOPIC_EXCEPTION,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.INVALID_RECORD,
-    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
-    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
 }
 """What is wrong with the message itself; any other error is the transaction's."""
 

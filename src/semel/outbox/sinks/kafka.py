@@ -37,7 +37,7 @@ _OF_MESSAGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_MSG, 
 _OF_DESTINATION = frozenset(
     (
         KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the driver's own number for the same
+        KafkaError._UNKNOWN_TOPIC,  # the driver's own number for the same
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
         KafkaError.TOPIC_EXCEPTION,
         KafkaError.POLICY_VIOLATION,

@@ -1,0 +1,178 @@
+"""The interface of a client for runners, middleware and the command line: more than its public verbs.
+
+Brokers, ingest, HTTP and the command line use a client through these functions. No other module reads what a client
+keeps to itself, and none of this is part of the public API.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from msgspec.structs import replace
+
+from semel.client.base import Client
+from semel.client.claims import Claimed
+from semel.client.client_async import AsyncSemel
+from semel.client.items import ItemBuilder
+from semel.core import flows
+from semel.core.commands import Granted, Invoke, Item, Ran
+from semel.core.settlement import Task
+from semel.policy import ATTEMPTS_LIMIT
+from semel.runtime.generators import adrive
+from semel.runtime.reporter import Reporter
+from semel.runtime.scheduler import adrive_many, copies
+from semel.types import Delivery, Failed, Outcome
+from semel.windows import OFF
+
+__all__ = [
+    "BeforeFail",
+    "check_journal",
+    "deliver",
+    "deliver_one",
+    "drop",
+    "fail_delivery",
+    "invoke",
+    "items_of",
+    "keep",
+    "known_window_us",
+    "refresh_windows",
+    "reporter_of",
+    "send",
+    "windows",
+]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+BeforeFail: TypeAlias = Callable[[Delivery[T], BaseException, Granted], Awaitable[None]]
+"""Awaited before a delivery is recorded as failed; where it raises, the delivery is tried again instead."""
+
+
+# --- deliveries ---------------------------------------------------------------------------------
+
+
+async def deliver(
+    once: AsyncSemel,
+    deliveries: Sequence[Delivery[T]],
+    handler: Callable[[T], Awaitable[R]],
+    concurrency: int,
+    before_fail: BeforeFail[T],
+    on_outcome: Callable[[int, Outcome[R]], object],
+    is_stopping: Callable[[], bool],
+) -> list[Outcome[R]]:
+    """`run_many` for a runner: one claim for all; outcomes by position.
+
+    `on_outcome` is called with each outcome as soon as it is known, and with the position of the first delivery of
+    its key. `is_stopping`: once it is true no further handler starts, except in mode mark, where a marked delivery
+    has to run.
+    """
+    deliveries = once._plan.with_fingerprints(deliveries)
+    reached = await once._reach()
+    tasks, first_at, place_of = once._tasks(deliveries, handler, before_fail)
+    executor = once._executor()
+    stops = is_stopping if once.mode != "mark" else lambda: False
+    try:
+        outcomes = await adrive_many(
+            once._flows(tasks, reached=reached),
+            executor,
+            concurrency,
+            lambda place, outcome: on_outcome(first_at[place], outcome),
+            stops,
+        )
+    finally:
+        executor.abandon(task.claim.owner for task in tasks)
+    spread = copies(outcomes, place_of, first_at, [delivery.fingerprint for delivery in deliveries])
+    once._report_copies(deliveries, handler, first_at, place_of, spread, parks=True)
+    once._warn_each_not_kept(handler, outcomes)
+    return spread
+
+
+async def deliver_one(
+    once: AsyncSemel, delivery: Delivery[T], handler: Callable[[T], Awaitable[R]], owner: bytes | None = None
+) -> Outcome[R]:
+    """`run_many` for one delivery, without the work that a batch makes.
+
+    `owner`: of an earlier call for the same delivery, whose claim may have been granted without an answer.
+    """
+    (delivery,) = once._plan.with_fingerprints((delivery,))
+    once._check_journal(delivery.journal)
+    reached = await once._reach()
+    task = once._plan.delivery_task(once._runtime.windows, delivery, handler, owner=owner)
+    return await once._execute(task, reached=reached)
+
+
+async def fail_delivery(
+    once: AsyncSemel, delivery: Delivery[T], error: Exception, before_fail: BeforeFail[T]
+) -> Outcome[Any]:
+    """Record a delivery as failed whose handler ran in a transaction: claim it, await `before_fail`, fail it."""
+    claim = once._plan.claim_for_delivery(await once._connect(), delivery)
+    before = partial(before_fail, delivery)
+    if claim.window_us == OFF:
+        await before(error, Granted(fence=0, attempt=1, lease_until_us=0, first_seen_us=0))
+        return Failed(error)
+
+    async def fail() -> None:
+        raise error
+
+    policy = replace(once.policy, permanent=(Exception,), max_attempts=ATTEMPTS_LIMIT)
+    executor = once._executor()
+    try:
+        return await adrive(flows.once(Task(claim, fail, policy, before_fail=before)), executor)
+    finally:
+        executor.abandon((claim.owner,))
+
+
+async def invoke(once: AsyncSemel, call: Invoke) -> Ran:
+    """Call a handler as `run` does: with its context, and cancelled when its claim is lost."""
+    return await once._executor().invoke(call)
+
+
+# --- claims -------------------------------------------------------------------------------------
+
+
+def keep(claim: Claimed) -> None:
+    """Renew the claim until `drop`, as inside `with claim:`."""
+    claim._actions.keeper().keep(claim._kept)
+
+
+def drop(claim: Claimed) -> None:
+    """Renew the claim no longer."""
+    claim._actions.keeper().drop(claim.claim.owner)
+
+
+# --- the store and the settings -----------------------------------------------------------------
+
+
+async def send(once: AsyncSemel, items: Sequence[Item]) -> list[Any]:
+    """Have the store execute items, with those of other callers; answers by position."""
+    return await once._runtime.channel.asend(items)
+
+
+async def windows(once: AsyncSemel) -> Any:
+    """Connect at first use, and return the stored windows; they are at most seconds old."""
+    return await once._connect()
+
+
+async def refresh_windows(once: AsyncSemel) -> None:
+    """Read the stored windows if it is time, without admitting the consumer."""
+    await once._runtime.arefresh()
+
+
+def known_window_us(client: Client, event_type: str = "") -> int:
+    """Return the window in force for an event type, as far as the client knows without asking."""
+    return client._window_known(event_type)
+
+
+def check_journal(client: Client, journal: Any) -> None:
+    """Raise `UsageError` where this client cannot keep a journal; a journal of `None` is none."""
+    client._check_journal(journal)
+
+
+def items_of(client: Client) -> ItemBuilder:
+    """Return the builder of the items that this client sends."""
+    return client._plan
+
+
+def reporter_of(client: Client) -> Reporter:
+    """Return what reports to the client's hooks."""
+    return client._runtime.reporter
