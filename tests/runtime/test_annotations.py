@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import weakref
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -80,3 +81,60 @@ def test_a_message_is_read_as_its_own_annotation_says() -> None:
     function = defined("def f(message: Order) -> Missing: ...")
     arrival = Arrival(body=b'{"total": 5}', headers=(), transport="queue")
     assert reader(function)(arrival) == Order(5)
+
+
+def text_annotated(**names: Any) -> Any:
+    """A function whose return annotation is text on every Python."""
+    exec("def f() -> 'Order': ...", names)
+    return names["f"]
+
+
+def test_a_text_is_evaluated_once_for_each_function() -> None:
+    function = text_annotated(Order=Order)
+    assert return_type(function) is Order
+    del function.__globals__["Order"]
+    assert return_type(function) is Order
+    assert return_type(text_annotated()) is None
+
+
+def test_a_text_that_names_nothing_yet_is_evaluated_again() -> None:
+    function = text_annotated()
+    assert return_type(function) is None
+    function.__globals__["Order"] = Order
+    assert return_type(function) is Order
+
+
+def test_another_text_is_evaluated_again() -> None:
+    function = text_annotated(Order=Order)
+    assert return_type(function) is Order
+    function.__annotations__["return"] = "int"
+    assert return_type(function) is int
+
+
+def test_a_method_is_remembered_by_its_function() -> None:
+    class Billing:
+        charge = text_annotated(Order=Order)
+
+    assert return_type(Billing().charge) is Order
+    del Billing.charge.__globals__["Order"]
+    assert return_type(Billing().charge) is Order
+
+
+def test_a_function_is_not_kept_alive() -> None:
+    function = text_annotated(Order=Order)
+    assert return_type(function) is Order
+    gone = weakref.ref(function)
+    del function.__globals__["f"], function
+    assert gone() is None
+
+
+def test_an_object_that_cannot_be_remembered_is_read_each_time() -> None:
+    class Slotted:
+        __slots__ = ("__annotations__",)
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self) -> None: ...
+
+    handler = Slotted()
+    handler.__annotations__ = {"return": "int"}
+    assert return_type(handler) is int

@@ -239,7 +239,20 @@ class JetStream:
         """Let go; what was not acknowledged is delivered again after its deadline."""
         connection, self._nats, self._pull = self._nats, None, None
         if connection is not None:
-            await _close(connection)
+            await connection.close_socket()
+
+
+class NatsClient(Client):
+    """The driver's client, which can close its socket."""
+
+    async def close_socket(self) -> None:
+        """Close the client and its socket, which `close` leaves open where it is broken off."""
+        try:
+            with suppress(NatsError):
+                await self.close()
+        finally:
+            if self._transport is not None:
+                self._transport.close()  # type: ignore[no-untyped-call]
 
 
 async def connect(server: str) -> Any:
@@ -252,7 +265,7 @@ async def connect(server: str) -> Any:
     async def note(error: Exception) -> None:
         errors.append(error)
 
-    client: Any = Client()
+    client: Any = NatsClient()
     try:
         await client.connect(
             server,
@@ -266,26 +279,15 @@ async def connect(server: str) -> Any:
         )
         return client
     except asyncio.CancelledError:  # by a stop
-        await _close(client)
+        await client.close_socket()
         raise
     except NatsError as error:
-        await _close(client)
+        await client.close_socket()
         if any("authorization" in str(each).lower() for each in (error, *errors)):
             raise SourceRefused(f"the server refuses these credentials: {error}") from error
         if isinstance(error, NoServersError) and errors:  # the reason, not that there is no further server
             raise errors[-1] from None
         raise
-
-
-async def _close(client: Any) -> None:
-    """Close a client and its socket, which the client leaves open where its own close is broken off."""
-    try:
-        with suppress(NatsError):
-            await client.close()
-    finally:
-        transport = client._transport  # noqa: SLF001 - nothing public closes it
-        if transport is not None:
-            transport.close()
 
 
 def unavailable(error: BaseException) -> SourceUnavailable:
