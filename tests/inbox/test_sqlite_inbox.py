@@ -238,10 +238,12 @@ def test_another_writer_is_waited_for(store: SqliteStore, connection: sqlite3.Co
     with pytest.raises(StillRunning, match="held the lock"):
         inbox(connection, store, lock_wait_s=0.05).first("evt_1")
     assert connection.execute("PRAGMA busy_timeout").fetchone() == (1234,)
-    threading.Timer(0.05, other.execute, ["COMMIT"]).start()
+    commit = threading.Timer(0.05, other.execute, ["COMMIT"])
+    commit.start()
     assert not inbox(connection, store).first("evt_1")  # it waited, and saw the other's mark
     assert connection.execute("PRAGMA busy_timeout").fetchone() == (1234,)
     connection.rollback()
+    commit.join()  # the mark is seen before `execute` has returned: closing now would pull it from under that thread
     other.close()
 
 
