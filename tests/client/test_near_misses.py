@@ -163,3 +163,58 @@ async def test_hooks_are_told_type_and_metadata(place: Place) -> None:
     await client.claim("b", event_type="payment", meta={"shop": "1"})
     received = [event for event in told if isinstance(event, Received)]
     assert [(event.event_type, event.meta) for event in received] == [("payment", {"shop": "1"})] * 2
+
+
+# --- options in the wrong place, or under another name ---
+
+LOST_OPTIONS: dict[str, tuple[Any, str]] = {
+    "lease_s": (30, r"lease_s belongs to Policy: {verb}\(\.\.\., policy=Policy\(lease_s=30\)\)"),
+    "max_attempts": (3, r"max_attempts belongs to Policy: .*Policy\(max_attempts=3\)"),
+    "fingerprint": (len, r"fingerprint belongs to Policy: .*Policy\(fingerprint=\.\.\.\)"),
+    "ttl": (60, "ttl is no option of {verb}: .*window='24h'"),
+    "expire": (60, "expire is no option of {verb}: .*window='24h'"),
+    "timeout": (5, "timeout is no option of {verb}: .*lease='30s'.*wait_s.*run_max_s"),
+    "retries": (5, "max_attempts"),
+    "windows": ("24h", "did you mean window?"),
+    "nonsense": (1, "nonsense is no option of {verb}: It takes consumer, hooks"),
+}
+
+
+@pytest.mark.parametrize("name", LOST_OPTIONS)
+@pytest.mark.parametrize("verb", ["open", "aopen"])
+def test_a_lost_option_of_open_says_where_it_belongs(verb: str, name: str) -> None:
+    given, told = LOST_OPTIONS[name]
+    with pytest.raises(semel.errors.UsageError, match=told.format(verb=verb)):
+        getattr(semel, verb)("memory:", consumer="c", **{name: given})
+
+
+async def test_a_lost_option_of_run_runs_nothing(client: Either, place: Place) -> None:
+    def charge(order: int = 0) -> int:
+        raise AssertionError("this must not run")
+
+    for name, told in {
+        "lease_s": r"lease_s belongs to Policy: once.using\(Policy\(lease_s=5\)\).run\(\.\.\.\) \(.*charge takes no",
+        "ttl": "ttl is no option of run: .*window='24h'",
+        "window": r"window belongs to open: semel.open\(\.\.\., window=5\)",
+    }.items():
+        with pytest.raises(semel.errors.UsageError, match=told):
+            await client.run("a", charge, **{name: 5})
+    assert place.record("a") is None
+
+
+async def test_an_argument_of_the_function_is_not_an_option(client: Either) -> None:
+    def wait(timeout: int) -> int:
+        return timeout
+
+    def take(**anything: int) -> int:
+        return anything["ttl"]
+
+    assert await client.run("a", wait, timeout=5) == Done(5)
+    assert await client.run("b", take, ttl=6) == Done(6)
+
+
+async def test_a_lost_option_of_guard_says_where_it_belongs(client: Either) -> None:
+    with pytest.raises(semel.errors.UsageError, match=r"guard\(\.\.\., policy=Policy\(lease_s=5\)\)"):
+        client.inner.guard(key="order", lease_s=5)
+    with pytest.raises(semel.errors.UsageError, match=r"semel.open\(\.\.\., window='1h'\)"):
+        client.inner.guard(key="order", window="1h")

@@ -22,7 +22,6 @@ from semel.policy import Policy
 from semel.runtime.engine import Runtime
 from semel.runtime.handlers import label_of
 from semel.runtime.keeper import LiveClaim
-from semel.runtime.process import inspect
 from semel.stores.memory.store import MemoryStore
 from semel.types import (
     Busy,
@@ -376,22 +375,6 @@ def check_concurrency(concurrency: int) -> None:
         raise UsageError(
             f"concurrency is {concurrency!r}; give the number of handlers that may run at once, from 1"
         )
-
-
-def check_own_arguments(fn: Any, event_type: str, meta: Mapping[str, str] | None) -> None:
-    """Raise `UsageError` where `event_type` or `meta` of `run` may be meant for the function."""
-    try:
-        parameters = inspect.signature(fn).parameters
-    except (TypeError, ValueError):
-        return  # written in C, without a signature: then it has no such parameter that anybody could know
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    bound = fn.keywords if isinstance(fn, partial) else {}
-    for name, given in (("event_type", event_type), ("meta", meta)):
-        if given and name not in bound and (takes_any or name in parameters):
-            raise UsageError(
-                f"{name}= is an argument of run, and {label_of(fn)} takes one of that name, too; if it is for the"
-                f" function, bind it: functools.partial({label_of(fn)}, {name}=...)"
-            )
 
 
 def raise_if_interrupted(outcome: Outcome[T]) -> Outcome[T]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from semel.client.client_async import AsyncSemel
 from semel.client.items import ItemBuilder
+from semel.client.near_misses import explains_near_misses
 from semel.client.records import Records, Windows
 from semel.client.verbs import Verbs
 from semel.core.protocols import AsyncStore, HasAsyncTwin, Store
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Semel", "aopen", "open"]
 
 
+@explains_near_misses
 def open(
     store: str | Store,
     *,
@@ -61,6 +63,7 @@ def open(
     return Semel(plan, _runtime(store, mode, hooks))
 
 
+@explains_near_misses
 def aopen(
     store: str | Store | AsyncStore,
     *,

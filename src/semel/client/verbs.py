@@ -17,12 +17,12 @@ from semel.client.base import (
     Client,
     as_deliveries,
     check_concurrency,
-    check_own_arguments,
     raise_if_interrupted,
 )
 from semel.client.claims import ClaimActions, Claimed
 from semel.client.guard import Guard, GuardedRuns, GuardOptions, KeySource, MetaSource
 from semel.client.items import ClientTask, ItemBuilder
+from semel.client.near_misses import check_arguments_for, check_own_arguments, explains_near_misses
 from semel.core import flows
 from semel.core.commands import Item, answer_or_raise, raise_unavailable
 from semel.core.folding import leaders
@@ -150,6 +150,8 @@ class Verbs(Client, ABC):
             blocking(fn)
         if event_type or meta is not None:
             check_own_arguments(fn, event_type, meta)
+        if kwargs:
+            check_arguments_for(fn, kwargs)
         plan, runtime = self._plan, self._runtime
         take = plan.policy.fingerprint
         fingerprint = None if take is None else take(*args, **kwargs)
@@ -226,6 +228,7 @@ class Verbs(Client, ABC):
         self._warn_each_not_kept(handler, outcomes)
         return spread
 
+    @explains_near_misses
     def guard(
         self,
         *,
