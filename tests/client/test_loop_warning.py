@@ -2,7 +2,9 @@
 
 import asyncio
 import warnings
+from contextlib import closing
 from pathlib import Path
+from sqlite3 import connect
 from typing import Any
 
 import pytest
@@ -52,6 +54,32 @@ async def test_every_verb_that_blocks_warns(url: str, every_warning: Any, verb: 
     }
     verbs[verb]()
     once.close()
+    (warning,) = blocked(every_warning)
+    assert warning.filename == __file__
+
+
+@pytest.mark.parametrize("verb", ["run", "run_many", "claim", "complete", "records", "mark", "inbox"])
+def test_a_client_that_was_used_outside_warns_at_its_first_use_inside(
+    url: str, tmp_path: Path, every_warning: Any, verb: str
+) -> None:
+    mode: Any = verb if verb in ("mark", "inbox") else "lease"
+    with semel.open(url, consumer="c", mode=mode) as once, closing(connect(tmp_path / "events.db")) as own:
+        claim: Any = once.claim("k") if mode == "lease" else None
+        verbs: dict[str, Any] = {
+            "run": lambda: once.run("l", lambda: None),
+            "run_many": lambda: once.run_many([("l", 1)], lambda _body: None),
+            "claim": lambda: once.claim("l"),
+            "complete": lambda: once.complete(claim),
+            "records": lambda: once.records.lookup("k"),
+            "mark": lambda: once.mark("k"),
+            "inbox": lambda: once.inbox(own),
+        }
+
+        async def use() -> None:
+            verbs[verb]()
+
+        assert blocked(every_warning) == []
+        asyncio.run(use())
     (warning,) = blocked(every_warning)
     assert warning.filename == __file__
 

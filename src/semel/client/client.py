@@ -172,6 +172,7 @@ class Semel(Verbs):
         found = handle_for(handle)
         if isinstance(found, AsyncCallerConnection):
             return self.twin.inbox(handle)
+        self._runtime.warn_in_loop()
         return inbox_for(found, self._runtime.store, self._plan, self._connect, self._report_marked)
 
     @overload

@@ -82,7 +82,6 @@ class Verbs(Client, ABC):
         runtime = self._runtime
         if not self._admitted or monotonic() >= runtime.fresh_until:
             plan = self._plan
-            runtime.warn_in_loop()
             runtime.connect(plan.tenant, plan.consumer, plan.mode, plan.ids)
             if plan.mode == "inbox":
                 runtime.refresh_behind()

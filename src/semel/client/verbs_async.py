@@ -81,7 +81,6 @@ class AsyncVerbs(Client, ABC):
         runtime = self._runtime
         if not self._admitted or monotonic() >= runtime.fresh_until:
             plan = self._plan
-            # sync: runtime.warn_in_loop()
             await runtime.aconnect(plan.tenant, plan.consumer, plan.mode, plan.ids)
             if plan.mode == "inbox":
                 await runtime.arefresh_behind()

@@ -12,8 +12,9 @@ that nobody waits for any more is released with its attempt given back.
 """
 
 import atexit
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Condition, Lock, Thread, current_thread
 from typing import Any
 from weakref import WeakSet
@@ -105,6 +106,8 @@ class Coalescer:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.on_store_time: OnStoreTime | None = None
+        self.before_send: Callable[[], None] | None = None
+        """Called by `send`, which blocks its thread, where there may be an event loop."""
         self.after_fork()
         restart_after_fork(self)
         _coalescers.add(self)
@@ -123,6 +126,8 @@ class Coalescer:
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         """Straight to the store when nobody else is there, else with everybody's next batch."""
+        if self.before_send is not None and "asyncio" in sys.modules:
+            self.before_send()
         if self._closed:
             refuse(self._store, items)
             return self._straight(items)

@@ -18,7 +18,7 @@ from semel.errors import (
     StoreError,
     StoreUnavailable,
 )
-from semel.runtime.channel import Channel, LoopCoalescer, channel_for
+from semel.runtime.channel import Channel, Coalescer, LoopCoalescer, channel_for
 from semel.runtime.keeper import Keeper, LoopKeeper
 from semel.runtime.process import asyncio, restart_after_fork
 from semel.runtime.reporter import Reporter
@@ -46,6 +46,8 @@ class Runtime:
         self.told: Store | AsyncStore = self.reporter.instrument(store)
         """The store, which reports its round trips to the hooks; opened and closed with it."""
         self.channel: Channel = channel_for(self.told)
+        if isinstance(self.channel, Coalescer):
+            self.channel.before_send = self.warn_in_loop
         self.keeper: Keeper = Keeper(self.channel, time.monotonic, self.reporter.report_expired)
         self.watches: Watches = Watches(store.capabilities, store.watch, time.monotonic)
         self.windows: dict[tuple[str, str, str], int] = {}
@@ -59,7 +61,6 @@ class Runtime:
         self._opened = False
         self._closed = False
         self._read = False
-        self._warned = False
         self.after_fork()
         restart_after_fork(self)
 
@@ -95,14 +96,18 @@ class Runtime:
         return desk
 
     def warn_in_loop(self) -> None:
-        """Say once that a client which blocks is used inside a running event loop, where it holds up all tasks."""
-        if self._warned or self.store.capabilities.instant or "asyncio" not in sys.modules:
+        """Say once that a client which blocks is used inside a running event loop, where it holds up all tasks.
+
+        Called with each batch that a thread sends to a store that blocks, if anybody has imported asyncio.
+        """
+        channel = self.channel
+        if not isinstance(channel, Coalescer) or channel.before_send is None or "asyncio" not in sys.modules:
             return
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return
-        self._warned = True
+        channel.before_send = None
         warnings.warn(
             f"a sync client of {self.store.name} is used inside a running event loop and blocks it with each call;"
             " use semel.aopen() and await its verbs, or call it in a thread (asyncio.to_thread)",
