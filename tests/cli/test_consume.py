@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
@@ -65,6 +66,11 @@ class Stream:
         with redis.Redis.from_url(url) as client:
             for number in range(keys):
                 client.xadd(self.name, {"message_id": f"k{number}", "data": b"{}"})
+
+    def groups(self) -> Any:
+        """Who consumes from it."""
+        with redis.Redis.from_url(self.url.partition("?")[0]) as client:
+            return client.xinfo_groups(self.name)
 
 
 def lines_until(process: subprocess.Popen[bytes], words: str) -> list[str]:
@@ -205,6 +211,37 @@ def test_a_handler_for_another_mode_is_refused_with_the_fix(tmp_path: Path) -> N
     )
     assert ended.returncode == 78
     assert b"handler(connection, message)" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import no_such_package", "ModuleNotFoundError: No module named 'no_such_package'"),
+        ("from json import no_such_name", "ImportError: cannot import name 'no_such_name'"),
+        ("import os\nBANK = os.environ['NO_SUCH_BANK']", "KeyError: 'NO_SUCH_BANK'"),
+        ("def note(message:", "SyntaxError"),
+    ],
+)
+def test_a_handler_that_cannot_be_imported_is_refused_before_anything_is_received(
+    text: str, told: str, tmp_path: Path
+) -> None:
+    stream = Stream(1)
+    (tmp_path / "broken.py").write_text(f"{text}\n\ndef note(message):\n    pass\n")
+    ended = semel("consume", "broken:note", "--from", stream.url, "--store", "memory:", cwd=tmp_path)
+    assert ended.returncode == 78
+    assert f"broken cannot be imported: {told}" in ended.stderr.decode()
+    assert "broken.py, line" in ended.stderr.decode()
+    assert stream.groups() == []
+
+
+def test_an_import_that_fails_inside_the_handler_is_its_own_failure(tmp_path: Path) -> None:
+    (tmp_path / "lazy.py").write_text("def note(message):\n    import no_such_package\n")
+    stream = Stream(1)
+    ended = semel(
+        "consume", "lazy:note", "--from", stream.url, "--store", "memory:", "--until-idle", cwd=tmp_path
+    )
+    assert ended.returncode == 75
+    assert b"No module named 'no_such_package'" in ended.stderr
 
 
 def test_failures_are_logged_and_what_is_left_shows_in_the_exit_code(tmp_path: Path) -> None:

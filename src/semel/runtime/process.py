@@ -90,7 +90,7 @@ else:
 
 
 def load_object(spec: str) -> Any:
-    """The object that `module:name` names. Raises `PolicyInvalid`, and what the module raises when it is imported."""
+    """The object that `module:name` names. Raises `PolicyInvalid`, also where the module cannot be imported."""
     module_name, colon, name = spec.partition(":")
     if not colon or not module_name or not name:
         raise PolicyInvalid(f"{spec!r} names no handler; write module:function, such as app:handle")
@@ -98,11 +98,26 @@ def load_object(spec: str) -> Any:
         sys.path.insert(0, "")
     try:
         found: Any = import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise PolicyInvalid(f"{spec}: no module named {error.name!r} here") from error
+    except Exception as error:
+        raise PolicyInvalid(f"{spec}: {_import_problem(module_name, error)}") from error
     try:
         for part in name.split("."):
             found = getattr(found, part)
     except AttributeError:
         raise PolicyInvalid(f"{spec}: {module_name} has no {name!r}") from None
     return found
+
+
+def _import_problem(module_name: str, error: Exception) -> str:
+    """Why a module cannot be imported, and in which line."""
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and error.name
+        and f"{module_name}.".startswith(f"{error.name}.")
+    ):
+        return f"no module named {error.name!r} here"
+    from traceback import extract_tb  # only for who cannot go on
+
+    files = [each for each in extract_tb(error.__traceback__)[1:] if not each.filename.startswith("<frozen")]
+    where = f" ({files[-1].filename}, line {files[-1].lineno})" if files else ""
+    return f"{module_name} cannot be imported: {type(error).__name__}: {error}{where}"
