@@ -10,7 +10,7 @@ import pytest
 
 import semel
 from semel.brokers import Arrival, Route, Runner, RunnerLimits
-from semel.errors import KeyMissing
+from semel.errors import KeyMissing, SourceUnavailable
 from semel.stores import MemoryStore
 from semel.testing.queue import Queue
 from tests.waiting import until
@@ -403,3 +403,30 @@ async def test_a_middleware_surrounds_the_handler(queue: Queue) -> None:
     route = Route(charge, once=client(), middleware=[outer])
     await working(Runner(queue.source(), [route]), lambda: until(lambda: len(queue) == 0))
     assert order == ["in", "handler", "out"]
+
+
+async def test_a_stop_ends_the_heartbeat_though_its_cancellation_is_lost(queue: Queue) -> None:
+    """A driver may answer a cancellation with an error of its own, as if the broker were away."""
+    queue.deadline_s = 0.03
+    source = queue.source()
+    lost = 0
+
+    async def extend(arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+        nonlocal lost
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            lost += 1
+            raise SourceUnavailable("connection lost") from None
+        raise AssertionError("nobody sets it")
+
+    source.extend = extend  # type: ignore[method-assign]
+    started = asyncio.Event()
+
+    async def charge(paid: Paid) -> None:
+        started.set()
+        await asyncio.sleep(0.1)  # longer than it takes until the first heartbeat
+
+    send(queue, "a")
+    await working(Runner(source, charge, once=client()), lambda: until(started.is_set))
+    assert lost == 1

@@ -37,6 +37,7 @@ from semel.core.commands import Granted
 from semel.core.settlement import NotStarted, retry_later
 from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
 from semel.runtime.process import asyncio
+from semel.runtime.tasks import end_tasks
 from semel.types import (
     Busy,
     Delivery,
@@ -472,9 +473,7 @@ class Runner:
                     task.cancel()
                 await asyncio.wait(self._tasks)
         await self._answers.finish_acks(self._link.patience_s)
-        if beating is not None:
-            beating.cancel()
-            await asyncio.wait([beating])  # it may be in the middle of a request
+        await end_tasks(beating)
         for work in self._works.values():
             await work.close()
         await self._link.close()

@@ -42,6 +42,7 @@ from semel.runtime.context import current
 from semel.runtime.handlers import awaitable
 from semel.runtime.jitter import jitter
 from semel.runtime.process import new_owner
+from semel.runtime.tasks import end_tasks
 from semel.types import (
     Busy,
     Delivery,
@@ -200,11 +201,7 @@ class Intake:
     async def drain(self) -> None:
         """Take nothing more, wait for what runs, release the rest. Idempotent."""
         self._draining = True
-        sweeper = self._sweeper
-        if sweeper is not None and not sweeper.done():
-            sweeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await sweeper
+        await end_tasks(self._sweeper)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._pace.drain_s)
         for task in self._tasks:

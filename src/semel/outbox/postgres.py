@@ -23,6 +23,7 @@ from semel.outbox.tables import (
     row_of,
 )
 from semel.runtime.jitter import jitter
+from semel.runtime.tasks import end_tasks
 from semel.stores.postgres.errors import to_store_error
 from semel.stores.postgres.pool_async import AsyncPostgresConnection
 from semel.stores.postgres.pool_base import CONTEXT
@@ -158,10 +159,7 @@ class PostgresRows:
         """The end of the session gives up its locks."""
         line, self._line = self._line, None
         beat, self._beat = self._beat, None
-        if beat is not None:
-            beat.cancel()
-            with suppress(asyncio.CancelledError):
-                await beat
+        await end_tasks(beat)
         if line is not None:
             if self._resting and not line.closed:
                 with suppress(psycopg.Error):

@@ -20,6 +20,7 @@ from semel.core.protocols import AsyncStore, Store
 from semel.errors import SemelError
 from semel.observe.counters import CounterHook
 from semel.outbox.tables import Rows, rows_for
+from semel.runtime.tasks import end_tasks
 from semel.server.dashboard.app import create_pages
 from semel.server.dashboard.recent_events import Tail
 from semel.server.dashboard.state import Dashboard
@@ -60,9 +61,7 @@ class Gauges:
 
     async def close(self) -> None:
         """End."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await end_tasks(self._task)
 
     async def _ask_on(self) -> None:
         while True:

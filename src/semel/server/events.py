@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from math import inf
 from typing import Any, TypeAlias
 
@@ -32,6 +31,7 @@ from semel.observe.limited_log import LimitedLog
 from semel.outbox.sinks import Sink, sink_for
 from semel.policy import Policy
 from semel.runtime.process import load_object, new_owner
+from semel.runtime.tasks import end_tasks
 from semel.server.problems import unavailable
 from semel.server.requests import EventOutcome
 from semel.server.service import Service
@@ -122,10 +122,7 @@ class Events:
     async def close(self) -> None:
         """Finish what was accepted, as long as there is time; the rest is left to the other instances."""
         sweeper, self._sweeper = self._sweeper, None
-        if sweeper is not None:
-            sweeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await sweeper
+        await end_tasks(sweeper)
         await asyncio.gather(*(intake.drain() for intake in self._intakes.values()))
         if self._table is not None:
             await self._table.close()

@@ -49,6 +49,7 @@ from semel.core.commands import Invoke, Raised
 from semel.core.settlement import attempts_exhausted, is_last
 from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
 from semel.runtime.process import asyncio
+from semel.runtime.tasks import end_tasks
 from semel.types import Busy, Done, Failed, Late, Mismatch, Mode, Unavailable, Unknown
 
 __all__ = ["KafkaTransaction", "Output", "TransactionCounts"]
@@ -149,7 +150,7 @@ class KafkaTransaction:
                 while not self._stopping:
                     await self._turn()
             finally:
-                beating.cancel()
+                await end_tasks(beating)
                 await self._link.close()
         if self._fatal is not None:
             raise self._fatal

@@ -3,7 +3,6 @@
 import asyncio
 import platform
 from collections import Counter
-from contextlib import suppress
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +13,7 @@ from semel.observe.counters import CounterHook
 from semel.observe.rollups import Asking, Writer
 from semel.runtime.generators import adrive
 from semel.runtime.process import logging
+from semel.runtime.tasks import end_tasks
 from semel.server.dashboard.auth import Viewer, viewer_of
 from semel.server.dashboard.figures import RANGES, Figures, Range, RollupReader
 from semel.server.dashboard.recent_events import Tail
@@ -57,9 +57,7 @@ class Dashboard:
         """Write the rest."""
         flusher, self._flusher = self._flusher, None
         if flusher is not None:
-            flusher.cancel()
-            with suppress(asyncio.CancelledError):
-                await flusher
+            await end_tasks(flusher)
             await self._write(self._writer.close())
         await self.looks.close()
 

@@ -18,6 +18,7 @@ import psycopg
 from semel.core.commands import Answer, Claim, Item
 from semel.core.ids import DIGEST_BYTES, digest
 from semel.core.protocols import Listener
+from semel.runtime.tasks import end_tasks
 from semel.stores.postgres.pool import PostgresConnection
 from semel.stores.postgres.pool_async import AsyncPostgresConnection
 from semel.stores.postgres.pool_base import CONTEXT
@@ -200,9 +201,7 @@ class AsyncServerListener:
         if self._loop is not asyncio.get_running_loop():
             self.drop()
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        await end_tasks(task)
 
     def drop(self) -> None:
         """End it from outside its loop, where that still runs."""

@@ -15,6 +15,7 @@ from semel.core.commands import Answer, Item
 from semel.core.protocols import Listener
 from semel.errors import StoreUnavailable
 from semel.runtime.process import restart_after_fork
+from semel.runtime.tasks import end_tasks
 from semel.stores.redis import marks
 from semel.stores.redis.base import RedisState, RedisStoreBase, link_options, pack
 from semel.stores.redis.calls import Address, Ahead, Nodes, RedisCall, RedisPause, RedisQuery, Refresh, Steps
@@ -193,9 +194,7 @@ class AsyncRedisStore(RedisStoreBase):
         room = self._room()
         self._rooms.clear()
         listening, room.listening = room.listening, None
-        if listening is not None:
-            listening.cancel()
-            await asyncio.wait([listening])
+        await end_tasks(listening)
         await self._let_go(room)
         core.facts = None
 
