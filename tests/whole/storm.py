@@ -5,6 +5,7 @@ promise was kept.
 """
 
 import argparse
+import asyncio
 import contextlib
 import faulthandler
 import importlib
@@ -37,7 +38,10 @@ CROWDED = 8
 """Processes that want to run, per core: with so many, one may wait longer than a lease."""
 END_S = 60.0
 DRAIN_S = 240.0
-"""Far more than it takes: a computer that is busy with other tests is no failure."""
+"""Far more than it takes after a short storm: a computer that is busy with other tests is no failure."""
+
+DRAIN_TIMES = 2
+"""A longer storm has more events to finish."""
 
 
 class Process:
@@ -81,6 +85,7 @@ def _play(scene: Scene, role: str, seed: str, life_s: float) -> NoReturn:
         log = os.open(Path(scene.folder) / f"{role}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        signal.signal(signal.SIGUSR2, _show_tasks)
         faulthandler.register(signal.SIGUSR1)  # the stacks of one that hangs go to its log
         os.chdir(scene.folder)
         ROLES[role](scene, seed, life_s)
@@ -90,6 +95,14 @@ def _play(scene: Scene, role: str, seed: str, life_s: float) -> NoReturn:
     finally:
         sys.stdout.flush()
         os._exit(code)
+
+
+def _show_tasks(_number: int, _frame: object) -> None:
+    """Write what each task of the running loop waits for to the log."""
+    loop = asyncio._get_running_loop()
+    for task in asyncio.all_tasks(loop) if loop is not None else ():
+        task.print_stack(file=sys.stderr)
+    sys.stderr.flush()
 
 
 class Slot:
@@ -208,6 +221,7 @@ class Stage:
                 self.scene.ledger.write("error", what, "", detail=f"did not end within {END_S:g} s: {left}")
                 for process in processes:
                     process.signal(signal.SIGUSR1)
+                    process.signal(signal.SIGUSR2)
                 pause(1.0)
                 return
             self.tick()
@@ -276,9 +290,10 @@ def calm(stage: Stage) -> None:
     services = ["serve", "consume", "listen"]
     if stage.scene.is_sql:
         services += ["consume-inbox", "relay", "consume-chain"]
-    running = [stage.start(role, "calm", DRAIN_S) for role in services]
-    finishing = [stage.start(role, "calm", DRAIN_S) for role in ("drain", "repeat")]
-    give_up_at = time.monotonic() + DRAIN_S
+    drain_s = DRAIN_S + DRAIN_TIMES * stage.scene.seconds
+    running = [stage.start(role, "calm", drain_s) for role in services]
+    finishing = [stage.start(role, "calm", drain_s) for role in ("drain", "repeat")]
+    give_up_at = time.monotonic() + drain_s
     look_at = 0.0
     while time.monotonic() < give_up_at:
         stage.tick()
@@ -309,7 +324,7 @@ def run(scene: Scene) -> list[str]:
     scene.enter()
     stage = Stage(scene)
     try:
-        stage.start("feed", "feed", DRAIN_S)
+        stage.start("feed", "feed", scene.seconds)
         rage(stage, plan)
         say(f"{plan.file_kind} file; {_told(stage)}")
         calm(stage)

@@ -29,7 +29,7 @@ INBOX_FLOWS = {"inbox": "chain", "ainbox": "achain"}
 """The flows of inboxes on the user's own connection, each with the flow of the messages that it publishes."""
 POLICY = semel.Policy(wait_s=0.5, max_attempts=1000, lock_wait_s=20.0)
 DRAINED = 50
-"""Events that one connection of the user's finishes at the end."""
+"""Events that one connection, or one client of an event loop, finishes at the end."""
 _runs = itertools.count()
 
 
@@ -275,7 +275,7 @@ class Worker:
     def drain(self) -> None:
         """Deliver every event of every flow again, until each is done."""
         scene = self._scene
-        todo = [(flow, event) for event in scene.events for flow in ("run", "many", "guarded", "arun")]
+        todo = [(flow, event) for event in scene.events for flow in ("run", "many", "guarded")]
         with (
             semel.open(scene.store, consumer="runs", lease=LEASE_S, policy=POLICY) as runs,
             semel.open(scene.store, consumer="many", lease=LEASE_S, policy=POLICY) as many,
@@ -285,26 +285,33 @@ class Worker:
                 "run": lambda event: self.run_one(runs, event),
                 "many": lambda event: self.run_many(many, [event]),
                 "guarded": lambda event: self.run_guarded(guards, event),
-                "arun": lambda event: asyncio.run(self._adrain(event)),
             }
             while todo:
                 todo = [(flow, event) for flow, event in todo if not self._done(steps[flow], event)]
+        for batch in self._batches():
+            while not self._done(lambda events: asyncio.run(self._adrain(events)), batch):
+                pass
         if scene.is_sql:
             self._drain_inboxes()
         scene.ledger.write("end", "drain", "", detail="done")
 
     def _drain_inboxes(self) -> None:
         """The same for inboxes, many events on one connection."""
-        events = self._scene.events
-        for batch in (events[at : at + DRAINED] for at in range(0, len(events), DRAINED)):
+        for batch in self._batches():
             while not self._done(self.run_inboxes, batch):
                 pass
             while not self._done(lambda some: self.run_async_inboxes(some, self._chance), batch):
                 pass
 
-    async def _adrain(self, event: str) -> bool:
+    def _batches(self) -> Iterator[list[str]]:
+        events = self._scene.events
+        return (events[at : at + DRAINED] for at in range(0, len(events), DRAINED))
+
+    async def _adrain(self, events: Sequence[str]) -> bool:
         async with semel.aopen(self._scene.store, consumer="aruns", lease=LEASE_S, policy=POLICY) as once:
-            done = [await self.arun_one(once, event), await self.arun_guarded(once, event)]
+            done = [
+                await call(once, event) for event in events for call in (self.arun_one, self.arun_guarded)
+            ]
         return all(done)
 
     def _done(self, step: Callable[[T], bool], given: T) -> bool:
