@@ -336,7 +336,7 @@ def test_semel_consume_works_in_transactions(app: Path) -> None:
             subprocess.run, command, cwd=app, env=environment(), capture_output=True, text=True, timeout=60
         )
         assert ended.returncode == 0, ended.stderr
-        assert "3 received, 3 acknowledged, 1 duplicates" in ended.stderr + ended.stdout
+        assert "3 received, 3 acknowledged, 1 duplicate," in ended.stderr + ended.stdout
         assert pipe.outputs() == Counter(["A", "B"])
 
     on_stage(scene_of)

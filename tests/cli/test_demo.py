@@ -157,11 +157,11 @@ def test_the_audit_sees_what_is_lost_and_what_is_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "ledger", "hits", "complaint"),
     [
-        ("inbox", ["a"], {}, "1 events were lost"),
-        ("inbox", ["a", "a", "b"], {"a": 1}, "1 events had their effect twice"),
-        ("lease", ["a", "b", "b"], {"a": 1}, "1 repeats that no kill, pause or lost claim explains"),
-        ("lease", ["a", "b", "b", "b"], {"b": 1}, "1 repeats that no kill, pause or lost claim explains"),
-        ("lease", ["a"], {}, "1 events were lost"),
+        ("inbox", ["a"], {}, "1 event was lost"),
+        ("inbox", ["a", "a", "b"], {"a": 1}, "1 event had an effect twice"),
+        ("lease", ["a", "b", "b"], {"a": 1}, "1 repeat that no kill, pause or lost claim explains"),
+        ("lease", ["a", "b", "b", "b"], {"b": 1}, "1 repeat that no kill, pause or lost claim explains"),
+        ("lease", ["a"], {}, "1 event was lost"),
         ("control", ["a", "b"], {}, "the control shows no double: the storm was too mild"),
     ],
 )

@@ -113,7 +113,7 @@ def test_every_claim_is_looked_at_and_not_the_first_page_alone(tmp_path: Path) -
             connection.execute(f"UPDATE semel_records SET fence = fence - 3600000000 WHERE rowid = ({last})")
         connection.close()
         [finding] = found(url, "claims", "warning")
-    assert finding.what.startswith("1 claims "), "one of more than a page, the last"
+    assert finding.what.startswith("1 claim "), "one of more than a page, the last"
     assert f"k{PAGE_ROWS + 199:05}" in finding.what
 
 
@@ -308,7 +308,7 @@ def test_messages_that_fail_and_messages_given_up(place: Place) -> None:
     assert "the broker says no" in failing.what
     asyncio.run(fail(dead=True))
     (given_up,) = outbox(place, "error")
-    assert "1 messages were given up, and 1 aggregates wait behind them" in given_up.what
+    assert "1 message was given up, and 1 aggregate waits behind:" in given_up.what
     assert "semel outbox retry" in given_up.fix
     assert semel("doctor", "--store", place.url, cwd=place.path.parent).code == 1
 
@@ -327,7 +327,7 @@ def test_sources_are_examined_too(tmp_path: Path) -> None:
     told = [(each["level"], each["what"]) for each in answer.json()["findings"] if each["check"] == "source"]
     assert [level for level, _ in told] == ["ok", "error", "ok"]
     assert "no append-only file" in told[1][1]
-    assert told[2][1] == "1 messages wait, 0 are in hand"
+    assert told[2][1] == "1 message waits, 0 are in hand"
     down = semel("doctor", "--from", at, cwd=tmp_path)
     assert down.code == 69
     assert "is the broker up" in down.out

@@ -50,7 +50,7 @@ def test_dead_messages_are_listed_shown_retried_and_dropped(place: Place) -> Non
     secret.write_text("whsec_" + "c2VjcmV0" * 4 + "\n")
     answer = relay(place, "--attempts", "1", "--private", "--secret-file", str(secret), to=nowhere)
     assert answer.code == 0, answer.err
-    assert "1 messages given up" in answer.err
+    assert "1 message given up" in answer.err
     listed = run(place, "outbox", "list", "--store", place.url, "--json").json()["messages"]
     assert [(each["id"], each["state"], each["attempts"]) for each in listed] == [
         (first, "dead", 1),

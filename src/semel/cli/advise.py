@@ -15,6 +15,7 @@ from semel.cli.options import ConsumerOption, JsonOption, WindowOption, settings
 from semel.cli.output import NOT_FOUND, USAGE, CommandExit, console, print_json, print_rows, say, table
 from semel.observe.advise import CATCH, SAFETY, Advice, Lags, from_history, from_metrics
 from semel.observe.advise import advise as advised
+from semel.observe.formatting import plural
 from semel.observe.history import read
 from semel.windows import exact_text, window_us
 
@@ -155,7 +156,7 @@ def advise(
     current_s = window_us(settings.window) / 1e6
     advice = advised(lags, current_s=current_s, catch=catch, safety=safety, per_day=per_day)
     if plot is not None:
-        title = f"How late {advice.lags:,} duplicates came" + (f": {consumer}" if consumer else "")
+        title = f"How late {plural(advice.lags, 'duplicate')} came" + (f": {consumer}" if consumer else "")
         drawn = svg(lags.seconds, suggested_s=advice.suggested_s, current_s=advice.current_s, title=title)
         plot.write_text(drawn, encoding="utf-8")
         say(f"{plot} was written.")

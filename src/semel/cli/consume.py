@@ -26,7 +26,7 @@ from semel.cli.output import OK, TRY_LATER, USAGE, CommandExit, say
 from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.errors import SemelError, StoreError
-from semel.observe.formatting import redacted
+from semel.observe.formatting import plural, redacted
 from semel.observe.probes import SourceFacts, SourceProbe, of_windows
 from semel.windows import exact_text
 
@@ -263,11 +263,12 @@ async def _consume(
         counts = runner.counts
         say(
             f"{runner.source.name}: {counts.received:,} received, {counts.acked:,} acknowledged,"
-            f" {counts.duplicates:,} duplicates, {counts.dead_lettered:,} dead letters"
+            f" {plural(counts.duplicates, 'duplicate')}, {plural(counts.dead_lettered, 'dead letter')}"
         )
     left = sum(runner.left for runner in runners)
     if until_idle and left:
-        say(f"{left:,} messages failed and are left with the broker: they will be delivered again")
+        failed = plural(left, "message failed and is", "messages failed and are")
+        say(f"{failed} left with the broker, to be delivered again")
         return TRY_LATER
     return OK
 

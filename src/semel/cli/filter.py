@@ -20,12 +20,12 @@ from semel.cli.options import (
     TenantOption,
     WindowOption,
     parse_bytes,
-    plural,
     settings_for,
     size_text,
 )
 from semel.cli.output import BAD_CONFIGURATION, FAILED, USAGE, CommandExit
 from semel.keys.limits import KEY_BYTES_MAX
+from semel.observe.formatting import plural
 
 if TYPE_CHECKING:
     from semel.client.client import Semel

@@ -18,6 +18,7 @@ from semel.cli.options import (
     text,
 )
 from semel.cli.output import BAD_CONFIGURATION, USAGE, CommandExit
+from semel.observe.formatting import plural
 
 if TYPE_CHECKING:
     from semel.cli.settings import CliSettings
@@ -189,7 +190,7 @@ async def _listen(
             await table.close()
     counts = listener.counts
     say(
-        f"{counts.received:,} received, {counts.accepted:,} accepted, {counts.duplicates:,} duplicates,"
+        f"{counts.received:,} received, {counts.accepted:,} accepted, {plural(counts.duplicates, 'duplicate')},"
         f" {counts.invalid:,} invalid."
     )
     return 0

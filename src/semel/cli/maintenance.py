@@ -17,7 +17,6 @@ from semel.cli.options import (
     StoreOption,
     TenantOption,
     parse_duration_us,
-    plural,
     settings_for,
     size_text,
 )
@@ -27,7 +26,7 @@ from semel.client.cleaner import PURGE_BATCH, Cleaner, PurgeResult
 from semel.core.commands import Count, Purge, Purged
 from semel.errors import StoreUnavailable
 from semel.observe import formatting
-from semel.observe.formatting import duration_text, local_time, redacted
+from semel.observe.formatting import duration_text, local_time, plural, redacted
 from semel.types import Stats
 
 __all__ = ["migrate", "purge", "stats"]
@@ -108,7 +107,7 @@ def _summary(made: PurgeResult) -> str:
 
 
 def _partitions(count: int) -> str:
-    return f"{count} partition{'' if count == 1 else 's'}"
+    return plural(count, "partition")
 
 
 def _records(count: int) -> str:

@@ -29,7 +29,6 @@ __all__ = [
     "load_handler",
     "parse_bytes",
     "parse_duration_us",
-    "plural",
     "serve_options",
     "settings_for",
     "size_text",
@@ -159,11 +158,6 @@ def one_of(given: dict[str, bool]) -> str:
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]*)", re.IGNORECASE)
-
-
-def plural(number: int, thing: str) -> str:
-    """So many things: `1 line`, `2 lines`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def parse_bytes(text: str, option: str) -> int:

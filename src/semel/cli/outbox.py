@@ -29,7 +29,7 @@ from semel.cli.output import (
 from semel.cli.store_access import existing, open_store
 from semel.core.relay_flow import Retrying
 from semel.observe import formatting
-from semel.observe.formatting import duration_text, local_time, redacted
+from semel.observe.formatting import duration_text, local_time, plural, redacted
 
 __all__ = ["outbox", "relay"]
 
@@ -155,7 +155,7 @@ def drop_messages(ids: Ids = None, store: StoreOption = None, *, yes: YesOption 
 
 
 def _messages(count: int) -> str:
-    return f"{count:,} message{'' if count == 1 else 's'}"
+    return plural(count, "message")
 
 
 def _check(ids: list[str]) -> list[str]:
@@ -346,8 +346,8 @@ def relay(  # noqa: PLR0913 - one for each option
     say(redacted(f"Relaying from {running.rows.name} to {running.sink.name}."))
     totals = running.run(until_empty=until_empty)
     say(
-        f"Published {totals.published:,}; {totals.refused:,} attempts failed, {totals.died:,} messages given up,"
-        f" {totals.cleaned:,} old ones removed."
+        f"Published {totals.published:,}; {plural(totals.refused, 'attempt')} failed, {_messages(totals.died)} given"
+        f" up, {plural(totals.cleaned, 'old one')} removed."
     )
     return INTERRUPTED if signal.SIGINT in told else OK
 

@@ -18,7 +18,6 @@ from semel.cli.options import (
     YesOption,
     one_of,
     parse_duration_us,
-    plural,
     settings_for,
     text,
 )
@@ -41,7 +40,7 @@ from semel.codec import encode
 from semel.core.commands import Count, Forget, Page, Resolve, Scan
 from semel.core.ids import is_own
 from semel.observe import formatting
-from semel.observe.formatting import duration_text, local_time
+from semel.observe.formatting import duration_text, local_time, plural
 from semel.observe.history import HistoryLine, read
 from semel.runtime import audit
 from semel.types import Absent, Busy, Completed, Forgotten, Lost, Record

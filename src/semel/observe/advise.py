@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from semel.core.ids import digest
 from semel.errors import UsageError
+from semel.observe.formatting import plural
 from semel.observe.history import HistoryLine
 
 __all__ = ["CANDIDATES_S", "SAFETY", "Advice", "Lags", "Share", "advise", "from_history", "from_metrics"]
@@ -175,10 +176,11 @@ def advise(
         wanted_s = max(wanted_s, 2 * current_s)
         reason = "duplicates come as late as the window lasts, so later ones were not seen: twice the window, for now"
     if lags.missed:
-        warnings.append(f"{lags.missed:,} duplicates came after the window and ran again")
+        warnings.append(f"{plural(lags.missed, 'duplicate')} came after the window and ran again")
     if len(lags.seconds) * (1 - catch) < 1:
         warnings.append(
-            f"{len(lags.seconds):,} lags are few for {catch:.3%}: the longest one counts, and a longer one may come"
+            f"{plural(len(lags.seconds), 'lag is', 'lags are')} few for {catch:.3%}: the longest one counts, and a"
+            " longer one may come"
         )
     suggested_s = next((each for each in CANDIDATES_S if each >= wanted_s), CANDIDATES_S[-1])
     if wanted_s > CANDIDATES_S[-1]:

@@ -14,6 +14,7 @@ from semel.core.ids import is_own
 from semel.core.protocols import Store
 from semel.errors import SemelError, StoreError
 from semel.observe.explain import of_store
+from semel.observe.formatting import plural
 from semel.observe.probes import LAG_WARN_S, SourceFacts, StoreFacts, of_patience, probe
 from semel.observe.rollups import TENANT as ROLLUPS
 from semel.runtime.process import new_owner
@@ -121,7 +122,8 @@ def _servers(store: Store) -> Iterator[Finding]:
         yield Finding(
             "memory",
             "error",
-            f"{facts.evicted:,} keys were evicted for want of memory: events whose records were among them run again",
+            f"{plural(facts.evicted, 'key was', 'keys were')} evicted for want of memory: events whose records were"
+            " among them run again",
             "CONFIG SET maxmemory-policy noeviction, and enough memory",
         )
     if facts.memory_ratio is not None:
@@ -210,10 +212,11 @@ def _inboxes(store: Store) -> Iterator[Finding]:
 def _purging(store: Store) -> Iterator[Finding]:
     stats: Stats = _ask(store, Count(None))
     behind = stats.purge_lag_s > PURGE_LAG_WARN_S
+    waiting = plural(stats.expired, "expired record waits", "expired records wait")
     yield Finding(
         "clean-up",
         "warning" if behind else "ok",
-        f"{stats.expired:,} expired records wait, the oldest for {stats.purge_lag_s:.0f} s",
+        f"{waiting}, the oldest for {stats.purge_lag_s:.0f} s",
         "semel purge --watch, or semel.Cleaner in a service" if behind else "",
     )
 
@@ -260,24 +263,32 @@ def _claims(store: Store) -> Iterator[Finding]:
                 running += 1
                 if now - each.fence > STUCK_S * 1e6:
                     stuck.add(each)
-    for found, what, fix in (
+    for found, one, many, fix in (
         (
             stuck,
+            "has been running for more than 15 minutes",
             "have been running for more than 15 minutes",
             "is a handler hanging? semel show KEY names its owner",
         ),
         (
             orphans,
+            "belongs to a worker that is gone",
             "belong to workers that are gone",
             "they run when they are delivered again; is their source alive?",
         ),
     ):
         if found.number:
             names = ", ".join(found.keys)
-            yield Finding("claims", "warning", f"{found.number:,} claims {what}: {names}", fix)
+            yield Finding(
+                "claims", "warning", f"{plural(found.number, f'claim {one}', f'claims {many}')}: {names}", fix
+            )
     if not stuck.number and not orphans.number:
         among = f" (of the first {looked:,}; there are more)" if looked >= LOOK_MAX else ""
-        yield Finding("claims", "ok", f"{running:,} claims are running, none of them is stuck{among}")
+        yield Finding(
+            "claims",
+            "ok",
+            f"{plural(running, 'claim is', 'claims are')} running, none of them is stuck{among}",
+        )
 
 
 def _unknown(store: Store) -> Iterator[Finding]:
@@ -304,5 +315,5 @@ def of_source(source: SourceFacts, took_s: float, lease_us: int) -> Iterator[Fin
     for note in source.notes:
         yield Finding("source", "ok", note)
     if source.waiting is not None:
-        held = "" if source.in_hand is None else f", {source.in_hand:,} are in hand"
-        yield Finding("source", "ok", f"{source.waiting:,} messages wait{held}")
+        held = "" if source.in_hand is None else f", {plural(source.in_hand, 'is in hand', 'are in hand')}"
+        yield Finding("source", "ok", f"{plural(source.waiting, 'message waits', 'messages wait')}{held}")

@@ -23,6 +23,7 @@ __all__ = [
     "lines",
     "local_time",
     "now_us",
+    "plural",
     "readable",
     "redacted",
     "row",
@@ -46,6 +47,11 @@ TEXT_CHARS_MAX = 2000
 def redacted(text: str) -> str:
     """The text with `***` for the passwords in its URLs."""
     return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1***@", text))
+
+
+def plural(number: int, one: str, many: str = "") -> str:
+    """So many things: `1 line`, `2 lines`; `many` where an `s` at the end is not enough: `1 key was`, `2 keys were`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def local_time(at_us: int, timespec: str = "milliseconds") -> str:

@@ -9,6 +9,7 @@ import msgspec
 from semel.core.relay_flow import OutboxRow, RowFailure
 from semel.errors import SemelError, StoreUnknown, UsageError
 from semel.observe.doctor import Finding
+from semel.observe.formatting import plural
 from semel.windows import exact_text
 
 __all__ = [
@@ -195,7 +196,7 @@ def _findings(counts: OutboxCounts, waiting: list[Entry], dead: list[Entry]) -> 
     age_us = max((each for each in due if each >= 0), default=0)  # what is to wait until later does not count
     stalled = age_us > STALLED_S * 1e6
     age = exact_text(age_us // 10**6 * 10**6) if age_us >= 10**6 else "less than 1s"
-    what = f"{counts.pending:,} messages wait, the oldest of them due for {age}"
+    what = f"{plural(counts.pending, 'message waits', 'messages wait')}, the oldest of them due for {age}"
     yield Finding(
         "outbox",
         "warning" if stalled else "ok",
@@ -208,16 +209,18 @@ def _findings(counts: OutboxCounts, waiting: list[Entry], dead: list[Entry]) -> 
         yield Finding(
             "outbox",
             "warning",
-            f"{len(failing):,} messages fail to be published; {worst.row.id} did {worst.row.attempts} times:"
+            f"{plural(len(failing), 'message fails', 'messages fail')} to be published; {worst.row.id} did"
+            f" {plural(worst.row.attempts, 'time')}:"
             f" {worst.error or 'no reason was kept'}",
             f"mend what it says; semel outbox show {worst.row.id}",
         )
     if dead:
         behind = {each.row.aggregate for each in dead} & {each.row.aggregate for each in waiting} - {None}
-        held = f", and {len(behind):,} aggregates wait behind them" if behind else ""
+        held = f", and {plural(len(behind), 'aggregate waits', 'aggregates wait')} behind" if behind else ""
         yield Finding(
             "outbox",
             "error",
-            f"{counts.dead:,} messages were given up{held}: {dead[0].row.id}: {dead[0].error or 'no reason was kept'}",
+            f"{plural(counts.dead, 'message was', 'messages were')} given up{held}: {dead[0].row.id}:"
+            f" {dead[0].error or 'no reason was kept'}",
             "semel outbox list --dead, then semel outbox retry --all or semel outbox drop ID",
         )

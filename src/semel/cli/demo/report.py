@@ -12,6 +12,7 @@ from msgspec import Struct, to_builtins
 from semel.cli.demo.queue import PHASES, Mode
 from semel.cli.demo.run import DemoProgress
 from semel.cli.demo.worker import DemoFolder
+from semel.observe.formatting import plural
 
 __all__ = ["TITLES", "DemoResult", "SinkCounts", "audit", "display", "document", "print_results"]
 
@@ -60,13 +61,13 @@ def audit(place: DemoFolder, progress: DemoProgress, events: list[str], seconds:
     sink = _sink(place, events) if place.mode == "lease" else None
     broken = [f"no worker was killed at: {phase}" for phase in PHASES if not progress.kills[phase]]
     if lost:
-        broken.append(f"{lost} events were lost")
+        broken.append(f"{plural(lost, 'event was', 'events were')} lost")
     if place.mode == "inbox" and twice:
-        broken.append(f"{twice} events had their effect twice")
+        broken.append(f"{plural(twice, 'event')} had an effect twice")
     if place.mode == "lease" and over:
-        broken.append(f"{over} repeats that no kill, pause or lost claim explains")
+        broken.append(f"{plural(over, 'repeat')} that no kill, pause or lost claim explains")
     if differ:
-        broken.append(f"{differ} events were answered differently")
+        broken.append(f"{plural(differ, 'event was', 'events were')} answered differently")
     if sink is not None and (sink.lost or sink.twice):
         broken.append(f"the sink with idempotency keys lost {sink.lost} and doubled {sink.twice}")
     if place.mode == "control" and not twice:
@@ -231,8 +232,8 @@ def verdicts(results: Sequence[DemoResult]) -> list[str]:
             )
         elif result.mode == "lease":
             sentences.append(
-                f"lease: lost 0. {result.repeats} effects were repeated, none more often than its event was hit;"
-                " through a sink that honours the idempotency key: lost 0, twice 0."
+                f"lease: lost 0. {plural(result.repeats, 'effect was', 'effects were')} repeated, none more often than"
+                " its event was hit; through a sink that honours the idempotency key: lost 0, twice 0."
             )
         else:
             sentences.append(

@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from semel.observe.formatting import duration_text, exact_text
+from semel.observe.formatting import duration_text, exact_text, plural
 
 __all__ = ["Sealed", "asset", "page"]
 
@@ -109,6 +109,7 @@ def _make_environment() -> Environment:
     )
     made.filters |= {
         "number": number,
+        "plural": plural,
         "percent": percent,
         "size": size,
         "moment": moment,
