@@ -1,6 +1,7 @@
 """A tenant whose journals cannot be read keeps nobody else's events from being recovered."""
 
 import asyncio
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from semel.runtime.process import new_owner
 from semel.server.events import ORPHANS_MAX
 from semel.server.settings import ServeSettings
 from semel.stores.registry import store_for
+from semel.types import Absent
+from tests.cli.processes import semel
 from tests.server.stores import KINDS, store_url
 from tests.server.tools import Running, serving
 from tests.waiting import await_true
@@ -47,9 +50,41 @@ def test_unreadable_journals_of_one_tenant_do_not_hold_up_another(
     )
     with caplog.at_level(logging.WARNING), serving(settings):
         assert await_true(lambda: states("good") == {"done"})
-        assert await_true(lambda: states("bad") == {"failed"})
+        assert await_true(lambda: states("bad") == {"unknown"})
     store.close()
     assert len(caplog.records) < 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unreadable_journal_is_left_to_a_person(tmp_path: Path, kind: str) -> None:
+    """Quarantined: on the dashboard and in `semel list`, with its journal, until somebody resolves or forgets it."""
+    url = store_url(kind, tmp_path)
+    store: Any = store_for(url)
+    store.open()
+    store.send([abandoned("", key, BAD) for key in ("first", "second")])
+
+    def found(key: str) -> Any:
+        return store.send((Lookup(("", "events", key)),))[0]
+
+    settings = ServeSettings(
+        auth="none", store=url, port=0, events_lease="1s", persist=f"sqlite:///{tmp_path}/rows.db"
+    )
+    form = {"sec-fetch-site": "same-origin", "content-type": "application/x-www-form-urlencoded"}
+    with serving(settings) as running:
+        assert await_true(lambda: {found("first").state, found("second").state} == {"unknown"})
+        assert found("first").journal == BAD
+        page = running.client.get("/ui/events?state=unknown").text
+        assert "first" in page
+        assert "second" in page
+        listed = semel("list", "--store", url, "--state", "unknown", "--json", cwd=tmp_path).stdout
+        assert {record["key"] for record in json.loads(listed)["records"]} == {"first", "second"}
+        decided = f"to=done&fence={found('first').fence}"
+        assert (
+            running.client.post("/ui/decide/events/first", content=decided, headers=form).status_code == 303
+        )
+        assert running.client.delete("/v1/records/events/second").status_code == 200
+        assert (found("first").state, type(found("second"))) == ("done", Absent)
+    store.close()
 
 
 async def run_all_but_loud(event: Event) -> None:

@@ -88,16 +88,24 @@ async def deliver(
 
 
 async def deliver_one(
-    once: AsyncSemel, delivery: Delivery[T], handler: Callable[[T], Awaitable[R]], owner: bytes | None = None
+    once: AsyncSemel,
+    delivery: Delivery[T],
+    handler: Callable[[T], Awaitable[R]],
+    owner: bytes | None = None,
+    *,
+    quarantine: bool = False,
 ) -> Outcome[R]:
     """`run_many` for one delivery, without the work that a batch makes.
 
     `owner`: of an earlier call for the same delivery, whose claim may have been granted without an answer.
+    `quarantine`: if the handler raises, the record becomes `unknown`, whatever the mode.
     """
     (delivery,) = once._plan.with_fingerprints((delivery,))
     once._check_journal(delivery.journal)
     reached = await once._reach()
     task = once._plan.delivery_task(once._runtime.windows, delivery, handler, owner=owner)
+    if quarantine:
+        task = replace(task, claim=replace(task.claim, quarantine=True))
     return await once._execute(task, reached=reached)
 
 

@@ -27,15 +27,7 @@ from msgspec.structs import replace
 from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.core.settlement import attempts_exhausted
-from semel.errors import (
-    AttemptsExhausted,
-    NotApplied,
-    PolicyInvalid,
-    RecordCorrupt,
-    StoreError,
-    StoreUnavailable,
-    UsageError,
-)
+from semel.errors import NotApplied, PolicyInvalid, RecordCorrupt, StoreError, StoreUnavailable, UsageError
 from semel.observe.limited_log import LimitedLog
 from semel.policy import ATTEMPTS_LIMIT
 from semel.runtime.context import current
@@ -357,6 +349,8 @@ class Intake:
                 asyncio.get_running_loop().call_later(retry_after_s, self._look.set)
             case Failed(error, replayed=False):
                 _log.error("event %r is given up: %r", key, error)
+            case Unknown(_, error) if error is not None:
+                _log.error("event %r waits for a decision (semel resolve, semel forget): %r", key, error)
             case Lost() if ran:
                 _log.warning("another instance took event %r over", key)
             case Done(recorded=False):
@@ -414,20 +408,26 @@ class Intake:
             try:
                 event = replace(event, body=journaled_body(record.journal))
             except RecordCorrupt as error:
-                await self._give_up(delivery, error)
+                await self._quarantine(delivery, error)
             else:
                 await self._run(replace(delivery, body=event))
         finally:
             self._here.discard(record.key)
 
-    async def _give_up(self, delivery: Delivery[Event], error: Exception) -> None:
-        """Fail an event whose journal cannot be read: no attempt could succeed. The dead letter gets its bytes."""
+    async def _quarantine(self, delivery: Delivery[Event], error: Exception) -> None:
+        """Leave an event whose journal cannot be read to a person: it becomes `unknown`, and keeps its journal.
 
-        async def fail(event: Event) -> None:
-            await self._dead_letter(event, error)
-            raise AttemptsExhausted(f"its journal cannot be read: {error}") from error
+        The dead letter gets the bytes first.
+        """
 
-        outcome: Outcome[Any] = await deliver.deliver_one(self._once, delivery, fail)
+        async def refuse(event: Event) -> None:
+            try:
+                await self._dead_letter(event, error)
+            except Exception as failure:
+                raise NotApplied("its dead letter was not written") from failure
+            raise error
+
+        outcome: Outcome[Any] = await deliver.deliver_one(self._once, delivery, refuse, quarantine=True)
         self._finished += 1
         self._note(delivery.key, outcome, ran=True)
 
