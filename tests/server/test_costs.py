@@ -19,10 +19,11 @@ from msgspec.structs import replace
 from semel.codec import encode
 from semel.core.commands import Claim, Count, Lookup, Renew, Settle
 from semel.errors import RecordCorrupt
+from semel.ingest.intake import Event
 from semel.observe.events import Hooks
 from semel.observe.formatting import readable
 from semel.observe.packed_limits import HASHED_MAX, check_packed
-from semel.runtime.channel import Coalescer
+from semel.runtime.channel import Coalescer, Direct, LoopCoalescer
 from semel.runtime.process import new_owner
 from semel.server.auth import Caller
 from semel.server.limits import PAYER, Costs, LiveClaims
@@ -34,7 +35,7 @@ from semel.stores.memory.store import MemoryStore
 from semel.stores.sqlite import SqliteStore
 from semel.types import Record, Unavailable
 from tests.server.tools import Running, serving, session_of, token_for
-from tests.waiting import await_true
+from tests.waiting import await_true, until
 
 DAY_US = 86400 * 10**6
 S = TypeVar("S", SqliteStore, HttpStore)
@@ -360,6 +361,71 @@ async def test_the_time_of_a_shared_batch_is_divided_by_its_items() -> None:
         channel.close()
     assert paid[30] == pytest.approx(3 * paid[10])
     assert 0 < paid[30] + paid[10] < 30
+
+
+class FromLoop:
+    """A store in memory that is awaited."""
+
+    name = "memory"
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    async def asend(self, items: Any, /) -> Any:
+        return self._store.send(items)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", [Direct, Coalescer, LoopCoalescer])
+async def test_what_is_posted_is_charged_with_its_items(kind: Any) -> None:
+    """Settles of batches and renewals: no request waits for them."""
+    store = MemoryStore()
+    store.open()
+    channel = kind(FromLoop(store) if kind is LoopCoalescer else store)
+    paid: list[tuple[Any, float]] = []
+    channel.on_posted_time = lambda items, took_s: paid.append((items, took_s))
+    settles = [Settle(("loud", "c", str(at)), new_owner(), 1, "released") for at in range(3)]
+    answered: list[Any] = []
+    channel.post(settles, answered.extend)
+    await until(lambda: len(answered) == 3)
+    channel.close()
+    ((items, took_s),) = paid
+    assert (items, took_s > 0) == (settles, True)
+
+
+async def hang(_event: Event) -> None:
+    """The handler of the test below: the service renews its claim as long as it runs."""
+    await asyncio.Event().wait()
+
+
+class SlowRenewals(SqliteStore):
+    """Renewals take a while, and are counted."""
+
+    _hurry = threading.Event()
+    renewals = 0
+
+    def send(self, items: Any, /) -> Any:
+        if any(isinstance(item, Renew) for item in items):
+            self.renewals += 1
+            self._hurry.wait(0.4)
+        return super().send(items)
+
+
+def test_renewals_of_the_service_are_charged_to_the_tenant_of_the_event(tmp_path: Path) -> None:
+    store = opened(SlowRenewals(tmp_path / "semel.db"))
+    (loud, _), (quiet, _) = token_for(store, "loud"), token_for(store, "quiet")
+    handler = f"{__name__}:{hang.__name__}"
+    limits = Limits(store_share=0.001)
+    settings = ServeSettings(
+        port=0, handler=handler, events_lease="1s", drain_s=0.1, limits=limits, dashboard=False
+    )
+    with serving(settings, loud, store=store) as running:
+        assert running.post("/v1/events", {"id": "e"}).json()["events"][0]["status"] == "accepted"
+        calm = Running(running.address, quiet)
+        assert await_true(lambda: store.renewals > 4)  # and no request in between, which would be charged, too
+        assert running.client.get("/v1/windows").status_code == 429
+        assert calm.client.get("/v1/windows").status_code == 200
+        calm.client.close()
 
 
 def test_a_tenant_that_costs_too_much_waits_and_another_does_not(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from semel.runtime.send_queue import (
     Callback,
     Channel,
     LoopCall,
+    OnPostedTime,
     OnStoreTime,
     PendingCall,
     SendQueue,
@@ -66,6 +67,7 @@ class Direct:
         self._store = store
         self._closed = False
         self.on_store_time: OnStoreTime | None = None
+        self.on_posted_time: OnPostedTime | None = None
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         """Straight through."""
@@ -93,7 +95,11 @@ class Direct:
 
     def post(self, items: Sequence[Item], done: Callback, /) -> None:
         """Straight through."""
-        done(self.send(items))
+        began = time.perf_counter()
+        answers = self.send(items)
+        if self.on_posted_time is not None:
+            self.on_posted_time(items, time.perf_counter() - began)
+        done(answers)
 
     def close(self) -> None:
         """Nothing is queued; take nothing new."""
@@ -106,6 +112,7 @@ class Coalescer:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.on_store_time: OnStoreTime | None = None
+        self.on_posted_time: OnPostedTime | None = None
         self.before_send: Callable[[], None] | None = None
         """Called by `send`, which blocks its thread, where there may be an event loop."""
         self.after_fork()
@@ -166,7 +173,7 @@ class Coalescer:
     def post(self, items: Sequence[Item], done: Callback, /) -> None:
         """Queue the items; `done` runs in the flusher's thread."""
         if items:
-            self._enqueue(PendingCall(items, finisher(done)))
+            self._enqueue(PendingCall(items, finisher(done, self.on_posted_time)))
         else:
             done([])
 
@@ -306,6 +313,7 @@ class LoopCoalescer:
     def __init__(self, store: AsyncStore) -> None:
         self._store = store
         self.on_store_time: OnStoreTime | None = None
+        self.on_posted_time: OnPostedTime | None = None
         self.after_fork()
         restart_after_fork(self)
 
@@ -355,7 +363,8 @@ class LoopCoalescer:
     def post(self, items: Sequence[Item], done: Callback, /) -> None:
         """Queue the items; `done` runs in the loop."""
         if items:
-            self._enqueue(PendingCall(items, finisher(done)), asyncio.get_running_loop())
+            call = PendingCall(items, finisher(done, self.on_posted_time))
+            self._enqueue(call, asyncio.get_running_loop())
         else:
             done([])
 

@@ -35,6 +35,7 @@ URGENT = frozenset((Settle, Renew))
 
 Callback: TypeAlias = Callable[[list[Answer]], None]
 OnStoreTime: TypeAlias = Callable[[float], None]
+OnPostedTime: TypeAlias = Callable[[Sequence[Item], float], None]
 
 
 class Channel(Protocol):
@@ -42,6 +43,8 @@ class Channel(Protocol):
 
     on_store_time: OnStoreTime | None
     """Called in the context of each `asend` with its part of the store's time, in seconds."""
+    on_posted_time: OnPostedTime | None
+    """Called with the items of each `post` and their part of the store's time, in whichever thread has the answers."""
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         """Wait for the answers, in a thread."""
@@ -121,12 +124,14 @@ def _hand_out(call: PendingCall) -> None:
             future.set_exception(call.error)
 
 
-def finisher(done: Callback) -> Callable[[PendingCall], None]:
+def finisher(done: Callback, on_posted_time: OnPostedTime | None) -> Callable[[PendingCall], None]:
     """Hand a call's answers to `done`. Its errors end here: whoever delivers has others to serve."""
 
     def finish(call: PendingCall) -> None:
         error = call.error
         try:
+            if on_posted_time is not None:
+                on_posted_time(call.items, call.store_s)
             done(call.answers if error is None else unreachable(call.items, StoreUnavailable(str(error))))
         except Exception:  # noqa: BLE001
             logging.getLogger("semel").exception("the answers of a store could not be handed on")

@@ -32,6 +32,8 @@ from semel.outbox.sinks import Sink, sink_for
 from semel.policy import Policy
 from semel.runtime.process import load_object, new_owner
 from semel.runtime.tasks import end_tasks
+from semel.server.auth import Caller
+from semel.server.limits import PAYER
 from semel.server.problems import unavailable
 from semel.server.requests import EventOutcome
 from semel.server.service import Service
@@ -269,7 +271,11 @@ class Events:
             for record in page.records:
                 orphans.setdefault(record.tenant, []).append(record)
             for tenant, records in orphans.items():
+                PAYER.set(
+                    Caller("recovery", tenant, "write")
+                )  # each pays for its own; they run in this context
                 await (await self._intake(tenant)).adopt(records)
+            PAYER.set(None)
             self._orphans_cursor = page.cursor
             if page.cursor is None:
                 return

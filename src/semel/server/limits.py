@@ -9,14 +9,17 @@ from typing import Any, Generic, TypeVar
 from semel.core.commands import (
     Admit,
     Answer,
+    Claim,
     Item,
     Lookup,
     ReadSettings,
     Renew,
+    Settle,
     SetWindow,
     StoreSettings,
     SwitchMode,
 )
+from semel.core.ids import OWN
 from semel.server.auth import Caller
 from semel.server.problems import HttpProblem
 from semel.server.settings import Limits
@@ -155,6 +158,15 @@ class Costs:
         if payer is not None:
             self._store_s.charge(account_of(payer), took_s)
 
+    def charge_posted(self, items: Sequence[Item], took_s: float) -> None:
+        """Note the store's time for settles and renewals that the service sends itself, such as those of its handlers.
+
+        No request waits for them: each tenant pays for its own records, also after its request is answered.
+        """
+        for item in items:
+            if isinstance(item, Claim | Renew | Settle) and not item.id[0].startswith(OWN):
+                self._store_s.charge(_account_of_tenant(item.id[0]), took_s / len(items))
+
     def charge_scan(self, took_s: float) -> None:
         """The same, for a count or a scan."""
         payer = PAYER.get()
@@ -165,7 +177,11 @@ class Costs:
 
 def account_of(caller: Caller) -> str:
     """Who pays: the tenant, whichever of its tokens is used; a token of all tenants pays for itself."""
-    return caller.name if caller.tenant is None else f"tenant {caller.tenant}"
+    return caller.name if caller.tenant is None else _account_of_tenant(caller.tenant)
+
+
+def _account_of_tenant(tenant: str) -> str:
+    return f"tenant {tenant}"
 
 
 SETTINGS_LIVE_S = 5.0

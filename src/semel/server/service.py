@@ -164,6 +164,7 @@ class Service:
 
     async def open(self) -> None:
         """Connect to the store, and see whom to let in. Raises `StoreError`, and `PolicyInvalid` for an open door."""
+        self._charge_posted_in(asyncio.get_running_loop())
         await self.runtime.aconnect(tokens.TENANT, tokens.CONSUMER, "lease", "")
         settings = self.settings
         is_closed = await self.ask(tokens.were_made())
@@ -176,6 +177,13 @@ class Service:
             self.needs_token = False
         elif settings.first_token and not is_closed and is_loopback(settings.host):
             _, self.first_token = await self.ask(tokens.create("first", None, "admin"))
+
+    def _charge_posted_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        def charge(items: Sequence[Item], took_s: float) -> None:
+            with suppress(RuntimeError):  # the loop is closed, and with it all accounts
+                loop.call_soon_threadsafe(self.costs.charge_posted, items, took_s)
+
+        self.runtime.channel.on_posted_time = charge
 
     async def close(self) -> None:
         """Send what is queued and let go of the store."""
