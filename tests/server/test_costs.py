@@ -20,6 +20,7 @@ from semel.codec import encode
 from semel.core.commands import Claim, Count, Lookup, Renew, Settle
 from semel.errors import RecordCorrupt
 from semel.ingest.intake import Event
+from semel.observe import formatting
 from semel.observe.events import Hooks
 from semel.observe.formatting import readable
 from semel.observe.packed_limits import HASHED_MAX, check_packed
@@ -100,6 +101,26 @@ def test_values_that_would_take_long_to_decode_are_not_decoded() -> None:
         with pytest.raises(RecordCorrupt):
             check_packed(packed)
         assert readable(b"m" + packed)[1] == "undecodable"
+
+
+def test_what_may_collide_is_bounded_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To hash numbers that collide costs the square of their number: a value may have a thousand of them, together."""
+    decoded: list[bytes] = []
+    monkeypatch.setattr(formatting, "decode", decoded.append)
+    colliding = [Ext(10, pack([hex(at * (2**61 - 1))])) for at in range(1, 1002)]
+    sets = [Ext(2, pack(colliding[at : at + 100])) for at in range(0, 1000, 100)]
+    for value in (
+        Ext(2, pack(colliding)),
+        Ext(3, pack(colliding)),
+        Ext(11, pack([[each, None] for each in colliding])),
+        [*sets, Ext(2, pack(colliding[:1]))],
+        Ext(11, pack([[Ext(3, pack(colliding[:500])), None], [Ext(3, pack(colliding[500:])), None]])),
+    ):
+        assert readable(b"m" + pack(value))[1] == "undecodable"
+    assert decoded == []
+    readable(b"m" + pack(Ext(2, pack(colliding[:1000]))))
+    readable(b"m" + pack(sets))
+    assert len(decoded) == 2
 
 
 def test_numbers_that_collide_do_not_stop_the_service(tmp_path: Path) -> None:
