@@ -443,7 +443,8 @@ def test_renewals_of_the_service_are_charged_to_the_tenant_of_the_event(tmp_path
     with serving(settings, loud, store=store) as running:
         assert running.post("/v1/events", {"id": "e"}).json()["events"][0]["status"] == "accepted"
         calm = Running(running.address, quiet)
-        assert await_true(lambda: store.renewals > 4)  # and no request in between, which would be charged, too
+        # No request in between: it would be charged, too.
+        assert await_true(lambda: store.renewals > 4)
         assert running.client.get("/v1/windows").status_code == 429
         assert calm.client.get("/v1/windows").status_code == 200
         calm.client.close()
