@@ -5,7 +5,7 @@ from threading import Barrier, Thread
 
 from semel.core.commands import Count, Mark
 from semel.stores.sqlite import SqliteStore
-from semel.stores.sqlite.store import StoreClock
+from semel.stores.sqlite.clock import StoreClock
 from semel.testing import ManualClock
 from tests.stores.sqlite.tools import HOUR, SECOND, hold, lookup
 

@@ -275,7 +275,9 @@ class SqliteBatch:
                 readable = self._readable_keys or record.journal is not None or record.quarantine
                 text = name if readable else None
                 if encoding.is_plain_claim(record, state):
-                    claims.append(encoding.to_claim_row(record, stored, consumer_id, text))
+                    claims.append(
+                        encoding.to_claim_row(record, key, stored.rowid, stored.purge_at, consumer_id, text)
+                    )
                 else:
                     others.append(
                         (

@@ -166,19 +166,20 @@ def to_settled_row(record: Record, state: int, rowid: int) -> Row:
     return state, _settled_at(record), _expires(record), record.value, rowid
 
 
-def to_claim_row(record: Record, stored: Stored, consumer_id: int, key: str | None) -> Row:
-    """The columns of `INSERT_CLAIM`."""
+def to_claim_row(
+    record: Record, digest: bytes, rowid: int | None, purge_at: int | None, consumer_id: int, key: str | None
+) -> Row:
+    """The columns of `INSERT_CLAIM`. `rowid`: `None` has SQLite choose it."""
     fence = record.fence
-    lease = record.lease_until_us - fence
     return (
-        stored.rowid,
-        stored.digest,
+        rowid,
+        digest,
         consumer_id,
         record.owner,
         fence - EPOCH_US,
-        lease,
+        record.lease_until_us - fence,
         _expires(record),
-        stored.purge_at,
+        purge_at,
         key,
     )
 

@@ -14,50 +14,17 @@ from urllib.parse import quote
 from weakref import WeakSet
 
 from semel.clock import Clock
-from semel.core.commands import Answer, Item
+from semel.core.commands import Answer, Claim, Item, Settle
 from semel.core.protocols import Capabilities, Listener
 from semel.errors import PolicyInvalid, StoreClosed, StoreFull, StoreRefused, StoreUnavailable
 from semel.runtime.jitter import jitter
 from semel.stores.sqlite import locks, schema
 from semel.stores.sqlite import schema as sqlite_schema
 from semel.stores.sqlite.batch import FRUGAL, READS, FileState, SqliteBatch
+from semel.stores.sqlite.clock import StoreClock
 from semel.stores.sqlite.errors import is_busy, to_store_error
-from semel.types import Id
-
-__all__ = ["StoreClock"]
-
-
-class StoreClock:
-    """The wall clock plus an offset, which is raised when the wall clock steps back.
-
-    The last time given out and the offset are stored with every writing transaction, so that another
-    process, or the next run of this one, goes on from there instead of believing its wall clock.
-    """
-
-    def __init__(self, clock: Clock | None) -> None:
-        self._clock = clock
-        """Where the wall clock is read; `None`: of the computer, without a call in between."""
-        self._lock = Lock()
-        self._last_us = 0
-        self._offset_us = 0
-
-    def tick(self, last_us: int, offset_us: int) -> tuple[int, int]:
-        """The time now and the offset to store, given what is stored. Never the same time twice."""
-        with self._lock:
-            self._offset_us = max(self._offset_us, offset_us)
-            self._last_us = max(self._last_us, last_us)
-            wall_us = time.time_ns() // 1000 if self._clock is None else self._clock.now_us()
-            now = wall_us + self._offset_us
-            if now <= self._last_us:
-                self._offset_us += self._last_us + 1 - now
-                now = self._last_us + 1
-            self._last_us = now
-            return now, self._offset_us
-
-    def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock, and is not here to let go."""
-        self._lock = Lock()
-
+from semel.stores.sqlite.single import SingleItems
+from semel.types import Completed, Id
 
 BUSY_WAIT_MAX_S = 3600.0
 RETRY_MIN_S, RETRY_MAX_S = 0.00005, 0.0006
@@ -69,6 +36,8 @@ because a page that is written again and again is then copied once."""
 CACHE_KIB = 16 * 1024
 """Digests are scattered over their whole index: with SQLite's own 2 MB a larger store would read its pages anew."""
 STATEMENTS_MAX = 512
+SINGLES = frozenset((Claim, Settle))
+"""Items that have a short way where they come alone."""
 _NOT_IN_URL = re.compile(r"[%?#\s]")
 FORK_WAIT_S = 10.0
 """How long a fork waits for a transaction of another thread to end."""
@@ -119,6 +88,8 @@ class SqliteStore:
         self._reading = Lock()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        self._singles: SingleItems | None = None
+        """The short way for items that come alone; lives as long as `_writer`."""
         self._inode = 0
         self._closed = False
         self._seen = FileState()
@@ -161,18 +132,37 @@ class SqliteStore:
         """Carry out the items in one transaction; the answers are given after its commit.
 
         A batch that changes nothing costs no write to the disk, and one that only looks does not wait
-        for writers. Raises `StoreUnavailable` when the lock is not had within `busy_wait_s`.
+        for writers; nor does a single claim of a key that is settled or held. Raises `StoreUnavailable` when the
+        lock is not had within `busy_wait_s`.
         """
+        if len(items) == 1 and type(items[0]) in SINGLES:
+            return self._send_single(items[0])
         if all(type(item) in READS for item in items):
             return self._read(items)
         with self._writing:
             connection = self._write_connection()
             answers, changed = self._write(connection, items)
         if self._listeners:
-            for record_id in changed:
-                for listener in self._listeners:
-                    listener(record_id)
+            self._notify(changed)
         return answers
+
+    def _send_single(self, item: Claim | Settle) -> list[Answer]:
+        with self._writing:
+            connection = self._write_connection()
+            assert self._singles is not None
+            answer = self._singles.answer(item)
+            if answer is None:
+                answers, changed = self._write(connection, (item,))
+            else:
+                answers, changed = [answer], [item.id] if type(answer) is Completed else []
+        if changed and self._listeners:
+            self._notify(changed)
+        return answers
+
+    def _notify(self, changed: list[Id]) -> None:
+        for record_id in changed:
+            for listener in self._listeners:
+                listener(record_id)
 
     # --- transactions ---
 
@@ -308,6 +298,7 @@ class SqliteStore:
         self._seen.forget()
         self._inode = self._named.stat().st_ino
         self._writer, self._reader = writer, reader
+        self._singles = SingleItems(writer, self.clock, self._seen, readable_keys=self.readable_keys)
 
     def _prepare(
         self, writer: sqlite3.Connection, reader: sqlite3.Connection, kind: sqlite_schema.Kind
@@ -365,7 +356,7 @@ class SqliteStore:
             if connection is not None:
                 with contextlib.suppress(sqlite3.Error):
                     connection.close()
-        self._writer = self._reader = None
+        self._writer = self._reader = self._singles = None
 
     def _closed_error(self) -> StoreClosed:
         return StoreClosed(f"{self.name} is closed; open() it again to use it")
@@ -393,7 +384,7 @@ class SqliteStore:
         if self._writer is not None:
             # A transaction of the parent was still running: neither use nor close what belongs to it.
             _LEFT_TO_THE_PARENT.extend((self._writer, self._reader))
-            self._writer = self._reader = None
+            self._writer = self._reader = self._singles = None
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
