@@ -1,45 +1,52 @@
 """A claim or a settle that comes alone, in as few statements as the plain case takes.
 
 Most callers send one item at a time. A duplicate costs one SELECT and no transaction. A first claim costs that and a
-transaction of an INSERT; a settle costs a transaction of an UPDATE. Each transaction writes the clock row too, as the
-full way in `batch` does. `machine.decide` decides claims here as well; the UPDATE of a settle says in SQL what it
-decides about a running claim.
+transaction with an INSERT; a settle costs a transaction with an UPDATE. Each transaction writes the clock row, as
+those of `batch` do, and takes the time under the write lock, so that both ways share one time.
 """
 
 import sqlite3
+from contextlib import suppress
 
-from semel.core.commands import Answer, Claim, Settle
+from semel.core.commands import Answer, Claim, Known, Settle
 from semel.core.ids import digest
 from semel.core.machine import decide
-from semel.errors import RecordCorrupt
-from semel.stores.rows import CODES, EXTRAS, JOURNAL
+from semel.stores.rows import CODES, STATE_MASK, STATES
 from semel.stores.sqlite import encoding
 from semel.stores.sqlite.batch import FileState, Scope
 from semel.stores.sqlite.clock import StoreClock
-from semel.stores.sqlite.encoding import COLUMNS, EPOCH_US, PURGE_SLACK
-from semel.types import FOREVER, Completed, Id
+from semel.stores.sqlite.encoding import EPOCH_US, PURGE_SLACK
+from semel.types import FOREVER, Completed
 
 __all__ = ["SingleItems"]
 
 CONSUMERS_MAX = 8192
-"""How many consumers are remembered; they are looked up again when there are more."""
+"""How many consumers are remembered; when there are more, all are looked up again."""
 
-_SELECT = (
-    "SELECT c.last_us, c.offset_us, " + ", ".join(f"r.{column}" for column in COLUMNS.split(", ")) + " FROM"
-    " semel_clock AS c LEFT JOIN semel_records AS r ON r.digest = ?"
+_FIND = (
+    "SELECT state BETWEEN 1 AND 31 AND state & 7 < 3 AND expires > ?2 - fence"
+    " AND (?3 IS NULL OR fingerprint IS NULL OR fingerprint = ?3)"
+    " AND typeof(owner) = 'blob' AND owner > x'' AND typeof(attempt) = 'integer' AND attempt >= 0"
+    f" AND typeof(fence) = 'integer' AND fence > -{EPOCH_US} AND typeof(seen) = 'integer'"
+    " AND typeof(settled) = 'integer' AND typeof(value) IN ('blob', 'null')"
+    " AND typeof(fingerprint) IN ('blob', 'null') AND typeof(event_type) IN ('text', 'null')"
+    " AND EXISTS (SELECT 1 FROM semel_clock WHERE last_us < ?4 AND offset_us <= ?5),"
+    " state, value, fence, settled, seen, expires FROM semel_records WHERE digest = ?1"
 )
+"""The first column says whether the row answers a duplicate: done or failed, remembered at ?2 and at ?4, of the same
+payload, with nothing beside it in other tables, and sound. To ask SQLite costs less than to read all columns."""
 _INSERT = (
     "INSERT INTO semel_records (id, digest, consumer_id, owner, fence, lease, expires, purge_at, key, fingerprint,"
     " event_type) VALUES (?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO NOTHING"
 )
-_SETTLE = (
+_UPDATE = (
     "UPDATE semel_records SET state=?1, settled=?2, expires=?3, value=?4"
     " WHERE digest=?5 AND fence=?6 AND owner=?7 AND state=0 AND purge_at BETWEEN ?8 AND ?9"
     " AND ?2 < max(lease, expires)"
 )
-"""A running claim without flags, whose place in the purge index will do; one that is over is left to the full way."""
+"""Settle a claim without flags that is not forgotten yet, and whose place in the purge index will do."""
 _TICK = "UPDATE semel_clock SET last_us=?1, offset_us=?2 WHERE last_us < ?1 AND offset_us <= ?2"
-"""No row is changed where another process is ahead of our clock: the full way catches up with it."""
+"""Changes nothing where another process is ahead of this one's clock: the full way catches up with it."""
 _FIND_CONSUMER = (
     "SELECT c.id, m.name FROM semel_consumers AS c LEFT JOIN semel_meta AS m ON m.name = 'ids:' || c.id"
     " WHERE c.tenant = ? AND c.consumer = ?"
@@ -47,7 +54,7 @@ _FIND_CONSUMER = (
 
 
 class SingleItems:
-    """Answers single items on the connection that writes. The caller holds the lock of that connection."""
+    """Answers single items on the connection that writes. The caller holds that connection's lock."""
 
     def __init__(
         self, connection: sqlite3.Connection, clock: StoreClock, seen: FileState, *, readable_keys: bool
@@ -57,74 +64,80 @@ class SingleItems:
         self._seen = seen
         self._readable_keys = readable_keys
         self._consumers: dict[Scope, int] = {}
-        """Consumers whose digests are plain, by their numbers; 0: they begin with a time."""
+        """The numbers of consumers; 0: it declared a kind of ids, so its digests begin with a time."""
 
     def answer(self, item: Claim | Settle) -> Answer:
-        """The answer, after the commit. `None`: the case is not plain, or an error came up.
+        """The answer, after the commit if something was written. `None`: the case is not plain, or an error came up.
 
         Nothing is written then. The item goes the full way, which knows every case and what each error means.
         """
         try:
             return self._claim(item) if type(item) is Claim else self._settle(item)  # type: ignore[arg-type]
-        except (sqlite3.Error, RecordCorrupt, UnicodeEncodeError, OverflowError):
+        except (sqlite3.Error, UnicodeEncodeError, OverflowError):
             return None
         finally:
             if self._connection.in_transaction:
-                self._roll_back()
+                with suppress(sqlite3.Error):  # a full disk may have ended it already
+                    self._connection.execute("ROLLBACK")
 
     def _claim(self, item: Claim) -> Answer:
-        consumer_id = self._consumer_id(item.id)
+        consumer_id = self._consumer_id(item.id[:2])
         if not consumer_id:
             return None
         key = digest(item.id)
-        last_us, offset_us, *row = self._connection.execute(_SELECT, (key,)).fetchone()
-        if row[0] is None:
-            return self._insert(item, key, consumer_id, last_us, offset_us) if _is_plain(item) else None
-        if type(row[2]) is int and row[2] & (EXTRAS | JOURNAL):
-            return None  # a part of it lies in another table
-        now, _ = self._clock.tick(last_us, offset_us)
-        answer, changed = decide(encoding.from_row(row, item.id), item, now)
-        return answer if changed is None else None
+        now, offset_us = self._clock.tick(0, 0)
+        found = self._connection.execute(
+            _FIND, (key, now - EPOCH_US, item.fingerprint, now, offset_us)
+        ).fetchone()
+        if found is None:
+            return self._insert(item, key, consumer_id) if _is_plain(item) else None
+        answers, state, value, fence, settled, seen, expires = found
+        if not answers:
+            return None
+        fence += EPOCH_US
+        return Known(
+            STATES[state & STATE_MASK], value, fence, fence + settled, fence - seen, fence + expires - now
+        )
 
-    def _insert(self, item: Claim, key: bytes, consumer_id: int, last_us: int, offset_us: int) -> Answer:
+    def _insert(self, item: Claim, key: bytes, consumer_id: int) -> Answer:
         self._connection.execute("BEGIN IMMEDIATE")
-        now, offset_us = self._clock.tick(
-            last_us, offset_us
-        )  # under the lock: a wait for it must not be counted
+        now, offset_us = self._clock.tick(0, 0)
         answer, record = decide(None, item, now)
         if record is None or record.expires_at_us >= FOREVER:
-            return answer if record is None else None
-        self._seen.next_rowid = 0  # before the row is there: an interrupt may strike after it
+            return None
+        self._seen.next_rowid = 0  # first: an interrupt may strike between the commit and what follows it
         text = item.id[2] if self._readable_keys else None
-        row = encoding.to_claim_row(record, key, None, encoding.purge_at(record, None), consumer_id, text)
+        purge_at = encoding.purge_at(record, None)
+        row = encoding.to_claim_row(record, key, None, purge_at, consumer_id, text)
         inserted = self._connection.execute(_INSERT, (*row, record.fingerprint, record.event_type or None))
         return answer if inserted.rowcount == 1 and self._commit(now, offset_us) else None
 
     def _settle(self, item: Settle) -> Answer:
-        if item.to not in ("done", "failed") or not item.owner or not self._consumer_id(item.id):
+        if item.to not in ("done", "failed") or not item.owner or not self._consumer_id(item.id[:2]):
             return None
-        self._seen.claims.pop(item.id, None)
+        key = digest(item.id)
+        self._seen.claims.pop(item.id, None)  # first, for the same reason
         self._connection.execute("BEGIN IMMEDIATE")
         now, offset_us = self._clock.tick(0, 0)
         expires_at = now + item.window_us
         if expires_at >= FOREVER:
             return None
         minute = encoding.minute_after(expires_at)
-        settled = self._connection.execute(
-            _SETTLE,
+        updated = self._connection.execute(
+            _UPDATE,
             (
                 CODES[item.to],
                 now - item.fence,
                 expires_at - item.fence,
                 item.value,
-                digest(item.id),
+                key,
                 item.fence - EPOCH_US,
                 item.owner,
                 minute,
                 minute + PURGE_SLACK,
             ),
         )
-        return Completed(at_us=now) if settled.rowcount == 1 and self._commit(now, offset_us) else None
+        return Completed(at_us=now) if updated.rowcount == 1 and self._commit(now, offset_us) else None
 
     def _commit(self, now: int, offset_us: int) -> bool:
         """Write the time and commit; `False`: another process is ahead of it, and nothing is committed."""
@@ -133,26 +146,20 @@ class SingleItems:
         self._connection.execute("COMMIT")
         return True
 
-    def _roll_back(self) -> None:
-        try:
-            self._connection.execute("ROLLBACK")
-        except sqlite3.Error:  # a full disk may have ended it already
-            pass
-
-    def _consumer_id(self, record_id: Id) -> int:
-        """The number of the consumer; 0: the store has not met it, or it declared a kind of ids.
+    def _consumer_id(self, scope: Scope) -> int:
+        """The number of the consumer; 0: it declared a kind of ids, or the store has not met it.
 
         A consumer that the store has met keeps its number and its kind of ids for good.
         """
-        scope = record_id[:2]
         number = self._consumers.get(scope)
-        if number is None:
-            found = self._connection.execute(_FIND_CONSUMER, scope).fetchone()
-            if found is None:
-                return 0
-            if len(self._consumers) >= CONSUMERS_MAX:
-                self._consumers.clear()
-            number = self._consumers[scope] = found[0] if found[1] is None else 0
+        if number is not None:
+            return number
+        found = self._connection.execute(_FIND_CONSUMER, scope).fetchone()
+        if found is None:
+            return 0
+        if len(self._consumers) >= CONSUMERS_MAX:
+            self._consumers.clear()
+        number = self._consumers[scope] = found[0] if found[1] is None else 0
         return number
 
 

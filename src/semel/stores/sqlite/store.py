@@ -36,8 +36,6 @@ because a page that is written again and again is then copied once."""
 CACHE_KIB = 16 * 1024
 """Digests are scattered over their whole index: with SQLite's own 2 MB a larger store would read its pages anew."""
 STATEMENTS_MAX = 512
-SINGLES = frozenset((Claim, Settle))
-"""Items that have a short way where they come alone."""
 _NOT_IN_URL = re.compile(r"[%?#\s]")
 FORK_WAIT_S = 10.0
 """How long a fork waits for a transaction of another thread to end."""
@@ -75,7 +73,7 @@ class SqliteStore:
             raise PolicyInvalid(
                 f"busy_wait_s is {busy_wait_s}; it must lie between 0 and {BUSY_WAIT_MAX_S:g}"
             )
-        self._named = Path(given).absolute()
+        self._named: str = str(Path(given).absolute())
         # SQLite follows links before it names its log; so do all who look for the log, or lock beside the file.
         self.path: str = os.path.realpath(given)
         self.name: str = "sqlite:///" + _NOT_IN_URL.sub(lambda found: quote(found[0]), given)
@@ -135,13 +133,12 @@ class SqliteStore:
         for writers; nor does a single claim of a key that is settled or held. Raises `StoreUnavailable` when the
         lock is not had within `busy_wait_s`.
         """
-        if len(items) == 1 and type(items[0]) in SINGLES:
-            return self._send_single(items[0])
+        if len(items) == 1 and isinstance(item := items[0], Claim | Settle):
+            return self._send_single(item)
         if all(type(item) in READS for item in items):
             return self._read(items)
         with self._writing:
-            connection = self._write_connection()
-            answers, changed = self._write(connection, items)
+            answers, changed = self._write(self._write_connection(), items)
         if self._listeners:
             self._notify(changed)
         return answers
@@ -296,7 +293,7 @@ class SqliteStore:
         if created:
             _sync_folder(self.path)
         self._seen.forget()
-        self._inode = self._named.stat().st_ino
+        self._inode = Path(self._named).stat().st_ino
         self._writer, self._reader = writer, reader
         self._singles = SingleItems(writer, self.clock, self._seen, readable_keys=self.readable_keys)
 
@@ -342,7 +339,7 @@ class SqliteStore:
 
     def _check_still_there(self) -> None:
         try:
-            inode = self._named.stat().st_ino
+            inode = os.stat(self._named).st_ino  # noqa: PTH116 - every call passes here, and Path takes longer
         except OSError:
             inode = 0
         if inode != self._inode:
