@@ -6,8 +6,9 @@ import random
 import sqlite3
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,39 @@ def test_single_items_and_batches_see_what_the_other_wrote(store: SqliteStore) -
     assert raw(store, "SELECT count(DISTINCT id) FROM semel_records") == [(8,)]
 
 
+class Interposed:
+    """A connection that lets another caller in before it begins a transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, let_in: Callable[[], object]) -> None:
+        self.connection = connection
+        self.let_in = let_in
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.connection.in_transaction
+
+    def execute(self, statement: str, *parameters: Any) -> sqlite3.Cursor:
+        if statement.startswith("BEGIN"):
+            self.let_in()
+        return self.connection.execute(statement, *parameters)
+
+
+@pytest.mark.parametrize("settles", [False, True])
+def test_one_claim_wins_where_another_comes_between_look_and_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, settles: bool
+) -> None:
+    one, two = (SqliteStore(tmp_path / "a.db", synchronous="NORMAL") for _ in range(2))
+    finish(one, "warm")
+    two.open()
+    assert two._singles is not None
+    let_in = partial(finish if settles else hold, one, "k")
+    monkeypatch.setattr(two._singles, "_connection", Interposed(two._singles._connection, let_in))
+    assert isinstance(two.send([claim("k")])[0], Known if settles else Busy)
+    assert raw(one, "SELECT count(*) FROM semel_records WHERE key = 'k'") == [(1,)]
+    one.close()
+    two.close()
+
+
 def test_a_late_settle_after_a_takeover_is_lost(store: SqliteStore, clock: ManualClock) -> None:
     zombie, first = hold(store, "k")
     clock.advance(us=LEASE)
@@ -257,6 +291,15 @@ def test_a_late_settle_after_a_takeover_is_lost(store: SqliteStore, clock: Manua
     assert store.send([claim("k")])[0].value == b"new"
 
 
+def test_a_late_settle_of_the_same_owner_is_lost_too(store: SqliteStore, clock: ManualClock) -> None:
+    item, first = hold(store, "k")
+    clock.advance(us=LEASE)
+    (second,) = store.send([item])  # a retry of the call, after its lease
+    assert second.attempt == 2
+    assert store.send([settle(item, first, b"old")]) == [Lost()]
+    assert isinstance(store.send([settle(item, second, b"new")])[0], Completed)
+
+
 def test_a_settle_after_its_lease_counts_while_nobody_took_over(
     store: SqliteStore, clock: ManualClock, full_way: list[Any]
 ) -> None:
@@ -265,6 +308,17 @@ def test_a_settle_after_its_lease_counts_while_nobody_took_over(
     assert isinstance(store.send([settle(item, granted, b"j1")])[0], Completed)
     assert full_way == []
     assert lookup(store, "k").value == b"j1"
+
+
+def test_a_settle_with_another_window_moves_the_purge_index(store: SqliteStore, full_way: list[Any]) -> None:
+    item, granted = hold(store, "k")
+    short = msgspec.structs.replace(settle(item, granted), window_us=HOUR)
+    assert isinstance(store.send([short])[0], Completed)
+    assert full_way == [short]
+    ((purge_at, expires_at),) = raw(
+        store, "SELECT purge_at, (fence + expires) / 60000000 FROM semel_records WHERE key = 'k'"
+    )
+    assert 0 <= purge_at - expires_at <= 3
 
 
 def test_two_objects_share_one_time_while_the_clock_steps_back(tmp_path: Path) -> None:
