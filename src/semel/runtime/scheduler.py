@@ -33,6 +33,7 @@ from semel.core.commands import (
 from semel.core.folding import Fold, leaders
 from semel.core.settlement import NotStarted
 from semel.errors import RecordCorrupt, StoreClosed, UsageError
+from semel.runtime.channel import Direct
 from semel.runtime.executor import AsyncExecutor, Executor, ExecutorBase
 from semel.runtime.generators import adrive, drive
 from semel.runtime.keeper import LiveClaim
@@ -72,6 +73,7 @@ class FlowScheduler:
     ) -> None:
         self._flows = flows
         self._bench = bench
+        self._instant = isinstance(bench.channel, Direct)
         self._told = told
         """Hears of each outcome as soon as it is known."""
         self.outcomes: list[Any] = [None] * len(flows)
@@ -124,15 +126,29 @@ class FlowScheduler:
 
     def _post(self, settle: Settle, at: int) -> None:
         """Have a settle sent at once, or together with its like when those under way have landed."""
-        self.flying += 1
         if self._bench.window_may_have_changed(settle):
             settle = self._bench.with_current_window(settle)
+        if self._instant:
+            self._settle_now(settle, at)
+            return
+        self.flying += 1
         with self._gate:
             self._gathered.append((settle, at))
             if self._under_way:
                 return
             self._under_way = True
         self._send_gathered()
+
+    def _settle_now(self, settle: Settle, at: int) -> None:
+        """The store answers at once: nothing is under way that others could wait for."""
+        try:
+            answer = self._bench.channel.send((settle,))[0]
+        except StoreClosed as error:
+            self._bench.drop(settle.owner)  # nothing is left to repeat it on
+            answer = Unavailable(error)
+        if type(answer) is not Unavailable:
+            self._bench.drop(settle.owner)
+        self.advance(at, answer)
 
     def _send_gathered(self) -> None:
         with self._gate:
