@@ -11,30 +11,33 @@ from contextlib import suppress
 from semel.core.commands import Answer, Claim, Known, Settle
 from semel.core.ids import digest
 from semel.core.machine import decide
-from semel.stores.rows import CODES, STATE_MASK, STATES
+from semel.stores.rows import CODES, STATES
 from semel.stores.sqlite import encoding
 from semel.stores.sqlite.batch import FileState, Scope
 from semel.stores.sqlite.clock import StoreClock
 from semel.stores.sqlite.encoding import EPOCH_US, PURGE_SLACK
 from semel.types import FOREVER, Completed
 
-__all__ = ["SingleItems"]
+__all__ = ["SINGLES", "SingleItems"]
 
+SINGLES = frozenset((Claim, Settle))
+"""The items that have a short way where they come alone."""
 CONSUMERS_MAX = 8192
 """How many consumers are remembered; when there are more, all are looked up again."""
 
 _FIND = (
-    "SELECT state BETWEEN 1 AND 31 AND state & 7 < 3 AND expires > ?2 - fence"
+    f"SELECT CASE WHEN state BETWEEN 1 AND 31 AND state & 7 < 3 AND expires > ?2 - {EPOCH_US} - fence"
     " AND (?3 IS NULL OR fingerprint IS NULL OR fingerprint = ?3)"
-    " AND typeof(owner) = 'blob' AND owner > x'' AND typeof(attempt) = 'integer' AND attempt >= 0"
-    f" AND typeof(fence) = 'integer' AND fence > -{EPOCH_US} AND typeof(seen) = 'integer'"
-    " AND typeof(settled) = 'integer' AND typeof(value) IN ('blob', 'null')"
-    " AND typeof(fingerprint) IN ('blob', 'null') AND typeof(event_type) IN ('text', 'null')"
-    " AND EXISTS (SELECT 1 FROM semel_clock WHERE last_us < ?4 AND offset_us <= ?5),"
-    " state, value, fence, settled, seen, expires FROM semel_records WHERE digest = ?1"
+    " AND owner > x'' AND (value IS NULL OR value >= x'') AND (fingerprint IS NULL OR fingerprint >= x'')"
+    " AND (event_type IS NULL OR (event_type >= '' AND event_type < x''))"
+    f" AND attempt BETWEEN 0 AND {FOREVER} AND fence BETWEEN {1 - EPOCH_US} AND {FOREVER}"
+    f" AND seen BETWEEN -{FOREVER} AND {FOREVER} AND settled BETWEEN -{FOREVER} AND {FOREVER}"
+    " AND EXISTS (SELECT 1 FROM semel_clock WHERE last_us < ?2 AND offset_us <= ?4) THEN state & 7 ELSE 0 END,"
+    " value, fence, settled, seen, expires FROM semel_records WHERE digest = ?1"
 )
-"""The first column says whether the row answers a duplicate: done or failed, remembered at ?2 and at ?4, of the same
-payload, with nothing beside it in other tables, and sound. To ask SQLite costs less than to read all columns."""
+"""The first column is the state of a row that answers a duplicate: done or failed, remembered at ?2, of the same
+payload, with nothing beside it in other tables, and sound; else 0. To ask SQLite costs less than to read all columns.
+Bounds check types too: to SQLite every number is less than every text, and every text less than every blob."""
 _INSERT = (
     "INSERT INTO semel_records (id, digest, consumer_id, owner, fence, lease, expires, purge_at, key, fingerprint,"
     " event_type) VALUES (?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO NOTHING"
@@ -86,18 +89,14 @@ class SingleItems:
             return None
         key = digest(item.id)
         now, offset_us = self._clock.tick(0, 0)
-        found = self._connection.execute(
-            _FIND, (key, now - EPOCH_US, item.fingerprint, now, offset_us)
-        ).fetchone()
+        found = self._connection.execute(_FIND, (key, now, item.fingerprint, offset_us)).fetchone()
         if found is None:
             return self._insert(item, key, consumer_id) if _is_plain(item) else None
-        answers, state, value, fence, settled, seen, expires = found
-        if not answers:
+        state, value, fence, settled, seen, expires = found
+        if not state:
             return None
         fence += EPOCH_US
-        return Known(
-            STATES[state & STATE_MASK], value, fence, fence + settled, fence - seen, fence + expires - now
-        )
+        return Known(STATES[state], value, fence, fence + settled, fence - seen, fence + expires - now)
 
     def _insert(self, item: Claim, key: bytes, consumer_id: int) -> Answer:
         self._connection.execute("BEGIN IMMEDIATE")

@@ -23,7 +23,7 @@ from semel.stores.sqlite import schema as sqlite_schema
 from semel.stores.sqlite.batch import FRUGAL, READS, FileState, SqliteBatch
 from semel.stores.sqlite.clock import StoreClock
 from semel.stores.sqlite.errors import is_busy, to_store_error
-from semel.stores.sqlite.single import SingleItems
+from semel.stores.sqlite.single import SINGLES, SingleItems
 from semel.types import Completed, Id
 
 BUSY_WAIT_MAX_S = 3600.0
@@ -133,8 +133,8 @@ class SqliteStore:
         for writers; nor does a single claim of a key that is settled or held. Raises `StoreUnavailable` when the
         lock is not had within `busy_wait_s`.
         """
-        if len(items) == 1 and isinstance(item := items[0], Claim | Settle):
-            return self._send_single(item)
+        if len(items) == 1 and type(items[0]) in SINGLES:
+            return self._send_single(items[0])  # type: ignore[arg-type]
         if all(type(item) in READS for item in items):
             return self._read(items)
         with self._writing:
