@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from semel.clock import Clock
-from semel.core.commands import Answer, Item, Mark
+from semel.core.commands import Answer, Claim, Item, Mark, Settle
 from semel.core.protocols import Capabilities
 from semel.errors import StoreClosed, StoreError, StoreFull, StoreUnavailable
 from semel.runtime.jitter import jitter
@@ -17,6 +17,8 @@ from semel.stores.postgres.errors import is_cut, is_transient, is_unplaced
 from semel.stores.postgres.notifications import ChangeListeners
 from semel.stores.postgres.schema import SchemaState, statements
 from semel.stores.postgres.settings import PostgresTarget
+from semel.stores.postgres.single import SingleCall, single_call
+from semel.types import Busy, Completed
 
 __all__ = ["EXTEND", "REPEATS_MAX", "PostgresStoreBase", "error_as_rows", "pause_s"]
 
@@ -81,6 +83,36 @@ class PostgresStoreBase:
             schema=place.schema,
             retention=place.retention,
         )
+
+    def single(self, items: Sequence[Item]) -> SingleCall | None:
+        """The items as one statement, if they are one item of the plain case and its consumer is known.
+
+        Behind a pooler nothing can be prepared; records of consumers with declared ids are in partitions.
+        """
+        if len(items) != 1 or self.place.pooler:
+            return None
+        item = items[0]
+        if not isinstance(item, Claim | Settle):
+            return None
+        scope = item.id[:2]
+        consumer = self.consumers.get(scope)
+        if consumer is None or scope in self.kinds:
+            return None
+        now = None if self.clock is None else self.clock.now_us()
+        return single_call(item, consumer, now, readable_keys=self.place.readable_keys)
+
+    def answered(self, call: SingleCall, answer: Answer) -> list[Answer]:
+        """The answer of a single call, after everybody in this process was told of what changed."""
+        if isinstance(answer, Completed):
+            self.ears.tell((call.item.id,))
+        elif isinstance(answer, Busy):
+            self.ears.note((call.item,), (answer,))
+        return [answer]
+
+    def forget_consumers(self) -> None:
+        """Forget the numbers of consumers: perhaps the next connection leads to another server."""
+        self.consumers.clear()
+        self.kinds.clear()
 
     def failed(self, batch: PostgresBatch, stage: Stage, rest: Sequence[Stage], error: StoreError) -> bool:
         """Answer what could not be said; `True`: the rest is worth trying. Raises where nothing was answered."""

@@ -5,23 +5,28 @@ A pool connects when a connection is asked for and none is idle, so that a serve
 has no threads or tasks of its own.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Lock, Semaphore
 from typing import Any
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.generators import execute
+from psycopg.pq import Format, TransactionStatus
+from psycopg.pq.abc import PGresult
 
 from semel.errors import StoreUnavailable
 from semel.stores.postgres import encoding
 from semel.stores.postgres.pool_base import (
+    CANCEL_S,
     CHECK_S,
     CONTEXT,
     LEFT_TO_THE_PARENT,
     NoAnswer,
     is_idle,
     is_usable,
+    only_result,
+    wait_for_input,
     within,
 )
 
@@ -33,6 +38,10 @@ class PostgresConnection(psycopg.Connection[encoding.Row]):
 
     wait_s: float = 10.0
 
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._prepared_here: set[str] = set()
+
     def wait(self, gen: Any, interval: float = CHECK_S, **more: Any) -> Any:  # type: ignore[override]
         """Wait for the server, at most `wait_s` for the next sign of life, unless the caller says how long."""
         if more:
@@ -42,6 +51,54 @@ class PostgresConnection(psycopg.Connection[encoding.Row]):
         except NoAnswer:
             self.pgconn.finish()
             raise
+
+    def ask(self, name: str, text: str, parameters: Sequence[bytes | None]) -> PGresult:
+        """The rows of one statement, committed. It is prepared by this connection's first call of that name.
+
+        It goes past the driver's cursors, which cost more than the server does: parameters and rows are in the
+        server's binary form. It waits, is cancelled and fails as `execute` does.
+        """
+        if name not in self._prepared_here:
+            self.pgconn.send_prepare(name.encode(), text.encode())
+            self._read_result()
+            self._prepared_here.add(name)
+        formats = [Format.BINARY] * len(parameters)
+        self.pgconn.send_query_prepared(name.encode(), parameters, formats, Format.BINARY)
+        return self._read_result()
+
+    def _read_result(self) -> PGresult:
+        """Read the result of what was sent. Only at the end of all results is it committed."""
+        pgconn = self.pgconn
+        results: list[PGresult] = []
+        try:
+            if not pgconn.flush():
+                self._await_input()
+                pgconn.consume_input()
+                while not pgconn.is_busy():
+                    result = pgconn.get_result()
+                    if result is None:
+                        return only_result(results)
+                    results.append(result)
+        except KeyboardInterrupt:
+            self._cancel()
+            raise
+        return only_result(results + self.wait(execute(pgconn)))  # too long to be sent or read at once
+
+    def _await_input(self) -> None:
+        """Wait for the next sign of the server, at most `wait_s`."""
+        if not wait_for_input(self.pgconn.socket, self.wait_s):
+            self.pgconn.finish()
+            raise NoAnswer(f"no answer within {self.wait_s:g} s")
+
+    def _cancel(self) -> None:
+        """Interrupted while the server works: stop it there, and read what it says, so that it can be used again."""
+        if self.pgconn.transaction_status != TransactionStatus.ACTIVE:
+            return
+        try:
+            self.cancel_safe(timeout=CANCEL_S)
+            super().wait(within(execute(self.pgconn), CANCEL_S), interval=CHECK_S)
+        except psycopg.Error:
+            self.pgconn.finish()
 
 
 class PostgresPool:
@@ -58,14 +115,26 @@ class PostgresPool:
     @contextmanager
     def line(self) -> Iterator[PostgresConnection]:
         """A connection outside any transaction; one that is no longer sound is not given out again."""
+        line = self.take()
+        try:
+            yield line
+        finally:
+            self.give(line)
+
+    def take(self) -> PostgresConnection:
+        """The same for callers that `give` it back themselves."""
         if not self._room.acquire(timeout=self._wait_s):
             raise StoreUnavailable(f"all connections were in use for {self._wait_s:g} s; raise pool_max")
         try:
-            line = self._take() or self.connect()
-            try:
-                yield line
-            finally:
-                self._give(line)
+            return self._take_idle() or self.connect()
+        except BaseException:
+            self._room.release()
+            raise
+
+    def give(self, line: PostgresConnection) -> None:
+        """Take back a connection, and keep it if it is sound."""
+        try:
+            self._keep(line)
         finally:
             self._room.release()
 
@@ -88,7 +157,7 @@ class PostgresPool:
         LEFT_TO_THE_PARENT.extend(self._idle)
         self._idle = []
 
-    def _take(self) -> PostgresConnection | None:
+    def _take_idle(self) -> PostgresConnection | None:
         while True:
             with self._lock:
                 if not self._idle:
@@ -98,7 +167,7 @@ class PostgresPool:
                 return line
             line.close()
 
-    def _give(self, line: PostgresConnection) -> None:
+    def _keep(self, line: PostgresConnection) -> None:
         if line.pgconn.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN):
             with suppress(psycopg.Error):
                 line.rollback()

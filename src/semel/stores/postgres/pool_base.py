@@ -1,22 +1,39 @@
 """What both pools share: adapters, how long the server is waited for, and which idle connection may be used."""
 
+import asyncio
 import select
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.abc import AdaptContext
 from psycopg.adapt import AdaptersMap, Dumper
-from psycopg.pq import Format, TransactionStatus
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus, Format, TransactionStatus
+from psycopg.pq.abc import PGresult
 
 from semel.stores.postgres import encoding
 
-__all__ = ["CHECK_S", "CONTEXT", "LEFT_TO_THE_PARENT", "NoAnswer", "is_idle", "is_usable", "within"]
+__all__ = [
+    "CANCEL_S",
+    "CHECK_S",
+    "CONTEXT",
+    "LEFT_TO_THE_PARENT",
+    "NoAnswer",
+    "is_idle",
+    "is_usable",
+    "only_result",
+    "wait_for_input",
+    "wait_for_input_async",
+    "within",
+]
 
 T = TypeVar("T")
 CHECK_S = 0.1
 """How often a wait for the server looks whether its time is over."""
+CANCEL_S = 5.0
+"""How long a cancelled statement may take to end; the driver's own limit for its cursors."""
 
 
 class _PackedDumper(Dumper):
@@ -66,6 +83,41 @@ def within(talk: Generator[Any, Any, T], wait_s: float) -> Generator[Any, Any, T
         return end.value  # type: ignore[no-any-return]
 
 
+def wait_for_input(socket: int, wait_s: float) -> bool:
+    """Wait until something has come, or the other side is gone; `False`: nothing within `wait_s`."""
+    poll = select.poll()
+    poll.register(socket, select.POLLIN)
+    return bool(poll.poll(wait_s * 1000))
+
+
+async def wait_for_input_async(socket: int, wait_s: float) -> bool:
+    """The same in an event loop."""
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[bool] = loop.create_future()
+    loop.add_reader(socket, _settle, came, True)
+    timer = loop.call_later(wait_s, _settle, came, False)
+    try:
+        return await came
+    finally:
+        timer.cancel()
+        loop.remove_reader(socket)
+
+
+def _settle(came: "asyncio.Future[bool]", value: bool) -> None:  # noqa: FBT001 - called by the loop
+    if not came.done():
+        came.set_result(value)
+
+
+def only_result(results: Sequence[PGresult]) -> PGresult:
+    """The result of a statement. Raises the driver's error for whatever went wrong, until the commit."""
+    for result in results:
+        if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+            raise error_from_result(result)
+    if not results:
+        raise psycopg.OperationalError("the server ended a statement without a result")
+    return results[0]
+
+
 def is_idle(connection: psycopg.BaseConnection[Any]) -> bool:
     """Whether a connection is open and outside any transaction."""
     return not connection.closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
@@ -75,9 +127,7 @@ def is_usable(connection: psycopg.BaseConnection[Any]) -> bool:
     """Whether an idle connection may be used: nothing has come on it, as it does when the server goes away."""
     if not is_idle(connection):
         return False
-    poll = select.poll()
-    poll.register(connection.pgconn.socket, select.POLLIN)
-    return not poll.poll(0)
+    return not wait_for_input(connection.pgconn.socket, 0)
 
 
 LEFT_TO_THE_PARENT: list[Any] = []

@@ -27,9 +27,10 @@ _BLOCK = re.compile(
 )
 _FRAGMENT = re.compile(r"\{(\w+)\}")
 _ONLY = re.compile(r"\{(plain|timed) ([^{}]*)\}")
+STATEMENT_FILES = ("queries.sql", "single.sql")
 TABLES = {"plain": "records", "timed": "timed_records"}
 """Where records are: all together, or in partitions by the time inside their ids."""
-_COMMENT = re.compile(r"\s+--[^\n']*$", re.MULTILINE)
+_COMMENT = re.compile(r"(?:^|\s+)--[^\n']*$", re.MULTILINE)
 _CHANNEL_CHARS_MAX = 57
 _OUTBOX_CHANNEL_CHARS_MAX = 50
 
@@ -47,7 +48,13 @@ def outbox_channel_of(schema: str) -> str:
 @lru_cache(maxsize=64)
 def statements(schema: str) -> dict[str, str]:
     """The text of each statement. `schema` has been checked to be a plain name."""
-    source = (files("semel.stores.postgres") / "queries.sql").read_text(encoding="utf-8")
+    found = {name: text for file in STATEMENT_FILES for name, text in _read_statements(file, schema).items()}
+    return found | {"begin": "BEGIN", "commit": "COMMIT", "rollback": "ROLLBACK"}
+
+
+def _read_statements(file: str, schema: str) -> dict[str, str]:
+    """The statements of one file, its fragments filled in."""
+    source = (files("semel.stores.postgres") / file).read_text(encoding="utf-8")
     fragments = {"schema": f'"{schema}"', "name": schema, "channel": channel_of(schema)}
     queries: dict[str, str] = {}
     for kind, name, text in _BLOCK.findall(source):
@@ -60,7 +67,7 @@ def statements(schema: str) -> dict[str, str]:
             queries[name] = _for_table(filled, schema, "plain")
             if "{records}" in filled:
                 queries[f"{name}_timed"] = _for_table(filled, schema, "timed")
-    return queries | {"begin": "BEGIN", "commit": "COMMIT", "rollback": "ROLLBACK"}
+    return queries
 
 
 def _for_table(text: str, schema: str, kind: str) -> str:

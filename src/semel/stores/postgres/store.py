@@ -18,12 +18,13 @@ from semel.runtime.generators import drive
 from semel.runtime.process import restart_after_fork
 from semel.stores.postgres.base import EXTEND, REPEATS_MAX, PostgresStoreBase, error_as_rows, pause_s
 from semel.stores.postgres.batch import PostgresBatch, SendCalls, Stage, Talk, stages
-from semel.stores.postgres.errors import is_unplaced, to_store_error
+from semel.stores.postgres.errors import is_cut, is_unplaced, to_store_error
 from semel.stores.postgres.notifications import ServerListener
 from semel.stores.postgres.pool import PostgresConnection, PostgresPool
 from semel.stores.postgres.queries import say
 from semel.stores.postgres.schema import has_tables, prepare
 from semel.stores.postgres.settings import PostgresOptions, PostgresTarget
+from semel.stores.postgres.single import SingleCall
 from semel.stores.postgres.store_async import AsyncPostgresStore
 
 __all__ = ["PostgresStore"]
@@ -93,19 +94,18 @@ class PostgresStore(PostgresStoreBase):
         for all but marks.
         """
         lines = self._open_pool()
-        batch = self.batch(items)
-        if batch.unknown():
-            self._stage(lines, batch, Stage("meet", []))
-        plan = stages(batch)
-        for number, stage in enumerate(plan):
-            try:
-                self._stage(lines, batch, stage)
-            except StoreError as error:
-                if not self.failed(batch, stage, plan[number + 1 :], error):
-                    break
-        if batch.leaving:
-            self._remove(lines, batch)
-        return self.done(batch)
+        call = self.single(items)
+        if call is None:
+            return self._send_all(lines, items)
+        try:
+            answer = self._ask(lines, call)
+        except psycopg.Error as error:
+            if not is_cut(error):
+                return self._send_all(lines, items)  # where it fails again, and is told as all errors are
+            self.forget_consumers()
+            time.sleep(pause_s(0))
+            return self._send_all(lines, items, tries=1)
+        return self._send_all(lines, items) if answer is None else self.answered(call, answer)
 
     def converse(self, talk: Talk[T]) -> T:
         """Carry out a talk on a connection of the store's own; a transaction that it leaves open is rolled back."""
@@ -122,6 +122,31 @@ class PostgresStore(PostgresStoreBase):
         return stop
 
     # --- inside ---
+
+    def _ask(self, lines: PostgresPool, call: SingleCall) -> Answer:
+        """The answer of the statement for one plain item; `None`: it decides nothing."""
+        line = lines.take()
+        try:
+            result = line.ask(call.name, self.statements[call.name], call.parameters)
+        finally:
+            lines.give(line)
+        return call.read_answer(result)
+
+    def _send_all(self, lines: PostgresPool, items: Sequence[Item], tries: int = 0) -> list[Answer]:
+        """Carry out the items by the statements for many. `tries`: how often they were cut off already."""
+        batch = self.batch(items)
+        if not tries and batch.unknown():
+            self._stage(lines, batch, Stage("meet", []))
+        plan = stages(batch)
+        for number, stage in enumerate(plan):
+            try:
+                self._stage(lines, batch, stage, tries)
+            except StoreError as error:
+                if not self.failed(batch, stage, plan[number + 1 :], error):
+                    break
+        if batch.leaving:
+            self._remove(lines, batch)
+        return self.done(batch)
 
     def _open_pool(self) -> PostgresPool:
         lines = self._lines
@@ -144,14 +169,13 @@ class PostgresStore(PostgresStoreBase):
             except BaseException:
                 lines.close()
                 raise
-            self.consumers.clear()
-            self.kinds.clear()
+            self.forget_consumers()
             self._lines = lines
             return lines
 
-    def _stage(self, lines: PostgresPool, batch: PostgresBatch, stage: Stage) -> None:
+    def _stage(self, lines: PostgresPool, batch: PostgresBatch, stage: Stage, tries_made: int = 0) -> None:
         """Say one stage, again where the server undid it, or where it was cut off and may be said again."""
-        for tries in range(REPEATS_MAX):
+        for tries in range(tries_made, REPEATS_MAX):
             try:
                 with lines.line() as line:
                     self._converse(line, say(batch, stage))

@@ -18,12 +18,13 @@ from semel.runtime.generators import adrive
 from semel.runtime.process import restart_after_fork
 from semel.stores.postgres.base import EXTEND, REPEATS_MAX, PostgresStoreBase, error_as_rows, pause_s
 from semel.stores.postgres.batch import PostgresBatch, SendCalls, Stage, Talk, stages
-from semel.stores.postgres.errors import is_unplaced, to_store_error
+from semel.stores.postgres.errors import is_cut, is_unplaced, to_store_error
 from semel.stores.postgres.notifications import AsyncServerListener
 from semel.stores.postgres.pool_async import AsyncPostgresConnection, AsyncPostgresPool
 from semel.stores.postgres.queries import say
 from semel.stores.postgres.schema import has_tables, prepare
 from semel.stores.postgres.settings import PostgresOptions, PostgresTarget
+from semel.stores.postgres.single import SingleCall
 
 # sync: from semel.stores.postgres.store_async import AsyncPostgresStore
 
@@ -96,19 +97,20 @@ class AsyncPostgresStore(PostgresStoreBase):
         for all but marks.
         """
         lines = await self._open_pool()
-        batch = self.batch(items)
-        if batch.unknown():
-            await self._stage(lines, batch, Stage("meet", []))
-        plan = stages(batch)
-        for number, stage in enumerate(plan):
-            try:
-                await self._stage(lines, batch, stage)
-            except StoreError as error:
-                if not self.failed(batch, stage, plan[number + 1 :], error):
-                    break
-        if batch.leaving:
-            await self._remove(lines, batch)
-        return self.done(batch)
+        call = self.single(items)
+        if call is None:
+            return await self._send_all(lines, items)
+        try:
+            answer = await self._ask(lines, call)
+        except psycopg.Error as error:
+            if not is_cut(error):
+                return await self._send_all(
+                    lines, items
+                )  # where it fails again, and is told as all errors are
+            self.forget_consumers()
+            await asyncio.sleep(pause_s(0))
+            return await self._send_all(lines, items, tries=1)
+        return await self._send_all(lines, items) if answer is None else self.answered(call, answer)
 
     async def aconverse(self, talk: Talk[T]) -> T:
         """Carry out a talk on a connection of the store's own; a transaction that it leaves open is rolled back."""
@@ -125,6 +127,33 @@ class AsyncPostgresStore(PostgresStoreBase):
         return stop
 
     # --- inside ---
+
+    async def _ask(self, lines: AsyncPostgresPool, call: SingleCall) -> Answer:
+        """The answer of the statement for one plain item; `None`: it decides nothing."""
+        line = await lines.take()
+        try:
+            result = await line.ask(call.name, self.statements[call.name], call.parameters)
+        finally:
+            await lines.give(line)
+        return call.read_answer(result)
+
+    async def _send_all(
+        self, lines: AsyncPostgresPool, items: Sequence[Item], tries: int = 0
+    ) -> list[Answer]:
+        """Carry out the items by the statements for many. `tries`: how often they were cut off already."""
+        batch = self.batch(items)
+        if not tries and batch.unknown():
+            await self._stage(lines, batch, Stage("meet", []))
+        plan = stages(batch)
+        for number, stage in enumerate(plan):
+            try:
+                await self._stage(lines, batch, stage, tries)
+            except StoreError as error:
+                if not self.failed(batch, stage, plan[number + 1 :], error):
+                    break
+        if batch.leaving:
+            await self._remove(lines, batch)
+        return self.done(batch)
 
     async def _open_pool(self) -> AsyncPostgresPool:
         self._enter_loop()  # sync: drop
@@ -148,8 +177,7 @@ class AsyncPostgresStore(PostgresStoreBase):
             except BaseException:
                 await lines.aclose()
                 raise
-            self.consumers.clear()
-            self.kinds.clear()
+            self.forget_consumers()
             self._lines = lines
             self._listener.start()  # sync: drop
             return lines
@@ -165,9 +193,11 @@ class AsyncPostgresStore(PostgresStoreBase):
         if lines is not None:
             lines.drop()
 
-    async def _stage(self, lines: AsyncPostgresPool, batch: PostgresBatch, stage: Stage) -> None:
+    async def _stage(
+        self, lines: AsyncPostgresPool, batch: PostgresBatch, stage: Stage, tries_made: int = 0
+    ) -> None:
         """Say one stage, again where the server undid it, or where it was cut off and may be said again."""
-        for tries in range(REPEATS_MAX):
+        for tries in range(tries_made, REPEATS_MAX):
             try:
                 async with lines.line() as line:
                     await self._converse(line, say(batch, stage))
