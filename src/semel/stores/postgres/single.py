@@ -66,17 +66,17 @@ class SingleClaim:
 
     def read_answer(self, result: PGresult) -> Answer:
         """The answer; `None`: not decided."""
-        if not result.ntuples:
-            return None
         value = result.get_value
-        verdict, fence = value(0, 0), _bigint(value(0, 1))
-        if verdict == _GRANTED:
-            return Granted(fence, 1, fence + self.item.lease_us, fence)
+        for row in range(result.ntuples):
+            if value(row, 0) == _GRANTED:
+                fence = _bigint(value(row, 1))
+                return Granted(fence, 1, fence + self.item.lease_us, fence)
+        verdict = value(0, 0) if result.ntuples else None
         if verdict in (_DONE, _FAILED):
             return Known(
                 "done" if verdict == _DONE else "failed",
                 value(0, 5),
-                fence,
+                _bigint(value(0, 1)),
                 _bigint(value(0, 3)),
                 _bigint(value(0, 4)),
                 _bigint(value(0, 6)),
