@@ -1,9 +1,9 @@
 """`python -m benchmarks.single_postgres`: one call at a time on PostgreSQL, beside the same written by hand.
 
-By hand: INSERT ON CONFLICT DO NOTHING, the handler, UPDATE; a duplicate reads the value with a SELECT. The inbox is compared
-with a transaction of one INSERT ON CONFLICT DO NOTHING and the effect. All take turns with new keys; medians of three.
-Processor time is that of this process and of its sessions in the server: other work on the computer disturbs it far less than
-rates.
+By hand: INSERT ON CONFLICT DO NOTHING, the handler, UPDATE; a duplicate reads the value with a SELECT. The inbox is
+compared with a transaction of one INSERT ON CONFLICT DO NOTHING and the effect. All take turns with new keys; medians
+of three. Processor time is that of this process and of its sessions in the server: other work on the computer
+disturbs it far less than rates.
 """
 
 import argparse

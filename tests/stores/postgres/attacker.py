@@ -8,9 +8,10 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Any
 
-from semel.core.commands import Claim, Granted, Mark, Settle
+from semel.core.commands import Claim, Granted, Item, Mark, Settle
 from semel.stores.postgres import PostgresStore, from_url
 from semel.types import Completed
 
@@ -25,13 +26,13 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def race(store: PostgresStore) -> dict[str, Any]:
+def race(store: PostgresStore, size_max: int = 40) -> dict[str, Any]:
     """Claim every key in batches of any size and order, settle what was won, and mark."""
     keys = random.sample(KEYS, len(KEYS))
     won: list[str] = []
     done: list[str] = []
     while keys:
-        size = random.randint(1, 40)
+        size = random.randint(1, size_max)
         some, keys = keys[:size], keys[size:]
         claims = [Claim(("", "claims", key), os.urandom(16), MINUTE_US, MINUTE_US) for key in some]
         granted = [
@@ -58,19 +59,25 @@ def race(store: PostgresStore) -> dict[str, Any]:
     }
 
 
-def die(store: PostgresStore, moment: str) -> dict[str, Any]:
+def die(store: PostgresStore, moment: str, *, singly: bool) -> dict[str, Any]:
     """Claim all keys with a short lease and be killed before, or after, they are settled."""
     claims = [Claim(("", "claims", key), os.urandom(16), SHORT_US, MINUTE_US) for key in KEYS]
-    answers = store.send(claims)
+    answers = send(store, claims, singly=singly)
     if moment == "settled":
-        store.send(
-            [
-                Settle(claim.id, claim.owner, answer.fence, "done", b"jdone", MINUTE_US)
-                for claim, answer in zip(claims, answers, strict=True)
-            ]
-        )
+        settles = [
+            Settle(claim.id, claim.owner, answer.fence, "done", b"jdone", MINUTE_US)
+            for claim, answer in zip(claims, answers, strict=True)
+        ]
+        send(store, settles, singly=singly)
     os.kill(os.getpid(), signal.SIGKILL)
     return {}
+
+
+def send(store: PostgresStore, items: Sequence[Item], *, singly: bool) -> list[Any]:
+    """All at once, or one call for each."""
+    if singly:
+        return [store.send([item])[0] for item in items]
+    return store.send(items)
 
 
 def main() -> None:
@@ -79,7 +86,10 @@ def main() -> None:
     say("ready")
     sys.stdin.readline()
     role = sys.argv[2]
-    result = race(store) if role == "race" else die(store, role)
+    if role.startswith("race"):
+        result = race(store, 1 if role == "race-singly" else 40)
+    else:
+        result = die(store, role.removesuffix("-singly"), singly=role.endswith("-singly"))
     store.close()
     say(json.dumps(result))
 

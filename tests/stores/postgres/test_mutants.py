@@ -118,6 +118,66 @@ MUTANTS = {
         "false",
         "a_tombstone_lasts_as_long_as_a_lease_may",
     ),
+    "one claim: a done record counts after its window": (
+        "claim_one",
+        "r.state & 7 IN (1, 2) AND r.expires_at > ",
+        "r.state & 7 IN (1, 2) AND 0 < ",
+        "a_window_that_is_over_means_absent",
+    ),
+    "one claim: a lease that is over is busy": (
+        "claim_one",
+        "r.state & 7 = 0 AND r.lease_until > ",
+        "r.state & 7 = 0 AND 0 < ",
+        "a_lease_that_is_over_is_taken_over",
+    ),
+    "one claim: its own claim is busy": (
+        "claim_one",
+        "AND r.owner <> $3",
+        "",
+        "a_repeated_claim_gets_its_own_back",
+    ),
+    "one claim: another payload is not noticed": (
+        "claim_one",
+        "WHEN $7 <> r.fingerprint THEN 8",
+        "",
+        "another_payload_is_a_mismatch",
+    ),
+    "one claim: the window counts without the lease": (
+        "claim_one",
+        "1000000)::bigint) + $4 + $5::bigint",
+        "1000000)::bigint) + $5::bigint",
+        "a_claim_that_nobody_runs_is_forgotten",
+    ),
+    "one settle: it needs no owner": (
+        "settle_one",
+        "AND r.owner = $3::bytea",
+        "AND $3::bytea IS NOT NULL",
+        "a_wrong_fence_or_owner_is_lost",
+    ),
+    "one settle: it needs no fence": (
+        "settle_one",
+        "AND r.fence = $4::bigint",
+        "AND $4::bigint IS NOT NULL",
+        "a_wrong_fence_or_owner_is_lost",
+    ),
+    "one settle: what is settled is settled again": (
+        "settle_one",
+        "AND r.state = 0",
+        "",
+        "a_repeated_completion_is_already_there",
+    ),
+    "one settle: what expired is settled": (
+        "settle_one",
+        "AND (r.lease_until > ",
+        "AND (true OR r.lease_until > ",
+        "a_lost_record_is_recreated",
+    ),
+    "one settle: the window counts from nothing": (
+        "settle_one",
+        "1000000)::bigint) + $7::bigint",
+        "1000000)::bigint) + 0 * $7::bigint",
+        "answers_come_by_position",
+    ),
 }
 """By what is wrong: the statement, the words, what stands for them, and the promise that shows it."""
 

@@ -39,11 +39,12 @@ def store(request: pytest.FixtureRequest, place: str, proxy: Proxy) -> Iterator[
     inner = from_url(at)
     made: Any = InLoop(inner.twin()) if request.param == "async" else inner
     made.open()
-    warm = claims(2, "warm")  # the first call of a statement prepares it, which is a round trip of its own
-    first, second = made.send(warm)
-    made.send(settles(warm[:1], [first]))
+    warm = claims(4, "warm")  # the first call of a statement prepares it, which is a round trip of its own
+    granted = [*made.send(warm[:3]), *made.send(warm[3:])]  # many, and one alone
+    made.send(settles(warm[:2], granted[:2]))
+    made.send(settles(warm[3:], granted[3:]))
     made.send([Mark("", "warm", ["k"], DAY_US)])
-    made.send([Renew(warm[1].id, warm[1].owner, second.fence, MINUTE_US), Lookup(warm[0].id)])
+    made.send([Renew(warm[2].id, warm[2].owner, granted[2].fence, MINUTE_US), Lookup(warm[0].id)])
     yield made
     made.close()
 
@@ -96,6 +97,29 @@ def test_a_completion_that_was_cut_is_stored_once(store: Store, proxy: Proxy, cu
     assert {answer.already for answer in answers} == {cut != "cut_request"}
     again = store.send(claims(40))
     assert all(isinstance(answer, Known) and answer.value == b"j1" for answer in again)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("cut", CUTS)
+def test_one_claim_and_its_end_that_were_cut(store: Store, proxy: Proxy, cut: Mode, times: int) -> None:
+    (mine,) = claims(1, "warm2")
+    store.send(claims(2, "warm2")[1:])  # the consumer has a number from now on
+    proxy.cut_next(cut, times)
+    (granted,) = persist(store, [mine])
+    assert proxy.cuts == times
+    assert isinstance(granted, Granted)
+    assert granted.attempt == 1
+    assert isinstance(store.send(claims(1, "warm2"))[0], Busy)
+    end = settles([mine], [granted])
+    proxy.cut_next(cut, times)
+    (done,) = persist(store, end)
+    assert proxy.cuts == 2 * times
+    assert isinstance(done, Completed)
+    assert not done.recreated
+    assert done.already is (cut != "cut_request")
+    (known,) = store.send(claims(1, "warm2"))
+    assert isinstance(known, Known)
+    assert known.value == b"j1"
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -156,15 +180,23 @@ def test_a_reply_cut_after_it_arrived_costs_nothing(store: Store, proxy: Proxy) 
     )
 
 
-def test_a_network_that_swallows_is_unavailable_and_then_goes_on(place: str, proxy: Proxy) -> None:
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("warm", ["c", "another"], ids=["single", "full"])
+def test_a_network_that_swallows_is_unavailable_and_then_goes_on(
+    place: str, proxy: Proxy, colour: str, warm: str
+) -> None:
     at = place.replace(f":{urlsplit(place).port}/", f":{proxy.port}/")
-    store = from_url(at + "&wait_s=0.3")
+    inner = from_url(at + "&wait_s=0.3")
+    store: Any = InLoop(inner.twin()) if colour == "async" else inner
     store.open()
     (mine,) = claims(1)
-    store.send(claims(1, "warm"))
+    store.send(claims(3, warm)[1:])
+    store.send(claims(4, warm)[3:])  # a consumer that is known, and a statement that is prepared
     proxy.mode = "swallow"
+    before = proxy.connections
     with pytest.raises(StoreUnavailable, match="no answer"):
         store.send([mine])
+    assert proxy.connections == before + 1  # once again, and no more
     proxy.mode = "pass"
     (granted,) = store.send([mine])
     assert isinstance(granted, Granted)
@@ -184,6 +216,13 @@ def test_one_round_trip_where_one_is_promised(store: Store, proxy: Proxy) -> Non
     store.send(claims(1, "c"))  # the consumer has a number from now on
     store.send([Mark("", "m", ["first"], DAY_US)])
     sent = claims(500)[1:]
+    (alone,) = claims(1, "warm2")
+    store.send(claims(2, "warm2")[1:])
+    count, (first,) = turns([alone])
+    assert (count, type(first)) == (1, Granted)
+    assert turns(list(settles([alone], [first])))[0] == 1
+    count, (replay,) = turns(list(claims(1, "warm2")))
+    assert (count, type(replay)) == (1, Known)
     count, granted = turns(list(sent))
     assert count == 1
     assert all(isinstance(answer, Granted) for answer in granted)

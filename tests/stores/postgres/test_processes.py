@@ -44,7 +44,21 @@ def test_eight_processes_have_one_winner_per_key(place: str, store: PostgresStor
         assert Counter(key for result in results for key in result[part]) == Counter(KEYS), part
 
 
-@pytest.mark.parametrize("moment", ["claimed", "settled"])
+def test_processes_that_call_singly_and_in_batches_have_one_winner_per_key(
+    place: str, store: PostgresStore
+) -> None:
+    store.send([claim("warm")])  # everybody finds the consumer, or enters it: both ways race
+    attackers = [launch(place, role) for role in ("race", "race-singly") * 3]
+    for attacker in attackers:
+        assert attacker.stdin is not None
+        attacker.stdin.write("go\n")
+        attacker.stdin.flush()
+    results = [json.loads(attacker.communicate(timeout=60)[0]) for attacker in attackers]
+    for part in ("won", "done", "marked"):
+        assert Counter(key for result in results for key in result[part]) == Counter(KEYS), part
+
+
+@pytest.mark.parametrize("moment", ["claimed", "settled", "claimed-singly", "settled-singly"])
 def test_a_client_killed_between_its_steps_leaves_what_it_said(
     place: str, store: PostgresStore, moment: str
 ) -> None:
@@ -58,7 +72,7 @@ def test_a_client_killed_between_its_steps_leaves_what_it_said(
         return not any(isinstance(answer, Busy) for answer in answers)
 
     assert await_true(all_answered, 10)
-    if moment == "settled":
+    if moment.startswith("settled"):
         assert all(isinstance(answer, Known) and answer.value == b"jdone" for answer in answers)
     else:
         assert all(isinstance(answer, Granted) and answer.attempt == 2 for answer in answers)

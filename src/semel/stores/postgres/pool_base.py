@@ -32,6 +32,7 @@ __all__ = [
 T = TypeVar("T")
 CHECK_S = 0.1
 """How often a wait for the server looks whether its time is over."""
+CAME = True
 CANCEL_S = 5.0
 """How long a cancelled statement may take to end; the driver's own limit for its cursors."""
 
@@ -93,19 +94,19 @@ def wait_for_input(socket: int, wait_s: float) -> bool:
 async def wait_for_input_async(socket: int, wait_s: float) -> bool:
     """The same in an event loop."""
     loop = asyncio.get_running_loop()
-    came: asyncio.Future[bool] = loop.create_future()
-    loop.add_reader(socket, _settle, came, True)
-    timer = loop.call_later(wait_s, _settle, came, False)
+    ready: asyncio.Future[bool] = loop.create_future()
+    loop.add_reader(socket, _resolve, ready, CAME)
+    timer = loop.call_later(wait_s, _resolve, ready, not CAME)
     try:
-        return await came
+        return await ready
     finally:
         timer.cancel()
         loop.remove_reader(socket)
 
 
-def _settle(came: "asyncio.Future[bool]", value: bool) -> None:  # noqa: FBT001 - called by the loop
-    if not came.done():
-        came.set_result(value)
+def _resolve(ready: "asyncio.Future[bool]", came: bool) -> None:  # noqa: FBT001 - the loop knows no keywords
+    if not ready.done():
+        ready.set_result(came)
 
 
 def only_result(results: Sequence[PGresult]) -> PGresult:
