@@ -122,7 +122,7 @@ MUTANTS = {
         "claim_one",
         "r.state & 7 IN (1, 2) AND r.expires_at > ",
         "r.state & 7 IN (1, 2) AND 0 < ",
-        "a_window_that_is_over_means_absent",
+        "fences_grow_across_expiry_and_purge",
     ),
     "one claim: a lease that is over is busy": (
         "claim_one",
@@ -170,7 +170,7 @@ MUTANTS = {
         "settle_one",
         "AND (r.lease_until > ",
         "AND (true OR r.lease_until > ",
-        "a_lost_record_is_recreated",
+        "an_expired_claim_is_not_renewed",
     ),
     "one settle: the window counts from nothing": (
         "settle_one",

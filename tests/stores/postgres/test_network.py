@@ -111,6 +111,8 @@ def test_one_claim_and_its_end_that_were_cut(store: Store, proxy: Proxy, cut: Mo
     assert granted.attempt == 1
     assert isinstance(store.send(claims(1, "warm2"))[0], Busy)
     end = settles([mine], [granted])
+    (other,) = claims(3, "warm2")[2:]
+    store.send(settles([other], store.send([other])))  # the new connection prepares its statements
     proxy.cut_next(cut, times)
     (done,) = persist(store, end)
     assert proxy.cuts == 2 * times
