@@ -187,13 +187,18 @@ def by_hand_sqlite(url: str) -> Iterator[Call]:
 # --- semel ---
 
 
+def value_of(outcome: Any) -> Any:
+    """The value of an outcome, all of which are `Done` here."""
+    return outcome.value
+
+
 @contextlib.contextmanager
 def semel_single(url: str) -> Iterator[Call]:
     """`run`, one call at a time."""
     import semel
 
     with semel.open(url, consumer="bench") as once:
-        yield lambda key: once.run(key, handle, key).value
+        yield lambda key: value_of(once.run(key, handle, key))
 
 
 @contextlib.contextmanager
@@ -205,7 +210,7 @@ def semel_batches(url: str) -> Iterator[BatchCall]:
 
         def call(keys: list[str]) -> Any:
             deliveries = [semel.Delivery(key, key) for key in keys]
-            return [outcome.value for outcome in once.run_many(deliveries, handle)]
+            return [value_of(outcome) for outcome in once.run_many(deliveries, handle)]
 
         yield call
 
@@ -218,7 +223,7 @@ async def semel_tasks(url: str) -> Any:
     async with semel.aopen(url, consumer="bench") as once:
 
         async def call(key: str) -> Any:
-            return (await once.run(key, ahandle, key)).value
+            return value_of(await once.run(key, ahandle, key))
 
         yield call
 
@@ -239,7 +244,7 @@ async def idemkit_tasks(url: str) -> Any:
     else:
         backend = InMemoryBackend()
 
-    @idempotent(backend=backend, config=MethodConfig(key_fields=["key"]))
+    @idempotent(backend=backend, config=MethodConfig(key_fields=["key"]))  # type: ignore[untyped-decorator]
     async def call(key: str) -> dict[str, str]:
         return await ahandle(key)
 
@@ -263,7 +268,7 @@ def powertools_single(url: str) -> Iterator[Call]:
     layer = RedisCachePersistenceLayer(client=redis.Redis.from_url(url, decode_responses=True))
     config = IdempotencyConfig(event_key_jmespath="key", expires_after_seconds=DAY_S)
 
-    @idempotent_function(data_keyword_argument="event", persistence_store=layer, config=config)
+    @idempotent_function(data_keyword_argument="event", persistence_store=layer, config=config)  # type: ignore[untyped-decorator]
     def work(event: dict[str, str]) -> dict[str, str]:
         return handle(event["key"])
 
@@ -277,7 +282,7 @@ def dbos_single(url: str) -> Iterator[Call]:
 
     DBOS(config={"name": "bench", "system_database_url": url, "log_level": "ERROR"})
 
-    @DBOS.workflow()
+    @DBOS.workflow()  # type: ignore[untyped-decorator]
     def work(key: str) -> dict[str, str]:
         return handle(key)
 

@@ -11,13 +11,7 @@ from time import monotonic
 from types import FunctionType, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
-from semel.client.base import (
-    ClaimOutcome,
-    Client,
-    as_deliveries,
-    check_concurrency,
-    raise_if_interrupted,
-)
+from semel.client.base import ClaimOutcome, Client, as_deliveries, check_concurrency, raise_if_interrupted
 from semel.client.claims import ClaimActions, Claimed
 from semel.client.guard import AsyncGuard, GuardedRuns, GuardOptions, KeySource, MetaSource
 from semel.client.items import ClientTask, ItemBuilder

@@ -144,10 +144,10 @@ class FlowScheduler:
         try:
             answer = self._bench.channel.send((settle,))[0]
         except StoreClosed as error:
-            self._bench.drop(settle.owner)  # nothing is left to repeat it on
+            self._bench.drop(settle.owner, None)  # nothing is left to repeat it on
             answer = Unavailable(error)
         if type(answer) is not Unavailable:
-            self._bench.drop(settle.owner)
+            self._bench.drop(settle.owner, None)
         self.advance(at, answer)
 
     def _send_gathered(self) -> None:
