@@ -90,7 +90,7 @@ WRONG: list[tuple[list[str | bytes], int, str]] = [
     (["list", "--store", "events.db"], 78, "is not a store URL"),
     (["list", "--store", "carrier-pigeon:"], 78, "no store answers to carrier-pigeon:"),
     (["list", "--store", "sqlite://events.db"], 78, "write sqlite:///relative.db"),
-    (["list", "--store", "sqlite:///events.db?sync=full"], 78, "unknown option sync"),
+    (["list", "--store", "sqlite:///events.db?sync=full"], 78, "has no option sync"),
     (["list", "--store", "sqlite:///none.db"], 5, "does not exist; name another with --store"),
     (["show", "k", "--store", "sqlite:///empty.db"], 5, "does not exist"),
     (["list", "--store", "sqlite:///text.db"], 78, "is not an SQLite database"),

@@ -15,8 +15,9 @@ from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from nats.js.errors import APIError, NotFoundError
 
 from semel.brokers.dead_letters import DeadLetter, headers_of
-from semel.brokers.source import Arrival, DeadLetterInfo, options_of
-from semel.errors import MessageTooLarge, SourceRefused, SourceUnavailable, UsageError
+from semel.brokers.source import Arrival, DeadLetterInfo
+from semel.errors import MessageTooLarge, PolicyInvalid, SourceRefused, SourceUnavailable, UsageError
+from semel.runtime.urls import struct_options
 
 __all__ = ["JetStream", "NatsOptions", "connect", "from_url"]
 
@@ -44,7 +45,7 @@ class NatsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.stream or not self.durable:
-            raise ValueError(
+            raise PolicyInvalid(
                 "a stream and a durable are needed: nats://localhost?stream=ORDERS&durable=billing"
             )
 
@@ -52,7 +53,7 @@ class NatsOptions(msgspec.Struct, frozen=True, kw_only=True):
 def from_url(url: str) -> "JetStream":
     """The source that `nats://host:4222?stream=ORDERS&durable=billing` names; several hosts with commas."""
     parts = urlsplit(url)
-    return JetStream(urlunsplit((parts.scheme, parts.netloc, "", "", "")), options_of(url, NatsOptions))
+    return JetStream(urlunsplit((parts.scheme, parts.netloc, "", "", "")), struct_options(url, NatsOptions))
 
 
 class JetStream:

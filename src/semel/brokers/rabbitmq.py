@@ -26,8 +26,9 @@ from aiormq.exceptions import ChannelAccessRefused, ConnectionClosed, Connection
 from pamqp.commands import Connection
 
 from semel.brokers.dead_letters import DeadLetter, headers_of
-from semel.brokers.source import Arrival, DeadLetterInfo, options_of
-from semel.errors import SemelError, SourceRefused, SourceUnavailable, UsageError
+from semel.brokers.source import Arrival, DeadLetterInfo
+from semel.errors import PolicyInvalid, SemelError, SourceRefused, SourceUnavailable, UsageError
+from semel.runtime.urls import struct_options
 
 __all__ = ["RabbitQueue", "RabbitmqOptions", "from_url", "is_refusal"]
 
@@ -67,18 +68,19 @@ class RabbitmqOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.queue:
-            raise ValueError("a queue is needed: amqp://localhost/?queue=orders")
+            raise PolicyInvalid("a queue is needed: amqp://localhost/?queue=orders")
         if not 1 <= self.prefetch <= 65535:  # noqa: PLR2004 - the protocol's
-            raise ValueError(f"prefetch is {self.prefetch}; it must lie between 1 and 65535")
+            raise PolicyInvalid(f"prefetch is {self.prefetch}; it must lie between 1 and 65535")
         if self.management and not self.management.startswith(("http://", "https://")):
-            raise ValueError("management is an address such as http://localhost:15672")
+            raise PolicyInvalid("management is an address such as http://localhost:15672")
 
 
 def from_url(url: str) -> "RabbitQueue":
     """The source that `amqp://user:password@host/vhost?queue=orders` names."""
     parts = urlsplit(url)
     return RabbitQueue(
-        urlunsplit((parts.scheme, parts.netloc, parts.path or "/", "", "")), options_of(url, RabbitmqOptions)
+        urlunsplit((parts.scheme, parts.netloc, parts.path or "/", "", "")),
+        struct_options(url, RabbitmqOptions),
     )
 
 

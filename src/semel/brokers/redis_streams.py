@@ -23,8 +23,9 @@ from redis.exceptions import (
 )
 
 from semel.brokers.dead_letters import DeadLetter, headers_of
-from semel.brokers.source import Arrival, DeadLetterInfo, options_of
-from semel.errors import SemelError, SourceRefused, SourceUnavailable
+from semel.brokers.source import Arrival, DeadLetterInfo
+from semel.errors import PolicyInvalid, SemelError, SourceRefused, SourceUnavailable
+from semel.runtime.urls import struct_options
 
 __all__ = ["RedisStream", "RedisStreamsOptions", "from_url"]
 
@@ -98,11 +99,11 @@ class RedisStreamsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not self.stream or not self.group:
-            raise ValueError("a stream and a group are needed: redis://host/0?stream=orders&group=billing")
+            raise PolicyInvalid("a stream and a group are needed: redis://host/0?stream=orders&group=billing")
         if not 0.1 <= self.deadline_s <= 86400:  # noqa: PLR2004 - bounds
-            raise ValueError(f"deadline_s is {self.deadline_s:g}; it must lie between 0.1 and 86400")
+            raise PolicyInvalid(f"deadline_s is {self.deadline_s:g}; it must lie between 0.1 and 86400")
         if self.trim_s < 0:
-            raise ValueError(f"trim_s is {self.trim_s:g}; it must be 0 (never) or more")
+            raise PolicyInvalid(f"trim_s is {self.trim_s:g}; it must be 0 (never) or more")
 
 
 def from_url(url: str) -> "RedisStream":
@@ -114,7 +115,7 @@ def place_of(url: str) -> tuple[str, RedisStreamsOptions]:
     """Where the server is, as its driver spells it, and what else a URL says. Raises `UsageError`."""
     parts = urlsplit(url)
     scheme = parts.scheme.replace("valkeys", "rediss").replace("valkey", "redis")
-    return urlunsplit((scheme, parts.netloc, parts.path, "", "")), options_of(url, RedisStreamsOptions)
+    return urlunsplit((scheme, parts.netloc, parts.path, "", "")), struct_options(url, RedisStreamsOptions)
 
 
 class RedisStream:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
-from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
@@ -20,7 +19,6 @@ __all__ = [
     "decode_body",
     "expand_headers",
     "load_scheme_function",
-    "options_of",
     "source_for",
 ]
 
@@ -157,21 +155,3 @@ def load_scheme_function(url: str, functions: Mapping[str, str]) -> Any:
     except ModuleNotFoundError as error:
         extra = module.rpartition(".")[2].partition("_")[0]
         raise UsageError(f"{scheme}: needs {error.name}; install it: {install_command(extra)}") from error
-
-
-def options_of(url: str, kind: type[msgspec.Struct], given: Mapping[str, Any] | None = None) -> Any:
-    """What a URL's query says, as the options of a source. Raises `UsageError` for an unknown or wrong one."""
-    said = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)) | dict(given or {})
-    unknown = set(said) - {field.name for field in msgspec.structs.fields(kind)}
-    if unknown:
-        from difflib import get_close_matches
-
-        names = [field.name for field in msgspec.structs.fields(kind)]
-        name = min(unknown)
-        near = get_close_matches(name, names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
-        raise UsageError(f"{name} is no option of this source; {hint}")
-    try:
-        return msgspec.convert(said, kind, strict=False)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise UsageError(f"in the source's URL: {error}") from error

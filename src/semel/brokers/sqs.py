@@ -19,8 +19,16 @@ from botocore.exceptions import (
 )
 
 from semel.brokers.dead_letters import DeadLetter, headers_of
-from semel.brokers.source import Arrival, DeadLetterInfo, decode_body, expand_headers, options_of
-from semel.errors import MessageTooLarge, SemelError, SourceRefused, SourceUnavailable, UsageError
+from semel.brokers.source import Arrival, DeadLetterInfo, decode_body, expand_headers
+from semel.errors import (
+    MessageTooLarge,
+    PolicyInvalid,
+    SemelError,
+    SourceRefused,
+    SourceUnavailable,
+    UsageError,
+)
+from semel.runtime.urls import option_texts, struct_options
 
 __all__ = ["SqsOptions", "SqsQueue", "from_url"]
 
@@ -64,16 +72,16 @@ class SqsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 1 <= self.deadline_s <= VISIBLE_MAX_S:
-            raise ValueError(f"deadline_s is {self.deadline_s:g}; it must lie between 1 and {VISIBLE_MAX_S}")
+            raise PolicyInvalid(
+                f"deadline_s is {self.deadline_s:g}; it must lie between 1 and {VISIBLE_MAX_S}"
+            )
 
 
 def from_url(url: str) -> "SqsQueue":
     """The source that `sqs://eu-west-1/orders` names; credentials come from where AWS's tools look for them."""
     parts = urlsplit(url)
-    said = {"queue": parts.path.strip("/")} if parts.path.strip("/") else {}
-    if parts.netloc:
-        said["region"] = parts.netloc
-    options: SqsOptions = options_of(url, SqsOptions, said)
+    said = {"queue": parts.path.strip("/"), "region": "" if "region" in option_texts(url) else parts.netloc}
+    options = struct_options(url, SqsOptions, {name: text for name, text in said.items() if text})
     if not options.queue:
         raise UsageError("a queue is needed: sqs://eu-west-1/orders")
     return SqsQueue(options)

@@ -13,7 +13,7 @@ from contextlib import closing
 from functools import wraps
 from pathlib import Path
 from typing import Any, Protocol, Self
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from msgspec.structs import asdict
 
@@ -319,7 +319,9 @@ class Postgres:
                 f"PostgreSQL needs psycopg; install the extra: {install_command('postgres')}"
             ) from None
         self._psycopg = psycopg
-        self._url = _bare(url)
+        from semel.stores.postgres import split_url
+
+        self._url = split_url(url)[0]
         self._table = table
         self._columns = columns
         self._connection: Any = None
@@ -387,13 +389,3 @@ class Postgres:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
-
-
-def _bare(url: str) -> str:
-    """The URL as the driver knows it."""
-    from semel.stores.postgres import OPTIONS
-
-    parts = urlsplit(url)
-    options = parse_qsl(parts.query, keep_blank_values=True)
-    theirs = [(name, text) for name, text in options if name not in OPTIONS]
-    return urlunsplit(parts._replace(query=urlencode(theirs, quote_via=quote)))

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from semel.core.protocols import AsyncStore, Store
 from semel.errors import StoreUnknown
-from semel.stores.memory.store import RECORDS_MAX, MemoryStore
+from semel.stores.memory.store import MemoryStore
 
 __all__ = ["store_for"]
 
@@ -48,21 +48,14 @@ def store_for(url: str) -> AnyStore:
 
 def memory(url: str) -> MemoryStore:
     """`memory:` is a store of its own; `memory:name` is the same one wherever this process opens it."""
-    from urllib.parse import parse_qsl, urlsplit
+    from semel.runtime.urls import read_options
 
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query))
-    records_max = int(options.pop("records_max", RECORDS_MAX))
-    compact = options.pop("compact", "false")
-    if options:
-        raise StoreUnknown(f"memory: has no option {', '.join(options)}; it has records_max and compact")
-    if compact not in ("true", "false"):
-        raise StoreUnknown(f"compact is {compact!r}; write memory:?compact=true")
-    store = MemoryStore(records_max=records_max, compact=compact == "true")
-    if not parts.path:
+    store = MemoryStore(**read_options(url, {"records_max": int, "compact": bool}))
+    name = url.partition(":")[2].partition("?")[0]
+    if not name:
         return store
     with _named_lock:
-        return _named.setdefault(parts.path, store)
+        return _named.setdefault(name, store)
 
 
 def _maker(scheme: str) -> Callable[[str], AnyStore]:

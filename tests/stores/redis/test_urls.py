@@ -40,9 +40,9 @@ def test_a_url_names_a_store(url: str, name: str) -> None:
     ("url", "message"),
     [
         ("redis://localhost?prefx=a", "did you mean prefix"),
-        ("redis://localhost?nonsense=1", "there are prefix"),
+        ("redis://localhost?nonsense=1", "its options are prefix"),
         ("redis://localhost?allow_eviction=perhaps", "true or false"),
-        ("redis://localhost?wait_replicas=many", "must be a number"),
+        ("redis://localhost?wait_replicas=many", "must be a whole number"),
         ("redis://localhost?wait_replicas=-1", "between 0 and"),
         ("redis://localhost?on_store_lost=cry", "continue or fail"),
         ("redis://localhost?prefix=a{b}", "prefix is"),

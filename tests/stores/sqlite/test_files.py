@@ -337,11 +337,11 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("sqlite:events.db", "sqlite:///relative.db"),
         ("sqlite://host/events.db", "four slashes"),
         ("sqlite:///x.db?sychronous=full", "did you mean synchronous"),
-        ("sqlite:///x.db?colour=red", "there are synchronous"),
+        ("sqlite:///x.db?colour=red", "its options are synchronous"),
         ("sqlite:///x.db?synchronous=off", "FULL or NORMAL"),
         ("sqlite:///x.db?adopt=maybe", "true or false"),
         ("sqlite:///x.db?adopt=true&adopt=false", "twice"),
-        ("sqlite:///x.db?busy_wait_s=long", "number of seconds"),
+        ("sqlite:///x.db?busy_wait_s=long", "must be a number"),
         ("sqlite:///x.db?busy_wait_s=-1", "between 0 and"),
     ],
 )

@@ -457,7 +457,7 @@ def test_copies_in_memory_are_bounded() -> None:
     ("options", "message"),
     [
         ({"cache": "sqlite:///a.db"}, "cannot be a cache"),
-        ({"cache": "memory:?size=3"}, "no cache"),
+        ({"cache": "memory:?size=3"}, "no option size"),
         ({"cache_window": "1us"}, "cache_window"),
         ({"affine": True}, "filter="),
         ({"cache": object()}, "no cache"),

@@ -18,9 +18,10 @@ from semel.brokers.dead_letters import DeadLetter, headers_of
 from semel.brokers.kafka.client import CLIENT_LOG, ClientErrors, DaemonThread, error_of
 from semel.brokers.kafka.offsets import Offsets
 from semel.brokers.kafka.sending import CONFIRM_S, PATTERN, DeadTopics, Sender
-from semel.brokers.source import Arrival, DeadLetterInfo, options_of
+from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.errors import MessageTooLarge, SourceRefused, SourceUnavailable, UsageError
 from semel.runtime.process import asyncio
+from semel.runtime.urls import struct_options
 
 __all__ = ["CALL_S", "KafkaOptions", "KafkaSource", "RecordPosition", "from_url", "place_of", "topics_of"]
 
@@ -95,8 +96,7 @@ def from_url(url: str) -> "KafkaSource":
 def place_of(url: str, kind: type[AnyOptions]) -> tuple[str, AnyOptions]:
     """Where the brokers are, and what else a URL says. Raises `UsageError`."""
     parts = urlsplit(url)
-    path = parts.path.strip("/")
-    options: AnyOptions = options_of(url, kind, {"topic": path} if path else None)
+    options = struct_options(url, kind, {"topic": path} if (path := parts.path.strip("/")) else None)
     if not options.topic or not options.group:
         raise UsageError("a topic and a group are needed: kafka://localhost:9092/orders?group=billing")
     return parts.netloc or "localhost:9092", options

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import quote, urlsplit
 
 from semel.cli.bench.measure import Fresh, Job, Scratch
 from semel.core.ids import digests_of
@@ -67,10 +67,9 @@ def scratch(url: str) -> Iterator[Scratch]:
     store: SqliteStore = from_url(url)
     check_place(store.path)
     query = urlsplit(url).query
-    synchronous = dict(parse_qsl(query)).get("synchronous", "FULL").upper()
     with TemporaryDirectory(prefix=".semel-bench-", dir=Path(store.path).parent) as folder:
         target = f"sqlite:///{quote(str(Path(folder) / 'semel.db'))}" + (f"?{query}" if query else "")
-        with closing(RawSqlite(Path(folder) / "raw.db", synchronous)) as raw:
+        with closing(RawSqlite(Path(folder) / "raw.db", store.synchronous)) as raw:
             yield Scratch(
                 kind="sqlite",
                 target=target,

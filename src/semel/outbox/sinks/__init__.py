@@ -5,10 +5,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Any, Protocol
-from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
-from semel.errors import PolicyInvalid, SinkRefused, SinkUnavailable, SinkUnknown
+from semel.errors import SinkRefused, SinkUnavailable, SinkUnknown
 from semel.runtime.extras import install_command
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "chains",
     "destination_of",
     "in_turns",
-    "options_of",
     "sink_for",
     "stretches",
     "unavailable",
@@ -90,17 +88,6 @@ def sink_for(url: str, **options: Any) -> Sink:
             f"{scheme}: needs {error.name}; install the extra: {install_command(extra)}"
         ) from error
     return made
-
-
-def options_of(url: str, known: Sequence[str]) -> tuple[SplitResult, dict[str, str]]:
-    """The parts of a sink's URL, and its own options. Raises `PolicyInvalid` for one that it does not know."""
-    parts = urlsplit(url)
-    found = dict(parse_qsl(parts.query, keep_blank_values=True))
-    for name in found:
-        if name not in known:
-            there = f"it has {', '.join(known)}" if known else "it has none"
-            raise PolicyInvalid(f"{parts.scheme}: has no option {name}; {there}")
-    return parts, found
 
 
 def destination_of(row: OutboxRow, default: str) -> str:

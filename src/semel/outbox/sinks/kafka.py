@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -12,16 +13,8 @@ from semel.brokers.kafka.client import ClientErrors, DaemonThread
 from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
-from semel.outbox.sinks import (
-    BEGIN_MAX_S,
-    HELD,
-    LATER,
-    destination_of,
-    options_of,
-    refusal,
-    stretches,
-    unavailable,
-)
+from semel.outbox.sinks import BEGIN_MAX_S, HELD, LATER, destination_of, refusal, stretches, unavailable
+from semel.runtime.urls import read_options
 
 __all__ = ["KafkaSink", "from_url"]
 
@@ -241,7 +234,7 @@ def headers_of(row: OutboxRow) -> list[tuple[str, str | bytes | None]]:
 
 def from_url(url: str) -> KafkaSink:
     """`kafka://host:9092,other:9092?topic=orders`."""
-    parts, options = options_of(url, ("topic",))
+    parts, options = urlsplit(url), read_options(url, {"topic": str})
     if not parts.netloc or "@" in parts.netloc:
         raise PolicyInvalid("write kafka://host:9092?topic=...; credentials go into KafkaSink(settings=...)")
-    return KafkaSink(parts.netloc, topic=options.get("topic", ""))
+    return KafkaSink(parts.netloc, **options)

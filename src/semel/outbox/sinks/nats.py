@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import nats
 import nats.errors
@@ -11,7 +11,8 @@ import nats.js.errors
 
 from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.outbox.message import attributes
-from semel.outbox.sinks import destination_of, in_turns, options_of, refusal, unavailable
+from semel.outbox.sinks import destination_of, in_turns, refusal, unavailable
+from semel.runtime.urls import read_options
 
 __all__ = ["NatsSink", "from_url"]
 
@@ -97,7 +98,7 @@ def headers_of(row: OutboxRow) -> dict[str, str]:
 
 def from_url(url: str) -> NatsSink:
     """`nats://host:4222?subject=orders.created`."""
-    parts, options = options_of(url, ("subject",))
+    parts, options = urlsplit(url), read_options(url, {"subject": str})
     bare = urlunsplit((parts.scheme, parts.netloc, "", "", ""))
     where = f"{parts.scheme}://{parts.hostname}:{parts.port or 4222}"
-    return NatsSink(bare, subject=options.get("subject", ""), name=where)
+    return NatsSink(bare, name=where, **options)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
@@ -13,7 +13,8 @@ from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.errors import PolicyInvalid
 from semel.outbox.message import attributes
-from semel.outbox.sinks import HELD, destination_of, options_of, refusal, stretches, unavailable
+from semel.outbox.sinks import HELD, destination_of, refusal, stretches, unavailable
+from semel.runtime.urls import read_options
 
 __all__ = ["RedisSink", "from_url"]
 
@@ -30,6 +31,10 @@ class RedisSink:
     batch_max: int = 500
 
     def __init__(self, url: str, *, stream: str = "", length_max: int = 0, name: str = "redis") -> None:
+        if length_max < 0:
+            raise PolicyInvalid(
+                f"length_max is {length_max}; it must be a number of entries, or 0 for no limit"
+            )
         self.name: str = name
         self._url = url
         self._stream = stream
@@ -114,11 +119,8 @@ def fields_of(row: OutboxRow) -> list[str | bytes]:
 
 def from_url(url: str) -> RedisSink:
     """`redis://host:6379/0?stream=orders&length_max=100000`."""
-    parts, options = options_of(url, ("stream", "length_max"))
+    parts, options = urlsplit(url), read_options(url, {"stream": str, "length_max": int})
     scheme = parts.scheme.replace("valkey", "redis")
-    length = options.get("length_max", "0")
-    if not length.isdecimal():
-        raise PolicyInvalid(f"length_max is {length!r}; it must be a number of entries")
     bare = urlunsplit((scheme, parts.netloc, parts.path, "", ""))
     where = f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}{parts.path}"
-    return RedisSink(bare, stream=options.get("stream", ""), length_max=int(length), name=where)
+    return RedisSink(bare, name=where, **options)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from hashlib import sha256
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from aiobotocore.config import AioConfig
@@ -17,7 +18,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from semel.brokers.sqs import REFUSALS
 from semel.core.relay_flow import NotPublished, OutboxRow, Published, PublishRefused, Sent
 from semel.outbox.message import attributes
-from semel.outbox.sinks import BEGIN_MAX_S, HELD, LATER, destination_of, options_of, refusal, unavailable
+from semel.outbox.sinks import BEGIN_MAX_S, HELD, LATER, destination_of, refusal, unavailable
+from semel.runtime.urls import read_options
 
 __all__ = ["SqsSink", "from_url"]
 
@@ -196,6 +198,6 @@ def group_of(row: OutboxRow) -> str:
 
 def from_url(url: str) -> SqsSink:
     """`sqs://eu-west-1/orders.fifo`, or `sqs://localhost:9324/orders?endpoint=http://localhost:9324&region=elasticmq`."""
-    parts, options = options_of(url, ("endpoint", "region"))
+    parts, options = urlsplit(url), read_options(url, {"endpoint": str, "region": str})
     region = options.get("region") or (None if "endpoint" in options else parts.hostname)
     return SqsSink(queue=parts.path.strip("/"), region=region, endpoint=options.get("endpoint"))

@@ -1,20 +1,19 @@
 """What the http store says and hears, the same in both colours: parts of a batch, and what a reply means."""
 
 from collections.abc import Callable, Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import httpx2
 import msgspec
 from msgspec import Struct
-from msgspec.structs import fields
 
 from semel.core.commands import Admit, Answer, Claim, Count, Item, Lookup, ReadSettings, Renew, Scan, Settle
 from semel.core.protocols import Capabilities, Listener
 from semel.errors import PolicyInvalid, StoreClosed, StoreError, StoreRefused, StoreUnavailable
+from semel.runtime.urls import struct_options
 from semel.stores.http import encoding
 from semel.types import Completed, Forgotten, Unavailable
 
@@ -82,31 +81,15 @@ def parse(url: str, given: dict[str, Any]) -> HttpTarget:
         raise PolicyInvalid(f"{_shorten(parts)!r} is no server's URL; write https://host:port")
     if parts.username:
         raise PolicyInvalid("a server's URL has no user; write the token as a password: https://:TOKEN@host")
-    said = {**_url_options(parts), **given}
     if parts.password:
-        said.setdefault("token", unquote(parts.password))
-    options = HttpOptions(**said)
+        given = {"token": unquote(parts.password)} | given
+    options = struct_options(url, HttpOptions, given)
     return HttpTarget(_shorten(parts), options.token or _read(options.token_file), options)
 
 
 def _shorten(parts: SplitResult) -> str:
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
-
-
-def _url_options(parts: SplitResult) -> dict[str, Any]:
-    kinds: dict[str, Callable[[str], Any]] = {each.name: each.type for each in fields(HttpOptions)}
-    said: dict[str, Any] = {}
-    for name, text in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in kinds:
-            near = get_close_matches(name, kinds, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(kinds)}"
-            raise PolicyInvalid(f"{_shorten(parts)} has the unknown option {name}; {hint}")
-        try:
-            said[name] = kinds[name](text)
-        except ValueError:
-            raise PolicyInvalid(f"{_shorten(parts)}: {name} is {text!r}; it must be a number") from None
-    return said
 
 
 def _read(file: str) -> str:

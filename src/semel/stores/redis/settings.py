@@ -1,14 +1,13 @@
 """How to reach a Redis, Valkey, cluster or sentinel, and how to use it: read from a URL, checked on birth."""
 
 import re
-from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
-from msgspec.structs import fields
 
 from semel.errors import PolicyInvalid
+from semel.runtime.urls import struct_options
 
 __all__ = ["RedisOptions", "parse", "without_password"]
 
@@ -30,7 +29,6 @@ PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 """No brace, which would move the hash tag; no sign that a pattern reads."""
 REPLICAS_MAX = 100
 WAIT_MAX_S = 3600.0
-_SWITCHES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 class RedisOptions(Struct, frozen=True, kw_only=True):
@@ -75,9 +73,6 @@ class RedisOptions(Struct, frozen=True, kw_only=True):
             raise PolicyInvalid(
                 f"prefix is {self.prefix!r}; it must be 1 to 64 letters, digits, '_', '.', ':' or '-'"
             )
-        for name, among in (("on_store_lost", ("continue", "fail")), ("marks", ("plain", "compact"))):
-            if getattr(self, name) not in among:
-                raise PolicyInvalid(f"{name} is {getattr(self, name)!r}; it must be {' or '.join(among)}")
         if self.marks_expected < 1:
             raise PolicyInvalid(f"marks_expected is {self.marks_expected}; it must be 1 or more")
         for name in ("wait_replicas", "wait_replica_disks"):
@@ -149,14 +144,8 @@ def parse(url: str, given: dict[str, Any]) -> tuple[RedisTarget, RedisOptions]:
     db = path.pop(0) if path else "0"
     if path or not db.isdigit() or (topology == "cluster" and db != "0"):
         raise PolicyInvalid(f"{shown!r}: a database is a number, and a cluster has only 0")
-    options = dict(given)
-    for name, text in parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)):
-        if name in options:
-            raise PolicyInvalid(f"{shown!r} has the option {name} twice")
-        options[name] = _option(shown, name, text)
-    for name in given:
-        _kind(shown, name)
-    if topology == "cluster" and options.get("marks") == "compact":
+    options = struct_options(url, RedisOptions, given)
+    if topology == "cluster" and options.marks == "compact":
         raise PolicyInvalid(f"{shown!r}: compact marks need a single server, not a cluster; use marks=plain")
     port = SENTINEL_PORT if topology == "sentinel" else PORT
     place = RedisTarget(
@@ -169,7 +158,7 @@ def parse(url: str, given: dict[str, Any]) -> tuple[RedisTarget, RedisOptions]:
         username=unquote(username),
         password=unquote(password),
     )
-    return place, RedisOptions(**options)
+    return place, options
 
 
 def without_password(url: str) -> str:
@@ -186,28 +175,3 @@ def _address(shown: str, text: str, port: int) -> Address:
             f"{shown!r}: {text!r} is no host; write host or host:port, several with commas between"
         )
     return match[1] or unquote(match[2]), int(match[3] or port)
-
-
-_KINDS: dict[str, Any] = {field.name: field.type for field in fields(RedisOptions)}
-
-
-def _kind(shown: str, name: str) -> Any:
-    if name in _KINDS:
-        return _KINDS[name]
-    near = get_close_matches(name, _KINDS, 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_KINDS)}"
-    raise PolicyInvalid(f"{shown!r} has the unknown option {name}; {hint}")
-
-
-def _option(shown: str, name: str, text: str) -> Any:
-    kind = _kind(shown, name)
-    if kind is bool:
-        if text.lower() not in _SWITCHES:
-            raise PolicyInvalid(f"{shown!r}: {name} is {text!r}; it must be true or false")
-        return _SWITCHES[text.lower()]
-    if kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError as error:
-            raise PolicyInvalid(f"{shown!r}: {name} is {text!r}; it must be a number") from error
-    return text

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 from semel.core.protocols import HasAsyncTwin, Store
 from semel.errors import PolicyInvalid
+from semel.runtime.urls import check_names, option_texts, read_options
 from semel.stores.registry import store_for
 from semel.stores.tiered.base import tiers_url
-from semel.stores.tiered.memory_cache import BYTES_MAX, COPIES_MAX, AsyncMemoryCache, MemoryCache
+from semel.stores.tiered.memory_cache import AsyncMemoryCache, MemoryCache
 from semel.stores.tiered.protocols import AsyncCache, Cache, Copy, Filter, Fullness, Put, Stamp
 from semel.stores.tiered.store import TieredStore
 from semel.stores.tiered.store_async import AsyncTieredStore
@@ -84,15 +84,9 @@ def tiered(
 def _cache(url: str, window_us: int) -> Cache:
     scheme = url.partition(":")[0]
     if scheme == "memory":
-        head, _, query = url.partition("?")
-        options = dict(parse_qsl(query))
-        copies_max = int(options.pop("copies_max", COPIES_MAX))
-        bytes_max = int(options.pop("bytes_max", BYTES_MAX))
-        if options or head != "memory:":
-            raise PolicyInvalid(
-                f"{url!r} is no cache; write memory: or memory:?copies_max=100000&bytes_max=67108864"
-            )
-        return MemoryCache(copies_max=copies_max, bytes_max=bytes_max)
+        if url.partition("?")[0] != "memory:":
+            raise PolicyInvalid(f"{url!r} is no cache; a cache in memory has no name: write memory:")
+        return MemoryCache(**read_options(url, {"copies_max": int, "bytes_max": int}))
     if scheme.startswith(("redis", "valkey")):
         from semel.stores.tiered.redis_cache import RedisCache
 
@@ -102,12 +96,8 @@ def _cache(url: str, window_us: int) -> Cache:
 
 def from_url(url: str) -> TieredStore:
     """The store of `tiered:?cache=...&truth=...&cache_window=1h`, whose parts are URLs themselves, percent-encoded."""
-    head, _, query = url.partition("?")
-    try:
-        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True))
-    except ValueError:
-        given = {}
-    if head != "tiered:" or not {"cache", "truth"} <= given.keys():
+    given = option_texts(url)
+    if url.partition("?")[0] != "tiered:" or not {"cache", "truth"} <= given.keys():
         raise PolicyInvalid("a tiered store is written tiered:?cache=redis://...&truth=postgresql://...")
     return tiered(**_check_options(given))
 
@@ -121,7 +111,5 @@ def url_of(given: Mapping[str, Any]) -> str:
 
 
 def _check_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    strange = [name for name in given if name not in _OPTIONS]
-    if strange:
-        raise PolicyInvalid(f"tiers have no option {', '.join(strange)}; there are {', '.join(_OPTIONS)}")
+    check_names("tiered", given, _OPTIONS)
     return dict(given)

@@ -8,12 +8,12 @@ from hashlib import sha1
 from importlib.resources import files
 from struct import Struct as Form
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
 from semel.clock import Clock
 from semel.errors import StoreUnavailable
+from semel.runtime.urls import option_texts
 from semel.stores.redis import AsyncRedisStore, RedisStore, encoding
 from semel.stores.redis.base import RedisState
 from semel.stores.redis.calls import RedisCall, RedisQuery, Refresh, Script, Step
@@ -42,7 +42,7 @@ def _script() -> Script:
 
 def _options(url: str) -> dict[str, Any]:
     """What a cache is opened with unless its URL says otherwise. It may evict: that costs speed alone."""
-    said = {name for name, _ in parse_qsl(urlsplit(url).query)}
+    said = option_texts(url)
     options = {"answer_s": ANSWER_S, "connect_s": CONNECT_S, "allow_eviction": True}
     return {name: value for name, value in options.items() if name not in said}
 
