@@ -15,7 +15,7 @@ import redis.asyncio
 
 import semel
 from semel.brokers import Arrival, Runner, RunnerLimits, source_for
-from semel.brokers.outages import backoff_s
+from semel.brokers.outages import outage_pause_s
 from semel.testing.queue import Queue
 from tests.brokers.test_runner import working
 from tests.services import nats as nats_service
@@ -209,4 +209,4 @@ def test_rabbitmq_closes_the_connection() -> None:
 
 
 def test_an_outage_of_days_is_waited_for_as_long_as_one_of_minutes() -> None:
-    assert backoff_s(0) < backoff_s(1) < backoff_s(20) == backoff_s(1_000_000)
+    assert outage_pause_s(0) < outage_pause_s(1) < outage_pause_s(20) == outage_pause_s(1_000_000)

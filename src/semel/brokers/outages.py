@@ -7,11 +7,12 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from semel.brokers.source import Source
+from semel.core.backoff import backoff_s
 from semel.errors import SourceUnavailable
 from semel.observe.limited_log import OutageLog
 from semel.runtime.process import asyncio
 
-__all__ = ["OUTAGE_MAX_S", "RECEIVE_WAIT_S", "SourceLink", "backoff_s"]
+__all__ = ["OUTAGE_MAX_S", "RECEIVE_WAIT_S", "SourceLink", "outage_pause_s"]
 
 _log = logging.getLogger("semel.runner")
 
@@ -32,13 +33,11 @@ RECEIVE_GRACE_S = 1.2
 CLOSE_S = 10.0
 CLOSE_AWAY_S = 0.3
 """How long a stop waits for the goodbye, from a broker that answers and from one that does not."""
-_DOUBLINGS = 16
-"""More than there are up to the longest wait; a float has not room for all that an outage of hours would make."""
 
 
-def backoff_s(tries: int, first_s: float = OUTAGE_FIRST_S, max_s: float = OUTAGE_MAX_S) -> float:
+def outage_pause_s(tries: int) -> float:
     """How long to wait after so many calls without an answer."""
-    return min(max_s, first_s * 2.0 ** min(tries, _DOUBLINGS))
+    return backoff_s(tries, OUTAGE_FIRST_S, OUTAGE_MAX_S)
 
 
 class SourceLink:
@@ -73,7 +72,7 @@ class SourceLink:
                 answer = await self._call(call)
             except SourceUnavailable as error:
                 self._outage.report(error)
-                await self._pause(backoff_s(tries))
+                await self._pause(outage_pause_s(tries))
                 tries += 1
             else:
                 if not self._is_stopping():

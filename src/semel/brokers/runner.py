@@ -28,7 +28,7 @@ from semel.brokers.answers import Answers
 from semel.brokers.dead_letters import DeadLetters, letter_for
 from semel.brokers.failure_log import FailureLog
 from semel.brokers.handling import Handling, work_for
-from semel.brokers.outages import RECEIVE_WAIT_S, SourceLink, backoff_s
+from semel.brokers.outages import RECEIVE_WAIT_S, SourceLink, outage_pause_s
 from semel.brokers.retry_queue import FailureCounts, RetryQueue, RunnerCounters, RunnerLimits
 from semel.brokers.routes import Route, event_facts, route_for
 from semel.brokers.source import Arrival, DeadLetterInfo, Source
@@ -351,7 +351,7 @@ class Runner:
         """How long to leave the store alone: longer with each try, and the same for all that tried together."""
         now = monotonic()
         if now >= self._outage_until:
-            delay_s = backoff_s(self._outages)
+            delay_s = outage_pause_s(self._outages)
             _log.warning("the store cannot be reached (%s); again in %.1f s", error, delay_s)
             self._outages += 1
             self._outage_until = now + delay_s
@@ -430,7 +430,7 @@ class Runner:
             )
         except SourceUnavailable:
             held.running = False
-            self._keep(held, backoff_s(held.tries))
+            self._keep(held, outage_pause_s(held.tries))
             return
         self._ack(held)
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from msgspec import Struct, field
 
+from semel.core.backoff import backoff_s
 from semel.core.commands import Command, Flow
 
 __all__ = [
@@ -131,7 +132,7 @@ class Retrying(Struct, frozen=True, kw_only=True):
 
     def delay_us(self, attempts: int) -> int:
         """How long to wait after this many attempts."""
-        return round(min(self.max_s, self.first_s * 2.0 ** min(attempts - 1, 40)) * US)
+        return round(backoff_s(attempts - 1, self.first_s, self.max_s) * US)
 
 
 class RelayResult(Struct, frozen=True, gc=False):

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from semel.codec import decode, decode_error, encode, encode_error, encode_reason, reason_in
+from semel.core.backoff import backoff_s
 from semel.core.commands import Claim, Granted, Known, Raised, Ran, Returned
 from semel.core.ids import idempotency_key
 from semel.errors import AttemptsExhausted, NotApplied, ValueInvalid
@@ -134,9 +135,7 @@ def fail_if_last_attempt(ran: Ran, verdict: Settlement, task: Task, attempt: int
 
 def retry_later(policy: Policy, attempt: int) -> Settlement:
     """Try again, later with each attempt."""
-    return Settlement(
-        "released", delay_s=min(RETRY_DELAY_MAX_S, policy.retry_delay_s * 2 ** min(attempt - 1, 30))
-    )
+    return Settlement("released", delay_s=backoff_s(attempt - 1, policy.retry_delay_s, RETRY_DELAY_MAX_S))
 
 
 def unguarded_outcome(ran: Ran) -> Outcome[Any]:

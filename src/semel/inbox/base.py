@@ -11,6 +11,7 @@ from semel import codec
 from semel.client.items import ItemBuilder
 from semel.connections import Talk, code_of
 from semel.core import ids
+from semel.core.backoff import backoff_s
 from semel.errors import (
     ModeMismatch,
     NoTransaction,
@@ -131,7 +132,7 @@ async def aretry(transaction: Callable[[], Awaitable[T]], *, tries_max: int = TR
 
 def _pause_s(tries: int) -> float:
     """Longer each time, and random, so that those who were in each other's way do not meet again."""
-    return jitter.uniform(0, min(PAUSE_MAX_S, PAUSE_MIN_S * 2.0 ** min(tries, 16)))
+    return jitter.uniform(0, backoff_s(tries, PAUSE_MIN_S, PAUSE_MAX_S))
 
 
 class InboxBase:

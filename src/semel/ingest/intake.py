@@ -16,6 +16,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from math import inf
 from time import monotonic
 from typing import Any, Literal, Self
@@ -26,13 +27,14 @@ from msgspec.structs import replace
 
 from semel.client import deliver
 from semel.client.client_async import AsyncSemel
+from semel.core.backoff import backoff_s
 from semel.core.settlement import attempts_exhausted
 from semel.errors import NotApplied, PolicyInvalid, RecordCorrupt, StoreError, StoreUnavailable, UsageError
 from semel.observe.limited_log import LimitedLog
 from semel.policy import ATTEMPTS_LIMIT
 from semel.runtime.context import current
 from semel.runtime.handlers import awaitable
-from semel.runtime.jitter import jitter
+from semel.runtime.jitter import jitter, spread_s
 from semel.runtime.process import new_owner
 from semel.runtime.tasks import end_tasks
 from semel.types import (
@@ -254,9 +256,9 @@ class Intake:
 
         Each try has the same owner: a claim that was granted while its answer was lost is then known as ours.
         """
-        wait_s, owner = HOLD_FIRST_S, new_owner()
+        owner = new_owner()
         try:
-            while True:
+            for tries in count():
                 outcome = await self._run(delivery, receipt, owner)
                 if receipt.done():
                     return
@@ -265,8 +267,7 @@ class Intake:
                 if answer.status != "busy" or self._draining or left_s <= 0:
                     receipt.set_result(answer)
                     return
-                await asyncio.sleep(min(left_s, wait_s * jitter.uniform(0.5, 1)))  # not all at once
-                wait_s = min(HOLD_MAX_S, wait_s * 2)
+                await asyncio.sleep(min(left_s, spread_s(backoff_s(tries, HOLD_FIRST_S, HOLD_MAX_S))))
         except asyncio.CancelledError:
             if not receipt.done():
                 receipt.set_result(Receipt("busy", 1.0, "this instance is stopping"))
@@ -362,7 +363,7 @@ class Intake:
 
     async def _sweep_on(self) -> None:
         """Now and then, and when a repetition is due: run what nobody holds. A look without progress backs off."""
-        stuck_s = STUCK_FIRST_S
+        stuck = 0
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._sweep_s * jitter.uniform(0.7, 1.3)):  # not all at once
@@ -376,8 +377,8 @@ class Intake:
             except Exception:  # noqa: BLE001 - the sweeper must not die of one bad turn
                 _log.exception("orphans could not be looked for")
             if begun and finished == self._finished:
-                await asyncio.sleep(stuck_s)
-                stuck_s = STUCK_FIRST_S if finished != self._finished else min(SWEEP_MAX_S, 2 * stuck_s)
+                await asyncio.sleep(backoff_s(stuck, STUCK_FIRST_S, SWEEP_MAX_S))
+                stuck = 0 if finished != self._finished else stuck + 1
 
     async def sweep(self) -> int:
         """Start what lies journaled and unclaimed, as much as there are hands for. Returns how many were begun."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from semel.core.backoff import backoff_s
 from semel.errors import KeyInvalid, PolicyInvalid, SourceRefused
 from semel.ingest.event_columns import Columns
 from semel.ingest.event_table import EventTable
@@ -226,7 +227,7 @@ class Backoff(Struct, frozen=True, kw_only=True):
 
     def delay_s(self, tries: int, chance: float) -> float:
         """Before attempt `tries` + 1; `chance` lies between 0 and 1."""
-        return min(self.max_s, self.first_s * float(1 << min(tries, 30))) * (0.5 + chance / 2)
+        return backoff_s(tries, self.first_s, self.max_s) * (0.5 + chance / 2)
 
 
 class ListenerCounters(Struct):

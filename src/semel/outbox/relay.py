@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from semel.core.backoff import backoff_s
 from semel.core.commands import Command
 from semel.core.relay_flow import (
     NotPublished,
@@ -247,7 +248,7 @@ class Relay:
 
     async def _back_off(self, error: Exception) -> None:
         """The other side does not answer: connect anew, after a while that grows."""
-        delay_s = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(self._failures, 10))
+        delay_s = backoff_s(self._failures, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         self._failures += 1
         self._outage.report(error)
         if isinstance(error, StoreUnavailable):

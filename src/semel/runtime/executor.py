@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from semel.core.backoff import backoff_s
 from semel.core.commands import (
     Ask,
     Claim,
@@ -45,11 +46,6 @@ T = TypeVar("T")
 
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 1.0
-
-
-def backoff_s(tries: int) -> float:
-    """How long to wait before asking an unreachable store again, without the jitter."""
-    return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(tries, 16))
 
 
 class ExecutorBase:
@@ -107,14 +103,15 @@ class ExecutorBase:
 
     def pause_s(self, command: Pause) -> float | None:
         """How long to back off; `None` when there is no time left for another try."""
-        from semel.runtime.jitter import jitter  # seldom needed, and it loads half a dozen modules
+        from semel.runtime.jitter import spread_s  # seldom needed, and it loads half a dozen modules
 
-        delay = backoff_s(command.tries) * (0.5 + jitter.random() / 2)
+        waits = [backoff_s(each, BACKOFF_FIRST_S, BACKOFF_MAX_S) for each in range(command.tries + 1)]
+        delay = spread_s(waits.pop())
         if command.owner:
             kept = self.keeper.kept.get(command.owner)
             left = kept.deadline - self.steady_s() if kept is not None else 0.0
         else:
-            left = command.wait_s - sum(backoff_s(each) for each in range(command.tries))
+            left = command.wait_s - sum(waits)
         return delay if delay < left else None
 
 

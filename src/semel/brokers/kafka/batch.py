@@ -10,11 +10,11 @@ import msgspec
 
 from semel.brokers.kafka.source import RecordPosition
 from semel.brokers.kafka.transactor import PartitionBatch, ProducedMessage, Where
-from semel.brokers.outages import backoff_s
 from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.client import deliver
 from semel.client.claims import Claimed
 from semel.client.client_async import AsyncSemel
+from semel.core.backoff import backoff_s
 from semel.runtime.process import asyncio
 from semel.types import Delivery, Lost, Renewed, SettleAnswer, Unavailable
 

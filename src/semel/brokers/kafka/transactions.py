@@ -38,13 +38,14 @@ from semel.brokers.kafka.transactor import (
     Transactor,
     Where,
 )
-from semel.brokers.outages import OUTAGE_MAX_S, RECEIVE_WAIT_S, SourceLink, backoff_s
+from semel.brokers.outages import OUTAGE_MAX_S, RECEIVE_WAIT_S, SourceLink, outage_pause_s
 from semel.brokers.retry_queue import RunnerCounters, RunnerLimits
 from semel.brokers.routes import Middleware, Route, event_facts
 from semel.brokers.source import DeadLetterInfo
 from semel.client import deliver
 from semel.client.claims import Claimed
 from semel.client.client_async import AsyncSemel
+from semel.core.backoff import backoff_s
 from semel.core.commands import Invoke, Raised
 from semel.core.settlement import attempts_exhausted, is_last
 from semel.errors import KeyInvalid, KeyMissing, SourceUnavailable, StoreError, UsageError
@@ -292,7 +293,7 @@ class KafkaTransaction:
         return found
 
     def _outage_s(self, error: BaseException) -> float:
-        delay_s = backoff_s(self._outages)
+        delay_s = outage_pause_s(self._outages)
         _log.warning("the store cannot be reached (%s); again in %.1f s", error, delay_s)
         self._outages += 1
         return delay_s
@@ -451,7 +452,7 @@ class KafkaTransaction:
             except SourceUnavailable as error:
                 if self._overdue:
                     raise
-                delay_s = backoff_s(tries)
+                delay_s = outage_pause_s(tries)
                 _log.warning("%s: no word of a transaction's end (%s)", self.source.name, error)
                 tries += 1
                 await asyncio.sleep(delay_s)

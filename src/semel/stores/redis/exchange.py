@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
+from semel.core.backoff import backoff_s
 from semel.core.commands import Answer, Claim, Granted, Item, Mark, Marked
 from semel.core.ids import digests_of
 from semel.errors import KeyInvalid, RecordCorrupt, SemelError, StoreRefused, StoreUnavailable
@@ -231,7 +232,7 @@ class RedisExchange:
 
     def ask_all(self, parts: list[CallPart], answers: list[Answer], now: bytes, sent: int = 0) -> Steps:
         """Send the parts, and what must be sent again, until each has its answers. `sent`: so many are under way."""
-        waited_s, pause_s = 0.0, PAUSE_FIRST_S
+        waited_s, pauses = 0.0, 0
         while parts:
             calls = self._calls(parts[sent:], now)
             sent = 0
@@ -250,8 +251,9 @@ class RedisExchange:
             if refresh:
                 yield Refresh()
             if later and waited_s < self.retry_s:
+                pause_s = backoff_s(pauses, PAUSE_FIRST_S, PAUSE_MAX_S)
                 yield RedisPause(pause_s)
-                waited_s, pause_s = waited_s + pause_s, min(PAUSE_MAX_S, 2 * pause_s)
+                waited_s, pauses = waited_s + pause_s, pauses + 1
                 again += later
             elif later:
                 error = StoreUnavailable(

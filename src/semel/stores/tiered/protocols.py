@@ -6,6 +6,8 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from msgspec import Struct
 
+from semel.core.backoff import backoff_s
+
 __all__ = ["SEEN", "AsyncCache", "Breaker", "Cache", "Copy", "Counts", "Filter", "Fullness", "Put", "Stamp"]
 
 Counts: TypeAlias = Mapping[str, int]
@@ -207,7 +209,7 @@ class Breaker:
 
     def __init__(self, steady_s: Callable[[], float]) -> None:
         self._steady_s = steady_s
-        self._pause_s = 0.0
+        self._failures = 0
         self._until = 0.0
         self.after_fork()
 
@@ -218,29 +220,30 @@ class Breaker:
     @property
     def is_open(self) -> bool:
         """Whether the cache is being left alone."""
-        return self._pause_s > 0.0
+        return self._failures > 0
 
     def allows(self) -> bool:
         """Whether to ask. When the pause is over one caller tries, and the others wait for what comes of it."""
-        if not self._pause_s:
+        if not self._failures:
             return True
         with self._lock:
-            now = self._steady_s()
-            if now < self._until:
+            if self._steady_s() < self._until:
                 return False
-            self._until = now + self._pause_s
+            self._pause()
             return True
 
     def failed(self) -> bool:
         """The cache gave no answer; whether that is news."""
         with self._lock:
-            news = not self._pause_s
-            self._pause_s = PAUSE_FIRST_S if news else min(PAUSE_MAX_S, 2 * self._pause_s)
-            self._until = self._steady_s() + self._pause_s
-            return news
+            self._failures += 1
+            self._pause()
+            return self._failures == 1
 
     def worked(self) -> None:
         """It did."""
-        if self._pause_s:
+        if self._failures:
             with self._lock:
-                self._pause_s = 0.0
+                self._failures = 0
+
+    def _pause(self) -> None:
+        self._until = self._steady_s() + backoff_s(self._failures - 1, PAUSE_FIRST_S, PAUSE_MAX_S)
