@@ -30,6 +30,10 @@ PAIRS = (
     "stores/http/store",
     "stores/postgres/pool",
     "stores/postgres/store",
+    "stores/redis/connections",
+    "stores/redis/pipeline",
+    "stores/redis/store",
+    "stores/tiered/redis_cache",
     "stores/tiered/store",
 )
 """The modules that are made, by their path without `.py`."""

@@ -39,7 +39,7 @@ from tests.server.tools import Running, serving, session_of, token_for
 from tests.waiting import await_true, until
 
 DAY_US = 86400 * 10**6
-S = TypeVar("S", SqliteStore, HttpStore)
+S = TypeVar("S", bound=SqliteStore | HttpStore)
 pack = msgspec.msgpack.encode
 
 

@@ -305,7 +305,7 @@ def test_few_rights_are_enough(tmp_path: Path) -> None:
                     Purge(), claim(f"journal {marks}", journal=b"p"), Scan(orphaned=True),
                 ]  # fmt: skip
                 assert [answer for answer in store.send(items) if isinstance(answer, Unavailable)] == []
-                assert store._subscribed.is_set()
+                assert store._pools.current().listener._subscribed.is_set()
                 stop()
 
 

@@ -11,6 +11,7 @@ from semel.core.commands import Answer, Claim, Granted, Settle
 from semel.core.protocols import Store
 from semel.stores.redis import RedisStore
 from semel.stores.redis.calls import RedisCall
+from semel.stores.redis.pipeline import Pipeline
 from semel.types import Id
 
 S = 1_000_000
@@ -59,11 +60,12 @@ def kinds(answers: Sequence[Answer]) -> list[str]:
 def spied(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> list[list[RedisCall]]:
     """What the store asks from here on, one list for each time."""
     asked: list[list[RedisCall]] = []
-    ask = store._ask
+    ask = Pipeline.ask
 
-    def spy(calls: list[RedisCall]) -> list[Any]:
-        asked.append(calls)
-        return ask(calls)
+    def spy(pipeline: Pipeline, calls: list[RedisCall]) -> list[Any]:
+        if pipeline._core is store.core:
+            asked.append(calls)
+        return ask(pipeline, calls)
 
-    monkeypatch.setattr(store, "_ask", spy)
+    monkeypatch.setattr(Pipeline, "ask", spy)
     return asked

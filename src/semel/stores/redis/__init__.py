@@ -7,7 +7,7 @@ try:
     from semel.stores.redis.store import RedisStore
     from semel.stores.redis.store_async import AsyncRedisStore
 except ModuleNotFoundError as _missing:
-    if _missing.name != "redis":
+    if _missing.name not in ("redis", "hiredis"):
         raise
     raise StoreUnknown(
         f"redis: needs its driver; install the extra: {install_command('redis')}"

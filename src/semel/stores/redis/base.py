@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from threading import Lock
 from typing import Any
 
+from hiredis import pack_command
+
 from semel.clock import Clock
 from semel.core.commands import Answer, Item
 from semel.core.ids import DIGEST_BYTES, digest
@@ -23,20 +25,7 @@ WAITING_MAX = 100_000
 """Records that somebody of this process waits for; more than that are found by polling alone."""
 
 
-def _pack_slowly(cmd: tuple[bytes | int, ...]) -> bytes:
-    parts = [b"*%d\r\n" % len(cmd)]
-    for arg in cmd:
-        text = arg if isinstance(arg, bytes) else b"%d" % arg
-        parts.append(b"$%d\r\n%b\r\n" % (len(text), text))
-    return b"".join(parts)
-
-
-try:
-    from hiredis import pack_command
-except ImportError:
-    _pack: Callable[[Any], bytes] = _pack_slowly
-else:
-    _pack = pack_command
+_pack: Callable[[Any], bytes] = pack_command
 
 
 def pack(calls: Iterable[RedisCall]) -> bytes:
@@ -59,7 +48,7 @@ class RedisState:
         self.options: RedisOptions = given
         self.name: str = self.place.name
         self.url: str = url
-        self._given = options
+        self.given: dict[str, Any] = options
         self.clock = clock
         self.map: Map | None = None
         self.facts: ServerFacts | None = None
@@ -168,6 +157,10 @@ class RedisState:
             )
             self._tell([record_id for record_id in found if record_id is not None])
 
+    def subscribe_call(self) -> RedisCall:
+        """What a listener says first."""
+        return RedisCall([b"SUBSCRIBE", self.exchange.layout.channel])
+
     def is_subscribed(self, reply: Any) -> bool:
         """Whether a listener was told that it is heard from now on; passes on what else it was told."""
         if isinstance(reply, Exception):
@@ -190,6 +183,11 @@ class RedisStoreBase:
     """What the stores of both colours show of what they have in common."""
 
     _core: RedisState
+
+    @property
+    def core(self) -> RedisState:
+        """What a cache in the same servers needs to know of them."""
+        return self._core
 
     def __repr__(self) -> str:
         return repr(self._core)

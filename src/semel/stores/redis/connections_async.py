@@ -1,0 +1,188 @@
+"""Connections to Redis or Valkey, and the pools that keep them."""
+
+import asyncio  # sync: from contextlib import nullcontext
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial  # sync: drop
+from threading import Lock  # sync: from threading import Event, Lock
+from typing import Any
+
+from redis.asyncio import connection as driver  # sync: from redis import connection as driver
+from redis.asyncio.retry import Retry  # sync: from redis.retry import Retry
+from redis.backoff import NoBackoff
+
+from semel.stores.redis import marks
+from semel.stores.redis.base import RedisState, link_options
+from semel.stores.redis.calls import Address, RedisCall
+from semel.stores.redis.errors import BROKEN, as_message
+from semel.stores.redis.listener import AsyncRedisListener
+
+__all__ = ["AsyncRedisConnection", "AsyncRedisPool", "AsyncRedisPools"]
+
+IDLE_MAX = 8
+"""Connections kept for one node while nobody uses them."""
+STALE_S = 0.2
+"""A connection that was idle for so long is looked at before it is used: the other side may have left."""
+LINES_BYTES = 64 * 1024
+"""How much is read at once of answers that come in lines."""
+
+
+class AsyncRedisConnection:
+    """One connection. Used by one caller at a time."""
+
+    def __init__(self, core: RedisState, address: Address) -> None:
+        kind: Any = driver.SSLConnection if core.place.tls else driver.Connection
+        options = link_options(core, address)
+        options["socket_timeout"] = None  # sync: drop
+        self.connection: Any = kind(**options, retry=Retry(NoBackoff(), 0))
+        self.address = address
+        self.used_at: float = 0.0
+
+    async def send(self, packed: bytes) -> None:
+        """Raises the driver's error."""
+        await self.connection.send_packed_command([packed], check_health=False)
+
+    async def read(self) -> Any:
+        """A reply, or the server's error as a value. Raises the driver's error when the connection is broken."""
+        try:
+            return await self.connection.read_response(disable_decoding=True)
+        except Exception as error:
+            message = as_message(error)
+            if message is None:
+                raise
+            return message
+
+    async def read_lines(self, calls: list[RedisCall]) -> list[list[bytes]]:
+        """The answers of commands that answer with a line each; nothing else may be under way."""
+        data = b""
+        read = self.connection._reader.read  # sync: read = self.connection._sock.recv
+        while marks.missing_lines(data, calls) > 0:
+            more = await read(LINES_BYTES)
+            if not more:
+                raise ConnectionError("the server has hung up")
+            data += more
+        return marks.in_lines(data, calls)
+
+    async def is_stale(self) -> bool:
+        """Whether there is something to read where nothing should be: the end of the connection."""
+        try:
+            return bool(await self.connection.can_read())
+        except BROKEN:
+            return True
+
+    async def close(self, *, nowait: bool = True) -> None:  # sync: def close(self) -> None:
+        """Hang up; from any thread or task."""
+        with suppress(*BROKEN, RuntimeError):  # a loop that is closed has taken its connections along
+            await self.connection.disconnect(nowait=nowait)  # sync: self.connection.disconnect()
+
+
+class AsyncRedisPool:
+    """Connections of one store, and its listener. Closed once, it is not used again."""
+
+    def __init__(self, core: RedisState) -> None:
+        self._core = core
+        self._lock = Lock()
+        self._idle: dict[Address, list[AsyncRedisConnection]] = {}
+        self._busy: set[AsyncRedisConnection] = set()
+        self._closed = asyncio.Event()  # sync: self._closed = Event()
+        self.opening: asyncio.Lock = asyncio.Lock()  # sync: self.opening: Lock = Lock()
+        self.listener: AsyncRedisListener = AsyncRedisListener(core, AsyncRedisConnection)
+
+    def limiter(self) -> Callable[[], Any]:
+        """Makes limits for calls that begin now: what is inside ends by `TimeoutError` when their time is over."""
+        until = asyncio.get_running_loop().time() + self._core.options.answer_s  # sync: drop
+        return partial(asyncio.timeout_at, until)  # sync: return nullcontext  # the sockets keep the time
+
+    async def pause(self, seconds: float) -> None:
+        """Wait a little."""
+        await asyncio.sleep(seconds)  # sync: self._closed.wait(seconds)
+
+    async def take(self, address: Address) -> AsyncRedisConnection:
+        """A connection that nobody uses, or a new one. Raises the driver's error where none can be had."""
+        while (link := self._take_idle(address)) is not None:
+            if time.monotonic() - link.used_at < STALE_S or not await link.is_stale():
+                return link
+            await self.drop(link)
+        link = AsyncRedisConnection(self._core, address)
+        await link.connection.connect()
+        with self._lock:
+            is_open = self.is_open
+            if is_open:
+                self._busy.add(link)
+        if not is_open:
+            await link.close()
+            raise self._core.closed_error()
+        return link
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its connections may be used."""
+        return not self._core.closed and not self._closed.is_set()
+
+    def _take_idle(self, address: Address) -> AsyncRedisConnection | None:
+        with self._lock:
+            if not self.is_open:
+                raise self._core.closed_error()
+            idle = self._idle.get(address)
+            if not idle:
+                return None
+            link = idle.pop()
+            self._busy.add(link)
+            return link
+
+    async def release(self, link: AsyncRedisConnection) -> None:
+        """Keep a connection for the next who needs one: all its replies were read."""
+        link.used_at = time.monotonic()
+        with self._lock:
+            self._busy.discard(link)
+            idle = self._idle.setdefault(link.address, [])
+            if len(idle) < IDLE_MAX and self.is_open and link.connection.is_connected:
+                idle.append(link)
+                return
+        await link.close()
+
+    async def drop(self, link: AsyncRedisConnection) -> None:
+        """Hang up."""
+        with self._lock:
+            self._busy.discard(link)
+        await link.close()
+
+    async def drop_all(self) -> None:
+        """Hang up all connections, also those in use."""
+        with self._lock:
+            links = [*self._busy, *(link for idle in self._idle.values() for link in idle)]
+            self._idle.clear()
+        for link in links:
+            await link.close(nowait=False)  # sync: link.close()
+        await asyncio.sleep(0)  # sync: drop
+
+    async def aclose(self) -> None:
+        """End for good; safe while others use its connections."""
+        self._closed.set()
+        await self.drop_all()
+        await self.listener.stop()
+
+
+class AsyncRedisPools:
+    """The pool that is used now: in an event loop its own, and after `close` a new one."""
+
+    def __init__(self, core: RedisState) -> None:
+        self._core = core
+        self._pools: dict[Any, AsyncRedisPool] = {}
+
+    def current(self) -> AsyncRedisPool:
+        """The pool to use now."""
+        loop = asyncio.get_running_loop()  # sync: loop = None
+        pool = self._pools.get(loop)
+        if pool is None:
+            for each in [each for each in self._pools if each.is_closed()]:  # sync: drop
+                del self._pools[each]
+            pool = self._pools.setdefault(loop, AsyncRedisPool(self._core))
+        return pool
+
+    def pop(self) -> AsyncRedisPool:
+        """The pool to close; whoever comes later gets a new one."""
+        pool = self.current()
+        self._pools.clear()
+        return pool
