@@ -36,6 +36,7 @@ from semel.core.machine import UNFINISHED, counted_state, decide, fits, standing
 from semel.core.protocols import Capabilities, Listener
 from semel.errors import StoreFull
 from semel.runtime.process import restart_after_fork
+from semel.stores.admin_rules import StatsCounter, cursor_refused, window_in_force
 from semel.stores.memory.marks import CompactMarks, Marker, MemoryMarks, Steady
 from semel.types import FOREVER, Id, Mode, Record, Stats, Unavailable
 
@@ -255,7 +256,7 @@ class MemoryStore:
         return self._records_max - len(self._records) - self._marks_held()
 
     def _scan(self, item: Scan, now: int) -> Page:
-        after = tuple(msgspec.json.decode(item.cursor)) if item.cursor else ("", "", "")
+        after = _place(item.cursor)
         ids = sorted(self._journaled if item.orphaned else self._records)
         found: list[Record] = []
         for record_id in ids:
@@ -283,32 +284,18 @@ class MemoryStore:
         return Purged(purged.count + marks, purged.lag_s, purged.more)
 
     def _count(self, item: Count, now: int) -> Stats:
-        states: dict[str, int] = {}
-        consumers: dict[str, int] = {}
-        expired, oldest = 0, now
+        counter = StatsCounter(item, now)
         for stored in self._records.values():
             if item.tenant not in (None, stored.id[0]):
                 continue
             record = standing(stored, now)
             if record is None:
-                expired, oldest = expired + 1, min(oldest, max(stored.expires_at_us, stored.lease_until_us))
-            elif record.state != "forgotten" and item.covers(record.tenant, record.consumer):
-                state = counted_state(record)
-                states[state] = states.get(state, 0) + 1
-                consumers[record.id[1]] = consumers.get(record.id[1], 0) + 1
-        marks = 0
+                counter.add_expired(1, max(stored.expires_at_us, stored.lease_until_us))
+            elif record.state != "forgotten":
+                counter.add_records(record.tenant, record.consumer, counted_state(record))
         for (tenant, consumer), held in self._marks.items():
-            if item.covers(tenant, consumer) and (live := len(held) - held.expired()):
-                consumers[consumer] = consumers.get(consumer, 0) + live
-                marks += live
-        return Stats(
-            now_us=now,
-            states=states,
-            consumers=consumers,
-            marks=marks,
-            expired=expired,
-            purge_lag_s=(now - oldest) / 1e6,
-        )
+            counter.add_marks(tenant, consumer, len(held) - held.expired())
+        return counter.stats()
 
     def _read_settings(self, _item: ReadSettings, _now: int) -> StoreSettings:
         return StoreSettings(dict(self._windows), dict(self._modes), dict(self._ids))
@@ -322,9 +309,8 @@ class MemoryStore:
         if not item.existing:
             return
         for stored in list(self._records.values()):
-            own = (*name[:2], stored.event_type)
-            if stored.id[:2] != name[:2] or name != (own if own in self._windows else (*name[:2], "")):
-                continue  # another window is in force for it
+            if name != window_in_force(self._windows, *stored.id[:2], stored.event_type):
+                continue
             if stored.anchor_us is not None:
                 continue  # its key says how long
             if stored.state in ("done", "failed") and standing(stored, now) is not None:
@@ -352,6 +338,14 @@ class MemoryStore:
         self._lock = Lock()  # another thread of the parent may have held it, and is not here to let go
         for marks in self._marks.values():
             marks.after_fork()
+
+
+def _place(cursor: str | None) -> Id:
+    """The record behind which a page begins."""
+    try:
+        return msgspec.json.decode(cursor, type=Id) if cursor else ("", "", "")
+    except msgspec.DecodeError:
+        raise cursor_refused(cursor) from None
 
 
 _ADMIN: dict[type, Any] = {

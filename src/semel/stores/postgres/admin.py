@@ -20,7 +20,8 @@ from semel.core.commands import (
     SwitchMode,
 )
 from semel.core.machine import standing
-from semel.errors import PolicyInvalid, RecordCorrupt
+from semel.errors import PolicyInvalid
+from semel.stores.admin_rules import StatsCounter, build_page, cursor_refused, item_unknown, lag_s
 from semel.stores.postgres import encoding
 from semel.stores.postgres.batch import PostgresBatch, SendCalls, Talk, ask_for
 from semel.stores.postgres.calendar import ALARM_US
@@ -60,7 +61,7 @@ def answer(batch: PostgresBatch, position: int) -> Talk[Answer]:
         case SwitchMode():
             return _switch_mode(batch, item)
         case _:
-            raise TypeError(f"{type(item).__name__} is no item that a store knows")
+            raise item_unknown(item)
 
 
 def _scan(batch: PostgresBatch, item: Scan) -> Talk[Page]:
@@ -83,22 +84,15 @@ def _scan(batch: PostgresBatch, item: Scan) -> Talk[Page]:
     if len(found) <= item.limit and not item.orphaned:
         parameters |= {"after_time": after_time or 0, "limit": item.limit + 1 - len(found)}
         found += yield SendCalls("scan_timed", parameters)
-    rows = found[: item.limit]
-    records: list[Record] = []
-    for now, key, tenant, consumer, _, *columns in rows:
-        name = str(columns[0]).replace("-", "") if key is None else encoding.original(key)
-        try:
-            stored = encoding.from_row(
-                tuple(columns), (encoding.original(tenant), encoding.original(consumer), name)
-            )
-        except RecordCorrupt:
-            if item.orphaned:
-                continue  # one that does not read must not keep the others from being taken over
-            raise
-        record = standing(stored, now)
-        if record is not None:
-            records.append(record)
-    return Page(records, _cursor(rows[-1]) if len(found) > item.limit else None)
+    return build_page(found, item, _read, _cursor)
+
+
+def _read(row: encoding.Row) -> Record | None:
+    """The record of a row as it stands."""
+    now, key, tenant, consumer, _, *columns = row
+    name = str(columns[0]).replace("-", "") if key is None else encoding.original(key)
+    record_id = (encoding.original(tenant), encoding.original(consumer), name)
+    return standing(encoding.from_row(tuple(columns), record_id), now)
 
 
 def _cursor(row: encoding.Row) -> str:
@@ -112,7 +106,7 @@ def _place(cursor: str | None) -> tuple[int | None, str | None]:
         return None, None
     found = _CURSOR.fullmatch(cursor)
     if found is None:
-        raise PolicyInvalid(f"{cursor!r} is no cursor that this store gave out")
+        raise cursor_refused(cursor)
     return None if found[1] is None else int(found[1]), found[2]
 
 
@@ -146,11 +140,11 @@ def _purge_batch(batch: PostgresBatch, item: Purge) -> Talk[Purged]:
     more = gone > item.limit or (
         examined == examined_max and bool(gone or early) and latest <= now // encoding.GRANULE_US
     )
-    lag_s = 0.0 if oldest is None else (now - oldest) / 1e6
+    lag = lag_s(now, oldest)
     if count >= item.limit:
-        return Purged(count, lag_s, more=True)
+        return Purged(count, lag, more=True)
     marks, more_marks = yield from _purge_marks(batch, item.limit - count)
-    return Purged(count + marks, lag_s, more or more_marks)
+    return Purged(count + marks, lag, more or more_marks)
 
 
 def _purge_marks(batch: PostgresBatch, limit: int) -> Talk[tuple[int, bool]]:
@@ -182,8 +176,8 @@ def _would_purge(batch: PostgresBatch) -> Talk[Purged]:
     if overdue:
         ((timed,),) = yield SendCalls("would_remove", {"upper": overdue[-1].upper})
     yield SendCalls("commit")
-    lag_s = 0.0 if oldest is None else (now - oldest) / 1e6
-    return Purged(count + marks + messages + timed, max(lag_s, found.lag_s()), partitions=len(overdue))
+    lag = max(lag_s(now, oldest), found.lag_s())
+    return Purged(count + marks + messages + timed, lag, partitions=len(overdue))
 
 
 def _count(batch: PostgresBatch, item: Count) -> Talk[Stats]:
@@ -196,10 +190,7 @@ def _count(batch: PostgresBatch, item: Count) -> Talk[Stats]:
     for name in ("count_rest", "count", "count_timed"):
         rows += yield SendCalls(name, parameters)
     yield SendCalls("commit")
-    states: dict[str, int] = {}
-    consumers: dict[str, int] = {}
-    now = oldest = rows[0][0]
-    expired = marks = 0
+    counter = StatsCounter(item, rows[0][0])
     bytes_used: int | None = None
     for _, kind, tenant, consumer, state, live, number, extreme in rows:
         who = encoding.original(consumer)
@@ -207,24 +198,15 @@ def _count(batch: PostgresBatch, item: Count) -> Talk[Stats]:
             bytes_used = extreme
         elif not live:
             if kind != TIMED:  # those go with their partition, when its time has come
-                expired, oldest = expired + number, min(oldest, extreme)
-        elif not item.covers(encoding.original(tenant), who):
-            continue
+                counter.add_expired(number, extreme)
         elif kind == MARKS:
-            marks += number
-            consumers[who] = consumers.get(who, 0) + number
+            counter.add_marks(encoding.original(tenant), who, number)
         elif (counted := COUNTED.get(state)) is not None:
-            states[counted] = states.get(counted, 0) + number
-            consumers[who] = consumers.get(who, 0) + number
+            counter.add_records(encoding.original(tenant), who, counted, number)
     if found.live_us and found.ahead_us < ALARM_US:
         warn(found, batch.schema)
-    return Stats(
-        now_us=now,
-        states=states,
-        consumers=consumers,
-        marks=marks,
-        expired=expired,
-        purge_lag_s=max((now - oldest) / 1e6, found.lag_s()),
+    return counter.stats(
+        purge_lag_s=found.lag_s(),
         bytes_used=bytes_used,
         ahead_s=found.ahead_us / 1e6 if found.live_us else None,
     )

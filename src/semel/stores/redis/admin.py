@@ -1,8 +1,10 @@
 """The items that are not about one record: scan, purge, count, windows and modes."""
 
+import re
 from collections.abc import Generator, Iterable
 from typing import Any, get_args
 
+from semel.core.backoff import backoff_s
 from semel.core.commands import (
     Admit,
     Count,
@@ -18,13 +20,14 @@ from semel.core.commands import (
 )
 from semel.core.ids import DIGEST_BYTES
 from semel.core.machine import UNFINISHED, counted_state, fits, standing
-from semel.errors import KeyInvalid, PolicyInvalid, RecordCorrupt
+from semel.errors import KeyInvalid, RecordCorrupt
+from semel.stores.admin_rules import StatsCounter, cursor_refused, item_unknown, window_in_force
 from semel.stores.redis import encoding
 from semel.stores.redis import records as layout
 from semel.stores.redis.calls import CallPart, Nodes, RedisCall, RedisPause, RedisQuery, Refresh, Steps
 from semel.stores.redis.errors import kind_of, other_node, to_store_error
 from semel.stores.redis.exchange import PAUSE_FIRST_S, PAUSE_MAX_S, RedisExchange
-from semel.types import Mode, Record, Stats, Unavailable
+from semel.types import Mode, Record, Unavailable
 
 SCAN_COUNT = 1000
 """Keys that one SCAN looks at."""
@@ -38,6 +41,8 @@ SCANS_PER_PAGE = 200
 """SCANs that one page may take; a page may then hold fewer records than asked for, and go on."""
 
 MODES: tuple[Mode, ...] = get_args(Mode)
+
+_SCAN_CURSOR = re.compile(r"s(\d{1,9})\.(\d{1,20})\.([0-9a-f-]*)", re.ASCII)
 
 
 def carry_out(x: RedisExchange, item: Item, now: bytes) -> Steps:
@@ -61,7 +66,7 @@ def carry_out(x: RedisExchange, item: Item, now: bytes) -> Steps:
             case SwitchMode():
                 return (yield from switch_mode(x, item, now))
             case _:
-                raise TypeError(f"{type(item).__name__} is no item that a store knows")
+                raise item_unknown(item)
     except UnicodeEncodeError as error:
         return Unavailable(KeyInvalid(f"a name is not valid text: {error}"))
 
@@ -85,7 +90,7 @@ def collect_replies(x: RedisExchange, *calls: RedisCall) -> Generator[Any, Any, 
     """
     replies: list[Any] = [None] * len(calls)
     left = list(enumerate(calls))
-    waited_s, pause_s, cuts = 0.0, PAUSE_FIRST_S, 0
+    waited_s, pauses, cuts = 0.0, 0, 0
     while left:
         for (at, _), reply in zip(left, (yield RedisQuery([call for _, call in left])), strict=True):
             replies[at] = reply
@@ -105,8 +110,9 @@ def collect_replies(x: RedisExchange, *calls: RedisCall) -> Generator[Any, Any, 
         if found - {"ask"}:
             yield Refresh()
         if found & {"split", "wait", "moved"}:
+            pause_s = backoff_s(pauses, PAUSE_FIRST_S, PAUSE_MAX_S)
             yield RedisPause(pause_s)
-            waited_s, pause_s = waited_s + pause_s, min(PAUSE_MAX_S, 2 * pause_s)
+            waited_s, pauses = waited_s + pause_s, pauses + 1
     return replies
 
 
@@ -243,8 +249,10 @@ def _scanned_page(x: RedisExchange, item: Scan, at: int) -> Steps:
     nodes = yield Nodes()
     which, cursor, held = 0, 0, ""
     if item.cursor is not None:
-        parts = item.cursor[1:].split(".")
-        which, cursor, held = int(parts[0]), int(parts[1]), parts[2]
+        found_place = _SCAN_CURSOR.fullmatch(item.cursor)
+        if found_place is None:
+            raise cursor_refused(item.cursor)
+        which, cursor, held = int(found_place[1]), int(found_place[2]), found_place[3]
     keys = [_unhex(each) for each in held.split("-") if each]
     records = list[Record]()
     for _ in range(SCANS_PER_PAGE):
@@ -267,7 +275,7 @@ def _unhex(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError as error:
-        raise PolicyInvalid(f"{text!r} is no cursor that this store gave out") from error
+        raise cursor_refused(text) from error
 
 
 def orphans(x: RedisExchange, item: Scan, now: bytes) -> Steps:
@@ -300,20 +308,13 @@ def count(x: RedisExchange, item: Count, now: bytes) -> Steps:
     """How much is held, counted key by key: a full scan. The server removes what has expired by itself."""
     at = yield from time_of(x, now)
     keys = yield from all_keys(x)
-    states: dict[str, int] = {}
-    consumers: dict[str, int] = {}
+    counter = StatsCounter(item, at)
     records = [key for key in keys if is_record(x, key)]
     for _, record in (yield from outlines(x, records, at)):
-        if item.covers(record.tenant, record.consumer):
-            state = counted_state(record)
-            states[state] = states.get(state, 0) + 1
-            consumers[record.id[1]] = consumers.get(record.id[1], 0) + 1
-    marks = 0
+        counter.add_records(record.tenant, record.consumer, counted_state(record))
     for (tenant, consumer), live in (yield from count_marks(x, keys, at)).items():
-        if item.covers(tenant, consumer) and live:
-            consumers[consumer] = consumers.get(consumer, 0) + live
-            marks += live
-    return Stats(now_us=at, states=states, consumers=consumers, marks=marks)
+        counter.add_marks(tenant, consumer, live)
+    return counter.stats()
 
 
 def count_marks(x: RedisExchange, keys: list[bytes], at: int) -> Steps:
@@ -428,9 +429,8 @@ def _move_existing(x: RedisExchange, item: SetWindow, window_us: int, now: bytes
     for some in _slices(keys):
         moved: dict[int, CallPart] = {}
         for key, record in (yield from outlines(x, some, at)):
-            own = (*name[:2], record.event_type)
-            in_force = own if own in windows else (*name[:2], "")
-            if record.id[:2] == name[:2] and name == in_force and record.state in ("done", "failed"):
+            in_force = window_in_force(windows, *record.id[:2], record.event_type)
+            if name == in_force and record.state in ("done", "failed"):
                 bucket = key[-DIGEST_BYTES] & 63
                 part = moved.setdefault(bucket, CallPart("end", [], [], [], [], bucket))
                 part.places.append(len(part.places))

@@ -5,7 +5,7 @@ from typing import Any
 
 from semel.core.commands import Admit, Count, Page, Purge, Purged, Scan, SetWindow, StoreSettings, SwitchMode
 from semel.core.machine import standing
-from semel.errors import RecordCorrupt
+from semel.stores.admin_rules import StatsCounter, build_page, cursor_refused, lag_s
 from semel.stores.rows import CODES, COUNTED, EXTRAS, JOURNAL, SLIDING
 from semel.stores.sqlite import encoding
 from semel.stores.sqlite.encoding import (
@@ -38,7 +38,7 @@ def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
     clauses = ["r.id > :after", "r.state & 7 <> 4", LIVE]
     parameters: dict[str, Any] = {
         "now": now - EPOCH_US,
-        "after": int(item.cursor or 0),
+        "after": _place(item.cursor),
         "limit": item.limit + 1,
     }
     for column, wanted in (("c.tenant", item.tenant), ("c.consumer", item.consumer)):
@@ -64,20 +64,22 @@ def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
         f" WHERE {where} ORDER BY r.id LIMIT :limit",
         parameters,
     ).fetchall()
-    rows, more = found[: item.limit], len(found) > item.limit
-    records: list[Record] = []
-    for row, beside in zip(rows, extras_of(connection, rows), strict=True):
+    extras = dict(zip((row[0] for row in found), extras_of(connection, found), strict=True))
+
+    def read(row: encoding.Row) -> Record | None:
         key, tenant, consumer = row[-3:]
         record_id = (tenant, consumer, row[1].hex() if key is None else key)
-        try:
-            record = standing(encoding.from_row(row[:-3], record_id, *beside), now)
-        except RecordCorrupt:
-            if item.orphaned:
-                continue  # one that does not read must not keep the others from being taken over
-            raise
-        if record is not None:
-            records.append(record)
-    return Page(records, str(rows[-1][0]) if more else None)
+        return standing(encoding.from_row(row[:-3], record_id, *extras[row[0]]), now)
+
+    return build_page(found, item, read, lambda row: str(row[0]))
+
+
+def _place(cursor: str | None) -> int:
+    """The row behind which a page begins."""
+    try:
+        return int(cursor or 0)
+    except ValueError:
+        raise cursor_refused(cursor) from None
 
 
 def extras_of(
@@ -125,10 +127,10 @@ def purge(connection: sqlite3.Connection, item: Purge, now: int) -> tuple[Purged
         len(rows) == item.limit * EXAMINED_PER_REMOVED and bool(gone or early) and rows[-1][1] <= minute
     )
     marks, marks_more, moved = _purge_marks(connection, item.limit - len(removed), at)
-    lag_s = (at - min((row[2] for row in removed), default=at)) / 1e6
+    lag = lag_s(at, min((row[2] for row in removed), default=None))
     messages = connection.execute(_PURGE_OUTBOX, {"now": now, "limit": item.limit}).rowcount
     return (
-        Purged(len(removed) + marks + messages, lag_s, more or marks_more or messages == item.limit),
+        Purged(len(removed) + marks + messages, lag, more or marks_more or messages == item.limit),
         bool(removed or early or marks or moved or messages),
     )
 
@@ -165,15 +167,12 @@ def _would_purge(connection: sqlite3.Connection, now: int) -> Purged:
     (messages,) = connection.execute(
         f"SELECT count(*) FROM semel_outbox WHERE {_MESSAGE_GONE}", {"now": now}
     ).fetchone()
-    return Purged(count + marks + messages, 0.0 if oldest is None else (at - oldest) / 1e6)
+    return Purged(count + marks + messages, lag_s(at, oldest))
 
 
 def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:
     """How much is held, counted row by row: a full scan."""
-    states: dict[str, int] = {}
-    consumers: dict[str, int] = {}
-    at = now - EPOCH_US
-    expired, oldest, marks = 0, at, 0
+    counter, at = StatsCounter(item, now), now - EPOCH_US
     for tenant, consumer, state, live, number, gone_at in connection.execute(
         f"SELECT c.tenant, c.consumer, {COUNTED_STATE} AS standing, {LIVE} AS live, count(*), min({GONE_AT})"
         " FROM semel_records AS r JOIN semel_consumers AS c ON c.id = r.consumer_id"
@@ -181,30 +180,19 @@ def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:
         (at, item.tenant),
     ):
         if not live:
-            expired, oldest = expired + number, min(oldest, gone_at)
-        elif item.covers(tenant, consumer) and (name := COUNTED.get(state)) is not None:
-            states[name] = states.get(name, 0) + number
-            consumers[consumer] = consumers.get(consumer, 0) + number
+            counter.add_expired(number, gone_at + EPOCH_US)
+        elif (name := COUNTED.get(state)) is not None:
+            counter.add_records(tenant, consumer, name, number)
     for tenant, consumer, number in connection.execute(
         "SELECT c.tenant, c.consumer, count(*) FROM semel_marks AS m"
         " JOIN semel_consumers AS c ON c.id = m.consumer_id"
         " WHERE m.expires_at > ?1 AND (?2 IS NULL OR c.tenant = ?2) GROUP BY m.consumer_id",
         (at, item.tenant),
     ):
-        if item.covers(tenant, consumer):
-            consumers[consumer] = consumers.get(consumer, 0) + number
-            marks += number
+        counter.add_marks(tenant, consumer, number)
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
-    return Stats(
-        now_us=now,
-        states=states,
-        consumers=consumers,
-        marks=marks,
-        expired=expired,
-        purge_lag_s=(at - oldest) / 1e6,
-        bytes_used=pages * page_bytes,
-    )
+    return counter.stats(bytes_used=pages * page_bytes)
 
 
 def read_settings(connection: sqlite3.Connection) -> StoreSettings:
