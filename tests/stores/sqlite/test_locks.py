@@ -426,7 +426,7 @@ OPEN_FILES_OF_THEIR_OWN = {
     "stores/sqlite/locks.py": "the system's list of locks",
     "stores/sqlite/schema.py": "migrations of the package, and the system's list of mounts",
     "stores/sqlite/store.py": "the folder, to make a new file's name last",
-    "stores/tiered/redis_cache.py": "a script of the package",
+    "stores/tiered/redis_calls.py": "a script of the package",
 }
 
 

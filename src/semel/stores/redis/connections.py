@@ -2,8 +2,7 @@
 """Connections to Redis or Valkey, and the pools that keep them."""
 
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from threading import Event, Lock
 from typing import Any
 
@@ -11,6 +10,7 @@ from redis import connection as driver
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from semel.errors import StoreClosed
 from semel.stores.redis import marks
 from semel.stores.redis.base import RedisState, link_options
 from semel.stores.redis.calls import Address, RedisCall
@@ -83,50 +83,42 @@ class RedisPool:
         self._lock = Lock()
         self._idle: dict[Address, list[RedisConnection]] = {}
         self._busy: set[RedisConnection] = set()
-        self._closed = Event()
+        self._closed = False
+        self._closing = Event()
         self.opening: Lock = Lock()
         self.listener: RedisListener = RedisListener(core, RedisConnection)
 
-    def limiter(self) -> Callable[[], Any]:
-        """Makes limits for calls that begin now: what is inside ends by `TimeoutError` when their time is over."""
-        return nullcontext  # the sockets keep the time
-
     def pause(self, seconds: float) -> None:
         """Wait a little."""
-        self._closed.wait(seconds)
+        self._closing.wait(seconds)
 
     def take(self, address: Address) -> RedisConnection:
         """A connection that nobody uses, or a new one. Raises the driver's error where none can be had."""
-        while (link := self._take_idle(address)) is not None:
+        while True:
+            with self._lock:
+                self._check_open()
+                idle = self._idle.get(address)
+                if not idle:
+                    break
+                link = idle.pop()
+                self._busy.add(link)
             if time.monotonic() - link.used_at < STALE_S or not link.is_stale():
                 return link
             self.drop(link)
         link = RedisConnection(self._core, address)
         link.connection.connect()
         with self._lock:
-            is_open = self.is_open
-            if is_open:
-                self._busy.add(link)
-        if not is_open:
-            link.close()
-            raise self._core.closed_error()
+            self._busy.add(link)
+        try:
+            self._check_open()  # it may have been closed while this connected
+        except StoreClosed:
+            self.drop(link)
+            raise
         return link
 
-    @property
-    def is_open(self) -> bool:
-        """Whether its connections may be used."""
-        return not self._core.closed and not self._closed.is_set()
-
-    def _take_idle(self, address: Address) -> RedisConnection | None:
-        with self._lock:
-            if not self.is_open:
-                raise self._core.closed_error()
-            idle = self._idle.get(address)
-            if not idle:
-                return None
-            link = idle.pop()
-            self._busy.add(link)
-            return link
+    def _check_open(self) -> None:
+        if self._core.closed or self._closed:
+            raise self._core.closed_error()
 
     def release(self, link: RedisConnection) -> None:
         """Keep a connection for the next who needs one: all its replies were read."""
@@ -134,7 +126,8 @@ class RedisPool:
         with self._lock:
             self._busy.discard(link)
             idle = self._idle.setdefault(link.address, [])
-            if len(idle) < IDLE_MAX and self.is_open and link.connection.is_connected:
+            is_open = not self._core.closed and not self._closed
+            if is_open and len(idle) < IDLE_MAX and link.connection.is_connected:
                 idle.append(link)
                 return
         link.close()
@@ -155,7 +148,8 @@ class RedisPool:
 
     def close(self) -> None:
         """End for good; safe while others use its connections."""
-        self._closed.set()
+        self._closed = True
+        self._closing.set()
         self.drop_all()
         self.listener.stop()
 

@@ -1,10 +1,8 @@
 """Connections to Redis or Valkey, and the pools that keep them."""
 
-import asyncio  # sync: from contextlib import nullcontext
+import asyncio  # sync: drop
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial  # sync: drop
 from threading import Lock  # sync: from threading import Event, Lock
 from typing import Any
 
@@ -12,6 +10,7 @@ from redis.asyncio import connection as driver  # sync: from redis import connec
 from redis.asyncio.retry import Retry  # sync: from redis.retry import Retry
 from redis.backoff import NoBackoff
 
+from semel.errors import StoreClosed
 from semel.stores.redis import marks
 from semel.stores.redis.base import RedisState, link_options
 from semel.stores.redis.calls import Address, RedisCall
@@ -85,51 +84,42 @@ class AsyncRedisPool:
         self._lock = Lock()
         self._idle: dict[Address, list[AsyncRedisConnection]] = {}
         self._busy: set[AsyncRedisConnection] = set()
-        self._closed = asyncio.Event()  # sync: self._closed = Event()
+        self._closed = False
+        # sync: self._closing = Event()
         self.opening: asyncio.Lock = asyncio.Lock()  # sync: self.opening: Lock = Lock()
         self.listener: AsyncRedisListener = AsyncRedisListener(core, AsyncRedisConnection)
 
-    def limiter(self) -> Callable[[], Any]:
-        """Makes limits for calls that begin now: what is inside ends by `TimeoutError` when their time is over."""
-        until = asyncio.get_running_loop().time() + self._core.options.answer_s  # sync: drop
-        return partial(asyncio.timeout_at, until)  # sync: return nullcontext  # the sockets keep the time
-
     async def pause(self, seconds: float) -> None:
         """Wait a little."""
-        await asyncio.sleep(seconds)  # sync: self._closed.wait(seconds)
+        await asyncio.sleep(seconds)  # sync: self._closing.wait(seconds)
 
     async def take(self, address: Address) -> AsyncRedisConnection:
         """A connection that nobody uses, or a new one. Raises the driver's error where none can be had."""
-        while (link := self._take_idle(address)) is not None:
+        while True:
+            with self._lock:
+                self._check_open()
+                idle = self._idle.get(address)
+                if not idle:
+                    break
+                link = idle.pop()
+                self._busy.add(link)
             if time.monotonic() - link.used_at < STALE_S or not await link.is_stale():
                 return link
             await self.drop(link)
         link = AsyncRedisConnection(self._core, address)
         await link.connection.connect()
         with self._lock:
-            is_open = self.is_open
-            if is_open:
-                self._busy.add(link)
-        if not is_open:
-            await link.close()
-            raise self._core.closed_error()
+            self._busy.add(link)
+        try:
+            self._check_open()  # it may have been closed while this connected
+        except StoreClosed:
+            await self.drop(link)
+            raise
         return link
 
-    @property
-    def is_open(self) -> bool:
-        """Whether its connections may be used."""
-        return not self._core.closed and not self._closed.is_set()
-
-    def _take_idle(self, address: Address) -> AsyncRedisConnection | None:
-        with self._lock:
-            if not self.is_open:
-                raise self._core.closed_error()
-            idle = self._idle.get(address)
-            if not idle:
-                return None
-            link = idle.pop()
-            self._busy.add(link)
-            return link
+    def _check_open(self) -> None:
+        if self._core.closed or self._closed:
+            raise self._core.closed_error()
 
     async def release(self, link: AsyncRedisConnection) -> None:
         """Keep a connection for the next who needs one: all its replies were read."""
@@ -137,7 +127,8 @@ class AsyncRedisPool:
         with self._lock:
             self._busy.discard(link)
             idle = self._idle.setdefault(link.address, [])
-            if len(idle) < IDLE_MAX and self.is_open and link.connection.is_connected:
+            is_open = not self._core.closed and not self._closed
+            if is_open and len(idle) < IDLE_MAX and link.connection.is_connected:
                 idle.append(link)
                 return
         await link.close()
@@ -159,7 +150,8 @@ class AsyncRedisPool:
 
     async def aclose(self) -> None:
         """End for good; safe while others use its connections."""
-        self._closed.set()
+        self._closed = True
+        # sync: self._closing.set()
         await self.drop_all()
         await self.listener.stop()
 

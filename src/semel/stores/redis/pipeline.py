@@ -27,9 +27,11 @@ __all__ = ["Pipeline"]
 class Conversation:
     """Calls under way on one connection. What goes wrong is told by `read`, not by `send`."""
 
+    __slots__ = ("_address", "_connection", "_core", "_error", "_pool", "_until")
+
     def __init__(self, core: RedisState, pool: RedisPool, address: Address) -> None:
         self._core, self._pool, self._address = core, pool, address
-        self._limit = pool.limiter()
+        # The driver's own limit costs a task for each reply; the sockets of threads keep theirs.
         self._connection: RedisConnection | None = None
         self._error: Exception | None = None
 
@@ -39,10 +41,7 @@ class Conversation:
             return
         packed = pack(calls)
         try:
-            with self._limit():
-                if self._connection is None:
-                    self._connection = self._pool.take(self._address)
-                self._connection.send(packed)
+            self._send(packed)
         except Exception as error:  # noqa: BLE001 - sorted by `_note`
             self._note(error)
         except BaseException:
@@ -55,14 +54,7 @@ class Conversation:
         connection = self._connection
         if connection is not None:
             try:
-                with self._limit():
-                    if calls[0].lines:
-                        replies += connection.read_lines(calls)
-                    else:
-                        for call in calls:
-                            if call.asking:
-                                connection.read()
-                            replies.append(connection.read())
+                self._read(connection, calls, replies)
             except Exception as error:  # noqa: BLE001 - sorted by `_note`
                 self._note(error)
             except BaseException:
@@ -71,7 +63,22 @@ class Conversation:
             else:
                 self._connection = None
                 self._pool.release(connection)
+                return replies
         return replies + [self._error] * (len(calls) - len(replies))
+
+    def _send(self, packed: bytes) -> None:
+        if self._connection is None:
+            self._connection = self._pool.take(self._address)
+        self._connection.send(packed)
+
+    def _read(self, connection: RedisConnection, calls: list[RedisCall], replies: list[Any]) -> None:
+        if calls[0].lines:
+            replies += connection.read_lines(calls)
+            return
+        for call in calls:
+            if call.asking:
+                connection.read()
+            replies.append(connection.read())
 
     def converse(self, calls: list[RedisCall]) -> list[Any]:
         """Send calls, and read their replies."""
@@ -98,6 +105,8 @@ class Conversation:
 
 class Pipeline:
     """Performs the steps of one exchange. It knows what was sent ahead of the query that takes the replies."""
+
+    __slots__ = ("_ahead", "_core", "_pool", "_under_way")
 
     def __init__(self, core: RedisState, pool: RedisPool) -> None:
         self._core, self._pool = core, pool

@@ -27,9 +27,12 @@ __all__ = ["AsyncPipeline"]
 class AsyncConversation:
     """Calls under way on one connection. What goes wrong is told by `read`, not by `send`."""
 
+    __slots__ = ("_address", "_connection", "_core", "_error", "_pool", "_until")
+
     def __init__(self, core: RedisState, pool: AsyncRedisPool, address: Address) -> None:
         self._core, self._pool, self._address = core, pool, address
-        self._limit = pool.limiter()
+        # The driver's own limit costs a task for each reply; the sockets of threads keep theirs.
+        self._until = asyncio.get_running_loop().time() + core.options.answer_s  # sync: drop
         self._connection: AsyncRedisConnection | None = None
         self._error: Exception | None = None
 
@@ -39,10 +42,9 @@ class AsyncConversation:
             return
         packed = pack(calls)
         try:
-            async with self._limit():
-                if self._connection is None:
-                    self._connection = await self._pool.take(self._address)
-                await self._connection.send(packed)
+            async with asyncio.timeout_at(self._until):  # sync: drop
+                await self._send(packed)
+            # sync: self._send(packed)
         except Exception as error:  # noqa: BLE001 - sorted by `_note`
             await self._note(error)
         except BaseException:
@@ -55,14 +57,9 @@ class AsyncConversation:
         connection = self._connection
         if connection is not None:
             try:
-                async with self._limit():
-                    if calls[0].lines:
-                        replies += await connection.read_lines(calls)
-                    else:
-                        for call in calls:
-                            if call.asking:
-                                await connection.read()
-                            replies.append(await connection.read())
+                async with asyncio.timeout_at(self._until):  # sync: drop
+                    await self._read(connection, calls, replies)
+                # sync: self._read(connection, calls, replies)
             except Exception as error:  # noqa: BLE001 - sorted by `_note`
                 await self._note(error)
             except BaseException:
@@ -71,7 +68,24 @@ class AsyncConversation:
             else:
                 self._connection = None
                 await self._pool.release(connection)
+                return replies
         return replies + [self._error] * (len(calls) - len(replies))
+
+    async def _send(self, packed: bytes) -> None:
+        if self._connection is None:
+            self._connection = await self._pool.take(self._address)
+        await self._connection.send(packed)
+
+    async def _read(
+        self, connection: AsyncRedisConnection, calls: list[RedisCall], replies: list[Any]
+    ) -> None:
+        if calls[0].lines:
+            replies += await connection.read_lines(calls)
+            return
+        for call in calls:
+            if call.asking:
+                await connection.read()
+            replies.append(await connection.read())
 
     async def converse(self, calls: list[RedisCall]) -> list[Any]:
         """Send calls, and read their replies."""
@@ -98,6 +112,8 @@ class AsyncConversation:
 
 class AsyncPipeline:
     """Performs the steps of one exchange. It knows what was sent ahead of the query that takes the replies."""
+
+    __slots__ = ("_ahead", "_core", "_pool", "_under_way")
 
     def __init__(self, core: RedisState, pool: AsyncRedisPool) -> None:
         self._core, self._pool = core, pool
