@@ -123,6 +123,11 @@ class Runner:
         """Receive nothing more, finish what runs, and let `run` return. Safe in a signal handler of the loop."""
         self._stopping = True
 
+    @property
+    def stopping(self) -> bool:
+        """Whether it receives nothing more."""
+        return self._stopping
+
     def stop_when_idle(self) -> None:
         """Stop as soon as the source has nothing to deliver and nothing is in hand."""
         self._until_idle = True

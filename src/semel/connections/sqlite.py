@@ -53,22 +53,24 @@ class SqliteHandle(CallerConnection):
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """A savepoint inside the transaction, which is opened first: a savepoint alone would commit at its end."""
-        self._set_savepoint()
+        self.set_savepoint()
         try:
             yield
         except BaseException:
-            self._undo()
+            self.undo_savepoint()
             raise
         self._connection.execute("RELEASE semel")
 
-    def _set_savepoint(self) -> None:
+    def set_savepoint(self) -> None:
+        """Begin a savepoint, and a transaction where the driver would have begun one."""
         self.require_transaction()
         connection = self._connection
         if not connection.in_transaction:
             connection.execute(f"BEGIN {connection.isolation_level}")  # as the driver would
         connection.execute("SAVEPOINT semel")
 
-    def _undo(self) -> None:
+    def undo_savepoint(self) -> None:
+        """Undo all since the savepoint, and end it."""
         if self._connection.in_transaction:  # a full disk may have ended it
             self._connection.execute("ROLLBACK TO semel")
             self._connection.execute("RELEASE semel")
@@ -98,11 +100,11 @@ class AiosqliteHandle(AsyncCallerConnection):
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         """As of the connection inside."""
-        await self._in_thread(self._inner._set_savepoint)  # noqa: SLF001 - the same mechanism, step by step
+        await self._in_thread(self._inner.set_savepoint)
         try:
             yield
         except BaseException:
-            await self._in_thread(self._inner._undo)  # noqa: SLF001
+            await self._in_thread(self._inner.undo_savepoint)
             raise
         await self._connection.execute("RELEASE semel")
 

@@ -156,7 +156,7 @@ async def _die_with(scene: Scene, handler: Any, once: Any) -> None:
     """Have a runner start everything, and end without an answer."""
     try:
         async with scene.running(handler, once=once, many=True) as runner:
-            await _wait_until(lambda: runner._stopping)  # noqa: SLF001 - it stops by itself
+            await _wait_until(lambda: runner.stopping)  # by itself
     except _Died:
         return
 

@@ -48,6 +48,19 @@ class Queue:
         """How many messages are not acknowledged."""
         return len(self._waiting)
 
+    def __contains__(self, message: Queued) -> bool:
+        """Whether the message is not acknowledged."""
+        return message in self._waiting
+
+    def visible(self, limit: int) -> list[Queued]:
+        """The first messages that may be delivered now."""
+        return [each for each in self._waiting if each.visible_at <= monotonic()][:limit]
+
+    def remove(self, message: Queued) -> None:
+        """Note that a message is acknowledged."""
+        self._waiting.remove(message)
+        self.acked.append(message.position)
+
     def source(self) -> "QueueSource":
         """A consumer of this queue."""
         return QueueSource(self)
@@ -75,7 +88,7 @@ class QueueSource:
         until = monotonic() + wait_s
         while True:
             self._reach()
-            found = [each for each in self._queue._waiting if each.visible_at <= monotonic()][:limit]  # noqa: SLF001
+            found = self._queue.visible(limit)
             if found or monotonic() >= until:
                 return [self._deliver(each) for each in found]
             await asyncio.sleep(0.002)
@@ -100,8 +113,7 @@ class QueueSource:
         for arrival in arrivals:
             message = self._mine(arrival)
             if message is not None:
-                self._queue._waiting.remove(message)  # noqa: SLF001
-                self._queue.acked.append(message.position)
+                self._queue.remove(message)
 
     async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
         """Make them visible again after the delay."""
@@ -135,7 +147,7 @@ class QueueSource:
     def _mine(self, arrival: Arrival) -> Queued | None:
         message: Queued = arrival.handle.message
         held: Any = message.holder
-        return message if held is arrival.handle and message in self._queue._waiting else None  # noqa: SLF001
+        return message if held is arrival.handle and message in self._queue else None
 
 
 class _QueueReceipt(msgspec.Struct, eq=False):
