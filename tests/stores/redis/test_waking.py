@@ -8,6 +8,7 @@ import pytest
 
 import semel
 from tests.services import redis
+from tests.stores.redis.tools import claim, done, kinds, opened
 from tests.waiting import await_true, until
 
 LEASE = "60s"
@@ -106,3 +107,28 @@ def test_a_listener_that_was_cut_off_listens_again(tmp_path: Path) -> None:
             waiting.join(10)
             assert found == [semel.Done("the value", replayed=True)]
             assert proxy.connections > before
+
+
+def test_a_listener_that_is_slow_to_be_heard_misses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that did not wait for it to the end is told to look again."""
+    monkeypatch.setattr("semel.stores.redis.listener.SUBSCRIBE_S", 0.01)
+    at = redis.place(tmp_path)
+    may_connect = threading.Event()
+    with opened(at) as owner, opened(at) as waiter:
+        listener = waiter._pools.current().listener
+        connect = listener._new_connection
+        monkeypatch.setattr(
+            listener, "_new_connection", lambda *which: connect(*which) if may_connect.wait(30) else None
+        )
+        held = claim("key")
+        (granted,) = owner.send([held])
+        heard: list[object] = []
+        stop = waiter.watch(heard.append)
+        assert kinds(waiter.send([claim("key")])) == ["Busy"]
+        owner.send([done(held, granted)])
+        assert heard == []
+        may_connect.set()
+        assert await_true(lambda: held.id in heard, 30)
+        stop()

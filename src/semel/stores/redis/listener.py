@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from threading import Event, Lock, Thread, current_thread
 from typing import Any, TypeAlias
 
@@ -50,8 +49,8 @@ class RedisListener:
 
     def wait_subscribed(self) -> None:
         """Wait a little until it is heard: what a call answers must not be older than what is listened to."""
-        if self._thread is not None and not self._subscribed.is_set():
-            self._subscribed.wait(SUBSCRIBE_S)
+        if self._thread is not None and not self._subscribed.wait(SUBSCRIBE_S):
+            self._subscribed.set()  # the call goes on; once the listener is heard, all look again
 
     def _listen(self) -> None:
         core = self._core
@@ -108,8 +107,10 @@ class AsyncRedisListener:
     async def wait_subscribed(self) -> None:
         """Wait a little until it is heard: what a call answers must not be older than what is listened to."""
         if self._task is not None and not self._subscribed.is_set():
-            with suppress(TimeoutError):
+            try:
                 await asyncio.wait_for(self._subscribed.wait(), SUBSCRIBE_S)
+            except TimeoutError:
+                self._subscribed.set()  # the call goes on; once the listener is heard, all look again
 
     async def _listen(self) -> None:
         core = self._core
