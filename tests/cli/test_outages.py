@@ -73,4 +73,4 @@ def test_a_table_of_somebody_elses_is_refused_before_anything_is_heard(tmp_path:
     assert b"it has no tenant, type" in ended.stderr
     ended = semel(*listen, *persist, "--columns", "type=event_type,tenant=", cwd=tmp_path)
     assert ended.returncode == 78
-    assert b"takes an event twice: CREATE UNIQUE INDEX" in ended.stderr
+    assert b"would hold an event twice: CREATE UNIQUE INDEX" in ended.stderr

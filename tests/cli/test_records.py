@@ -53,7 +53,7 @@ def test_show_tells_each_kind(
 def test_show_does_not_stumble_over_a_value_that_does_not_decode(place: Path) -> None:
     answer = semel("show", "evt_bad", cwd=place)
     assert answer.code == 0
-    assert "value\t(cannot be shown: a stored value is no MessagePack" in answer.out
+    assert "value\t(cannot be shown: a stored value is not MessagePack" in answer.out
     (record,) = semel("show", "evt_bad", "--json", cwd=place).json()["records"]
     assert record["value_form"] == "undecodable"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from semel.cli.app import app
-from semel.observe.formatting import redacted
+from semel.observe.formatting import redact
 from semel.server.settings import Limits, ServeSettings
 from tests.cli.shell import Ended, semel
 
@@ -106,7 +106,7 @@ def test_each_limit_of_the_service_has_an_option(monkeypatch: pytest.MonkeyPatch
         (
             "[serve]\nprot = 1\n",
             {},
-            "semel.toml: 'serve.prot' is no setting of semel; did you mean serve.port?",
+            "semel.toml: 'serve.prot' is not a setting of semel; did you mean serve.port?",
         ),
         ("serve = 1\n", {}, "serve is a table"),
         ("[serve]\nport = 'x'\n", {}, "semel.toml: serve.port: it should be a valid integer"),
@@ -172,8 +172,8 @@ def wrong(place: Path, toml: str = "", **env: str) -> Ended:
 @pytest.mark.parametrize(
     ("toml", "said"),
     [
-        ('windw = "1h"', "semel.toml: 'windw' is no setting of semel; did you mean window?"),
-        ('colour = "red"', "'colour' is no setting of semel; there are store, consumer"),
+        ('windw = "1h"', "semel.toml: 'windw' is not a setting of semel; did you mean window?"),
+        ('colour = "red"', "'colour' is not a setting of semel; there are store, consumer"),
         ("window = true", "semel.toml: window: it is a duration"),
         ('window = "soon"', "semel.toml: window: 'soon' is not a duration"),
         ('lease = "1us"', "semel.toml: lease: a lease of '1us' is out of bounds"),
@@ -193,7 +193,7 @@ def test_a_wrong_file_is_bad_configuration(tmp_path: Path, toml: str, said: str)
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [
-        ("SEMEL_STROE", "memory:", "SEMEL_STROE is no setting of semel; did you mean SEMEL_STORE?"),
+        ("SEMEL_STROE", "memory:", "SEMEL_STROE is not a setting of semel; did you mean SEMEL_STORE?"),
         ("SEMEL_STROE_FILE", "x", "did you mean SEMEL_STORE?"),
         ("SEMEL_WINDOW", "soon", "SEMEL_WINDOW: 'soon' is not a duration"),
         ("SEMEL_LOG_LEVEL", "loud", "SEMEL_LOG_LEVEL: it should be 'debug'"),
@@ -227,4 +227,4 @@ def test_variables_of_others_are_left_alone(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_secrets_in_urls_are_not_shown(text: str, shown: str) -> None:
-    assert redacted(text) == shown
+    assert redact(text) == shown

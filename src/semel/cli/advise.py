@@ -24,14 +24,14 @@ __all__ = ["advise", "svg"]
 WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 860, 400, 60, 60, 64, 56
 BINS_PER_DECADE = 6
 SHORTEST_S = 1.0
-"""What came sooner is drawn with what came after a second."""
+"""Shorter lags are drawn in the first bar, with those of one second."""
 TICKS_S = (1, 10, 60, 600, 3600, 6 * 3600, 86400, 7 * 86400, 30 * 86400, 365 * 86400)
 BARS, CURVE, NOW, SUGGESTED = "#56b4e9", "#000000", "#d55e00", "#009e73"
-"""Colours that people tell apart however they see them."""
+"""Colours that colour-blind people can tell apart."""
 
 
 def svg(seconds: Sequence[float], *, suggested_s: float, current_s: float | None, title: str) -> str:
-    """The picture of ascending lags. The left scale is for the bars, the right one for the curve."""
+    """Return the SVG of ascending lags. The left scale is for the bars, the right one for the curve."""
     longest_s = max(seconds[-1], suggested_s, current_s or 0.0) * 1.5
     decades = log10(longest_s / SHORTEST_S)
 
@@ -119,10 +119,13 @@ def advise(
     consumer: ConsumerOption = None,
     window: WindowOption = None,
     catch: Annotated[
-        float, typer.Option("--catch", min=0.5, max=1.0, help="Which part of the duplicates must be caught.")
+        float,
+        typer.Option(
+            "--catch", min=0.5, max=1.0, help="The share of the duplicates that the window must catch."
+        ),
     ] = CATCH,
     safety: Annotated[
-        float, typer.Option("--safety", min=1.0, help="How much longer than that the window shall be.")
+        float, typer.Option("--safety", min=1.0, help="The factor by which the window is longer than that.")
     ] = SAFETY,
     per_day: Annotated[
         float | None,
@@ -216,7 +219,7 @@ def _print(advice: Advice, observed: int) -> None:
 
 
 def _draw(advice: Advice, facts: list[tuple[str, str]]) -> None:
-    """On a terminal: the windows as bars as far as they say something new, then the space by store."""
+    """Print the windows as bars, without rows that repeat the one above, then the space by store."""
     screen = console()
     screen.print(table(("", ""), facts))
     last_s = max(advice.suggested_s, advice.current_s or 0.0)
@@ -242,7 +245,7 @@ def _draw(advice: Advice, facts: list[tuple[str, str]]) -> None:
         by_window[each] for each in dict.fromkeys((advice.suggested_s, advice.current_s)) if each in by_window
     ]
     if not chosen[0].records:
-        say("Say --per-day to see the space that it takes: how many events there are is not known.")
+        say("The number of events is not known: give --per-day to see the space that the window takes.")
         return
     headers = ("SPACE IN", *(_text(each.window_s) for each in chosen))
     screen.print()
@@ -255,7 +258,7 @@ def _draw(advice: Advice, facts: list[tuple[str, str]]) -> None:
 
 
 def _percent(part: float) -> str:
-    """Never 100 % while one is missing."""
+    """Format a share; it is never rounded up to 100 %."""
     return "100%" if part >= 1 else f"{min(part, 0.99999):.3%}"
 
 

@@ -1,4 +1,4 @@
-"""The commands of `semel`, and what stands before each of them."""
+"""The commands of `semel`, and the options before the command."""
 
 import importlib.util
 from pathlib import Path
@@ -33,7 +33,7 @@ from semel.cli.output import print_json, print_rows
 from semel.cli.records import forget, history, list_records, resolve, show
 from semel.cli.serve import serve
 from semel.cli.tokens import token
-from semel.observe.formatting import redacted
+from semel.observe.formatting import redact
 
 __all__ = ["app", "config"]
 
@@ -64,7 +64,7 @@ def show_config(
         store=store, consumer=consumer, tenant=tenant, window=window, lease=lease, mode=mode
     )
     shown = {
-        begin + name: (redacted(value) if isinstance(value, str) else value, found.origin(name))
+        begin + name: (redact(value) if isinstance(value, str) else value, found.origin(name))
         for begin, found in (("", settings), ("serve.", serve_options()))
         for name, value in found.model_dump().items()
     }
@@ -79,13 +79,13 @@ config_group = config
 
 
 class Root(HelpGroup):
-    """Lets a broken pipe end the program quietly, which the framework would call a failure.
+    """The root group. A broken pipe ends the program quietly; the framework would report a failure.
 
-    A command for which it *is* one (its output is the point) catches it before.
+    A command whose output is its result catches `BrokenPipeError` itself.
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; a reader that has had enough is no failure."""
+        """Run the command. A closed pipe is not a failure."""
         from semel.cli.output import quiet_stdout
 
         try:
@@ -142,7 +142,7 @@ def root(
 
 
 _PASSING: dict[str, Any] = {"once": {"context_settings": {"allow_interspersed_args": False}}}
-"""What follows the first word of a command to run is its own: `semel once --key K ls -l`."""
+"""Options after the command to run belong to that command: `semel once --key K ls -l`."""
 
 
 def _add_if_there(name: str, module: str, function: str) -> None:
@@ -161,9 +161,9 @@ app.command("resolve")(resolve)
 app.command("purge")(purge)
 app.command("stats")(stats)
 app.add_typer(window, name="window", help="How long finished keys are remembered: data, changed at run time.")
-app.add_typer(consumer, name="consumer", help="Who processes, and in which mode.")
+app.add_typer(consumer, name="consumer", help="Consumers and their modes.")
 app.add_typer(config_group, name="config")
-app.add_typer(dlq, name="dlq", help="Dead letters: what was given up, and how to let it run again.")
+app.add_typer(dlq, name="dlq", help="Dead letters: list, show and replay them.")
 app.command("relay")(relay)
 app.command("listen")(listen)
 app.add_typer(outbox, name="outbox", help="Messages that wait to be published, or were given up.")

@@ -1,8 +1,8 @@
-"""Run one command for `semel once`: its output live and kept, its signals forwarded, its life bound to ours.
+"""Run one command for `semel once`: pass its output on and keep it, forward signals, end it if we end.
 
-The command is the leader of a process group of its own. Should we die, even of kill -9, a guard kills the
-whole group; on Linux the kernel kills the command itself too, in case the guard is gone. The command
-does not start before its guard stands, so there is no moment in which it could be left alone.
+The command is the leader of a process group of its own. If we die, even by kill -9, a watchdog kills the
+whole group; on Linux the kernel kills the command too, in case the watchdog is gone. The command
+does not start before its watchdog runs, so it can never outlive us.
 """
 
 import os
@@ -20,17 +20,17 @@ from msgspec import Struct
 __all__ = ["CapturedOutput", "Child", "ProcessResult"]
 
 LOOK_S = 0.2
-"""How often the claim is looked at while the command runs."""
+"""How often the claim is checked while the command runs."""
 TERMINATE_S = 5.0
-"""How long a command that must stop has between SIGTERM and SIGKILL."""
+"""The time between SIGTERM and SIGKILL when the command must stop."""
 DRAIN_S = 2.0
-"""How long we wait for the rest of the output after the command's end: what it left running may hold the pipe."""
+"""How long we read output after the command's end: its background processes may hold the pipe open."""
 COPY_BYTES = 64 * 1024
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 GUARD = 'read -r _ || kill -s KILL -- "-$1"'
-"""A shell that waits for a line: at the end of file instead, we are dead, and it kills the group."""
+"""The watchdog: a shell that waits for a line. End of file means that we died, and it kills the group."""
 LAUNCHER = """
 import os, signal, sys
 for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # what Python changed when it started
@@ -49,11 +49,11 @@ except OSError as error:
     sys.stderr.flush()
     os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 """
-"""Becomes the command, once it is told that the guard stands."""
+"""Executes the command after it learns that the watchdog runs."""
 
 
 class CapturedOutput(Struct):
-    """The beginning of an output. `cut`: there was more."""
+    """The beginning of an output. `cut`: the rest was not kept."""
 
     data: bytes = b""
     cut: bool = False
@@ -67,13 +67,13 @@ class ProcessResult(Struct, frozen=True):
     stdout: CapturedOutput
     stderr: CapturedOutput
     signalled: int = 0
-    """The signal that we were told to end with, and forwarded."""
+    """The signal that ended us, which we forwarded."""
     lost: bool = False
-    """We ended it ourselves, because the claim was lost."""
+    """We ended the command because the claim was lost."""
 
 
 class Child:
-    """One run of a command, from the main thread. `lost` is asked now and then whether to stop it."""
+    """One run of a command, from the main thread. `lost()` is polled; the command stops when it is true."""
 
     def __init__(self, command: Sequence[str], *, output_bytes_max: int, lost: Callable[[], bool]) -> None:
         self._command = command
@@ -83,7 +83,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self) -> ProcessResult:
-        """Start it, wait for its end. Raises `OSError` when not even its launcher can be started."""
+        """Start the command and wait for its end. Raises `OSError` when its launcher cannot be started."""
         stdout, stderr = CapturedOutput(), CapturedOutput()
         with self._forwarding(), self._start() as process:
             copies = [
@@ -118,14 +118,14 @@ class Child:
             os.write(go_write, b"g")
             os.close(go_write)
             try:
-                if self._signalled:  # it came before there was anything to forward it to
+                if self._signalled:  # the signal came before the command existed
                     self._send(self._signalled)
                 yield process
             finally:
                 self._process = None
 
     def _wait(self, process: subprocess.Popen[bytes]) -> tuple[int, bool]:
-        """The exit code, and whether we ended it because the claim was lost."""
+        """Return the exit code, and whether we ended it because the claim was lost."""
         statuses: queue.SimpleQueue[int] = queue.SimpleQueue()
         waiter = threading.Thread(target=_await_end, args=(process.pid, statuses), daemon=True)
         waiter.start()
@@ -147,14 +147,14 @@ class Child:
                 continue
             process.returncode = code = os.waitstatus_to_exitcode(status)
             if lost:
-                self._send(signal.SIGKILL)  # what it left running in its group must not go on either
+                self._send(signal.SIGKILL)  # kill what still runs in its group
             return (128 - code if code < 0 else code), lost
 
     # --- signals ---
 
     @contextmanager
     def _forwarding(self) -> Iterator[None]:
-        # What is ignored stays ignored: under nohup a hang-up is none of our business.
+        # Ignored signals stay ignored: nohup ignores SIGHUP.
         heeded = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, self._forward) for number in heeded}
         try:
@@ -192,7 +192,7 @@ class Child:
                 while left:
                     left = left[os.write(target, left) :]
             except OSError:
-                break  # nobody reads ours, so nobody shall read the command's: it gets its own SIGPIPE
+                break  # our reader is gone: close the pipe, so that the command gets SIGPIPE
         source.close()
 
 
@@ -206,7 +206,7 @@ def _await_end(pid: int, statuses: "queue.SimpleQueue[int]") -> None:
 
 @contextmanager
 def _guarding(group: int) -> Iterator[None]:
-    """Have the group killed if we die inside this block."""
+    """Run the watchdog, which kills the group if we die inside this block."""
     guard = subprocess.Popen(  # noqa: S603 - a constant, and a process id
         ["/bin/sh", "-c", GUARD, "semel-guard", str(group)],
         stdin=subprocess.PIPE,
@@ -225,12 +225,12 @@ def _guarding(group: int) -> Iterator[None]:
         guard.wait()
 
 
-# --- the terminal: whoever reads from it must be in its foreground group ---
+# --- the terminal: only its foreground group may read from it ---
 
 
 @contextmanager
 def _lending_terminal(group: int) -> Iterator[None]:
-    """Give the terminal to the command while it runs, if we have it: it may ask questions, and gets Ctrl-C itself."""
+    """Give our terminal to the command while it runs: it may ask questions, and it gets Ctrl-C."""
     mine = _has_terminal()
     if mine:
         _give_terminal(group)
@@ -258,7 +258,7 @@ def _give_terminal(group: int) -> None:
 
 
 def _stop_too(group: int) -> None:
-    """The command was stopped, as by Ctrl-Z: stop with it, so that the shell takes over; go on with it too."""
+    """The command was stopped, for example by Ctrl-Z: stop too, so that the shell takes over; then continue it."""
     with suppress(OSError):
         if os.tcgetpgrp(0) == group:
             _give_terminal(os.getpgrp())

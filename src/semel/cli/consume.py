@@ -1,4 +1,4 @@
-"""`semel consume`: run a handler for what a broker delivers, once for each key."""
+"""`semel consume`: run a handler for each message of a broker, once for each key."""
 
 import asyncio
 import logging
@@ -26,18 +26,18 @@ from semel.cli.output import OK, TRY_LATER, USAGE, CommandExit, say
 from semel.client import deliver
 from semel.client.client_async import AsyncSemel
 from semel.errors import SemelError, StoreError
-from semel.observe.formatting import plural, redacted
+from semel.observe.formatting import plural, redact
 from semel.observe.probes import SourceFacts, SourceProbe, of_windows
 from semel.windows import exact_text
 
 __all__ = ["consume", "quiet_clients", "warn_of_short_windows"]
 
 CLIENTS = ("aiormq", "aio_pika", "nats", "botocore", "aiobotocore")
-"""They log each failed attempt as an error, with tracebacks."""
+"""Loggers of broker clients: they log each failed attempt as an error with a traceback."""
 
 
 def quiet_clients() -> None:
-    """Log nothing of the clients' own but in `--log-level debug`."""
+    """Silence the broker clients' own logs, except with `--log-level debug`."""
     if not logging.getLogger().isEnabledFor(logging.DEBUG):
         for name in CLIENTS:
             logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -47,7 +47,7 @@ ASK_S = 10.0
 
 
 async def warn_of_short_windows(once: AsyncSemel, urls: Sequence[str]) -> None:
-    """Compare the window in force with what each broker says. One that does not answer is reported by its runner."""
+    """Warn if a broker redelivers for longer than the window. The runner reports a broker that does not answer."""
     if once.mode == "observe":
         return
     with suppress(StoreError):  # then the client's own counts
@@ -59,13 +59,13 @@ async def warn_of_short_windows(once: AsyncSemel, urls: Sequence[str]) -> None:
         with suppress(SemelError, TimeoutError):
             facts = await asyncio.wait_for(look_at(url), ASK_S)
             for line in warnings(facts, window_us, once.consumer):
-                say(redacted(f"warning: {line}"))
+                say(redact(f"warning: {line}"))
 
 
 def warnings(facts: SourceFacts, window_us: int, consumer: str) -> list[str]:
-    """What to say of one source and the window."""
+    """Return the warnings about one source and the window."""
     if facts.horizon_s is None:
-        after = f"what comes after the window of {exact_text(window_us)} runs again"
+        after = f"a duplicate that comes after the window of {exact_text(window_us)} runs again"
         return [f"how long {facts.name} may deliver a message again is unknown: {after}"]
     around = SourceProbe(sources=(facts,), consumer=consumer)
     return [f"{each.what} Change: {each.fix}." for each in of_windows(around, window_us)]
@@ -85,7 +85,7 @@ OutputOption = Annotated[
         "--output",
         metavar="TOPIC",
         callback=text,
-        help="Mode transaction: the topic for what the handler returns.",
+        help="Mode transaction: the topic for the handler's results.",
     ),
 ]
 MarksOption = Annotated[
@@ -102,7 +102,7 @@ HandlerArgument = Annotated[
     typer.Argument(
         metavar="MODULE:NAME",
         callback=text,
-        help="A handler, or a list of semel.brokers.Route. In mode inbox it is given the open transaction first.",
+        help="A handler, or a list of semel.brokers.Route. In mode inbox the first argument is the open transaction.",
     ),
 ]
 KeyOption = Annotated[
@@ -123,11 +123,13 @@ BatchOption = Annotated[
     typer.Option("--batch", min=1, help="How many deliveries are claimed together, or share a transaction."),
 ]
 AttemptsOption = Annotated[
-    int, typer.Option("--max-attempts", min=1, help="After so many the message goes to the dead letters.")
+    int, typer.Option("--max-attempts", min=1, help="After this many attempts the message is dead-lettered.")
 ]
 RetryDelayOption = Annotated[
     str,
-    typer.Option("--retry-delay", metavar="DURATION", help="Before the second attempt; doubled each time."),
+    typer.Option(
+        "--retry-delay", metavar="DURATION", help="The wait before the second attempt; it doubles each time."
+    ),
 ]
 DrainOption = Annotated[
     str, typer.Option("--drain", metavar="DURATION", help="How long a stop waits for running handlers.")
@@ -166,8 +168,8 @@ def consume(  # noqa: PLR0913, PLR0917 - one parameter for each option
 ) -> int:
     """Run a handler for each message that a broker delivers, once for each key.
 
-    A message is acknowledged when its effect is recorded, and not before. SIGTERM or Ctrl-C: what runs is finished,
-    the rest goes back to the broker.
+    A message is acknowledged after its effect is recorded. On SIGTERM or Ctrl-C running handlers finish, and
+    the other messages go back to the broker.
     """
     import semel
     from semel.brokers import RunnerLimits
@@ -225,7 +227,7 @@ def _runners(target: Any, urls: Sequence[str], once: Any, pace: "RunnerLimits", 
 def _transactions(
     handler: Any, urls: Sequence[str], once: Any, pace: "RunnerLimits", key: Any, output: str, marks: str
 ) -> "list[KafkaTransaction]":
-    """Consumers that write what comes of their messages in the transaction that moves their offsets."""
+    """Build consumers that write their results in the transaction that moves their offsets."""
     from semel.brokers.kafka.transactions import KafkaTransaction
 
     if not callable(handler) or not all(url.startswith("kafka:") for url in urls):

@@ -1,4 +1,4 @@
-"""`semel consumer`: who processes, in which mode."""
+"""`semel consumer` and `semel window`: consumers, their modes and their windows."""
 
 from typing import Annotated, Any
 
@@ -33,9 +33,9 @@ consumer: App = App()
 
 COUNTED = ("claimed", RELEASED, "unknown")
 UNFINISHED_MAX = 1000
-"""How many unfinished records are counted one by one; more are shown as this many or more."""
+"""The most unfinished records that are counted; above it the count is shown as "or more"."""
 
-Name = Annotated[str, typer.Argument(metavar="CONSUMER", help="Who processes.", callback=text)]
+Name = Annotated[str, typer.Argument(metavar="CONSUMER", help="The name of the consumer.", callback=text)]
 
 
 @consumer.command("list")
@@ -45,7 +45,7 @@ def list_consumers(
     """List the consumers of a store with their modes and how many records each has."""
     settings = settings_for(store=store, tenant=tenant)
     with open_store(settings) as reach:
-        modes = reach.stored_settings().modes
+        modes = reach.read_settings().modes
         scopes = sorted(scope for scope in modes if _is_listed(scope, settings.tenant))
         counted = {
             whose: reach.ask(Count(whose)).consumers for whose in sorted({whose for whose, _ in scopes})
@@ -56,14 +56,14 @@ def list_consumers(
         print_json({"consumers": [dict(zip(names, row, strict=True)) for row in rows]})
         return
     if not rows:
-        say("No consumer has been here yet.")
+        say("This store has no consumer yet.")
         return
     headers = ("CONSUMER", "MODE", "RECORDS", "TENANT")
     print_rows(headers, [(who, mode, f"{number}", whose) for whose, who, mode, number in rows])
 
 
 def _is_listed(scope: tuple[str, str], tenant: str | None) -> bool:
-    """Whether a consumer is asked for; semel's own are by naming their tenant alone."""
+    """Whether to list a consumer. Semel's own are listed only when their tenant is named."""
     return scope[0] == tenant or (tenant is None and not is_own(*scope))
 
 
@@ -71,10 +71,10 @@ def _is_listed(scope: tuple[str, str], tenant: str | None) -> bool:
 def show_consumer(
     name: Name, store: StoreOption = None, tenant: TenantOption = None, *, as_json: JsonOption = False
 ) -> None:
-    """Show a consumer: its mode, its windows, and what is unfinished."""
+    """Show a consumer: its mode, its windows, and its unfinished records."""
     with open_store(settings_for(store=store, tenant=tenant)) as reach:
         scope = reach.scope(name)
-        stored = reach.stored_settings()
+        stored = reach.read_settings()
         document: dict[str, Any] = {
             "tenant": scope[0],
             "consumer": name,
@@ -101,7 +101,7 @@ def _number(field: str, value: object) -> str:
 
 
 def _count_unfinished(reach: StoreAccess, scope: tuple[str, str]) -> dict[str, int]:
-    """How many records are claimed, released and unknown, each counted up to a bound."""
+    """Count claimed, released and unknown records, each up to a bound."""
     counts = dict.fromkeys(COUNTED, 0)
     for state in UNFINISHED:
         cursor, more = None, True
@@ -116,25 +116,25 @@ def _count_unfinished(reach: StoreAccess, scope: tuple[str, str]) -> dict[str, i
 @consumer.command("set-mode")
 def set_mode(
     name: Name,
-    mode: Annotated[Mode, typer.Argument(metavar="MODE", help="How it shall work.", show_default=False)],
+    mode: Annotated[Mode, typer.Argument(metavar="MODE", help="The new mode.", show_default=False)],
     store: StoreOption = None,
     tenant: TenantOption = None,
 ) -> None:
-    """Change how a consumer works.
+    """Change the mode of a consumer.
 
-    Refused while records are claimed or unknown (exit code 75), since another mode would judge them otherwise. What
-    failed and was released does not matter. Stop its workers first: those that run keep to the mode they were started
+    Refused while records are claimed or unknown (exit code 75), because another mode treats them differently. Released
+    records do not matter. Stop its workers first: running workers keep the mode that they were started
     with.
     """
     with open_store(settings_for(store=store, tenant=tenant)) as reach:
         scope = reach.scope(name)
-        before = reach.stored_settings().modes[scope]
+        before = reach.read_settings().modes[scope]
         if before == mode:
             say(f"Consumer {name!r} works in mode {mode} already.")
             return
         if mode == "inbox" and not reach.store.capabilities.transactional:
             raise CommandExit(
-                f"{reach.store.name} cannot hold an inbox: no transaction of yours reaches it", USAGE
+                f"{reach.store.name} cannot hold an inbox: your transactions cannot write to it", USAGE
             )
         unfinished: int = reach.act(SwitchMode(*scope, mode))
     if unfinished:
@@ -150,7 +150,7 @@ def set_mode(
 
 window: App = App()
 
-Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="Who processes.", callback=text)]
+Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="The name of the consumer.", callback=text)]
 TypeOption = Annotated[
     str, typer.Option("--type", metavar="TYPE", callback=text, help="Only events of this type.")
 ]
@@ -168,7 +168,7 @@ def set_window(
     tenant: TenantOption = None,
     *,
     existing: Annotated[
-        bool, typer.Option("--existing", help="Move the expiry of records that are there, too.")
+        bool, typer.Option("--existing", help="Also change the expiry of existing records.")
     ] = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -191,8 +191,8 @@ def set_window(
             confirm(f"Move the expiry of all finished records of {what} to {exact_text(us)}?", yes=yes)
         reach.act(SetWindow(_tenant(reach), consumer, event_type, us, existing))
         say(f"The window of {what} is {exact_text(us)}.")
-        if consumer not in {name for _, name in reach.stored_settings().modes}:
-            say(f"No consumer {consumer!r} has been here yet{reach.did_you_mean(consumer)}")
+        if consumer not in {name for _, name in reach.read_settings().modes}:
+            say(f"This store has no consumer {consumer!r} yet{reach.did_you_mean(consumer)}")
 
 
 @window.command("get")
@@ -212,7 +212,7 @@ def get_window(
     check_consumer(consumer)
     settings = settings_for(store=store, tenant=tenant, window=default)
     with open_store(settings) as reach:
-        stored = reach.stored_settings().windows
+        stored = reach.read_settings().windows
         owner = _tenant(reach)
     us = resolve(stored, owner, consumer, event_type, window_us(settings.window))
     origin = "client"
@@ -225,9 +225,7 @@ def get_window(
     else:
         print(exact_text(us))
         if origin == "client":
-            say(
-                f"None is stored for {_display_name(consumer, event_type)}; this is what a client is opened with."
-            )
+            say(f"No window is stored for {_display_name(consumer, event_type)}; this is the client's own.")
 
 
 @window.command("list")
@@ -243,7 +241,7 @@ def list_windows(
     with open_store(settings) as reach:
         stored = sorted(
             (*name, us)
-            for name, us in reach.stored_settings().windows.items()
+            for name, us in reach.read_settings().windows.items()
             if settings.tenant in (None, name[0]) and settings.consumer in (None, name[1])
         )
     if as_json:
@@ -264,7 +262,7 @@ def unset_window(
     check_consumer(consumer)
     with open_store(settings_for(store=store, tenant=tenant)) as reach:
         name = (_tenant(reach), consumer, event_type)
-        if name not in reach.stored_settings().windows:
+        if name not in reach.read_settings().windows:
             raise CommandExit(f"no window is stored for {_display_name(consumer, event_type)}", NOT_FOUND)
         reach.act(SetWindow(*name, None))
     say(f"The window of {_display_name(consumer, event_type)} was removed.")

@@ -1,4 +1,4 @@
-"""`semel dlq`: dead letters, looked at and put back."""
+"""`semel dlq`: list, show and replay dead letters."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ from semel.cli.options import (
     text,
 )
 from semel.cli.output import NOT_FOUND, USAGE, CommandExit, confirm, print_json, print_rows, say
-from semel.observe.formatting import redacted
+from semel.observe.formatting import redact
 
 if TYPE_CHECKING:
     from semel.brokers.dead_letters import DeadLetter, DeadLetterQueue
@@ -26,15 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["dlq"]
 
 LOOK_MAX = 10_000
-"""How many dead letters are looked through for one id."""
+"""How many dead letters are searched for one id."""
 
 dlq: App = App()
 
 Source = Annotated[
     str,
-    typer.Option(
-        "--from", metavar="URL", help="The source whose dead letters they are, as for semel consume."
-    ),
+    typer.Option("--from", metavar="URL", help="The source of the dead letters, as for semel consume."),
 ]
 
 
@@ -45,7 +43,7 @@ def list_dead(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """List the oldest dead letters: why each was given up, and its key."""
+    """List the oldest dead letters with their keys and errors."""
 
     async def look(queue: "DeadLetterQueue") -> None:
         found = await queue.look(limit)
@@ -102,9 +100,9 @@ def replay_dead(
     every: Annotated[bool, typer.Option("--all", help="Every dead letter that can be replayed.")] = False,
     yes: YesOption = False,
 ) -> int:
-    """Let dead messages run again: forget the failure, publish the message anew, remove the letter.
+    """Replay dead letters: forget the failure, publish the message again, remove the dead letter.
 
-    Who did it is written into the audit of the store first.
+    The store's audit first records who did it.
     """
     from semel.brokers.dead_letters import replay
     from semel.client.client import aopen
@@ -123,7 +121,7 @@ def replay_dead(
         for dead in chosen:
             name = settings.consumer or dead.letter.consumer or "consume"
             key = dead.letter.key if new_key is None else new_key
-            mode = _note(settings, name, key=key, letter=dead.id, source=redacted(source))
+            mode = _note(settings, name, key=key, letter=dead.id, source=redact(source))
             async with aopen(settings.store, consumer=name, tenant=settings.tenant or "", mode=mode) as once:
                 try:
                     await replay(queue, dead, once, new_key=new_key)
@@ -138,12 +136,12 @@ def replay_dead(
 
 
 def _note(settings: "CliSettings", consumer: str, **details: str) -> "Mode":
-    """Write into the store's audit who replays what; returns the mode that the store has recorded for the consumer."""
+    """Write the replay into the store's audit. Returns the mode that the store has for the consumer."""
     from semel.cli.store_access import open_store
 
     with open_store(settings) as reach:
         reach.note(settings.tenant or "", "dlq replay", consumer=consumer, **details)
-        return reach.stored_settings().modes.get((settings.tenant or "", consumer), "lease")
+        return reach.read_settings().modes.get((settings.tenant or "", consumer), "lease")
 
 
 def _at(url: str, work: Callable[["DeadLetterQueue"], Awaitable[None]]) -> None:
@@ -152,9 +150,7 @@ def _at(url: str, work: Callable[["DeadLetterQueue"], Awaitable[None]]) -> None:
 
     async def open_and_work() -> None:
         source: Any = source_for(url)
-        await getattr(
-            source, "visit", source.open
-        )()  # not to take part in the work, where that is another thing
+        await getattr(source, "visit", source.open)()  # the recorded mode may differ from the settings
         try:
             await work(source)
         finally:

@@ -1,4 +1,4 @@
-"""`semel doctor`: what is wrong with a store, its outbox and its sources, and how to mend it."""
+"""`semel doctor`: problems of a store, its outbox and its sources, and how to fix them."""
 
 import asyncio
 import sys
@@ -10,7 +10,7 @@ from semel.cli.output import FAILED, UNAVAILABLE, CommandExit, console, print_js
 from semel.cli.store_access import existing
 from semel.errors import SemelError
 from semel.observe.doctor import Finding, examine, of_source
-from semel.observe.formatting import redacted
+from semel.observe.formatting import redact
 from semel.windows import duration_us
 
 __all__ = ["doctor"]
@@ -19,10 +19,10 @@ _SIGNS = {"ok": "ok", "warning": "! warning", "error": "!! error"}
 
 
 def doctor(store: StoreOption = None, source: SourcesOption = None, *, as_json: JsonOption = False) -> None:
-    """Connect to the store, its outbox and the sources, look for what is wrong, and say how to mend it.
+    """Connect to the store, its outbox and the sources, look for problems, and say how to fix them.
 
     Looks at versions, schema, clocks, latency, rights, indexes, replicas, durability, clean-up, stuck claims, messages
-    that are not published, and what the brokers of --from say. Nothing is changed or consumed. Exit codes: 0 nothing is
+    that are not published, and the brokers of --from. Changes and consumes nothing. Exit codes: 0 nothing is
     broken (there may be warnings), 1 something is, 69 the store or a broker does not answer.
     """
     settings = settings_for(store=store)
@@ -69,7 +69,10 @@ def _source(url: str, lease_us: int) -> Iterator[Finding]:
         facts = asyncio.run(look_at(url))
     except SemelError as error:
         yield Finding(
-            "source", "error", str(error), "is the broker up, is the source there, and may this user ask it?"
+            "source",
+            "error",
+            str(error),
+            "check that the broker is up, the source exists and this user may read it",
         )
         return
     yield from of_source(facts, perf_counter() - began, lease_us)
@@ -80,9 +83,9 @@ def _print(findings: Sequence[Finding]) -> None:
     if not sys.stdout.isatty():
         print_rows((), rows)
         return
-    drawn = [(sign, check, f"{what}\nTo mend it: {fix}" if fix else what) for sign, check, what, fix in rows]
+    drawn = [(sign, check, f"{what}\nTo fix it: {fix}" if fix else what) for sign, check, what, fix in rows]
     console().print(table(("", "CHECK", "FOUND"), drawn))
 
 
 def _redact(finding: Finding) -> Finding:
-    return Finding(finding.check, finding.level, redacted(finding.what), redacted(finding.fix))
+    return Finding(finding.check, finding.level, redact(finding.what), redact(finding.fix))

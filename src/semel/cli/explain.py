@@ -1,4 +1,4 @@
-"""`semel explain`: what really holds, before something goes wrong."""
+"""`semel explain`: which guarantees hold with these settings and servers."""
 
 import asyncio
 import sys
@@ -38,7 +38,7 @@ from semel.core.commands import Scan
 from semel.errors import SemelError, SourceUnavailable, StoreUnavailable
 from semel.observe.explain import Explanation
 from semel.observe.explain import explain as explained
-from semel.observe.formatting import exact_text, redacted
+from semel.observe.formatting import exact_text, redact
 from semel.observe.guarantees import WINDOWS, GuaranteeCell, Sink, Weakness
 from semel.observe.probes import Keys, SourceFacts, SourceProbe, keys_of, weaknesses
 from semel.observe.window_in_force import SAMPLE, WindowInForce, window_in_force
@@ -53,14 +53,14 @@ __all__ = ["explain", "probe_sources", "source_text"]
 
 Required = Annotated[
     Mode | None,
-    typer.Option("--require", help="Exit with 1 if what holds is weaker than this mode.", show_default=False),
+    typer.Option("--require", help="Exit with 1 if less holds than in this mode.", show_default=False),
 ]
 VisibilityOption = Annotated[
     str | None,
     typer.Option(
         "--visibility",
         metavar="DURATION",
-        help="After how long without an ack the source sends again, instead of what its broker says.",
+        help="After how long without an ack the source redelivers; overrides the broker's setting.",
     ),
 ]
 HorizonOption = Annotated[
@@ -68,7 +68,7 @@ HorizonOption = Annotated[
     typer.Option(
         "--redelivers-for",
         metavar="DURATION",
-        help="How long the source may send an event again, instead of what its broker says.",
+        help="How long the source may redeliver an event; overrides the broker's setting.",
     ),
 ]
 RedriveOption = Annotated[
@@ -79,7 +79,7 @@ KeysOption = Annotated[
     Keys | None,
     typer.Option(
         "--keys",
-        help="What makes the key of an event, instead of what the records show.",
+        help="How the key of an event is made; overrides what the records show.",
         show_default=False,
     ),
 ]
@@ -94,7 +94,7 @@ _WITHOUT_STORE: dict[OnUnavailable, str] = {
 def explain(  # noqa: PLR0913, PLR0917 - an option each
     require: Required = None,
     sink: Annotated[
-        Sink, typer.Option("--sink", help="What the system that the handler calls honours, in mode lease.")
+        Sink, typer.Option("--sink", help="What the system that the handler calls supports, in mode lease.")
     ] = "plain",
     store: StoreOption = None,
     source: SourcesOption = None,
@@ -109,7 +109,7 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
     keys: KeysOption = None,
     on_unavailable: Annotated[
         OnUnavailable,
-        typer.Option("--on-unavailable", help="What the policy says for when the store cannot be reached."),
+        typer.Option("--on-unavailable", help="The policy's setting for an unreachable store."),
     ] = "refuse",
     *,
     probe: Annotated[
@@ -118,11 +118,11 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
     tenants: Annotated[bool, typer.Option("--tenants", help="Several tenants use the consumer.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what holds in which crash, and what weakens it.
+    """Show which guarantee holds in which crash, and what weakens it.
 
-    The servers of the store and of the sources (--from) are asked for what they would lose, forget and repeat; nothing
+    Reads the settings of the store's server and of the sources (--from): durability, retention, redelivery. Nothing
     is consumed or changed. With --consumer, the mode and window that the store has for it count, and its records show
-    whether keys are hashes of the content. Exit codes: 0 it holds, 1 it is weaker than --require, 69 a server does
+    whether keys are hashes of the content. Exit codes: 0 they hold, 1 weaker than --require, 69 a server does
     not answer, 78 the settings cannot be used together.
     """
     settings = settings_for(
@@ -155,7 +155,7 @@ def explain(  # noqa: PLR0913, PLR0917 - an option each
         _print(result, in_force, settings, around.sources)
     if not holds:
         why = (
-            "something breaks what it promises"
+            "a finding breaks its guarantees"
             if not result.holds
             else f"{result.mode} promises less than that"
         )
@@ -167,7 +167,7 @@ def _seconds(given: str | None, option: str) -> float | None:
 
 
 def probe_sources(urls: Sequence[str]) -> list[SourceFacts]:
-    """What the brokers say about the sources. Raises `UsageError` and `SourceUnavailable`."""
+    """Return what the brokers report about the sources. Raises `UsageError` and `SourceUnavailable`."""
     if not urls:
         return []
     from semel.brokers.probes import look_at
@@ -179,7 +179,7 @@ def probe_sources(urls: Sequence[str]) -> list[SourceFacts]:
 
 
 def _merge_options(sources: list[SourceFacts], told: dict[str, float | None]) -> tuple[SourceFacts, ...]:
-    """What the user says of the sources counts for more than what their brokers say."""
+    """Override the brokers' facts with the user's options."""
     said: dict[str, Any] = {name: value for name, value in told.items() if value is not None}
     if not said:
         return tuple(sources)
@@ -196,15 +196,15 @@ def _explain(
     probe: bool,
     on_unavailable: OnUnavailable,
 ) -> tuple[Explanation, WindowInForce]:
-    """The explanation, and the window that it stands on."""
+    """Return the explanation and the window that it is based on."""
     target = find_store(settings)
     live: list[Weakness] = []
     mode, window = settings.mode, WindowInForce(window_us(settings.window), "assumed")
-    if settings.given("window"):
+    if settings.is_set("window"):
         window = replace(window, origin="seen")
     if exists(target):
         with open_store(settings) as reach:
-            target = reach.store  # it knows what the start checks found
+            target = reach.store  # it has the results of the start checks
             live = weaknesses(target)
             if settings.consumer is not None:
                 mode, window = _mode_and_window(reach, settings.consumer, mode, window)
@@ -229,11 +229,11 @@ def _explain(
 def _mode_and_window(
     reach: StoreAccess, consumer: str, mode: Mode, said: WindowInForce
 ) -> tuple[Mode, WindowInForce]:
-    """The mode that the store has for the consumer, and the window that is in force for it."""
-    settings, stored = reach.settings, reach.stored_settings()
+    """Return the mode that the store has for the consumer, and its effective window."""
+    settings, stored = reach.settings, reach.read_settings()
     scope = (settings.tenant or "", consumer)
     recorded = stored.modes.get(scope, mode)
-    if recorded != mode and settings.given("mode"):
+    if recorded != mode and settings.is_set("mode"):
         raise CommandExit(
             f"consumer {consumer!r} works in mode {recorded}, but {settings.origin('mode')} says {mode}; change one of"
             " them",
@@ -241,15 +241,15 @@ def _mode_and_window(
         )
     page = reach.ask(Scan(*scope, "done", limit=SAMPLE))
     window = window_in_force(stored.windows, *scope, page.records, said.us)
-    is_said = settings.given("window") and window.origin != "stored"
+    is_said = settings.is_set("window") and window.origin != "stored"
     return recorded, said if is_said else window
 
 
 def _source_probe(
     reach: StoreAccess, consumer: str, around: SourceProbe, *, look_at_keys: bool
 ) -> SourceProbe:
-    """What the store shows of the keys and tenants of a consumer."""
-    others = [tenant for tenant, name in reach.stored_settings().modes if name == consumer and tenant]
+    """Read which kinds of keys and tenants a consumer's records have."""
+    others = [tenant for tenant, name in reach.read_settings().modes if name == consumer and tenant]
     around = replace(around, tenants=around.tenants or bool(others))
     return replace(around, keys=keys_of(reach.store, around.tenant, consumer)) if look_at_keys else around
 
@@ -261,7 +261,7 @@ def _print(
     facts = [
         ("mode", result.mode if result.mode != "lease" else f"lease ({result.sink} sink)"),
         ("store", result.store),
-        *(("source", redacted(source_text(source))) for source in sources),
+        *(("source", redact(source_text(source))) for source in sources),
         ("window", f"{window.text}, counted from completion"),
         ("lease", exact_text(duration_us(settings.lease))),
         *((("probe", "asked about unknown outcomes"),) if result.probe else ()),
@@ -277,7 +277,7 @@ def _print(
     ]
     effects = [(text, _effects(result.windows[crash])) for crash, text in WINDOWS.items()]
     weakened = [
-        (weakness.breaks, redacted(weakness.what), redacted(weakness.fix)) for weakness in result.weaknesses
+        (weakness.breaks, redact(weakness.what), redact(weakness.fix)) for weakness in result.weaknesses
     ]
     if not sys.stdout.isatty():
         lines = [f"{what} Change: {fix}." if fix else what for _, what, fix in weakened]
@@ -302,7 +302,7 @@ def _print(
 
 
 def source_text(source: SourceFacts) -> str:
-    """A source and what its broker says, in a line."""
+    """Return one line about a source and its broker's settings."""
     parts = [source.name if not source.version else f"{source.name} ({source.version})"]
     if source.deadline_s is not None:
         parts.append(f"sends again after {_lasting(source.deadline_s)}")
@@ -360,7 +360,7 @@ def _document(
             for crash, text in WINDOWS.items()
         ],
         "weakened_by": [
-            {"what": redacted(each.what), "breaks": each.breaks, "fix": redacted(each.fix) or None}
+            {"what": redact(each.what), "breaks": each.breaks, "fix": redact(each.fix) or None}
             for each in result.weaknesses
         ],
         "table_holds": result.holds,
@@ -371,9 +371,9 @@ def _document(
 
 
 def _source_document(source: SourceFacts) -> dict[str, Any]:
-    """For programs: what never ends is the word `ever`, since JSON has no number for it."""
+    """Return a source as JSON. An endless duration is the word `ever`, because JSON has no infinity."""
     return {
-        "name": redacted(source.name),
+        "name": redact(source.name),
         "version": source.version or None,
         "deadline_s": source.deadline_s,
         "horizon_s": "ever" if source.horizon_s == inf else source.horizon_s,

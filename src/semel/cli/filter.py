@@ -1,4 +1,4 @@
-"""`semel filter`: pass each first sighting of a line on, and drop the repeats."""
+"""`semel filter`: pass the first line of each key on, and drop the repeats."""
 
 import errno
 import time
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 __all__ = ["filter_lines"]
 
 RECORDS_MAX = 10_000_000
-"""Without a store the keys are held in memory, some 160 bytes each; beyond this they belong on a disk."""
+"""The most keys in memory without a store, about 160 bytes each; use a file for more."""
 WINDOW_LIVE_S = 5.0
 """How long a window is used before it is read again, so that a changed one applies within 10 s."""
 REPORTED_MAX = 100
-"""Malformed lines are named up to this many, and counted beyond."""
+"""The most malformed lines that are reported one by one; further ones are counted."""
 KEYLESS_MAX = 1000
-"""When so many lines have come and none had a key, the key is misspelt or the input is another one."""
+"""If none of this many lines has a key, the key is misspelt or the input is the wrong one."""
 HELD_BYTES_MAX = 64 * 1024 * 1024
-"""How much is held back while no line has had a key; then it is passed on."""
+"""The most bytes that are held back until a line has a key; then they are passed on."""
 MEMBERS_SHOWN_MAX = 10
 BROKEN_PIPE = 141
-"""As the shell counts a command that a closed pipe ended."""
+"""The exit code of a shell command that SIGPIPE ended."""
 
 Marker = Callable[[list[str]], list[bool]]
 Marking = Callable[[int], AbstractContextManager[Marker]]
-"""From a window to a block in which keys are marked: kept when the block ends well."""
+"""Takes a window and opens a block in which keys are marked; the marks commit if the block does not raise."""
 
 
 class Malformed(StrEnum):
@@ -60,7 +60,7 @@ class Malformed(StrEnum):
 
 
 class FilterCounters(msgspec.Struct):
-    """What became of the lines."""
+    """Counts of lines by result."""
 
     lines: int = 0
     passed: int = 0
@@ -76,7 +76,9 @@ def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option("--key", "-k", metavar="PATH", help="Where a line's key is: id, or order.id, or ids.0."),
+        typer.Option(
+            "--key", "-k", metavar="PATH", help="The path of the key in a line: id, order.id or ids.0."
+        ),
     ] = None,
     content: Annotated[  # noqa: FBT002 - a switch
         bool, typer.Option("--content", help="The whole line is the key: equal content is one event.")
@@ -105,9 +107,9 @@ def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,  # noqa: FBT002
 ) -> int:
-    """Pass each first sighting of a JSON line on, in order, and drop the repeats.
+    """Pass the first JSON line of each key on, in order, and drop the repeats.
 
-    Remembers across runs with --store sqlite:///seen.db, else in memory for this run. Killed at any moment it may
+    Remembers across runs with --store sqlite:///seen.db, else in memory for this run. If it is killed, it may
     repeat the last chunk of lines in the next run; it never loses one. If none of the first 1,000 lines has the key,
     it stops with exit code 1 before anything is written.
     """
@@ -118,7 +120,7 @@ def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
     line_bytes_max = parse_bytes(line_max, "--line-max")
     settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window)
     names = files or ["-"]
-    with _client(settings, remembered=settings.given("store")) as client:
+    with _client(settings, remembered=settings.is_set("store")) as client:
         marking = _marking(client, settings.tenant or "")
         keys = Keys(key, line_bytes_max)
         sieve = Sieve(client, marking, keys, malformed, say)
@@ -135,7 +137,7 @@ def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
             quiet = True
             return BROKEN_PIPE
         except BaseException:
-            quiet = quiet or not sieve.counts.lines  # the error says it all
+            quiet = quiet or not sieve.counts.lines  # the error has the whole message
             raise
         finally:
             sink.close()
@@ -144,7 +146,7 @@ def filter_lines(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
 
 class Keys:
-    """Reads the keys of lines: all of them at once, or one by one where a line is not as it should be."""
+    """Reads the keys of lines: all at once, or one by one if a line is malformed."""
 
     def __init__(self, path: str | None, line_bytes_max: int) -> None:
         from semel.keys import body
@@ -160,7 +162,7 @@ class Keys:
         )
 
     def of(self, block: bytes, lines: list[bytes]) -> list[str] | None:
-        """The keys of the lines; `None` where they have to be looked at one by one."""
+        """Return the keys of the lines, or `None` if they must be read one by one."""
         if self._decode is None or (len(block) > self._line_bytes_max and self._longest(lines)):
             return None
         try:
@@ -190,7 +192,7 @@ class Keys:
         return max(map(len, lines)) > self._line_bytes_max
 
     def count_keyless(self, body: bytes, lines_max: int) -> int | None:
-        """How many of the first lines have no key, blank ones aside; `None` if one of them has."""
+        """Count the first lines without a key, except blank ones; `None` if one of them has a key."""
         count = 0
         for line in body.split(b"\n")[:-1]:
             found = self.one(line)
@@ -202,7 +204,7 @@ class Keys:
         return count
 
     def one(self, line: bytes) -> str | Exception | None:
-        """The key of one line, what is wrong with it, or `None` for a blank one."""
+        """Return the key of one line, or its error, or `None` for a blank line."""
         from semel.errors import KeyInvalid, KeyMissing
 
         if len(line) > self._line_bytes_max:
@@ -222,7 +224,7 @@ class Keys:
 
 
 def _decoder(path: str) -> Callable[[list[bytes]], list[str]] | None:
-    """Read one nested member of many lines and skip the rest; `None` where an index may be meant."""
+    """Return a decoder that reads one nested member and skips the rest; `None` if the path may have an index."""
     from semel.keys.extract import parse
 
     segments = parse(path)
@@ -243,9 +245,9 @@ def _decoder(path: str) -> Callable[[list[bytes]], list[str]] | None:
 
 
 def _once_keyed(lines: LineReader, keys: Keys, say: Callable[[str], None]) -> Iterator[Block]:
-    """The blocks, held back until a line has a key.
+    """Yield the blocks, held back until a line has a key.
 
-    Raises `CommandExit` when `KEYLESS_MAX` lines came first: so far nothing is written or
+    Raises `CommandExit` after `KEYLESS_MAX` lines without a key; until then nothing is written or
     marked. An input that ends earlier is passed on, with a warning.
     """
     blocks = iter(lines)
@@ -272,18 +274,18 @@ def _once_keyed(lines: LineReader, keys: Keys, say: Callable[[str], None]) -> It
 
 
 def _members(body: bytes) -> str:
-    """The names of the first line's members, to see which one was meant."""
+    """Return the names of the first line's members, for the message."""
     try:
         first = msgspec.json.decode(body.split(b"\n", 1)[0])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "; the first line is not JSON"
     if not isinstance(first, dict):
-        return "; the first line is no JSON object"
+        return "; the first line is not a JSON object"
     return f"; the first line has {', '.join(list(first)[:MEMBERS_SHOWN_MAX]) or 'no member'}"
 
 
 class Sieve:
-    """Lets each key through once. A chunk's marks are committed after its lines are written, never before."""
+    """Passes each key once. A chunk's marks are committed after its lines are written."""
 
     def __init__(
         self, client: "Semel", marking: Marking, keys: Keys, malformed: Malformed, say: Callable[[str], None]
@@ -299,7 +301,7 @@ class Sieve:
         self._torn = ("", 0)
 
     def take(self, block: Block, sink: LineWriter) -> None:
-        """Sift one block. Raises `CommandExit` at a malformed line if told to; the lines before it are passed on."""
+        """Filter one block. Raises `CommandExit` at a malformed line in mode `fail`, after the lines before it."""
         if block.torn:
             self._take_torn(block, sink)
             return
@@ -355,7 +357,7 @@ class Sieve:
     def _look(
         self, block: Block, lines: list[bytes]
     ) -> tuple[list[str | None], set[int], CommandExit | None]:
-        """The keys one by one; `None` for a line without. Ends before a line that is to stop it all."""
+        """Read the keys one by one; `None` for a line without a key. Ends before a line that must stop the command."""
         keys: list[str | None] = []
         kept: set[int] = set()
         for position, line in enumerate(lines):
@@ -373,7 +375,7 @@ class Sieve:
         return keys, kept, None
 
     def _take_torn(self, block: Block, sink: LineWriter) -> None:
-        """A line too long to be held: it goes through, or not, a part at a time."""
+        """Pass on or drop a line that is too long to hold, part by part."""
         if self._torn != (block.source, block.number):
             self._torn = (block.source, block.number)
             self.counts.lines += 1
@@ -422,7 +424,7 @@ def _client(settings: Any, *, remembered: bool) -> "Semel":
 
 
 def _marking(client: "Semel", tenant: str) -> Marking:
-    """How this store holds marks back until the lines are written."""
+    """Return how this store holds marks back until the lines are written."""
     from semel.stores.memory.store import MemoryStore
 
     store = client.store
@@ -448,7 +450,7 @@ def _shares_terminal(output: Path | None) -> bool:
 
 @contextmanager
 def _progress(lines: LineReader, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr for sources whose size is known."""
+    """Show a progress bar on stderr for sources of known size."""
     total = lines.total_bytes if shown else None
     if not total:
         yield lambda _: None
@@ -480,7 +482,7 @@ def _sum_up(
 
 
 def _forget_stdout() -> None:
-    """Nobody reads any more; let Python's own flush at the end find no closed pipe."""
+    """Redirect stdout after its reader has gone, so that Python's final flush does not fail."""
     from semel.cli.output import quiet_stdout
 
     try:

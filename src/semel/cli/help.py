@@ -100,7 +100,7 @@ class HelpCommand(TyperCommand):
     """A command whose help ends with examples."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The words of the usage line: `KEY` for what must be given, `[KEY]` for what may be."""
+        """Return the words of the usage line: `KEY` for required arguments, `[KEY]` for optional ones."""
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -137,7 +137,7 @@ class HelpGroup(TyperGroup):
 
 
 class App(typer.Typer):
-    """A group of commands whose help looks as described here."""
+    """A group of commands with this help format."""
 
     def __init__(self, *, cls: type[TyperGroup] = HelpGroup, **more: Any) -> None:
         super().__init__(cls=cls, no_args_is_help=True, rich_markup_mode=None, **more)
@@ -152,7 +152,7 @@ def _summary(text: str) -> str:
 
 
 def _argument(name: str, text: str) -> tuple[str, str]:
-    """An argument's name without its type; where it is one of several words, the help lists them."""
+    """Return an argument's name without its type, and its help with the allowed words."""
     name, _, kind = name.partition(" <")
     choices = f" One of {kind.rstrip('>').replace('|', ', ')}." if "|" in kind else ""
     return name.upper() if choices else name, text.replace("  [", f"{choices}  [", 1)

@@ -18,26 +18,26 @@ from semel.cli.output import FAILED, USAGE, CommandExit
 __all__ = ["Block", "LineReader", "LineWriter"]
 
 BLOCK_BYTES = 4 * 1024 * 1024
-"""What is taken at once: some ten thousand lines, enough to share one transaction and few enough to repeat."""
+"""The size of a block: about ten thousand lines, enough to share a transaction and few enough to repeat."""
 LINGER_S = 0.1
-"""How long a pipe that has something to say is listened to before its lines are passed on."""
+"""How long a block collects from a pipe before its lines are passed on."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _TAIL_BYTES = 64 * 1024
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
-    """Whole lines of one source. `torn`: not whole, but a part of a line that is longer than allowed."""
+    """Whole lines of one source. `torn`: a part of a line that is too long."""
 
     source: str
     number: int
-    """Of the first line, from 1."""
+    """The number of the first line, from 1."""
     body: bytes
     """Ends with a line feed, unless it is torn."""
     torn: bool = False
 
 
 class LineReader:
-    """The blocks of several sources, one after the other. `-` is stdin.
+    """Reads several sources, one after the other, in blocks. `-` is stdin.
 
     Memory: one block and one line of at most `line_bytes_max`, whatever the size of the sources.
     """
@@ -50,7 +50,7 @@ class LineReader:
 
     @property
     def total_bytes(self) -> int | None:
-        """The size of all sources together; `None` where one of them is a pipe."""
+        """The size of all sources together; `None` if one of them is a pipe."""
         try:
             sizes = [Path(name).stat() for name in self._names if name != "-"]
         except OSError:
@@ -104,7 +104,7 @@ class LineReader:
 
 
 class _Source:
-    """One source: what there is of it, up to a size, unpacked if need be."""
+    """One source, read in pieces and decompressed if it is gzipped."""
 
     def __init__(self, raw: io.FileIO) -> None:
         self._raw = raw
@@ -118,7 +118,7 @@ class _Source:
             self._read = gzip.GzipFile(fileobj=self, mode="rb").read1  # type: ignore[call-overload]
 
     def read(self, size: int = -1) -> bytes:
-        """The bytes as they are, at most so many."""
+        """Return at most this many bytes."""
         if not self._head:
             return self._take(size)
         given, self._head = self._head[:size], self._head[size:]
@@ -130,7 +130,7 @@ class _Source:
         return data
 
     def read_block(self) -> bytes:
-        """A block; from a pipe what comes in a moment, so that neither the reader nor the store waits long."""
+        """Return a block. From a pipe it takes what arrives within a short time, so that lines are not delayed."""
         parts = [self._read(BLOCK_BYTES)]
         size, until = len(parts[0]), time.monotonic() + LINGER_S
         while parts[-1] and size < BLOCK_BYTES and (self._regular or self._has_more(until)):
@@ -144,7 +144,7 @@ class _Source:
 
 
 class LineWriter:
-    """Where lines go: stdout, or a file that is added to. What `write` has written survives the process."""
+    """Writes lines to stdout, or appends them to a file. Written lines survive the process."""
 
     def __init__(self, path: Path | None, sources: Iterable[str], say: Callable[[str], None]) -> None:
         self._own = path is not None
@@ -153,7 +153,7 @@ class LineWriter:
         self._regular = stat.S_ISREG(os.fstat(self._fd).st_mode)
 
     def write(self, data: bytes) -> None:
-        """Write all of it. Raises `BrokenPipeError` when nobody reads any more."""
+        """Write all bytes. Raises `BrokenPipeError` when the reader is gone."""
         left = memoryview(data)
         try:
             while left:
@@ -163,12 +163,12 @@ class LineWriter:
             raise
 
     def settle(self) -> None:
-        """Have what was written survive a power failure too, where it went to a file."""
+        """Flush a file to disk, so that the lines survive a power failure."""
         if self._regular:
             os.fsync(self._fd)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._own:
             os.close(self._fd)
 
@@ -183,7 +183,7 @@ def _append_to(path: Path, sources: Iterable[str], say: Callable[[str], None]) -
         os.fsync(folder)
         os.close(folder)
     elif stat.S_ISREG(os.fstat(fd).st_mode):
-        _mend(fd, path, say)
+        _cut_partial_line(fd, path, say)
     return fd
 
 
@@ -191,8 +191,8 @@ def _is_same(path: Path, name: str) -> bool:
     return Path(name).exists() and path.samefile(name)
 
 
-def _mend(fd: int, path: Path, say: Callable[[str], None]) -> None:
-    """A run that was killed may have left half a line. Its chunk was not marked and comes again: cut it off."""
+def _cut_partial_line(fd: int, path: Path, say: Callable[[str], None]) -> None:
+    """Cut half a line off the end, left by a killed run. Its chunk was not marked and comes again."""
     end = os.fstat(fd).st_size
     start = max(0, end - _TAIL_BYTES)
     tail = os.pread(fd, end - start, start)

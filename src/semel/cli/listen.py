@@ -54,7 +54,7 @@ ColumnsOption = Annotated[
         "--columns",
         metavar="NAMES",
         callback=text,
-        help="What that table calls event_id, type, payload and tenant, such as type=event_type,tenant= (no tenants).",
+        help="Column names for event_id, type, payload and tenant, such as type=event_type,tenant= (no tenants).",
     ),
 ]
 KeyOption = Annotated[
@@ -65,18 +65,22 @@ ConcurrencyOption = Annotated[
     int, typer.Option("--concurrency", min=1, max=1000, help="How many handlers run at once.")
 ]
 AttemptsOption = Annotated[
-    int, typer.Option("--max-attempts", min=1, help="After so many the event is given up.")
+    int, typer.Option("--max-attempts", min=1, help="After this many attempts the event is dead-lettered.")
 ]
 DelayOption = Annotated[
     str,
-    typer.Option("--retry-delay", metavar="DURATION", help="Before the second attempt; doubled each time."),
+    typer.Option(
+        "--retry-delay", metavar="DURATION", help="The wait before the second attempt; it doubles each time."
+    ),
 ]
 DrainOption = Annotated[
     str, typer.Option("--drain", metavar="DURATION", help="How long a stop waits for running handlers.")
 ]
 DeadOption = Annotated[
     Path | None,
-    typer.Option("--dead", metavar="FILE", help="Append events that are given up, one JSON line each."),
+    typer.Option(
+        "--dead", metavar="FILE", help="Append dead-lettered events to this file, one JSON line each."
+    ),
 ]
 HeaderOption = Annotated[
     Path | None,
@@ -105,10 +109,10 @@ def listen(  # noqa: PLR0913, PLR0917 - one parameter for each option
     dead: DeadOption = None,
     header_file: HeaderOption = None,
 ) -> int:
-    """Run a handler once for each event of a WebSocket source, however many instances hear it.
+    """Run a handler once for each event of a WebSocket source, in any number of instances.
 
-    The payload is journaled with the claim: if an instance dies, another takes over. SIGTERM or Ctrl-C: what runs is
-    finished, the rest is left to the others.
+    The payload is journaled with the claim: if an instance dies, another takes over. On SIGTERM or Ctrl-C running
+    handlers finish; the other instances take over the rest.
     """
     from semel import Policy
     from semel.ingest.event_columns import columns_of
@@ -166,7 +170,7 @@ async def _listen(
     import semel
     from semel.cli.output import say
     from semel.ingest.sockets import Intake, Listener
-    from semel.observe.formatting import redacted
+    from semel.observe.formatting import redact
     from semel.runtime.process import asyncio
 
     once = semel.aopen(
@@ -178,11 +182,11 @@ async def _listen(
         policy=policy,
     )
     try:
-        async with Intake(once, process, pace=pace, dead=dead) as intake:  # also before the store is there
+        async with Intake(once, process, pace=pace, dead=dead) as intake:  # also before the store answers
             listener = Listener(url, intake, fields=fields, headers=headers)
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, listener.stop)
-            say(redacted(f"Listening to {url} as {once.consumer!r}, instance {intake.instance}."))
+            say(redact(f"Listening to {url} as {once.consumer!r}, instance {intake.instance}."))
             await listener.run()
     finally:
         await once.close()
@@ -197,7 +201,7 @@ async def _listen(
 
 
 def _dead_letter_file(file: Path | None) -> "DeadLetterHandler | None":
-    """What writes events that are given up into a file, on disk before it answers."""
+    """Return a handler that appends dead-lettered events to a file and flushes it to disk."""
     if file is None:
         return None
 

@@ -1,4 +1,4 @@
-"""The entry of `semel`: how it starts without its extra, and how it ends. The commands are in `app`."""
+"""The entry point of `semel`: checks the extra `cli`, runs a command, maps errors to exit codes."""
 
 import importlib.util
 import sys
@@ -9,7 +9,7 @@ from semel.runtime.extras import install_command
 __all__ = ["main"]
 
 NEEDED = ("typer", "rich", "pydantic_settings")
-"""What the extra `cli` installs."""
+"""Modules that the extra `cli` installs."""
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
     try:
         code = _run()
         sys.stdout.flush()
-    except BrokenPipeError:  # `semel list | head -1`: the reader has had enough
+    except BrokenPipeError:  # `semel list | head -1`: the reader closed the pipe
         quiet_stdout()
         return 0
     except KeyboardInterrupt:
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def _run() -> int:
-    """The exit code of the command, whatever it raises."""
+    """Run the command and return its exit code, whatever it raises."""
     import typer
     from typer.exceptions import TyperException
 
@@ -70,16 +70,16 @@ def _run() -> int:
 def _report_error(message: str, code: int) -> int:
     from semel.cli.options import Globals
     from semel.cli.output import say
-    from semel.observe.formatting import redacted
+    from semel.observe.formatting import redact
 
     if Globals.debug:
-        say(redacted(traceback.format_exc()))
-    say(redacted(f"semel: {message}"))
+        say(redact(traceback.format_exc()))
+    say(redact(f"semel: {message}"))
     return code
 
 
 def _report_misuse(error: object) -> int:
-    """A wrong option or argument: what is wrong, and where to read on. Without any argument: the help."""
+    """Report a wrong option or argument and name the help. Without any argument, print the help."""
     from semel.cli.output import USAGE, say
 
     context = getattr(error, "ctx", None)

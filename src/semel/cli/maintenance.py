@@ -26,23 +26,23 @@ from semel.client.cleaner import PURGE_BATCH, Cleaner, PurgeResult
 from semel.core.commands import Count, Purge, Purged
 from semel.errors import StoreUnavailable
 from semel.observe import formatting
-from semel.observe.formatting import duration_text, local_time, plural, redacted
+from semel.observe.formatting import duration_text, local_time, plural, redact
 from semel.types import Stats
 
 __all__ = ["migrate", "purge", "stats"]
 
 EVERY_MIN_US = 100_000
 AHEAD_MIN_S = 2 * 86400
-"""Partitions for fewer days than this are an alarm."""
+"""Fewer days of partitions than this cause a warning."""
 STATES = ("claimed", "released", "done", "failed", "unknown")
 SCHEMAS = {"sqlite": "semel.stores.sqlite:schema_sql", "postgresql": "semel.stores.postgres:schema_sql"}
-"""Where the schema of a kind of store is told, by the scheme of its URL."""
+"""The module with the schema of a store, by the scheme of its URL."""
 
 
 def _every(value: str) -> int:
     every_us = parse_duration_us(value, "--every")
     if every_us < EVERY_MIN_US:
-        raise typer.BadParameter(f"{value} is too often; 100ms is the least", param_hint="'--every'")
+        raise typer.BadParameter(f"{value} is too often; use at least 100ms", param_hint="'--every'")
     return every_us
 
 
@@ -53,22 +53,22 @@ def purge(
     store: StoreOption = None,
     every: Annotated[
         str,
-        typer.Option("--every", metavar="DURATION", help="How long to rest between rounds, with --watch."),
+        typer.Option("--every", metavar="DURATION", help="The wait between rounds, with --watch."),
     ] = "60s",
     *,
     watch: WatchOption = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove records whose window is over, and published messages that are kept no longer.
+    """Remove records whose window is over, and published messages after their retention.
 
-    They answer nobody any more, so this never changes what a delivery is told; it frees room. Where records are in
-    partitions, those are made ahead and the old ones removed. On a shared store one cleaner works at a time; any
+    Expired records count as absent already, so this only frees space. Where records are in
+    partitions, it creates new ones ahead and drops old ones. On a shared store one cleaner works at a time; any
     number may be started, and any may be killed.
     """
     every_us = _every(every)
     if watch and (dry_run or as_json):
-        raise CommandExit("--watch goes on for ever; leave out --dry-run and --json", USAGE)
+        raise CommandExit("--watch never ends; leave out --dry-run and --json", USAGE)
     with open_store(settings_for(store=store)) as reach:
         if not dry_run:
             reach.note("", "purge", watch=watch)
@@ -102,7 +102,7 @@ def _summary(made: PurgeResult) -> str:
     if made.partitions:
         words += f" and {_partitions(made.partitions)}"
     if made.cleaner:
-        words += f"; another one cleans at the moment ({clean(made.cleaner)})"
+        words += f"; another cleaner is running ({clean(made.cleaner)})"
     return words
 
 
@@ -119,7 +119,7 @@ def _lag(purged: Purged) -> str:
 
 
 class _Reached:
-    """A store below any client, for a cleaner."""
+    """A store without a client, for a cleaner."""
 
     def __init__(self, reach: StoreAccess) -> None:
         self._reach = reach
@@ -133,7 +133,7 @@ class _Reached:
 
 
 def _purge_all(reach: StoreAccess, total: int) -> PurgeResult:
-    """Purge in batches till nothing is left, with a bar on stderr if somebody looks."""
+    """Purge in batches until nothing is left, with a bar on stderr if it is a terminal."""
     columns = (TextColumn("purging"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     drawn = console(stderr=True)
     with Progress(*columns, console=drawn, transient=True, disable=not drawn.is_terminal) as progress:
@@ -146,7 +146,7 @@ def _purge_all(reach: StoreAccess, total: int) -> PurgeResult:
 
 
 def _watch_purge(reach: StoreAccess, every_us: int) -> None:
-    """Purge again and again until interrupted; a store that gives no answer is asked again next time."""
+    """Purge repeatedly until interrupted; retry next time if the store does not answer."""
     total, rounds = 0, 0
     while True:
         try:
@@ -156,7 +156,7 @@ def _watch_purge(reach: StoreAccess, every_us: int) -> None:
                 at = local_time(formatting.now_us())
                 say(f"{at} removed {_summary(made)}, {total:,} in all; next in {duration_text(every_us)}")
         except StoreUnavailable as error:
-            say(redacted(f"semel: {error}; trying again in {duration_text(every_us)}"))
+            say(redact(f"semel: {error}; trying again in {duration_text(every_us)}"))
         time.sleep(every_us / 1e6)
 
 
@@ -170,11 +170,11 @@ def stats(
     watch: WatchOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Count the records by state and consumer, and of tiers how much each has answered.
+    """Count the records by state and consumer, and for tiers the calls that each answered.
 
-    Every record is looked at, so on a large store this takes a while. Records of semel itself are counted only if
+    It reads every record, which takes a while on a large store. Records of semel itself are counted only if
     their tenant is named, as in --tenant semel.tokens. The tiers' shares are those of all clients of a Redis cache
-    since it was emptied; a cache in memory knows its own process alone.
+    since it was emptied; a cache in memory counts only its own process.
     """
     every_us = _every(every)
     if watch and as_json:
@@ -194,7 +194,7 @@ def stats(
 
 
 def _watch_stats(count: Callable[[], Stats], name: str, every_us: int) -> None:
-    """A table that follows the store until interrupted; without a terminal, the lines again and again."""
+    """Redraw the table until interrupted; without a terminal, print the lines repeatedly."""
     if not sys.stdout.isatty():
         while True:
             print_rows((), _rows(count()))
@@ -206,7 +206,7 @@ def _watch_stats(count: Callable[[], Stats], name: str, every_us: int) -> None:
             try:
                 drawn = _draw(count(), name)
             except StoreUnavailable as error:
-                drawn = clean(redacted(str(error)))
+                drawn = clean(redact(str(error)))
             live.update(drawn, refresh=True)
             time.sleep(every_us / 1e6)
 
@@ -239,7 +239,7 @@ def _draw(counted: Stats, name: str) -> Table:
 
 
 def _shares(tiers: dict[str, float]) -> list[tuple[str, str]]:
-    """Which tier has answered how much, for people; what never happened is left out."""
+    """Return each tier's share of the calls, without zero counts."""
     hits, asked = tiers.get("cache_hits", 0), tiers.get("truth_asked", 0)
     rows = [
         (f"answered by the {who}", f"{number:,} ({number / (hits + asked):.1%})")
@@ -258,7 +258,7 @@ def _shares(tiers: dict[str, float]) -> list[tuple[str, str]]:
 
 
 def _alarm(ahead_s: float) -> str:
-    return " (too few: is nobody running semel purge as their owner?)" if ahead_s < AHEAD_MIN_S else ""
+    return " (too few: run semel purge as their owner)" if ahead_s < AHEAD_MIN_S else ""
 
 
 def _document(counted: Stats, name: str) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def migrate(
 ) -> None:
     """Create the store, or bring its schema up to date.
 
-    Clients do the same when they open a store; this is for those who want it done beforehand.
+    Clients also do this when they open a store.
     """
     settings = settings_for(store=store)
     target = find_store(settings)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["once"]
 
 OUTPUT_BYTES_MAX = 480 * 1024
-"""Of each output: both together must fit into the largest value that a store keeps."""
+"""Limit of each output: both together must fit into the largest value that a store keeps."""
 ATTEMPTS_MAX = 1_000_000
-"""A job that fails is run again whenever somebody asks; nobody counts."""
+"""A failed command may run again any number of times."""
 
 
 class CommandFailed(Exception):
-    """The command ended with another code than 0, or was told to end: it may run again."""
+    """The command exited with a code other than 0, or was stopped: it may run again."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"exit code {code}")
@@ -51,10 +51,12 @@ def once(  # noqa: PLR0913, PLR0917 - one parameter for each option
         list[str],
         typer.Argument(
             metavar="COMMAND",
-            help="What to run. All from its first word on is its own; -- may precede it.",
+            help="The command with its arguments; -- may precede it.",
         ),
     ],
-    key: Annotated[str, typer.Option("--key", "-k", metavar="KEY", help="What makes two runs the same.")],
+    key: Annotated[
+        str, typer.Option("--key", "-k", metavar="KEY", help="Runs with the same key count as one.")
+    ],
     store: StoreOption = None,
     consumer: ConsumerOption = None,
     tenant: TenantOption = None,
@@ -65,7 +67,7 @@ def once(  # noqa: PLR0913, PLR0917 - one parameter for each option
     ] = "0s",
     run_max: Annotated[
         str,
-        typer.Option("--run-max", metavar="DURATION", help="After this the claim is not renewed any more."),
+        typer.Option("--run-max", metavar="DURATION", help="Stop renewing the claim after this time."),
     ] = "12h",
     output_max: Annotated[
         str,
@@ -76,9 +78,11 @@ def once(  # noqa: PLR0913, PLR0917 - one parameter for each option
     ] = False,
     no_replay: Annotated[  # noqa: FBT002 - a switch
         bool,
-        typer.Option("--no-replay", help="A duplicate exits with 3 and prints nothing of the first run."),
+        typer.Option(
+            "--no-replay", help="A duplicate exits with 3 and does not print the output of the first run."
+        ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say that it was replayed.")] = False,  # noqa: FBT002
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not report a replay on stderr.")] = False,  # noqa: FBT002
 ) -> int:
     """Run a command once for a key. Exits with the command's own code, first or replayed.
 
@@ -116,7 +120,7 @@ def once(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
 
 class CommandRun:
-    """The handler: runs the command, and returns what is kept of it."""
+    """The handler: runs the command, and returns its exit code and captured output."""
 
     def __init__(self, command: list[str], output_bytes_max: int, *, keep_failures: bool) -> None:
         self._command = command
@@ -125,7 +129,7 @@ class CommandRun:
         self.ended: ProcessResult | None = None
 
     def __call__(self) -> dict[str, Any]:
-        """Raises `CommandFailed` for what is to run again."""
+        """Run the command. Raises `CommandFailed` if it may run again."""
         import semel
         from semel.cli.child_process import Child
 
@@ -145,7 +149,7 @@ class CommandRun:
 
 
 class OnceResult:
-    """What an outcome means for the one who asked: an exit code, and perhaps the first run's output."""
+    """Turns an outcome into an exit code, and prints the first run's output for a replay."""
 
     def __init__(self, key: str, *, no_replay: bool, say: Callable[[str], None] | None) -> None:
         self._key = key
@@ -153,7 +157,7 @@ class OnceResult:
         self._say = say or (lambda _: None)
 
     def code(self, outcome: "Outcome[Any]", ended: "ProcessResult | None") -> int:
-        """The exit code. Raises `CommandExit` where there is something to explain."""
+        """Return the exit code. Raises `CommandExit` with a message for other outcomes."""
         from semel.types import Busy, Done, Errored, Failed, Lost, Unavailable
 
         match outcome:
@@ -162,7 +166,7 @@ class OnceResult:
             case Done(value, recorded=recorded):
                 if not recorded:
                     raise CommandExit(
-                        f"{self._key}: the command ran (exit code {value['code']}), but the store could not be told;"
+                        f"{self._key}: the command ran (exit code {value['code']}), but the store could not be reached;"
                         " it may run again",
                         UNAVAILABLE,
                     )
@@ -210,7 +214,7 @@ class OnceResult:
 
 
 class _stopping:  # noqa: N801 - reads as what it does: with _stopping()
-    """SIGTERM and SIGHUP while we wait for the key: leave in order, as on Ctrl-C."""
+    """Exit in order on SIGTERM and SIGHUP while waiting for the key, as on Ctrl-C."""
 
     def __enter__(self) -> None:
         import signal

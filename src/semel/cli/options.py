@@ -1,4 +1,4 @@
-"""The options that several commands share, and the settings that they stand for."""
+"""The options that several commands share, and their settings."""
 
 import logging
 import re
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Globals:
-    """What stands before the command: one per process, set by the root command."""
+    """The options before the command: one object per process, set by the root command."""
 
     config: Path | None = None
     debug: bool = False
@@ -49,7 +49,7 @@ class Globals:
 
 
 def text(value: str | None) -> str | None:
-    """Refuse an argument that is not UTF-8: no store could write it."""
+    """Return the argument. Refuses text that is not UTF-8, which no store can write."""
     if value is not None and not value.isascii():
         try:
             value.encode()
@@ -83,12 +83,14 @@ ConsumerOption = Annotated[
         "-c",
         metavar="NAME",
         callback=text,
-        help="Who processes the events. Setting: consumer.",
+        help="The consumer's name. Setting: consumer.",
     ),
 ]
 TenantOption = Annotated[
     str | None,
-    typer.Option("--tenant", metavar="NAME", callback=text, help="Whose records. Setting: tenant."),
+    typer.Option(
+        "--tenant", metavar="NAME", callback=text, help="The tenant of the records. Setting: tenant."
+    ),
 ]
 WindowOption = Annotated[
     str | None,
@@ -110,7 +112,7 @@ LeaseOption = Annotated[
 ]
 ModeOption = Annotated[
     str | None,
-    typer.Option("--mode", metavar="MODE", callback=text, help="How the consumer works. Setting: mode."),
+    typer.Option("--mode", metavar="MODE", callback=text, help="The consumer's mode. Setting: mode."),
 ]
 SourcesOption = Annotated[
     list[str] | None,
@@ -124,12 +126,12 @@ SourcesOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would be done; change nothing.")]
 
 
 def settings_for(**flags: Any) -> "CliSettings":
-    """The settings: these flags (`None`: not given), then environment, secrets, `semel.toml`, defaults."""
-    from semel.cli.settings import CliSettings, load  # a quarter of a second: not for --help
+    """Return the settings: these flags (`None`: not given), then environment, secrets, `semel.toml`, defaults."""
+    from semel.cli.settings import CliSettings, load  # slow to import
 
     settings = load(CliSettings, {"log_level": Globals.log_level, **flags}, Globals.config)
     logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
@@ -137,19 +139,19 @@ def settings_for(**flags: Any) -> "CliSettings":
 
 
 def sources_of(given: list[str] | None, settings: "CliSettings") -> list[str]:
-    """The sources of the flags, else the one of the settings, else none."""
+    """Return the sources of the flags, else the one of the settings, else none."""
     return given or ([settings.source] if settings.source else [])
 
 
 def serve_options(**flags: Any) -> "ServeOptions":
-    """What `semel serve` alone is told: these flags, environment, secrets, `[serve]` in `semel.toml`, defaults."""
+    """Return the options of `semel serve`: these flags, environment, secrets, `[serve]` in `semel.toml`, defaults."""
     from semel.cli.settings import ServeOptions, load
 
     return load(ServeOptions, flags, Globals.config)
 
 
 def one_of(given: dict[str, bool]) -> str:
-    """The one switch that is on. Raises a usage error for none or several."""
+    """Return the one switch that is on. Raises a usage error for none or several."""
     chosen = [name for name, on in given.items() if on]
     if len(chosen) != 1:
         raise CommandExit(f"give one of {', '.join(given)}", USAGE)
@@ -161,7 +163,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]*)", re.IGNORECASE)
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """The bytes of a size option."""
+    """Parse a size option into bytes."""
     match = _SIZE.fullmatch(text.strip())
     if match is None or match[2].lower() not in _UNITS:
         raise typer.BadParameter(
@@ -171,7 +173,7 @@ def parse_bytes(text: str, option: str) -> int:
 
 
 def size_text(size_bytes: int) -> str:
-    """A size in its largest binary unit: `64 KiB`."""
+    """Format a size in its largest binary unit: `64 KiB`."""
     size, units = float(size_bytes), ["bytes", "KiB", "MiB", "GiB"]
     while size >= 2**10 and len(units) > 1:
         size /= 2**10
@@ -180,7 +182,7 @@ def size_text(size_bytes: int) -> str:
 
 
 class ending_on_signals:  # noqa: N801 - reads as what it does: with ending_on_signals()
-    """SIGTERM and SIGHUP raise `SystemExit`, unless they are ignored."""
+    """Make SIGTERM and SIGHUP raise `SystemExit`, unless they are ignored."""
 
     def __enter__(self) -> None:
         def end(number: int, _frame: object) -> None:
@@ -197,7 +199,7 @@ class ending_on_signals:  # noqa: N801 - reads as what it does: with ending_on_s
 
 
 def load_handler(spec: str) -> Any:
-    """The object that `module:name` names. Raises `CommandExit` for what is no such name, and `PolicyInvalid`."""
+    """Load the object `module:name`. Raises `CommandExit` for a malformed name, and `PolicyInvalid`."""
     module, colon, name = spec.partition(":")
     if not (module and colon and name):
         raise CommandExit(f"{spec!r} names no handler; write module:function, such as app:handle", USAGE)

@@ -1,4 +1,4 @@
-"""`semel outbox`: messages that wait, were published, or were given up."""
+"""`semel outbox` and `semel relay`: list, retry, drop and publish the messages of an outbox."""
 
 import asyncio
 import signal
@@ -29,7 +29,7 @@ from semel.cli.output import (
 from semel.cli.store_access import existing, open_store
 from semel.core.relay_flow import Retrying
 from semel.observe import formatting
-from semel.observe.formatting import duration_text, local_time, plural, redacted
+from semel.observe.formatting import duration_text, local_time, plural, redact
 
 __all__ = ["outbox", "relay"]
 
@@ -51,12 +51,12 @@ def list_messages(
     limit: Annotated[int, typer.Option("--limit", min=0, metavar="N", help="At most so many; 0: all.")] = 100,
     store: StoreOption = None,
     *,
-    dead: Annotated[bool, typer.Option("--dead", help="Only those given up.")] = False,
+    dead: Annotated[bool, typer.Option("--dead", help="Only dead messages.")] = False,
     published: Annotated[bool, typer.Option("--published", help="Only those published.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Whatever their state.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List messages in their order: those that are not published yet, unless it is said otherwise.
+    """List messages in their order: those that are not published yet, unless an option selects others.
 
     Piped, each message is a line: id, type, state, attempts, age, aggregate, destination, error.
     """
@@ -97,12 +97,13 @@ def show_message(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a message with all that is known of it. Exit code 5: there is none of this id."""
+    """Show a message with all its fields. Exit code 5: no message has this id."""
     (checked,) = _check([message_id])
     entry = _with_rows(store, lambda rows: rows.entry(checked))
     if entry is None:
         raise CommandExit(
-            f"no message {message_id} in this outbox: never written, or removed after its time", NOT_FOUND
+            f"no message {message_id} in this outbox: never written, or removed after its retention",
+            NOT_FOUND,
         )
     document = _document(entry, formatting.now_us(), payload=True)
     if as_json:
@@ -122,9 +123,9 @@ def retry_messages(
     *,
     everything: Annotated[bool, typer.Option("--all", help="Every dead message.")] = False,
 ) -> None:
-    """Let messages that were given up be tried again, from the first attempt.
+    """Retry dead messages, from the first attempt.
 
-    Who did it is written into the audit. Exit code 5: none of them was dead.
+    The audit records who did it. Exit code 5: none of them was dead.
     """
     if everything == bool(ids):
         raise CommandExit("give ids, or --all", USAGE)
@@ -138,10 +139,10 @@ def retry_messages(
 
 @outbox.command("drop")
 def drop_messages(ids: Ids = None, store: StoreOption = None, *, yes: YesOption = False) -> None:
-    """Give messages up for good: they are never published, and those behind them go on.
+    """Drop messages: they are never published, and messages behind them continue.
 
-    Their rows stay, so that a repeated handler does not write them again. Who did it is written into the audit.
-    Exit code 5: none was there to drop.
+    Their rows stay, so that a repeated handler does not write them again. The audit records who did it.
+    Exit code 5: none of them was waiting.
     """
     if not ids:
         raise CommandExit("give the ids of the messages", USAGE)
@@ -162,11 +163,11 @@ def _check(ids: list[str]) -> list[str]:
     try:
         return [str(uuid.UUID(each)) for each in ids]
     except ValueError:
-        raise CommandExit(f"{' '.join(ids)!a} is no id of a message; ids are UUIDs", USAGE) from None
+        raise CommandExit(f"{' '.join(ids)!a} is not the id of a message; ids are UUIDs", USAGE) from None
 
 
 def _note(store: str | None, action: str, ids: str) -> None:
-    """Write into the audit of the same database who does what, before it is done."""
+    """Write the action and its user into the audit of the same database, before the action."""
     from semel.outbox.tables import rows_for
 
     settings = settings_for(store=store)
@@ -176,7 +177,7 @@ def _note(store: str | None, action: str, ids: str) -> None:
 
 
 def _with_rows(store: str | None, work: "Callable[[Rows], Awaitable[T]]") -> T:
-    """Open the outbox, do it, and close it again. A file that is not there is not made."""
+    """Open the outbox, run the action and close it. Does not create a missing file."""
     from semel.outbox.tables import rows_for
 
     settings = settings_for(store=store)
@@ -257,7 +258,7 @@ SinkOption = Annotated[
     ),
 ]
 AttemptsOption = Annotated[
-    int, typer.Option("--attempts", min=1, metavar="N", help="Give a message up after so many.")
+    int, typer.Option("--attempts", min=1, metavar="N", help="A message is dead after this many attempts.")
 ]
 BackoffOption = Annotated[
     str, typer.Option("--backoff-max", metavar="DURATION", help="The longest wait between attempts.")
@@ -266,7 +267,7 @@ BatchOption = Annotated[
     int, typer.Option("--batch", min=1, max=10_000, metavar="N", help="Messages taken at once.")
 ]
 KeepOption = Annotated[
-    str, typer.Option("--keep", metavar="DURATION", help="How long published messages stay, at least.")
+    str, typer.Option("--keep", metavar="DURATION", help="The least time that published messages are kept.")
 ]
 SecretOption = Annotated[
     Path | None,
@@ -275,14 +276,14 @@ SecretOption = Annotated[
     ),
 ]
 PrivateOption = Annotated[
-    bool, typer.Option("--private", help="For https: let the target be on a private network.")
+    bool, typer.Option("--private", help="For https: allow targets on private networks.")
 ]
 AllowOption = Annotated[
     list[str] | None,
     typer.Option(
         "--allow",
         metavar="HOST|NETWORK",
-        help="For https: the only targets there may be; again for each. *.example.com, 10.1.0.0/16.",
+        help="For https: the only allowed targets; repeat it for several. *.example.com, 10.1.0.0/16.",
     ),
 ]
 MetricsOption = Annotated[
@@ -291,11 +292,11 @@ MetricsOption = Annotated[
         "--metrics",
         metavar="[HOST:]PORT",
         callback=text,
-        help="Answer Prometheus there, at /metrics; without a host, on this computer only.",
+        help="Serve Prometheus metrics at /metrics; without a host, on loopback only.",
     ),
 ]
 SkipOption = Annotated[bool, typer.Option("--skip", help="Let messages pass a dead one of their aggregate.")]
-EmptyOption = Annotated[bool, typer.Option("--until-empty", help="End when nothing is left to be tried now.")]
+EmptyOption = Annotated[bool, typer.Option("--until-empty", help="End when no message is due.")]
 
 
 def relay(  # noqa: PLR0913 - one for each option
@@ -315,7 +316,7 @@ def relay(  # noqa: PLR0913 - one for each option
 ) -> int:
     """Publish the messages of an outbox, each at least once and those of an aggregate in order.
 
-    Start as many as you like: they share the work. SIGTERM: finish what the broker was given, then end.
+    Start as many as you like: they share the work. On SIGTERM it waits for the broker's answers, then ends.
     """
     from semel.outbox.relay import Relay
     from semel.outbox.sinks import sink_for
@@ -339,11 +340,11 @@ def relay(  # noqa: PLR0913 - one for each option
     def stop(number: int, _frame: object) -> None:
         told.append(number)
         running.stop()
-        signal.signal(number, signal.SIG_DFL)  # whoever asks twice means it
+        signal.signal(number, signal.SIG_DFL)  # a second signal ends it at once
 
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, stop)
-    say(redacted(f"Relaying from {running.rows.name} to {running.sink.name}."))
+    say(redact(f"Relaying from {running.rows.name} to {running.sink.name}."))
     totals = running.run(until_empty=until_empty)
     say(
         f"Published {totals.published:,}; {plural(totals.refused, 'attempt')} failed, {_messages(totals.died)} given"
@@ -353,13 +354,13 @@ def relay(  # noqa: PLR0913 - one for each option
 
 
 def _serve_metrics(metrics: str | None) -> dict[str, Any]:
-    """Serve metrics, and say whom the relay tells."""
+    """Serve metrics. Returns the hooks for the relay."""
     if metrics is None:
         return {}
     host, _, port = metrics.rpartition(":")
     if not port.isdecimal() or int(port) >= 2**16:
         raise CommandExit(
-            f"{metrics!r} is no address; write --metrics 9000, or --metrics 0.0.0.0:9000", USAGE
+            f"{metrics!r} is not an address; write --metrics 9000, or --metrics 0.0.0.0:9000", USAGE
         )
     try:
         from semel.observe.prometheus import PrometheusHook
@@ -386,7 +387,7 @@ def _retrying(attempts_max: int, backoff_max: str, *, skip: bool) -> Retrying:
 
 def _secrets(file: Path | None) -> list[str]:
     if file is None:
-        raise CommandExit("a webhook is signed: name its secret with --secret-file", BAD_CONFIGURATION)
+        raise CommandExit("a webhook must be signed; give its secret with --secret-file", BAD_CONFIGURATION)
     try:
         with file.open(encoding="utf-8") as opened:
             lines = opened.read(SECRETS_CHARS_MAX).splitlines()

@@ -1,4 +1,4 @@
-"""What the commands print: results to stdout, words and progress to stderr.
+"""Output of the commands: results to stdout, messages and progress to stderr.
 
 On a terminal results are tables; elsewhere they are lines with tabs between the fields, for `cut` and `awk`.
 """
@@ -89,33 +89,33 @@ _CODES: tuple[tuple[type[SemelError], int], ...] = (
 
 
 def code_of(error: SemelError) -> int:
-    """The exit code that an error ends the program with."""
+    """Return the exit code for an error."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
 
 
 WHOLE_CHARS_MAX = 28
-"""A column of cells up to this length, such as times, is never folded."""
+"""Columns whose cells are at most this long, such as times, are never folded."""
 _BETWEEN = re.compile(r"[\t\n]")
 _BOLD = "" if os.environ.get("NO_COLOR") else "bold"
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where to draw; without colours if `NO_COLOR` is set or nobody looks."""
+    """Return a console; without colours if `NO_COLOR` is set or the stream is no terminal."""
     return Console(stderr=stderr, highlight=False, soft_wrap=False)
 
 
 def say(text: str) -> None:
-    """A line for the person at the keyboard, on stderr."""
+    """Print a message for people to stderr."""
     print(clean(text), file=sys.stderr)
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on stdout, in UTF-8, indented."""
+    """Print one JSON document to stdout, in UTF-8, indented."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n")
 
 
 def print_rows(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on a terminal; elsewhere tab-separated lines, written as they come, without the headers."""
+    """Print a table on a terminal; elsewhere tab-separated lines without headers, as they come."""
     if sys.stdout.isatty():
         console().print(table(headers, rows))
         return
@@ -124,7 +124,7 @@ def print_rows(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table whose cells are plain text: no markup, nothing that moves the cursor. Empty columns are left out.
+    """Return a table of plain text: no markup, no control characters. Empty columns are left out.
 
     The first column and those with long texts are folded where the terminal is narrow; the others stay whole.
     """
@@ -140,7 +140,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def clean(text: str) -> str:
-    """The text without characters that steer a terminal: each is shown by its escape."""
+    """Return the text with each control character replaced by its escape."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in "\n\t" else _escape(each) for each in text)
@@ -151,25 +151,27 @@ def _escape(character: str) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is deleted; `yes`: it was asked before. Where nobody can answer, nothing is done."""
+    """Ask before a deletion, unless `yes`. Without a terminal, raises `CommandExit` and nothing changes."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise CommandExit(f"{question} Nobody is there to say so: add --yes. Nothing was changed.", USAGE)
+        raise CommandExit(
+            f"{question} There is no terminal to confirm it: add --yes. Nothing was changed.", USAGE
+        )
     print(f"{clean(question)} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise CommandExit("Nothing was changed.")
 
 
 def quiet_stdout() -> None:
-    """Nobody reads any more: let what is buffered go nowhere, so that the end of the program is silent."""
+    """Discard buffered output after the reader has gone, so that the program ends without an error."""
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, sys.stdout.fileno())
     os.close(sink)
 
 
 def forgiving(stream: TextIO) -> None:
-    """Write what the stream's encoding cannot say as an escape instead of failing."""
+    """Write characters that the stream's encoding lacks as escapes instead of failing."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")

@@ -51,7 +51,7 @@ __all__ = ["forget", "history", "list_records", "resolve", "show"]
 
 PAGE_MAX = 500
 WIDE_COLUMNS = 100
-"""A terminal with so many columns has room for the time beside the age."""
+"""From this terminal width on the table shows the time beside the age."""
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The event's key.", callback=text)]
 
@@ -66,7 +66,7 @@ def show(
 ) -> None:
     """Show what is stored for a key.
 
-    Without --consumer, every consumer is asked. Exit code 5: nobody has a record of it.
+    Without --consumer, it looks in every consumer. Exit code 5: there is no record.
     """
     with open_store(settings_for(store=store, consumer=consumer, tenant=tenant)) as reach:
         found = reach.records_of(key)
@@ -87,7 +87,7 @@ def show(
 
 def list_records(
     prefix: Annotated[
-        str, typer.Option("--prefix", metavar="TEXT", callback=text, help="Keys that begin so.")
+        str, typer.Option("--prefix", metavar="TEXT", callback=text, help="Only keys with this prefix.")
     ] = "",
     state: Annotated[
         Literal["claimed", "done", "failed", "unknown"] | None,
@@ -99,7 +99,7 @@ def list_records(
             "--older-than",
             metavar="DURATION",
             parser=parse_duration_us,
-            help="First seen longer ago than this, such as 15m.",
+            help="Only records first seen longer ago than this, such as 15m.",
         ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=0, metavar="N", help="At most so many; 0: all.")] = 100,
@@ -151,9 +151,9 @@ def _print_records(records: Sequence[Record], now: int) -> None:
 
 
 def _pages(reach: StoreAccess, scan: Scan, limit: int, *, internal: bool) -> Iterator[Page]:
-    """Pages of records; only the last one, cut short by the limit, still has a cursor.
+    """Yield pages of records; only a last page that the limit cut short has a cursor.
 
-    Semel's own records are left out, unless they are asked for by `internal`, their tenant or their consumer.
+    Semel's own records are left out, unless `internal`, their tenant or their consumer is given.
     """
     named = is_own(scan.tenant or "", scan.consumer or "")
     left = limit or None
@@ -174,7 +174,7 @@ def _pages(reach: StoreAccess, scan: Scan, limit: int, *, internal: bool) -> Ite
 
 
 def _print_documents(pages: Iterator[Page]) -> None:
-    """The JSON of a list, written record by record: a million of them take no memory."""
+    """Write the JSON of a list record by record, in constant memory."""
     sys.stdout.write('{"records": [')
     separator, more = "\n  ", False
     for page in pages:
@@ -187,7 +187,7 @@ def _print_documents(pages: Iterator[Page]) -> None:
 
 
 def _tell_of_nothing(reach: StoreAccess, *, filtered: bool) -> None:
-    """Say that nothing was listed, and that there are marks, which cannot be."""
+    """Report an empty list, and that marks exist, which cannot be listed."""
     marks = 0 if filtered else reach.ask(Count(reach.settings.tenant)).marks
     if marks:
         say(
@@ -199,7 +199,7 @@ def _tell_of_nothing(reach: StoreAccess, *, filtered: bool) -> None:
 
 
 def _tell_of_marks(reach: StoreAccess, consumer: str) -> None:
-    modes = reach.stored_settings().modes
+    modes = reach.read_settings().modes
     if any(scope[1] == consumer and mode == "mark" for scope, mode in modes.items()):
         say(
             f"{consumer!r} works in mode mark: its marks are counted by `semel stats`, and found by `semel show KEY`."
@@ -214,14 +214,14 @@ def forget(
     consumer: ConsumerOption = None,
     tenant: TenantOption = None,
     *,
-    force: Annotated[bool, typer.Option("--force", help="Even while an attempt is running.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also forget a running attempt.")] = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
     """Make a key new again: its next delivery runs.
 
-    A running attempt is left alone (exit code 75) unless --force; its late completion is then refused. Who did it is
-    kept for 90 days: semel list --consumer semel.audit
+    A running attempt is not forgotten (exit code 75) unless --force; its late completion is then refused. The audit
+    records who did it, for 90 days: semel list --consumer semel.audit
     """
     with open_store(settings_for(store=store, consumer=consumer, tenant=tenant)) as reach:
         record = reach.record_of(key)
@@ -232,9 +232,7 @@ def forget(
             say(f"Would forget {what}.")
             return
         confirm(f"Forget {what}? Its next delivery will run again.", yes=yes)
-        fence = (
-            record.fence if record.owner or record.state != "done" else None
-        )  # a mark has no fence of its own
+        fence = record.fence if record.owner or record.state != "done" else None  # a mark has no fence
         answer: Oblivion = reach.act(Forget(record.id, force, fence), **audit.held_by(record))
         if force and audit.is_forced(record):
             audit.warn(record, None)
@@ -266,19 +264,21 @@ def resolve(
     window: WindowOption = None,
     value: Annotated[
         str | None,
-        typer.Option("--value", metavar="JSON", callback=text, help="What duplicates get, with --done."),
+        typer.Option("--value", metavar="JSON", callback=text, help="The value for duplicates, with --done."),
     ] = None,
     *,
     done: Annotated[bool, typer.Option("--done", help="The effect has happened.")] = False,
-    absent: Annotated[bool, typer.Option("--absent", help="It has not: the next delivery runs.")] = False,
+    absent: Annotated[
+        bool, typer.Option("--absent", help="It has not happened: the next delivery runs.")
+    ] = False,
 ) -> None:
     """Decide whether an event of unknown outcome was done.
 
-    The fence keeps you from deciding about another attempt than the one you looked at.
+    The fence protects you from resolving another attempt than the one that you looked at.
     """
     choice = one_of({"--done": done, "--absent": absent})
     if value is not None and choice == "--absent":
-        raise CommandExit("--value goes with --done: what has not happened has no value", USAGE)
+        raise CommandExit("--value goes with --done: an event that has not happened has no value", USAGE)
     try:
         decided = None if value is None else msgspec.json.decode(value)
     except msgspec.DecodeError as error:
@@ -288,7 +288,7 @@ def resolve(
     settings = settings_for(store=store, consumer=consumer, tenant=tenant, window=window)
     with open_store(settings) as reach:
         record = reach.record_of(key)
-        kept = reach.stored_settings().windows
+        kept = reach.read_settings().windows
         lasting = window_of(
             kept, record.tenant, record.consumer, record.event_type, window_us(settings.window)
         )
@@ -326,7 +326,7 @@ def history(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what a HistoryHook wrote down: how each delivery ended, oldest first.
+    """Print the log of a HistoryHook: how each delivery ended, oldest first.
 
     Keys that were written as digests are found by their plain text too. Exit code 5: nothing was found.
     """

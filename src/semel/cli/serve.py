@@ -1,4 +1,4 @@
-"""`semel serve`: the service over HTTP and WebSocket, until told to stop."""
+"""`semel serve`: the service over HTTP and WebSocket."""
 
 import importlib.util
 import sys
@@ -8,7 +8,7 @@ import typer
 
 from semel.cli.options import StoreOption, serve_options, settings_for, size_text, text
 from semel.cli.output import BAD_CONFIGURATION, OK, CommandExit, say
-from semel.observe.formatting import duration_text, redacted
+from semel.observe.formatting import duration_text, redact
 from semel.runtime.extras import install_command
 from semel.server.settings import Limits, ServeSettings
 from semel.windows import duration_us
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 NEEDED = ("fastapi", "jinja2", "uvicorn", "websockets", "prometheus_client")
-"""What the extra `server` installs beside the command line's own."""
+"""Modules that the extra `server` installs in addition to those of `cli`."""
 DEFAULT = Limits()
 
 
 def _option(name: str, metavar: str, about: str, default: object = None, **more: Any) -> Any:
-    """An option that may also stand in the environment and in `semel.toml`, where its default is decided."""
+    """An option that can also be set in the environment and in `semel.toml`; `ServeOptions` has the default."""
     shown = False if default is None else str(default)
     return typer.Option(f"--{name}", metavar=metavar, help=about, show_default=shown, **more)
 
@@ -51,10 +51,10 @@ Proxy = Annotated[
 Cert = Annotated[str | None, _option("tls-cert", "FILE", "The certificate, in PEM.")]
 CertKey = Annotated[str | None, _option("tls-key", "FILE", "Its key, in PEM.")]
 Handler = Annotated[
-    str | None, _option("handler", "MODULE:FUNCTION", "What is called with each event of /v1/events.")
+    str | None, _option("handler", "MODULE:FUNCTION", "The function to call with each event of /v1/events.")
 ]
 Sink = Annotated[
-    str | None, _option("sink", "URL", "Where each event of /v1/events is published, as of relay --to.")
+    str | None, _option("sink", "URL", "The sink for each event of /v1/events, as for relay --to.")
 ]
 Persist = Annotated[
     str | None,
@@ -66,25 +66,23 @@ Persist = Annotated[
     ),
 ]
 EventsConsumer = Annotated[
-    str | None, _option("events-consumer", "NAME", "Whose records the events are.", "events", callback=text)
+    str | None, _option("events-consumer", "NAME", "The consumer of the events.", "events", callback=text)
 ]
 EventsKey = Annotated[
-    str | None, _option("events-key", "PATH", "Where an event's id is in its JSON.", "id", callback=text)
+    str | None, _option("events-key", "PATH", "The path of the id in an event's JSON.", "id", callback=text)
 ]
 EventsLease = Annotated[
     str | None,
-    _option("events-lease", "DURATION", "How soon events of an instance that died are taken over.", "30s"),
+    _option("events-lease", "DURATION", "How often to take over the events of instances that died.", "30s"),
 ]
-EventsTable = Annotated[
-    str | None, _option("events-table", "NAME", "The table that they are written into.", "events")
-]
+EventsTable = Annotated[str | None, _option("events-table", "NAME", "The table of --persist.", "events")]
 EventsColumns = Annotated[
     str | None,
     typer.Option(
         "--events-columns",
         "--columns",
         metavar="NAMES",
-        help="What that table calls event_id, type, payload and tenant, such as type=event_type,tenant= (no tenants).",
+        help="Column names for event_id, type, payload and tenant, such as type=event_type,tenant= (no tenants).",
         show_default=False,
     ),
 ]
@@ -103,7 +101,10 @@ ValueMax = Annotated[
 AnswerMax = Annotated[
     int | None,
     _option(
-        "answer-max", "BYTES", "The most stored values in an answer.", size_text(DEFAULT.answer_bytes_max)
+        "answer-max",
+        "BYTES",
+        "The most bytes of stored values in an answer.",
+        size_text(DEFAULT.answer_bytes_max),
     ),
 ]
 BatchMax = Annotated[
@@ -145,7 +146,7 @@ StoreShare = Annotated[
     _option(
         "store-share",
         "SECONDS",
-        "Of the store's time, per second, for one tenant's requests; 0: no bound.",
+        "The store's time per second for one tenant's requests; 0: no bound.",
         f"{DEFAULT.store_share:g}",
         min=0,
     ),
@@ -166,7 +167,9 @@ ConsumersMax = Annotated[
         "consumers-max", "N", "The most consumers, and stored windows, of a tenant.", DEFAULT.consumers_max
     ),
 ]
-StepsMax = Annotated[int | None, _option("steps-max", "N", "The most steps of a record.", DEFAULT.steps_max)]
+StepsMax = Annotated[
+    int | None, _option("steps-max", "N", "The most attempts of a record.", DEFAULT.steps_max)
+]
 ClaimsMax = Annotated[
     int | None,
     _option("claims-max", "N", "The most claims that one token holds at a time.", DEFAULT.live_claims_max),
@@ -177,15 +180,17 @@ ConnectionsMax = Annotated[
 ]
 HeadWait = Annotated[
     str | None,
-    _option("head-wait", "DURATION", "For a request's head to arrive.", f"{DEFAULT.head_wait_s:g}s"),
+    _option("head-wait", "DURATION", "The time for a request's head to arrive.", f"{DEFAULT.head_wait_s:g}s"),
 ]
 BodyWait = Annotated[
     str | None,
-    _option("body-wait", "DURATION", "For a request's body to arrive.", f"{DEFAULT.body_wait_s:g}s"),
+    _option("body-wait", "DURATION", "The time for a request's body to arrive.", f"{DEFAULT.body_wait_s:g}s"),
 ]
 WriteWait = Annotated[
     str | None,
-    _option("write-wait", "DURATION", "For a client to read its answer.", f"{DEFAULT.write_wait_s:g}s"),
+    _option(
+        "write-wait", "DURATION", "The time for a client to read its answer.", f"{DEFAULT.write_wait_s:g}s"
+    ),
 ]
 Drain = Annotated[
     str | None,
@@ -241,8 +246,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
 ) -> int:
     """Serve a store over HTTP and WebSocket to programs in any language.
 
-    Any number of instances may serve one store. Each option may also stand in the environment, as SEMEL_SERVE_HOST,
-    and in the table [serve] of semel.toml, as host. SIGTERM: finish what is under way, then end.
+    Any number of instances may serve one store. Each option can also be set in the environment, as SEMEL_SERVE_HOST,
+    and in the table [serve] of semel.toml, as host. On SIGTERM running requests finish, then it ends.
     """
     flags = {name: value for name, value in locals().items() if name != "store"}
     _be_installed()
@@ -252,7 +257,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one for each option
         host=said.host,
         port=said.port,
         auth=said.auth,
-        first_token=sys.stderr.isatty(),  # a secret is for a person, not for a log
+        first_token=sys.stderr.isatty(),  # print a secret to people, never to a log
         proxies=tuple(each.strip() for each in said.proxy.split(",") if each.strip()),
         tls_cert=said.tls_cert,
         tls_key=said.tls_key,
@@ -302,7 +307,7 @@ def _run(settings: ServeSettings) -> int:
     service = app.state.service
 
     def listening(address: str) -> None:
-        say(redacted(f"Serving {service.runtime.store.name} at {address} (endpoints: {address}/docs)"))
+        say(redact(f"Serving {service.runtime.store.name} at {address} (endpoints: {address}/docs)"))
         if settings.dashboard:
             say(f"Dashboard: {address}/ui/")
         _say_who_may(service, address)
@@ -316,7 +321,7 @@ def _run(settings: ServeSettings) -> int:
 
 def _say_who_may(service: "Service", address: str) -> None:
     if not service.needs_token:
-        say("Nobody needs a token: --auth none, loopback only.")
+        say("No token is needed: --auth none, loopback only.")
         return
     if service.first_token:
         say("This store had no token yet. Here is one for an admin of all tenants; it is shown once:")

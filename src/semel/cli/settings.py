@@ -1,6 +1,6 @@
 """Settings of the command line: flags, then `SEMEL_*`, then `*_FILE` secrets, then `semel.toml`, then defaults.
 
-What only `semel serve` needs stands in a table of its own, `[serve]`, and in variables `SEMEL_SERVE_*`.
+Settings of `semel serve` are in a table of their own, `[serve]`, and in variables `SEMEL_SERVE_*`.
 """
 
 import os
@@ -27,48 +27,48 @@ __all__ = ["CONFIG_FILE", "DEFAULT", "CliSettings", "ServeOptions", "load"]
 PREFIX = "SEMEL_"
 CONFIG_FILE = "semel.toml"
 DEFAULT = "default"
-"""The origin of a value that nobody set."""
+"""The origin of a default value."""
 NOT_AT_ALL = "0s"
-"""No duration elsewhere, but here it says that something is not waited for."""
+"""Zero durations are invalid elsewhere; here they mean "do not wait"."""
 
 SECRET_CHARS_MAX = 64 * 1024
-"""A longer secret is another file, named by mistake."""
+"""A longer file is not a secret: its path is a mistake."""
 
 _NOT_OURS = ("SEMEL_TEST_", "SEMEL_SERVICE_", "SEMEL_PORT_")
-"""Set by semel's own tests, and by Kubernetes for a service that is called semel."""
+"""Variables of semel's own tests, and of Kubernetes for a service named semel."""
 _NOT_SETTINGS = {"SEMEL_CONFIG", "SEMEL_PORT"}
 LIMITS = Limits()
 _FLAGS = {"source": "--from"}
-"""Flags that are not called as their settings are."""
+"""Flags whose names differ from those of their settings."""
 
 
 class Sourced(BaseSettings):
-    """Values that know where they came from."""
+    """Settings with the origin of each value."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_ignore_empty=True, extra="forbid", frozen=True
     )
     table: ClassVar[str] = ""
-    """The table of `semel.toml`; empty: its top."""
+    """The table of `semel.toml`; empty: the top level."""
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def origin(self, name: str) -> str:
-        """Where a value came from: a flag, a variable, a file with its key, or `default`."""
+        """Return the origin of a value: a flag, a variable, a file with its key, or `default`."""
         return self._origins.get(name, DEFAULT)
 
     def noting(self, origins: Mapping[str, str]) -> Self:
-        """Remember where the values came from."""
+        """Store the origins of the values."""
         self._origins.update(origins)
         return self
 
-    def given(self, name: str) -> bool:
-        """Whether anybody set this value."""
+    def is_set(self, name: str) -> bool:
+        """Whether this value was set, that is, is not a default."""
         return name in self._origins
 
     @classmethod
     def prefix(cls) -> str:
-        """How the names of its variables begin."""
+        """The prefix of its variables."""
         return PREFIX + (f"{cls.table.upper()}_" if cls.table else "")
 
     @classmethod
@@ -80,34 +80,34 @@ class Sourced(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what `load` has gathered: it keeps the origins, which pydantic would drop."""
+        """Use only the values from `load`: it keeps the origins, which pydantic would drop."""
         return (init_settings,)
 
 
 class CliSettings(Sourced):
-    """What every command may need."""
+    """The settings of every command."""
 
     store: str = "sqlite:///semel.db"
-    """Where the records live."""
+    """The URL of the store."""
     consumer: str | None = None
-    """Who processes."""
+    """The name of the consumer."""
     tenant: str | None = None
-    """Whose records."""
+    """The tenant of the records."""
     window: str | float = "24h"
     """How long a finished key is remembered."""
     lease: str | float = "30s"
     """How long a claim lasts without renewal."""
     mode: Mode = "lease"
-    """How the consumer works."""
+    """The mode of the consumer."""
     source: str | None = None
-    """Where deliveries come from."""
+    """The URL of the source."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    """The least important log line that is shown on stderr."""
+    """The lowest level of log lines on stderr."""
 
     @field_validator("store", mode="before")
     @classmethod
     def _as_url(cls, store: Any) -> Any:
-        """A table of tiers as the URL that says the same."""
+        """Turn a table of tiers into the equivalent URL."""
         return url_of(store) if isinstance(store, dict) else store
 
     @field_validator("store")
@@ -144,7 +144,7 @@ class CliSettings(Sourced):
 
 
 class ServeOptions(Sourced):
-    """What `semel serve` may be told; its own settings check the bounds."""
+    """Options of `semel serve`; the server's settings check their bounds."""
 
     table: ClassVar[str] = "serve"
 
@@ -193,12 +193,12 @@ class ServeOptions(Sourced):
 
 NAMES: tuple[str, ...] = tuple(CliSettings.model_fields)
 TABLES: tuple[type[Sourced], ...] = (ServeOptions,)
-"""Of `semel.toml`, beside what stands at its top."""
+"""The tables of `semel.toml`, besides its top level."""
 AnySettings = TypeVar("AnySettings", bound=Sourced)
 
 
 def load(model: type[AnySettings], flags: Mapping[str, Any], config: Path | None = None) -> AnySettings:
-    """The settings, each from the first source that has it. Raises `CommandExit` with the origin of what is wrong."""
+    """Load the settings, each from the first source that has it. Raises `CommandExit` for a bad value."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     sources = (_from_flags(flags), _from_environment(model), _from_secrets(model), _from_file(config, model))
@@ -236,7 +236,7 @@ def _from_environment(model: type[Sourced]) -> Found:
         if name.removesuffix("_file") not in names and name not in names:
             hint = _hint(name.removesuffix("_file"), names, lambda near: f"{prefix}{near.upper()}")
             raise CommandExit(
-                f"the environment variable {variable} is no setting of semel; {hint}", BAD_CONFIGURATION
+                f"the environment variable {variable} is not a setting of semel; {hint}", BAD_CONFIGURATION
             )
         if value and name in names:
             found[name] = (value, variable)
@@ -285,7 +285,9 @@ def _from_file(config: Path | None, model: type[Sourced]) -> Found:
     for name in content:
         if name not in known:
             hint = _hint(name, known, lambda near: begin + near)
-            raise CommandExit(f"{path}: {begin + name!r} is no setting of semel; {hint}", BAD_CONFIGURATION)
+            raise CommandExit(
+                f"{path}: {begin + name!r} is not a setting of semel; {hint}", BAD_CONFIGURATION
+            )
     return {name: (value, f"{path}: {begin}{name}") for name, value in content.items()}
 
 
@@ -297,7 +299,7 @@ def _hint(name: str, known: Sequence[str], spelled: Callable[[str], str]) -> str
 
 
 def _first_error(error: ValidationError, origins: Mapping[str, str]) -> CommandExit:
-    """The first thing that is wrong, with the place to mend it. A flag is a usage error."""
+    """Turn the first validation error into a message with the origin of the value. A flag is a usage error."""
     first = error.errors(include_url=False)[0]
     name = str(first["loc"][0])
     origin = origins.get(name, name)

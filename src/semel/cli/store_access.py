@@ -1,4 +1,4 @@
-"""The way to a store, below any client: looking at a consumer never records a mode for it."""
+"""Access to a store without a client: reading a consumer never records a mode for it."""
 
 import shlex
 from collections.abc import Generator, Iterator
@@ -19,7 +19,7 @@ from semel.stores.registry import store_for
 from semel.types import Absent, Record, Unavailable
 
 if TYPE_CHECKING:
-    from semel.cli.settings import CliSettings  # slow to import, and --help does not need it
+    from semel.cli.settings import CliSettings  # slow to import, and not needed for --help
 
 __all__ = ["StoreAccess", "existing", "exists", "find_store", "open_store"]
 
@@ -27,19 +27,19 @@ R = TypeVar("R")
 
 
 class StoreAccess:
-    """An open store and the settings by which its records are chosen."""
+    """An open store and the settings that select its records."""
 
     def __init__(self, store: Store, settings: "CliSettings") -> None:
         self.store = store
         self.settings = settings
 
     def ask(self, item: Command[R | Unavailable]) -> R:
-        """The answer of the store. Raises `StoreUnavailable` when there is none."""
+        """Return the answer of the store. Raises `StoreUnavailable` if it does not answer."""
         answer: R | Unavailable = self.store.send((cast("Item", item),))[0]
         return answer_or_raise(answer)
 
     def act(self, item: Item, **more: Any) -> Any:
-        """The answer to what an operator does, which is written into the audit first; `more`: what to add there.
+        """Write an operator's action into the audit, with `more` added, then execute it. Returns the answer.
 
         Raises `CommandExit` for a record of semel itself.
         """
@@ -54,22 +54,22 @@ class StoreAccess:
         return answer_or_raise(self.store.send((item,))[0])
 
     def note(self, tenant: str, action: str, **details: Any) -> None:
-        """Write an act into the audit, unless the store does so itself."""
+        """Write an action into the audit, unless the store does so itself."""
         if not self.store.capabilities.audits:
             self.carry_out(audit.note(tenant, action, audit.whoami(), **details))
 
     def carry_out(self, asking: Generator[Item, Any, R]) -> R:
-        """Run what yields items for the store, and is sent their answers."""
+        """Run a generator that yields items for the store and receives their answers."""
         return drive(asking, lambda item: self.store.send((item,))[0])
 
-    def stored_settings(self) -> StoreSettings:
-        """The windows and modes that the store keeps."""
+    def read_settings(self) -> StoreSettings:
+        """Read the windows and modes from the store."""
         return self.ask(ReadSettings())
 
     def scopes(self) -> list[tuple[str, str]]:
-        """The (tenant, consumer) pairs that the settings choose: all that are known, unless they say more."""
+        """Return the (tenant, consumer) pairs that the settings select; default: all that exist."""
         tenant, consumer = self.settings.tenant, self.settings.consumer
-        known = self.stored_settings().modes
+        known = self.read_settings().modes
         found = {
             scope
             for scope in known
@@ -80,8 +80,8 @@ class StoreAccess:
         return sorted(found)
 
     def scope(self, consumer: str) -> tuple[str, str]:
-        """The one known consumer of this name. Raises `CommandExit` where there is none, or one for each tenant."""
-        known = self.stored_settings().modes
+        """Return the consumer of this name. Raises `CommandExit` if there is none, or if several tenants have one."""
+        known = self.read_settings().modes
         found = [
             scope for scope in known if scope[1] == consumer and self.settings.tenant in (None, scope[0])
         ]
@@ -97,12 +97,12 @@ class StoreAccess:
         )
 
     def did_you_mean(self, consumer: str) -> str:
-        """A hint at the consumer that was meant, if one is near."""
-        near = get_close_matches(consumer, {name for _, name in self.stored_settings().modes}, 1)
+        """Return a hint at a consumer with a similar name, if there is one."""
+        near = get_close_matches(consumer, {name for _, name in self.read_settings().modes}, 1)
         return f"; did you mean {near[0]!r}?" if near else ""
 
     def records_of(self, key: str) -> list[Record]:
-        """The records of this key, of every consumer that the settings choose."""
+        """Return the records of this key, for every consumer that the settings select."""
         check_key(key)
         scopes = self.scopes()
         answers = self.store.send([Lookup((*scope, key)) for scope in scopes])
@@ -122,7 +122,7 @@ class StoreAccess:
         raise self.no_record(key)
 
     def no_record(self, key: str) -> CommandExit:
-        """What to say of a key that nobody knows."""
+        """Return the error for a key without a record."""
         consumer = self.settings.consumer
         whose = (
             "any consumer"
@@ -134,14 +134,14 @@ class StoreAccess:
         )
 
     def did_you_mean_unknown(self, consumer: str) -> str:
-        """A hint, only where the consumer is not known at all."""
-        known = {name for _, name in self.stored_settings().modes}
+        """Return a hint if the consumer does not exist."""
+        known = {name for _, name in self.read_settings().modes}
         return "" if consumer in known else f" (not known here{self.did_you_mean(consumer)})"
 
 
 @contextmanager
 def open_store(settings: "CliSettings", *, create: bool = False) -> Iterator[StoreAccess]:
-    """The store that the settings name, connected. A file that is not there is not made unless `create`."""
+    """Open the store of the settings and connect it. Creates a missing file only with `create`."""
     store = find_store(settings) if create else existing(settings)
     store.open()
     try:
@@ -151,7 +151,7 @@ def open_store(settings: "CliSettings", *, create: bool = False) -> Iterator[Sto
 
 
 def existing(settings: "CliSettings", flag: str = "--store") -> Store:
-    """The store that the settings name, not yet connected. Raises `CommandExit` where it was never made."""
+    """Return the store of the settings, not yet connected. Raises `CommandExit` if it does not exist."""
     store = find_store(settings)
     if not exists(store):
         raise CommandExit(
@@ -163,7 +163,7 @@ def existing(settings: "CliSettings", flag: str = "--store") -> Store:
 
 
 def find_store(settings: "CliSettings") -> Store:
-    """The store that the settings name, not yet connected."""
+    """Return the store of the settings, not yet connected."""
     store: Store | AsyncStore = store_for(settings.store)
     if not isinstance(store, Store):
         raise CommandExit(
@@ -173,13 +173,13 @@ def find_store(settings: "CliSettings") -> Store:
 
 
 def exists(store: Store) -> bool:
-    """Whether the store was made; an empty file is none yet. True where it cannot be known before it is opened."""
+    """Whether the store exists; an empty file does not count. True if only opening it can tell."""
     behind: Any = getattr(store, "truth", store)
     if hasattr(behind, "exists"):
         try:
             return bool(behind.exists())
         except StoreError:
-            return True  # opening it says what is wrong
+            return True  # opening it reports the error
     if not hasattr(behind, "path"):
         return True
     file = Path(behind.path)

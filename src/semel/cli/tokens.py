@@ -1,4 +1,4 @@
-"""`semel token`: who may use the service."""
+"""`semel token`: tokens for the service."""
 
 from typing import Annotated, Any
 
@@ -35,13 +35,15 @@ ExpiresOption = Annotated[
         show_default="until revoked",
     ),
 ]
-AllOption = Annotated[bool, typer.Option("--all-tenants", help="It may act for every tenant.")]
+AllOption = Annotated[bool, typer.Option("--all-tenants", help="The token is valid for every tenant.")]
 
 
 @token.command("create")
 def create_token(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Who gets it, for people.", callback=text)],
-    role: Annotated[Role, typer.Option("--role", help="What it may do.")] = "write",
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name for people, such as the user's.", callback=text)
+    ],
+    role: Annotated[Role, typer.Option("--role", help="The role.")] = "write",
     store: StoreOption = None,
     tenant: TenantOption = None,
     expires: ExpiresOption = None,
@@ -49,10 +51,10 @@ def create_token(
     all_tenants: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a token for the service and print it, once: only its digest is kept.
+    """Create a token for the service and print it once: only its digest is stored.
 
     read: look records up. write: claim, complete and send events. admin: everything of its tenant. Without --tenant
-    it reaches the records of no tenant.
+    it can use no tenant's records.
     """
     settings = settings_for(store=store, tenant=tenant)
     if all_tenants and settings.tenant is not None:
@@ -118,9 +120,9 @@ def rotate_token(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a new token in place of one, and print it, once: both are valid until the grace period ends.
+    """Replace a token by a new one and print it once: both are valid until the grace period ends.
 
-    It has the same name, role and tenant, and lives as long as the old one was to live unless --expires says otherwise.
+    It has the same name, role and tenant, and the same lifetime unless --expires is given.
     """
     with open_store(settings_for(store=store)) as reach:
         found = _find(reach, token_id)
@@ -137,7 +139,7 @@ def revoke_token(
     *,
     yes: YesOption = False,
 ) -> None:
-    """Make a token worthless, everywhere within seconds."""
+    """Revoke a token; every server refuses it within seconds."""
     with open_store(settings_for(store=store)) as reach:
         found = _find(reach, token_id)
         confirm(f"Revoke the token of {found.name!r}, role {found.role}?", yes=yes)

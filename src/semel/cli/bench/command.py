@@ -33,7 +33,7 @@ def bench(
 ) -> None:
     """Measure a store beside the raw limit of what it stands on.
 
-    Marks, runs, claims in batches, duplicates, and fifty callers at once, each in turns with the same work done bare:
+    Measures marks, runs, batches of claims, duplicates and fifty callers at once, each beside the same work done raw:
     a dict, an insert, a loop inside the server, commands packed by hand. It works in a file, schema or prefix of
     its own beside the store and removes it at the end, also when interrupted. Ratios say something about
     semel, absolute figures about the computer.

@@ -37,7 +37,7 @@ _round = itertools.count()
 
 
 class Measurement(Struct, frozen=True, kw_only=True):
-    """One comparison: what was measured, against what, and what we aim at."""
+    """One comparison: the measured rate, the raw limit and the target ratio."""
 
     store: str
     what: str
@@ -46,16 +46,16 @@ class Measurement(Struct, frozen=True, kw_only=True):
     limit: str
     limit_rate: float
     aim: float | None = None
-    """The ratio to reach; `None`: shown without an aim."""
+    """The target ratio; `None`: no target."""
 
     @property
     def ratio(self) -> float:
-        """How much of the limit is reached."""
+        """The measured rate divided by the limit."""
         return self.rate / self.limit_rate
 
 
 class Job(Struct, frozen=True):
-    """Something that does `count` operations each time it is called; `fresh` makes it ready, untimed."""
+    """Does `count` operations per call. `fresh` prepares the next call, outside the measured time."""
 
     run: Callable[[], object]
     count: int
@@ -70,7 +70,7 @@ class Fresh:
         self.keys: list[str] = []
 
     def __call__(self) -> None:
-        """Make new ones."""
+        """Make the next ids."""
         turn = next(_round)
         self.keys = [
             f"0198c0de-{turn >> 16 & 0xFFFF:04x}-7000-{turn & 0xFFFF:04x}-{at:012x}"
@@ -78,7 +78,7 @@ class Fresh:
         ]
 
     def batches(self, size: int) -> Iterator[list[str]]:
-        """The ids, some at a time."""
+        """Yield the ids in batches."""
         for at in range(0, len(self.keys), size):
             yield self.keys[at : at + size]
 
@@ -108,7 +108,7 @@ def compare(
     aim: float | None = None,
     seconds: float = 0.0,
 ) -> Measurement:
-    """Measure both in turns, so that whatever else the computer does hits both alike; medians."""
+    """Measure both in turns, so that other load affects both alike. Returns medians."""
     gc.collect()
     pairs = [(rate(limit_job, seconds), rate(subject, seconds)) for _ in range(REPEATS)]
     return Measurement(
@@ -131,28 +131,28 @@ KINDS = {
     "valkey": "redis",
     "valkeys": "redis",
 }
-"""Which module knows the raw limit of what a scheme names."""
+"""The module that measures the raw limit, by the scheme of the URL."""
 
 
 class Scratch(NamedTuple):
-    """Where clients may work, and what the thing beneath can do without semel."""
+    """A place to measure in, and the raw operations of the same backend without semel."""
 
     kind: str
-    """What it is called in a row."""
+    """The name of the backend in a row."""
     target: str | Store
-    """What to open clients on."""
+    """The URL to open clients on."""
     single_limit: str
-    """What one operation is compared with."""
+    """The name of the limit of single operations."""
     single: Callable[[], Job]
-    """One operation at a time, bare."""
+    """Runs one raw operation at a time."""
     batch_limit: str
-    """What a batch is compared with; `{size}` stands for its size."""
+    """The name of the limit of batches; `{size}` stands for the batch size."""
     batch: Callable[[int], Job]
-    """Batches of this size, bare: as fast as it goes with the same durability."""
+    """Runs raw batches of this size with the same durability."""
 
 
 def new_name() -> str:
-    """A name that nobody uses."""
+    """Return a name that is not in use."""
     return f"semel_bench_{secrets.token_hex(4)}"
 
 
@@ -165,7 +165,7 @@ def with_options(url: str, **options: str) -> str:
 
 @contextmanager
 def scratch_for(url: str) -> Iterator[Scratch]:
-    """A scratch place of the kind that the URL names, on the same server or disk; removed at the end."""
+    """Open a scratch place on the server or disk of the URL; removed at the end. Raises for unknown schemes."""
     scheme = url.partition(":")[0].partition("+")[0]
     if scheme not in KINDS:
         raise CommandExit(
@@ -183,7 +183,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def bars(rows: Sequence[Measurement], columns: int) -> list[str]:
-    """A line per row: its name, its share of the whole as a bar, the ratio. At most `columns` wide."""
+    """Return a line per row: its name, the ratio as a bar and as a number. At most `columns` wide."""
     named = max(len(row.what) for row in rows)
     room = max(8, columns - named - 10)
     top = max(1.0, *(row.ratio for row in rows))
@@ -197,7 +197,7 @@ def bars(rows: Sequence[Measurement], columns: int) -> list[str]:
 
 
 def svg(rows: Sequence[Measurement], title: str) -> str:
-    """A bar per row, as long as its share of its limit; a tick where the aim is."""
+    """Return an SVG with a bar per row, as long as its ratio, and a tick at the target."""
     top = max([1.0, *(row.ratio / (row.aim or max(row.ratio, 1.0)) for row in rows)])
     wide, high = LEFT + WIDTH + 190, TOP + len(rows) * (BAR_HEIGHT + GAP) + 20
     lines = [

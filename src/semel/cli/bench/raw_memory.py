@@ -14,7 +14,7 @@ WINDOW_US = 86_400_000_000
 
 
 class RawMemory:
-    """What Python's own containers can do."""
+    """Raw operations on a dict and a set."""
 
     single_limit: str = "dict with a clock"
     batch_limit: str = "set comprehension"
@@ -36,7 +36,7 @@ class RawMemory:
         return Job(run, self._count, fresh)
 
     def batch(self, size: int) -> Job:
-        """A set, asked and filled by comprehension."""
+        """A set, read and filled by comprehension."""
         fresh, seen = Fresh(self._count), set[str]()
 
         def run() -> None:
@@ -49,7 +49,7 @@ class RawMemory:
 
 @contextmanager
 def scratch(_url: str) -> Iterator[Scratch]:
-    """Nothing is left when nobody holds it."""
+    """Open a scratch place in memory; nothing to remove."""
     raw = RawMemory()
     yield Scratch(
         kind="memory",

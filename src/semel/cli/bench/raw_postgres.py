@@ -27,7 +27,7 @@ END $$
 
 
 class RawPostgres:
-    """What the server itself can do: 16-byte keys, one commit per batch."""
+    """Raw operations of the server: 16-byte keys, one commit per batch."""
 
     def __init__(self, db: psycopg.Connection, schema: str) -> None:
         self.db = db
@@ -35,12 +35,12 @@ class RawPostgres:
         db.execute(f"CREATE TABLE {self._table} (digest uuid PRIMARY KEY, expires_at bigint NOT NULL)")
 
     def loop(self, rounds: int, size: int) -> Job:
-        """New digests inserted by the server itself, one commit per batch, without any client."""
+        """Insert new digests in a loop inside the server, one commit per batch."""
         text = LOOP.format(rounds=rounds, size=size, table=self._table)
         return Job(lambda: self.db.execute(text, prepare=False), rounds * size)
 
     def autocommit(self, count: int = SINGLES) -> Job:
-        """One row, one round trip, one commit."""
+        """Insert one row per round trip and commit."""
         text = f"INSERT INTO {self._table} VALUES (gen_random_uuid(), 1) ON CONFLICT DO NOTHING"  # noqa: S608
 
         def run() -> None:
@@ -69,12 +69,12 @@ def scratch(url: str) -> Iterator[Scratch]:
                     batch=lambda size: raw.loop(max(1, min(SINGLES, ROWS_MAX // size)), size),
                 )
             finally:
-                db.close()  # an interrupt may have left it in the middle of something
+                db.close()  # an interrupt may have left a transaction open
                 with psycopg.connect(**place.parameters()) as last:
                     last.execute(f'DROP SCHEMA "{name}" CASCADE')
     except psycopg.errors.InsufficientPrivilege as error:
         raise CommandExit(
-            f"{place.name}: bench works in a schema of its own, and this role may not create one; use one that may",
+            f"{place.name}: bench works in a schema of its own, and this role may not create one; use a role that may",
             BAD_CONFIGURATION,
         ) from error
     except psycopg.Error as error:

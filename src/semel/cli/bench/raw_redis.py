@@ -17,19 +17,19 @@ __all__ = ["RawRedis", "scratch"]
 SINGLES = 100
 ROWS_MAX = 1_000
 KEEP_MS = 600_000
-"""What an interrupted cleanup might leave is gone by itself after so long."""
+"""Keys expire after this time, in case the cleanup is interrupted."""
 SCAN_COUNT = 1000
 
 
 class RawRedis:
-    """What one connection carries: SET NX PX of 16-byte keys, packed before the clock starts."""
+    """Raw operations of one connection: SET NX PX of 16-byte keys, packed before the measured time."""
 
     def __init__(self, connection: Any, prefix: bytes) -> None:
         self._connection = connection
         self._prefix = prefix + b":raw:{1}:"
 
     def pipelines(self, count: int, size: int) -> Job:
-        """Batches of commands, each sent as one piece, each answer read."""
+        """Send batches of commands, each in one write, and read each reply."""
         packed: list[bytes] = []
 
         def fresh() -> None:
@@ -53,7 +53,7 @@ class RawRedis:
 
 @contextmanager
 def scratch(url: str) -> Iterator[Scratch]:
-    """A prefix in the same database; what begins with it is removed at the end."""
+    """Open a prefix in the same database; its keys are removed at the end."""
     name = new_name()
     place, options = parse(url, {})
     client = _client(place, options)
@@ -71,7 +71,7 @@ def scratch(url: str) -> Iterator[Scratch]:
                 batch=lambda size: raw.pipelines(min(ROWS_MAX, SINGLES * size), size),
             )
         finally:
-            connection.disconnect()  # an interrupt may have left answers in it
+            connection.disconnect()  # an interrupt may have left replies unread
             node.connection_pool.release(connection)
             _remove(client, f"{name}*")
     except redis.RedisError as error:
@@ -81,7 +81,7 @@ def scratch(url: str) -> Iterator[Scratch]:
 
 
 def _remove(client: Any, pattern: str) -> None:
-    """Remove all keys that match, some at a time."""
+    """Remove all keys that match, in batches."""
     some: list[bytes] = []
     for key in client.scan_iter(match=pattern, count=SCAN_COUNT):
         some.append(key)
@@ -99,7 +99,7 @@ def _unlink(client: Any, keys: list[bytes]) -> None:
 
 
 def _client(place: RedisTarget, options: RedisOptions) -> Any:
-    """The driver's own client of the same place."""
+    """Return the driver's client for the same server."""
     more: dict[str, Any] = {
         "username": place.username or None,
         "password": place.password or None,
@@ -113,7 +113,7 @@ def _client(place: RedisTarget, options: RedisOptions) -> Any:
             "ssl_check_hostname": options.verify,
             "ssl_ca_certs": options.ca_file or None,
         }
-    driver: Any = redis  # parts of it are untyped
+    driver: Any = redis  # the driver is partly untyped
     if place.topology == "cluster":
         nodes = [driver.cluster.ClusterNode(*address) for address in place.addresses]
         return driver.cluster.RedisCluster(startup_nodes=nodes, **more)

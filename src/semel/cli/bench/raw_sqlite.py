@@ -20,7 +20,7 @@ ROWS_MAX = 1_000
 
 
 class RawSqlite:
-    """What SQLite itself can do: 16-byte keys, WITHOUT ROWID, WAL."""
+    """Raw operations of SQLite: 16-byte keys, WITHOUT ROWID, WAL."""
 
     def __init__(self, path: Path, synchronous: str = "FULL") -> None:
         self.db: sqlite3.Connection = sqlite3.connect(path, isolation_level=None)
@@ -29,11 +29,11 @@ class RawSqlite:
         self.db.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY, expires_at INTEGER) WITHOUT ROWID")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.db.close()
 
     def batches(self, count: int, size: int) -> Job:
-        """Insert in multi-row statements, one commit each, asking which were new."""
+        """Insert in multi-row statements, one commit each, and return the new digests."""
         fresh = Fresh(count)
 
         def run() -> None:
@@ -52,7 +52,7 @@ class RawSqlite:
         return Job(run, count, fresh)
 
     def autocommit(self, count: int = SINGLES) -> Job:
-        """One row, one commit."""
+        """Insert one row per commit."""
 
         def run() -> None:
             for _ in range(count):

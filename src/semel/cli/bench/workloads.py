@@ -1,4 +1,4 @@
-"""What `semel bench` measures on a scratch place, one comparison after the other."""
+"""The workloads that `semel bench` measures, one comparison after the other."""
 
 import asyncio
 import signal
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def nothing(_body: object = None) -> None:
-    """A handler that does nothing: what remains is semel."""
+    """A handler that does nothing, so only semel's cost is measured."""
 
 
 def marking(marks: Semel, count: int, size: int) -> Job:
@@ -100,7 +100,7 @@ def _pour(leases: Semel, fresh: Fresh, size: int) -> None:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Let signals wait. A loop that an interrupt leaves half made prints a traceback when it is thrown away."""
+    """Block signals. An event loop that an interrupt leaves half built prints a traceback when it is collected."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -118,7 +118,7 @@ class Crowd:
         self._client = client
         self._runner = asyncio.Runner()
         with _signals_held():
-            # An interrupt ends every task, and the command reports it: the loop need not.
+            # An interrupt ends every task and the command reports it, so the loop does not.
             self._runner.get_loop().set_exception_handler(lambda _loop, _context: None)
 
     def __enter__(self) -> Self:
@@ -132,7 +132,7 @@ class Crowd:
         self._runner.close()
 
     def running(self, callers: int, count: int) -> Job:
-        """`run` of new keys by so many tasks, each one by one."""
+        """`run` of new keys by `CALLERS` tasks, each one by one."""
 
         async def handler() -> None:
             pass
@@ -140,7 +140,7 @@ class Crowd:
         return self._spread(callers, count, lambda key: self._client.run(key, handler))
 
     def marking(self, callers: int, count: int) -> Job:
-        """`mark` of new keys by so many tasks, each one by one."""
+        """`mark` of new keys by `CALLERS` tasks, each one by one."""
         return self._spread(callers, count, self._client.mark)
 
     def _spread(self, callers: int, count: int, call: Callable[[str], Awaitable[Any]]) -> Job:
@@ -149,7 +149,7 @@ class Crowd:
 
 
 async def spread(callers: int, keys: Sequence[str], call: Callable[[str], Awaitable[Any]]) -> None:
-    """Have the keys shared among so many tasks."""
+    """Share the keys among the tasks."""
 
     async def work(at: int) -> None:
         for key in keys[at::callers]:
@@ -163,17 +163,17 @@ BATCH = 500
 CALLERS = 50
 SINGLES = 25
 ROWS_MAX = 1_000
-"""Of one turn; as many turns are taken as there is time for."""
+"""Keys per turn; turns repeat until the time is over."""
 WINDOW = "10m"
-"""What an interrupted cleanup might leave expires soon."""
+"""Records expire soon, in case the cleanup is interrupted."""
 
 Measure: TypeAlias = tuple[str, Callable[[float], Measurement]]
-"""What is measured, and the way to do it within so many seconds."""
+"""The name of a workload, and the function that measures it for a number of seconds."""
 
 
 @contextmanager
 def measures(scratch: Scratch) -> Iterator[list[Measure]]:
-    """All comparisons; clients are open meanwhile."""
+    """Yield all comparisons; the clients stay open until the end."""
     with ExitStack() as stack:
         marks = stack.enter_context(client.open(scratch.target, consumer="marks", mode="mark", window=WINDOW))
         leases = stack.enter_context(client.open(scratch.target, consumer="leases", window=WINDOW))

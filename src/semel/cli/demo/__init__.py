@@ -1,1 +1,1 @@
-"""The storm behind `semel demo`: a queue that repeats itself, workers that are killed, and an honest count."""
+"""`semel demo`: a queue that repeats messages, workers that are killed, and a count of effects."""

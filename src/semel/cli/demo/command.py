@@ -1,4 +1,4 @@
-"""`semel demo`: kill workers amid a storm of duplicates, and count what is left."""
+"""`semel demo`: kill workers during a storm of duplicates, and count lost and doubled effects."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,17 +35,18 @@ def demo(
         ),
     ] = 12,
     seed: Annotated[
-        int | None, typer.Option(min=0, max=SEED_MAX, help="Draw the same storm again; else a new one.")
+        int | None,
+        typer.Option(min=0, max=SEED_MAX, help="Repeat the storm of this seed; default: a new one."),
     ] = None,
     control: Annotated[  # noqa: FBT002 - a switch
         bool, typer.Option("--control", help="The same storm without semel: it must show doubles.")
     ] = False,
     json: JsonOption = False,  # noqa: FBT002
 ) -> int:
-    """Kill workers with -9 amid a storm of duplicate deliveries, and count lost and doubled effects.
+    """Kill workers with -9 during a storm of duplicate deliveries, and count lost and doubled effects.
 
-    Real processes on one SQLite file in a temporary folder: once in inbox mode, once in lease mode. The ledgers
-    take everything, so that a double would show. Exit code 1 if a promise broke.
+    Runs real processes on one SQLite file in a temporary folder, in inbox mode and in lease mode. The ledgers
+    have no unique keys, so a doubled effect is visible. Exit code 1 if a guarantee is broken.
     """
     import secrets
     import sys
@@ -94,7 +95,7 @@ def _storms(
                 results.append(audit(storm.place, progress, plan.events, monotonic() - started_at))
     except (StormError, OSError) as error:
         said = log.read_text(errors="replace")[-LOG_BYTES_MAX:]
-        raise CommandExit(f"the demo could not be carried out: {error}\n{said}".rstrip(), FAILED) from error
+        raise CommandExit(f"the demo failed: {error}\n{said}".rstrip(), FAILED) from error
     finally:
         nursery.close()
     return results

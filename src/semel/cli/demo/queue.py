@@ -29,18 +29,18 @@ __all__ = [
 ]
 
 VISIBILITY_S = 0.5
-"""A delivery that is not acknowledged after this is made again, to somebody else: before a stopped worker goes on."""
+"""A delivery that is not acknowledged by then goes to another worker, before a stopped worker continues."""
 
 
 class Flight(Struct):
-    """One delivery under way."""
+    """One delivery in flight."""
 
     worker: int
     until: float
 
 
 class DemoQueue:
-    """Messages by number; each is in one place: ready, delayed, in flight, or gone."""
+    """Messages by number; each is ready, delayed, in flight or acknowledged."""
 
     def __init__(self, events: Iterable[str]) -> None:
         self.events: list[str] = list(events)
@@ -56,7 +56,7 @@ class DemoQueue:
         return len(self._left)
 
     def take(self, worker: int, now: float) -> int | None:
-        """The next message for this worker, or `None`."""
+        """Return the next message for this worker, or `None`."""
         while self._ready:
             number = self._ready.popleft()
             if number in self._left and number not in self._flying:
@@ -66,7 +66,7 @@ class DemoQueue:
         return None
 
     def ack(self, number: int) -> None:
-        """The message is done with; a late acknowledgement counts too."""
+        """Acknowledge a message; a late acknowledgement counts too."""
         self._left.discard(number)
         self._flying.pop(number, None)
 
@@ -76,13 +76,13 @@ class DemoQueue:
         heapq.heappush(self._delayed, (at, number))
 
     def abandon(self, worker: int) -> None:
-        """The worker is gone: what it had is delivered again, to others, before the rest."""
+        """Requeue the messages of a worker that died, in front of the others."""
         for number in [number for number, flight in self._flying.items() if flight.worker == worker]:
             del self._flying[number]
             self._ready.appendleft(number)
 
     def tick(self, now: float) -> float | None:
-        """Make ready what is due; returns when there is more to do."""
+        """Move due messages to ready. Returns the time of the next one."""
         while self._delayed and self._delayed[0][0] <= now:
             self._ready.append(heapq.heappop(self._delayed)[1])
         for number in [number for number, flight in self._flying.items() if flight.until <= now]:
@@ -95,7 +95,7 @@ class DemoQueue:
 Mode: TypeAlias = Literal["inbox", "lease", "control"]
 Phase: TypeAlias = Literal["claimed", "effect done", "committed", "before ack"]
 PHASES: tuple[Phase, ...] = ("claimed", "effect done", "committed", "before ack")
-"""Where a worker can be killed, in the order in which it comes there."""
+"""The phases at which a worker can be killed, in their order."""
 
 RECEIVE_BYTES = 64 * 1024
 
@@ -107,7 +107,7 @@ class Ready(Struct, frozen=True, tag=True):
 
 
 class Deliver(Struct, frozen=True, tag=True):
-    """One delivery. `watched`: say where you are, and wait to be told to go on."""
+    """One delivery. `watched`: report each phase, and wait for `Go`."""
 
     number: int
     event: str
@@ -115,7 +115,7 @@ class Deliver(Struct, frozen=True, tag=True):
 
 
 class Arrived(Struct, frozen=True, tag=True):
-    """The worker has come to a phase of a watched delivery and waits there."""
+    """The worker has reached a phase of a watched delivery and waits."""
 
     number: int
     phase: Phase
@@ -127,7 +127,7 @@ class Go(Struct, frozen=True, tag=True):
 
 
 class Ack(Struct, frozen=True, tag=True):
-    """The delivery is done with. `answer`: what this event's first run returned."""
+    """The delivery is finished. `answer`: the value of this event's first run."""
 
     number: int
     duplicate: bool
@@ -136,7 +136,7 @@ class Ack(Struct, frozen=True, tag=True):
 
 
 class Nack(Struct, frozen=True, tag=True):
-    """Not now: deliver it again later. `lost`: its claim went to another while it ran."""
+    """Deliver it again later. `lost`: another worker took the claim over while it ran."""
 
     number: int
     retry_after_s: float = 0.0
@@ -162,7 +162,7 @@ class WorkerSocket:
         self.end.sendall(_encode(message) + b"\n")
 
     def hear(self) -> Iterator[Ready | Arrived | Ack | Nack | Deliver | Go]:
-        """What has come since; waits for something. Raises `EOFError` when the other end is gone."""
+        """Wait for messages and return them. Raises `EOFError` when the other end is gone."""
         try:
             received = self.end.recv(RECEIVE_BYTES)
         except ConnectionError:
@@ -175,14 +175,14 @@ class WorkerSocket:
 
 
 KILLS_MIN = len(PHASES)
-"""Fewer could not strike at every phase."""
+"""With fewer kills not every phase would be hit."""
 COPIES = (1, 2, 3, 4, 6)
 COPIES_WEIGHTS = (30, 30, 20, 15, 5)
 """How often a producer sends one event: 2.5 times on the average."""
 SPREAD_EVENTS = 40
-"""How far apart the copies of an event may come, in events: close enough to race."""
+"""The largest distance between copies of an event, in events: small enough to race."""
 AGAIN = 0.25
-"""The share of kills that strike an event which was struck before."""
+"""The share of kills that hit an event for the second time."""
 ACK_LOST = 0.08
 """The share of acknowledgements that never reach the queue."""
 PAUSES: dict[Mode, tuple[Phase, ...]] = {
@@ -194,7 +194,7 @@ PAUSES: dict[Mode, tuple[Phase, ...]] = {
 
 
 class Hit(Struct, frozen=True):
-    """One blow against the worker that handles an event."""
+    """One kill or pause of the worker that handles an event."""
 
     kind: Literal["kill", "pause"]
     phase: Phase
@@ -209,7 +209,7 @@ class DemoPlan(Struct):
     hits: dict[str, list[Hit]]
     """By event, in the order of the phases."""
     ack_lost: random.Random
-    """Decides for each acknowledgement whether it gets through."""
+    """Decides which acknowledgements are lost."""
 
     def loses_ack(self) -> bool:
         """Whether the next acknowledgement is lost on its way."""
@@ -217,7 +217,7 @@ class DemoPlan(Struct):
 
 
 def draw(mode: Mode, seed: int, events: int, kills: int) -> DemoPlan:
-    """The storm of this seed."""
+    """Draw the storm of this seed."""
     rng = random.Random(f"{seed}:{events}:{kills}")  # noqa: S311 - a storm has to be predictable
     names = [f"evt-{number:06d}" for number in range(events)]
     copies = rng.choices(COPIES, COPIES_WEIGHTS, k=events)
@@ -231,7 +231,7 @@ def draw(mode: Mode, seed: int, events: int, kills: int) -> DemoPlan:
     free = rng.sample(names, len(names))
     hits: dict[str, list[Hit]] = {}
     for phase in struck:
-        # An event is committed once, so it can be struck there once; elsewhere it can be struck again.
+        # An event is committed once, so it can be hit once in that phase; in other phases again.
         again = [name for name in hits if phase != "committed" or Hit("kill", phase) not in hits[name]]
         name = rng.choice(again) if again and (not free or rng.random() < AGAIN) else free.pop()
         hits.setdefault(name, []).append(Hit("kill", phase))

@@ -1,4 +1,4 @@
-"""Show a storm while it blows, and what it left behind."""
+"""Show a storm while it runs, and its result."""
 
 import sqlite3
 import sys
@@ -18,14 +18,14 @@ __all__ = ["TITLES", "DemoResult", "SinkCounts", "audit", "display", "document",
 
 
 class SinkCounts(Struct, frozen=True):
-    """What a system that honours idempotency keys was left with."""
+    """Effects in a system that honours idempotency keys."""
 
     lost: int
     twice: int
 
 
 class DemoResult(Struct, frozen=True):
-    """One storm, counted. `broken`: the promises that were not kept; empty is what we want."""
+    """The result of one storm. `broken`: the guarantees that did not hold; empty if all held."""
 
     mode: Mode
     events: int
@@ -43,16 +43,16 @@ class DemoResult(Struct, frozen=True):
     repeats: int
     """Effects beyond the first of each event."""
     repeats_unexplained: int
-    """Those beyond the kills, pauses and lost claims that hit their event."""
+    """Repeats beyond the number of kills, pauses and lost claims of their event."""
     answers_differ: int
-    """Events whose deliveries were answered differently."""
+    """Events whose deliveries got different answers."""
     sink: SinkCounts | None
     seconds: float
     broken: list[str]
 
 
 def audit(place: DemoFolder, progress: DemoProgress, events: list[str], seconds: float) -> DemoResult:
-    """Read the ledgers, which know nothing of semel, and hold them against the promises."""
+    """Read the ledgers, which do not use semel, and compare them with the guarantees."""
     happened = _effects(place)
     lost = sum(not happened[event] for event in events)
     twice = sum(count > 1 for count in happened.values())
@@ -129,7 +129,7 @@ REFRESH_PER_S = 10
 
 @contextmanager
 def display(kills: int, *, shown: bool) -> Iterator[Callable[[DemoProgress], None]]:
-    """A live view on stderr; nothing where nobody looks. It has no thread: it is drawn by the storm's own steps."""
+    """Show a live view on stderr if it is a terminal. It has no thread: each step of the storm redraws it."""
     if not shown:
         yield lambda _: None
         return
@@ -165,7 +165,7 @@ def display(kills: int, *, shown: bool) -> Iterator[Callable[[DemoProgress], Non
 
 
 def rows(results: Sequence[DemoResult]) -> list[tuple[str, ...]]:
-    """The table: one line for each figure, one column for each storm."""
+    """Return the table: one line per figure, one column per storm."""
     figures: list[tuple[str, Sequence[int | str]]] = [
         ("events", [each.events for each in results]),
         ("deliveries", [each.deliveries for each in results]),
@@ -199,7 +199,7 @@ def rows(results: Sequence[DemoResult]) -> list[tuple[str, ...]]:
 
 
 def print_results(results: Sequence[DemoResult], seed: int) -> None:
-    """The table and the verdict, on stdout."""
+    """Print the table and the conclusions to stdout."""
     from rich.table import Table
     from rich.text import Text
 
@@ -221,7 +221,7 @@ def print_results(results: Sequence[DemoResult], seed: int) -> None:
 
 
 def verdicts(results: Sequence[DemoResult]) -> list[str]:
-    """What the figures mean, a sentence for each storm."""
+    """Return one sentence per storm about its figures."""
     sentences: list[str] = []
     for result in results:
         if result.broken:
@@ -244,7 +244,7 @@ def verdicts(results: Sequence[DemoResult]) -> list[str]:
 
 
 def document(results: Sequence[DemoResult], seed: int, workers: int) -> dict[str, Any]:
-    """The same for programs. The figures at the top are those of the first storm."""
+    """Return the results as a JSON document. The figures at the top are those of the first storm."""
     first = results[0]
     by_mode = {result.mode: to_builtins(result) for result in results}
     return {

@@ -1,4 +1,4 @@
-"""One storm in one mode: deliver, strike, redeliver, until every message is acknowledged; then count."""
+"""One storm in one mode: deliver, kill, redeliver, until every message is acknowledged; then count."""
 
 import os
 import selectors
@@ -33,20 +33,20 @@ from semel.cli.demo.worker_pool import Nursery
 __all__ = ["DemoProgress", "Storm", "StormError"]
 
 PREFETCH = 4
-"""How many deliveries a worker has in hand: what is behind the one it handles is redelivered when it dies."""
+"""How many deliveries a worker holds: all of them are redelivered when it dies."""
 PAUSE_S = LEASE_S * 1.75
 TICK_S = 0.05
 STALL_S = 30.0
-"""Without an acknowledgement for this long something is broken; the demo says so instead of hanging."""
+"""After this long without an acknowledgement the demo fails instead of hanging."""
 RETRY_MAX_S = 0.1
 
 
 class StormError(Exception):
-    """The storm itself failed, which says nothing about any promise."""
+    """The demo itself failed; no guarantee was checked."""
 
 
 class DemoProgress(Struct):
-    """What has happened so far, for the display and for the count at the end."""
+    """Counts so far, for the display and the result."""
 
     mode: Mode
     events: int
@@ -60,10 +60,10 @@ class DemoProgress(Struct):
     lost_claims: int = 0
     kills: Counter[Phase] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
-    """By event: kills, pauses and lost claims, each of which may repeat an effect that is outside."""
+    """By event: kills, pauses and lost claims; each may repeat an effect outside the store."""
     answers: dict[str, set[str]] = field(default_factory=dict)
     workers: str = ""
-    """One sign for each: at work, struck and waiting to be killed, or stopped."""
+    """One sign per worker: running, waiting to be killed, or stopped."""
 
 
 class Crewman(Struct):
@@ -74,11 +74,11 @@ class Crewman(Struct):
     ready: bool = False
     in_hand: set[int] = field(default_factory=set)
     resume_at: float = 0.0
-    """When it is to go on; 0: it is not stopped."""
+    """When it continues; 0: it is not stopped."""
 
 
 class Storm:
-    """Runs one storm. `step` is called some twenty times a second."""
+    """Runs one storm. `step` is called about twenty times a second."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Storm:
         self.progress: DemoProgress = DemoProgress(mode, len(plan.events), len(plan.sent))
 
     def run(self, workers: int) -> DemoProgress:
-        """The whole storm. Raises `StormError` when it stalls; every worker is ended on the way out."""
+        """Run the whole storm. Raises `StormError` when it stalls. Ends every worker on exit."""
         self.place.prepare()
         try:
             for _ in range(workers):
@@ -138,7 +138,7 @@ class Storm:
         self._selector.register(end, selectors.EVENT_READ, pid)
 
     def _end(self, man: Crewman) -> None:
-        """Kill it with -9: no handler of its own, no goodbye. Stopped processes die of it too."""
+        """Kill it with -9, which no handler can catch and which also ends stopped processes."""
         with suppress(ProcessLookupError):
             os.kill(man.pid, signal.SIGKILL)
         self._selector.unregister(man.line.end)
@@ -169,7 +169,7 @@ class Storm:
                 _say(man, Deliver(number, event, bool(self._plan.hits.get(event))))
         self.progress.deliveries = self._queue.deliveries
 
-    # --- what they say ---
+    # --- messages of workers ---
 
     def _hear(self, man: Crewman) -> None:
         try:
@@ -213,7 +213,7 @@ class Storm:
         self._replace(man)
 
     def _due(self, event: str, phase: Phase) -> Hit | None:
-        """The blow to deal here: the first that is left for this event, if it is for this phase."""
+        """Return the first remaining hit of this event if it is for this phase."""
         left = self._plan.hits.get(event)
         return left[0] if left and left[0].phase == phase else None
 
@@ -242,13 +242,13 @@ class Storm:
         self._queue.nack(nack.number, time.monotonic() + min(nack.retry_after_s, RETRY_MAX_S))
 
     def _note_attempt(self, event: str, attempt: int) -> None:
-        """A run that is not an event's first took it over from somebody."""
+        """Note an attempt; one that is not the first is a takeover."""
         if attempt > 1 and (event, attempt) not in self._attempts:
             self._attempts.add((event, attempt))
             self.progress.takeovers += 1
 
     def _note_second_try(self, event: str) -> None:
-        """Without leases nobody is asked for the number of the attempt: the queue knows whom it has killed."""
+        """Note a second attempt. Without leases the store counts none: the queue knows which workers it killed."""
         if event in self._cut_off and self.progress.mode == "inbox":
             self.progress.takeovers += 1
         self._cut_off.discard(event)
@@ -262,6 +262,6 @@ class Storm:
 
 
 def _say(man: Crewman, message: Deliver | Go) -> None:
-    """A worker that has ended by itself is noticed when it is listened to."""
+    """Send a message. The next read notices a worker that has ended."""
     with suppress(ConnectionError):
         man.line.say(message)

@@ -1,4 +1,4 @@
-"""A worker of the demo: takes deliveries, makes their effect happen, acknowledges. It may be killed anywhere."""
+"""A worker of the demo: takes deliveries, applies their effect, acknowledges. It may be killed at any point."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ from semel.stores import Store
 __all__ = ["LEASE_S", "DemoFolder", "work"]
 
 LEASE_S = 0.4
-"""Short, so that the demo need not wait long for the claims of the dead."""
+"""Short, so that the claims of killed workers end soon."""
 ATTEMPTS_MAX = 1000
 
 Halt = Callable[..., None]
@@ -27,7 +27,7 @@ Handler = Callable[[Deliver, Halt], Ack | Nack]
 
 
 class DemoFolder:
-    """The folder of one run: the store, and the ledgers that nothing keeps from holding an event twice."""
+    """The folder of one run: the store, and ledgers without unique keys, which can hold an event twice."""
 
     def __init__(self, folder: Path, mode: Mode) -> None:
         self.mode: Mode = mode
@@ -37,13 +37,13 @@ class DemoFolder:
 
     @property
     def store(self) -> Store:
-        """The store. Every process may die, the computer will not: NORMAL is as safe here and does not wait."""
+        """The URL of the store. Only processes die here, not the computer: NORMAL is as safe, and faster."""
         from semel.stores.sqlite import SqliteStore
 
         return SqliteStore(self.database, synchronous="NORMAL", busy_wait_s=60.0)
 
     def prepare(self) -> None:
-        """Make the tables of the application, none of them with a unique event."""
+        """Create the tables of the application, without unique keys on events."""
         self.store.open()
         with closing(sqlite3.connect(self.database)) as connection, connection:
             connection.execute("CREATE TABLE ledger (event TEXT NOT NULL, worker INTEGER NOT NULL)")
@@ -55,16 +55,16 @@ class DemoFolder:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """The application's own connection; it says itself when a transaction begins and ends."""
+    """Open the application's connection; the application begins and ends transactions."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=60.0)
     connection.execute("PRAGMA synchronous = NORMAL")
     return connection
 
 
 def inbox_handler(place: DemoFolder) -> Handler:
-    """The effect and the mark are in one transaction: both, or neither."""
+    """Return a handler that commits effect and mark in one transaction."""
     once = semel.open(place.store, consumer="demo", mode="inbox")
-    once.__enter__()  # connect now: inside our own transaction it would wait for ourselves
+    once.__enter__()  # connect now: inside our own transaction it would block on our lock
     connection = connect(place.database)
 
     def handle(delivery: Deliver, halt: Halt) -> Ack:
@@ -89,7 +89,7 @@ def inbox_handler(place: DemoFolder) -> Handler:
 
 
 def lease_handler(place: DemoFolder) -> Handler:
-    """The effect is elsewhere: a file that takes everything, and a sink that honours the idempotency key."""
+    """Return a handler with an effect outside: a file that takes duplicates, and a sink with idempotency keys."""
     policy = semel.Policy(wait_s=0, max_attempts=ATTEMPTS_MAX)
     once = semel.open(place.store, consumer="demo", lease=LEASE_S, policy=policy)
     sink = connect(place.sink)
@@ -126,7 +126,7 @@ def lease_handler(place: DemoFolder) -> Handler:
 
 
 def apply_once(sink: sqlite3.Connection, key: str, event: str) -> None:
-    """What a system with idempotency keys of its own does: the second request with a key changes nothing."""
+    """Apply an event as a system with idempotency keys does: a second request with the same key changes nothing."""
     sink.execute("BEGIN IMMEDIATE")
     if sink.execute("INSERT OR IGNORE INTO keys VALUES (?)", (key,)).rowcount:
         sink.execute("INSERT INTO applied VALUES (?)", (event,))
@@ -134,7 +134,7 @@ def apply_once(sink: sqlite3.Connection, key: str, event: str) -> None:
 
 
 def control_handler(place: DemoFolder) -> Handler:
-    """The same work without semel: handle, then acknowledge."""
+    """Return a handler that does the same work without semel: handle, then acknowledge."""
     connection = connect(place.database)
 
     def handle(delivery: Deliver, halt: Halt) -> Ack:
@@ -157,7 +157,7 @@ HANDLERS: dict[Mode, Callable[[DemoFolder], Handler]] = {
 
 
 def new_answer() -> str:
-    """What a run returns; no two runs return the same, so a replay shows whose it is."""
+    """Return a value that is different for each run, so that a replay can be traced to its run."""
     return uuid.uuid4().hex
 
 
@@ -170,7 +170,7 @@ def work(end: socket.socket, folder: Path, mode: Mode) -> None:
     waiting: deque[Deliver] = deque()
 
     def hear() -> bool:
-        """Take in what has come; whether it says to go on."""
+        """Queue the messages that arrived. Returns whether one of them was `Go`."""
         heard = list(line.hear())
         waiting.extend(message for message in heard if isinstance(message, Deliver))
         return any(isinstance(message, Go) for message in heard)

@@ -1,6 +1,6 @@
-"""Starts the demo's workers: one process that has everything imported and forks, so that a start takes milliseconds.
+"""Starts the demo's workers: one process with all imports done forks them, so a start takes milliseconds.
 
-It outlives none of them: when the demo ends or dies, it kills what is left and ends too.
+When the demo ends or dies, this process kills the remaining workers and ends.
 """
 
 import ctypes
@@ -28,14 +28,14 @@ _END_WAIT_S = 5.0
 
 
 class Order(msgspec.Struct, frozen=True):
-    """One worker, please."""
+    """A request for one worker."""
 
     folder: str
     mode: Mode
 
 
 class Nursery:
-    """The demo's handle on the nursery. `close` leaves no process behind."""
+    """The demo's connection to the process that starts workers. `close` leaves no process behind."""
 
     def __init__(self, errors: Path) -> None:
         ours, theirs = socket.socketpair()
@@ -47,7 +47,7 @@ class Nursery:
         theirs.close()
 
     def start(self, folder: Path, mode: Mode) -> tuple[int, socket.socket]:
-        """A new worker: its process id and our end of its socket. Raises `OSError` if the nursery is gone."""
+        """Start a worker. Returns its process id and our end of its socket. Raises `OSError` if the pool has ended."""
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._control, [msgspec.json.encode(Order(str(folder), mode))], [theirs.fileno()])
@@ -58,7 +58,7 @@ class Nursery:
         return int(answer), ours
 
     def close(self) -> None:
-        """End every worker and the nursery itself; waits for it."""
+        """End every worker and the pool, and wait for it."""
         self._control.close()
         try:
             self._process.wait(_END_WAIT_S)
@@ -68,7 +68,7 @@ class Nursery:
 
 
 def main() -> None:
-    """Serve orders from stdin, a socket, until it is closed; then kill what is left."""
+    """Serve orders from stdin, a socket, until it is closed; then kill the remaining workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=os.dup(0))
     children: set[int] = set()
