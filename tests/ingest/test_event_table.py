@@ -177,8 +177,12 @@ async def test_a_table_is_made_with_the_names_that_are_given(place: Fleet) -> No
 @pytest.mark.parametrize(
     ("statement", "more", "said"),
     [
-        (DOCUMENTED.replace("UNIQUE ", ""), "", "takes an event twice: CREATE UNIQUE INDEX"),
-        (DOCUMENTED, ", region {text} NOT NULL", "wants a value for region"),
+        (
+            DOCUMENTED.replace("UNIQUE ", ""),
+            "",
+            "would hold an event twice: CREATE UNIQUE INDEX",
+        ),
+        (DOCUMENTED, ", region {text} NOT NULL", "needs a value for region"),
     ],
 )
 async def test_a_table_that_would_lose_events_is_refused_before_any_is_accepted(

@@ -60,7 +60,7 @@ async def test_no_authentication_is_refused_on_a_store_that_had_a_token(kind: st
     await first.ask(tokens.revoke(token.id))
     await first.close()
     again = Service(ServeSettings(store=place, auth="none"))
-    with pytest.raises(PolicyInvalid, match="has had tokens, so it stays closed"):
+    with pytest.raises(PolicyInvalid, match="has had tokens, so it needs tokens"):
         await again.open()
     await again.close()
 

@@ -155,7 +155,7 @@ async def test_what_has_changed_since_it_was_looked_at_is_not_run(place: Place) 
 
         await taker.take("", [incoming(EVENT, json.dumps(EVENT).encode())])
         seen = await asyncio.wait_for(done(1), 30)
-        event = await taker.kept(seen)
+        event = await taker.find_event(seen)
         assert await taker.again(seen, event)
         now = await asyncio.wait_for(done(2), 30)
         assert not await taker.again(seen, event)

@@ -66,7 +66,7 @@ def test_a_wrong_set_up_is_told_in_a_line(tmp_path: Path, options: list[str], co
 def test_a_misspelt_variable_is_an_error(tmp_path: Path) -> None:
     ended = semel("serve", cwd=tmp_path, SEMEL_SERVE_PROT="1")
     assert ended.returncode == 78
-    assert b"SEMEL_SERVE_PROT is no setting of semel; did you mean SEMEL_SERVE_PORT?" in ended.stderr
+    assert b"SEMEL_SERVE_PROT is not a setting of semel; did you mean SEMEL_SERVE_PORT?" in ended.stderr
 
 
 def test_the_table_of_the_configuration_is_read(tmp_path: Path) -> None:

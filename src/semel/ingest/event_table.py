@@ -1,6 +1,6 @@
-"""The table `events`: one row for each event that was processed, whoever processed it and however often.
+"""The table `events`: one row for each processed event, however often it was processed.
 
-An event is known by its tenant and its id. Rows that come while others are being written share the next commit.
+Tenant and id identify an event. Rows that come while others are being written share the next commit.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
 BUSY_S = 30.0
 CONNECT_S = 10
 ROWS_MAX = 500
-"""Of one commit."""
+"""The most rows in one commit."""
 
 _POSTGRES = """
 CREATE TABLE IF NOT EXISTS {table} (
@@ -71,31 +71,31 @@ class TableBackend(Protocol):
     """A database that takes rows."""
 
     async def layout(self) -> Layout | None:
-        """What the table is like; `None` where it is not there yet. Raises `StoreUnavailable`."""
+        """Return the table's definition, or `None` if it does not exist. Raises `StoreUnavailable`."""
 
     async def insert(self, events: Sequence[Event], /) -> None:
-        """One row for each that has none, in one transaction. Raises `StoreUnavailable`, and the database's errors."""
+        """Insert missing rows in one transaction. Raises `StoreUnavailable`, and the database's errors."""
 
     async def find(self, tenant: str, event_id: str, /) -> tuple[str, str] | None:
-        """Type and payload of a row of the table, which is there. Raises `StoreUnavailable`."""
+        """Return type and payload of a row; the table must exist. Raises `StoreUnavailable`."""
 
     async def close(self) -> None:
-        """Let go; it may be used again."""
+        """Close the connection; it may be used again."""
 
 
 class EventTable:
-    """Events in PostgreSQL (`postgresql://...`) or SQLite (`sqlite:///events.db`), made at first use.
+    """A table of events in PostgreSQL (`postgresql://...`) or SQLite (`sqlite:///events.db`), created at first use.
 
     `persist` is a handler by itself; `after(handler)` runs yours first. Either may run again after a crash: tenant and
-    `event_id` are unique together and keep the row single, and what your handler does elsewhere needs the idempotency
-    key. A table that is there is checked when this is entered (`async with`) and when an `Intake` with it starts;
-    `columns` says what its columns are called. The URL may be that of a store: options of semel's own are passed over.
-    In PostgreSQL the table is where the connection looks first, which is not semel's schema.
+    `event_id` are unique together, so the row stays single; effects of your handler elsewhere need the idempotency
+    key. An existing table is checked at the start of `async with` and of an `Intake` with it;
+    `columns` names its columns. The URL may be that of a store: semel's own options are ignored.
+    In PostgreSQL the table is in the first schema of the search path, not in semel's schema.
     """
 
     def __init__(self, url: str, *, table: str = "events", columns: Columns | None = None) -> None:
         if not _NAME.fullmatch(table):
-            raise StoreUnknown(f"{table!r} is no name for a table; use a-z, 0-9 and _")
+            raise StoreUnknown(f"{table!r} is not a valid name for a table; use a-z, 0-9 and _")
         self._name = table
         self._columns = columns or Columns()
         self._place: TableBackend
@@ -116,24 +116,24 @@ class EventTable:
         await self.close()
 
     async def check(self) -> None:
-        """See that a table of that name, if there is one, takes events. Raises `PolicyInvalid`, `StoreUnavailable`."""
+        """Check that an existing table of that name takes events. Raises `PolicyInvalid`, `StoreUnavailable`."""
         layout = await self._place.layout()
         if layout is not None:
             check_layout(self._name, layout, self._columns)
 
     async def check_at_start(self) -> None:
-        """As `check`; a database that does not answer is no reason not to start: events wait for it."""
+        """As `check`, but only warns if the database does not answer: events wait for it."""
         try:
             await self.check()
         except StoreUnavailable as error:
             _log.warning("the table of events was not checked: %s", error)
 
     async def persist(self, event: Event) -> None:
-        """One row for this event, now or earlier. Raises `StoreUnavailable`, and the database's own errors.
+        """Write the row of this event unless it exists. Raises `StoreUnavailable`, and the database's errors.
 
-        Committed before it returns, and also if nobody waits for it any more.
+        Committed before it returns, even if the caller is cancelled.
         """
-        self.check_event(event)  # one that does not fit is refused by itself
+        self.check_event(event)  # refuse one bad event alone
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((event, written))
         if self._writing is None or self._writing.done():
@@ -141,18 +141,18 @@ class EventTable:
         await written
 
     async def find(self, tenant: str, event_id: str) -> Event | None:
-        """The event of that tenant and id, if it was persisted. Raises `StoreUnavailable`."""
+        """Return the event of that tenant and id, or `None`. Raises `StoreUnavailable`."""
         found = await self._place.find(tenant, event_id) if await self._place.layout() is not None else None
         if found is None:
             return None
         return Event(id=event_id, type=found[0], tenant=tenant, body=found[1].encode())
 
     def check_event(self, event: Event) -> None:
-        """Raise `PolicyInvalid` for an event of a tenant where the table has no column for tenants."""
+        """Raise `PolicyInvalid` for an event with a tenant if the table has no column for it."""
         self._columns.values(event.tenant, event.id, event.type, event.body.decode())
 
     def after(self, handler: Callable[[Event], Any]) -> Handler:
-        """A handler that runs yours, in a thread where it blocks, and persists what it returned from."""
+        """Return a handler that runs yours (in a thread if it blocks), then persists the event."""
         call = in_loop(handler)
 
         @wraps(handler)
@@ -164,13 +164,13 @@ class EventTable:
         return process
 
     async def close(self) -> None:
-        """Write what waits, and close the connections. Idempotent."""
+        """Write waiting rows and close the connections. Idempotent."""
         if self._writing is not None:
             await self._writing
         await self._place.close()
 
     async def _write(self) -> None:
-        """What has gathered, until nothing is left."""
+        """Write queued rows until none is left."""
         while self._waiting:
             batch, self._waiting = self._waiting[:ROWS_MAX], self._waiting[ROWS_MAX:]
             error = await self._insert([event for event, _ in batch])
@@ -178,12 +178,12 @@ class EventTable:
                 for _, written in batch:
                     _finish(written, error)
                 continue
-            for event, written in batch:  # one of them does not fit: the others must not suffer for it
+            for event, written in batch:  # one row is bad: write the others
                 _finish(written, await self._insert([event]))
 
     async def _insert(self, events: list[Event]) -> Exception | None:
         try:
-            # In the order of their ids: two instances that write the same ones would wait for each other otherwise.
+            # In the order of their ids, to avoid a deadlock of two instances that write the same rows.
             await self._place.insert(sorted(events, key=lambda event: (event.id, event.tenant)))
         except Exception as error:  # noqa: BLE001 - it belongs to those who wait for the rows
             return error
@@ -191,7 +191,7 @@ class EventTable:
 
 
 def _create_statement(statement: str, table: str, columns: Columns) -> str:
-    """The statement that makes the table; one without tenants has none in its key either."""
+    """Return the CREATE TABLE statement; without tenants the key has no tenant either."""
     if not columns.tenant:
         lines = [line for line in statement.splitlines() if not line.strip().startswith("{tenant}")]
         statement = "\n".join(lines).replace("({event_id}, {tenant})", "({event_id})")
@@ -212,7 +212,7 @@ def _of_tenant(
 
 def _finish(written: asyncio.Future[None], error: Exception | None) -> None:
     if written.done():
-        return  # nobody waits any more
+        return  # the caller has gone
     if error is None:
         written.set_result(None)
     else:
@@ -220,7 +220,7 @@ def _finish(written: asyncio.Future[None], error: Exception | None) -> None:
 
 
 class Sqlite:
-    """One connection in one thread: SQLite blocks, and the loop must not."""
+    """One connection in a thread of its own, because SQLite blocks."""
 
     def __init__(self, path: Path, table: str, columns: Columns) -> None:
         self._path = path
@@ -230,7 +230,7 @@ class Sqlite:
         self._thread: ThreadPoolExecutor | None = None
 
     async def layout(self) -> Layout | None:
-        """Asked without making a file."""
+        """Read the definition without creating a file."""
         return await asyncio.to_thread(self._layout)
 
     def _layout(self) -> Layout | None:
@@ -242,7 +242,7 @@ class Sqlite:
         for _, index, is_unique, _, partial in self._ask(f"PRAGMA index_list({self._table})"):
             if is_unique and not partial:
                 unique.add(frozenset(row[2] for row in self._ask(f'PRAGMA index_info("{index}")')))
-        # INTEGER PRIMARY KEY numbers itself
+        # INTEGER PRIMARY KEY fills itself
         needed = {
             name: bool(filled) and default is None and not (place and kind.upper() == "INTEGER")
             for _, name, kind, filled, default, place in rows
@@ -250,7 +250,7 @@ class Sqlite:
         return Layout(needed, unique)
 
     async def find(self, tenant: str, event_id: str) -> tuple[str, str] | None:
-        """On a connection of its own."""
+        """Read on a separate connection."""
         names = self._columns
         query = f"SELECT {names.type}, {names.payload} FROM {self._table} WHERE {names.event_id} = ?"  # noqa: S608 - checked
         query, parameters = _of_tenant(query, "?", names, event_id, tenant)
@@ -267,7 +267,7 @@ class Sqlite:
             raise StoreUnavailable(f"{self._path}: {error}") from error
 
     async def insert(self, events: Sequence[Event]) -> None:
-        """In one transaction."""
+        """Insert in one transaction."""
         self._thread = self._thread or ThreadPoolExecutor(1, "semel-events")
         await asyncio.get_running_loop().run_in_executor(self._thread, self._insert, events)
 
@@ -299,7 +299,7 @@ class Sqlite:
         return connection
 
     async def close(self) -> None:
-        """Let go of connection and thread, neither of which is in use."""
+        """Close the connection and the thread."""
         thread, self._thread = self._thread, None
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -309,7 +309,7 @@ class Sqlite:
 
 
 class Postgres:
-    """One connection, made again when it breaks."""
+    """One connection, reopened when it breaks."""
 
     def __init__(self, url: str, table: str, columns: Columns) -> None:
         try:
@@ -328,7 +328,7 @@ class Postgres:
         self._is_made = False
 
     async def layout(self) -> Layout | None:
-        """Of whatever has the name where the connection looks first."""
+        """Read the definition of the first table of that name in the search path."""
         rows = await self._ask(_POSTGRES_COLUMNS, self._table)
         if not rows:
             return None
@@ -336,7 +336,7 @@ class Postgres:
         return Layout(dict(rows), {frozenset(names) for (names,) in indexes})
 
     async def find(self, tenant: str, event_id: str) -> tuple[str, str] | None:
-        """On a connection of its own."""
+        """Read on a separate connection."""
         names = self._columns
         query = f"SELECT {names.type}, {names.payload}::text FROM {self._table} WHERE {names.event_id} = %s"  # noqa: S608
         query, parameters = _of_tenant(query, "%s", names, event_id, tenant)
@@ -352,7 +352,7 @@ class Postgres:
             raise StoreUnavailable(f"the table of events: {error}") from error
 
     async def insert(self, events: Sequence[Event]) -> None:
-        """In one statement."""
+        """Insert with one statement."""
         names = self._columns.names
         columns = [list(column) for column in zip(*_rows(self._columns, events), strict=True)]
         try:
@@ -377,7 +377,7 @@ class Postgres:
     async def _connect(self) -> Any:
         connection = await self._open_connection()
         if not self._is_made:
-            # Instances that start together would otherwise make it twice, and one of them fail.
+            # Otherwise instances that start together would both create it, and one would fail.
             async with connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (self._table,))
                 await connection.execute(_create_statement(_POSTGRES, self._table, self._columns))
@@ -385,7 +385,7 @@ class Postgres:
         return connection
 
     async def close(self) -> None:
-        """Close what is open."""
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()

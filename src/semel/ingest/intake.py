@@ -1,11 +1,11 @@
-"""Take events that come once from outside: journal each with its claim, answer, then run it, here or elsewhere.
+"""Accept events that arrive once: journal each with its claim, answer, then run it, here or on another instance.
 
     take ──► claim + journal, one atomic operation ──► "accepted" ──► handler ──► done
-      │          └─► known, or claimed and journaled by another: "duplicate", nothing is kept here
-      └─► no answer of the store: held and asked again, for as long as the caller says, then "busy"
+      │          └─► known, or claimed and journaled by another: "duplicate"
+      └─► the store does not answer: retry for as long as the caller allows, then "busy"
 
-Once the answer is "accepted" the event belongs to the store: whoever dies, any instance finds its journaled claim
-when the lease is over and runs it. That is also how a failed attempt is repeated, so nothing waits in memory.
+After "accepted" the event is in the store: if its instance dies, another finds the journaled claim
+after its lease and runs it. Failed attempts are repeated in the same way, so nothing waits in memory.
 """
 
 import asyncio
@@ -52,63 +52,63 @@ from semel.types import (
     Unknown,
 )
 
-__all__ = ["DeadLetterHandler", "Event", "Handler", "Intake", "IntakeLimits", "Receipt", "journaled_body"]
+__all__ = ["DeadLetterHandler", "Event", "Handler", "Intake", "IntakeLimits", "Receipt", "body_from_journal"]
 
 _log = LimitedLog(logging.getLogger("semel"))
 
 RETRY_DELAY_S = 1.0
-"""Before the second attempt, where the policy names no delay: an orphan is found at once."""
+"""The delay before the second attempt, unless the policy has one: an orphan is found at once."""
 HOLD_FIRST_S, HOLD_MAX_S = 0.05, 2.0
-"""Between two questions to a store that does not answer."""
+"""The delay between two claims while the store does not answer."""
 SWEEP_MIN_S, SWEEP_MAX_S = 0.05, 10.0
 STUCK_FIRST_S = 0.1
-"""Before the next look for orphans, where the last one finished none; doubled each time, up to `SWEEP_MAX_S`."""
+"""The delay after a sweep that finished no orphan; doubled each time, up to `SWEEP_MAX_S`."""
 TYPE_BYTES_MAX = 128
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """What a handler is called with."""
+    """The argument of a handler."""
 
     id: str
     """The event's key: chosen by its producer."""
     type: str = ""
     tenant: str = ""
-    """Whose it is."""
+    """The tenant of the event."""
     body: bytes
-    """As it came."""
+    """The body as received."""
 
     @property
     def payload(self) -> Any:
-        """The body read as JSON. Raises `ValueError` where it is none."""
+        """The body decoded as JSON. Raises `ValueError` if it is not JSON."""
         return msgspec.json.decode(self.body)
 
 
 Handler = Callable[[Event], Awaitable[Any]]
 DeadLetterHandler = Callable[[Event, Exception], Awaitable[None]]
-"""Is given what is given up, before the record says so; raises where it could not keep it, and is asked again."""
+"""Called with a dead event before its record becomes `failed`. If it raises, it is called again later."""
 
 
 class Receipt(Struct, frozen=True):
-    """What became of an event that was handed in."""
+    """The answer to an event."""
 
     status: Literal["accepted", "duplicate", "busy", "refused"]
-    """`busy`: not taken, send it again. `refused`: no repetition cures it."""
+    """`busy`: not accepted, send it again. `refused`: do not send it again."""
     retry_after_s: float = 0.0
     reason: str = ""
 
 
 class IntakeLimits(Struct, frozen=True, kw_only=True):
-    """How much at once, and how often."""
+    """Limits of an intake."""
 
     concurrency: int = 10
-    """Handlers that run at once."""
+    """The most handlers at once."""
     pending_max: int = 1000
-    """Events taken and not finished. Beyond it `take` waits, and so does the socket; a webhook is told 503."""
+    """The most unfinished events. Above it `take` and the socket wait; a webhook gets 503."""
     sweep_s: float | None = None
-    """How often orphans are looked for; `None`: a third of the lease, 10 s at most. `inf`: only when a repetition is
-    due here, where somebody else hands over the orphans by `adopt`."""
+    """How often to look for orphans; `None`: a third of the lease, 10 s at most. `inf`: only when a retry is
+    due here; the owner passes orphans to `adopt`."""
     drain_s: float = 30.0
-    """How long a stop waits for handlers; what then still runs is cancelled, and released for the others."""
+    """How long a stop waits for handlers; then they are cancelled and their claims released."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= self.pending_max:
@@ -118,11 +118,11 @@ class IntakeLimits(Struct, frozen=True, kw_only=True):
 
 
 class Intake:
-    """Journals events, runs `handler(event)` in tasks of its own, and takes over from instances that died.
+    """Journals events, runs `handler(event)` in tasks, and takes over from instances that died.
 
     Use it as `async with intake:`; leaving drains. The client needs a durable store, because the journal is there;
-    closing the client is up to whoever opened it. The handler may run again after a crash: hand
-    `semel.current().idempotency_key` to what it calls, or write with a unique id.
+    the owner of the client closes it. The handler may run again after a crash: pass
+    `semel.current().idempotency_key` to the systems that it calls, or write with a unique id.
     """
 
     def __init__(
@@ -140,30 +140,30 @@ class Intake:
         self._pace = pace = pace or IntakeLimits()
         self._max_attempts = policy.max_attempts
         self._permanent = policy.permanent
-        # Attempts are counted here, so that the undertaker comes before the record says `failed`.
+        # Attempts are counted here, so that the dead-letter callback runs before the record becomes `failed`.
         self._once = once.using(
             replace(
                 policy,
                 wait_s=0,
                 max_attempts=ATTEMPTS_LIMIT,
                 retry_delay_s=policy.retry_delay_s or RETRY_DELAY_S,
-                on_unavailable="refuse",  # what is not journaled is not accepted: its sender sends it again
+                on_unavailable="refuse",  # an event that is not journaled is not accepted: its sender sends it again
             )
         )
         lease_s = deliver.items_of(once).lease_us / 1e6
         self._sweep_s: float = pace.sweep_s or min(SWEEP_MAX_S, max(SWEEP_MIN_S, lease_s / 3))
         self.instance: str = instance or f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        """Who this is: kept with each record it claims first, for whoever looks at it."""
+        """The name of this instance, stored with each record that it claims first."""
         self._room = asyncio.Semaphore(pace.pending_max)
         self._hands = asyncio.Semaphore(pace.concurrency)
         self._tasks: set[asyncio.Task[None]] = set()
         self._here: set[str] = set()
-        """Keys under way in this process: not to be swept by it."""
+        """Keys that this process handles: its sweep skips them."""
         self._look = asyncio.Event()
         self._sweeper: asyncio.Task[None] | None = None
         self._draining = False
         self._finished = 0
-        """Events whose record was answered for, counted to tell progress from a loop."""
+        """Events with a settled record, counted to detect a sweep without progress."""
 
     @property
     def pending(self) -> int:
@@ -172,16 +172,16 @@ class Intake:
 
     @property
     def body_bytes_max(self) -> int:
-        """What the journal takes."""
-        return self._once.policy.value_bytes_max - 1  # one byte says how it is written
+        """The largest body that the journal takes."""
+        return self._once.policy.value_bytes_max - 1  # one byte for the encoding
 
     async def __aenter__(self) -> Self:
         if self._sweeper is not None:
-            raise UsageError("this intake has been started before; make another")
+            raise UsageError("this intake was started before; create another")
         try:
-            await self._once.windows.list()  # connects: whether the store lasts is known only then
+            await self._once.windows.list()  # connects: only then it is known whether the store is durable
         except StoreUnavailable as error:
-            _log.warning("the store gives no answer yet: %s", error)
+            _log.warning("the store does not answer yet: %s", error)
         for place in (self._handler, getattr(self._handler, "__self__", None)):
             if (check := getattr(place, "check_at_start", None)) is not None:
                 await check()  # as of a table of events: what cannot be written is not accepted
@@ -193,7 +193,7 @@ class Intake:
         await self.drain()
 
     async def drain(self) -> None:
-        """Take nothing more, wait for what runs, release the rest. Idempotent."""
+        """Accept no more events, wait for running handlers, release the rest. Idempotent."""
         self._draining = True
         await end_tasks(self._sweeper)
         if self._tasks:
@@ -206,10 +206,10 @@ class Intake:
     async def take(
         self, event: Event, *, hold_s: float | None = None, fingerprint: bytes | None = None
     ) -> Receipt:
-        """Journal the event and see to it that it runs. Answers as soon as it is journaled, or known.
+        """Journal the event and start it. Returns when it is journaled or known.
 
-        `hold_s`: how long it is held in memory while the store gives no answer, or there is no room; `None`: for
-        ever, for sources that never send again. Whoever stops waiting for the answer does not stop the event.
+        `hold_s`: how long it waits in memory while the store does not answer or the intake is full; `None`: for
+        ever, for sources that never send again. Cancelling the call does not cancel the event.
         """
         if self._sweeper is None:
             raise UsageError("an intake works inside `async with intake:`")
@@ -247,14 +247,16 @@ class Intake:
         self._tasks.discard(task)
         self._room.release()
         if not task.cancelled() and task.exception() is not None:
-            _log.error("an event was not finished here; its claim is", exc_info=task.exception())
+            _log.error(
+                "an event did not finish here; its claim ends with its lease", exc_info=task.exception()
+            )
 
     async def _carry(
         self, delivery: Delivery[Event], receipt: asyncio.Future[Receipt], give_up_at: float
     ) -> None:
-        """Claim until the store answers, and run what is ours.
+        """Claim until the store answers, then run the event if the claim is ours.
 
-        Each try has the same owner: a claim that was granted while its answer was lost is then known as ours.
+        Each try has the same owner, so a claim whose answer was lost is recognized as ours.
         """
         owner = new_owner()
         try:
@@ -301,7 +303,7 @@ class Intake:
         return outcome
 
     async def _handle(self, receipt: asyncio.Future[Receipt] | None, event: Event) -> None:
-        """The event is ours, and journaled."""
+        """Run a claimed and journaled event."""
         if receipt is not None and not receipt.done():
             receipt.set_result(Receipt("accepted"))
         attempt = current().attempt
@@ -312,7 +314,7 @@ class Intake:
         try:
             await self._hands.acquire()
         except asyncio.CancelledError:
-            if self._once.mode == "quarantine":  # nobody has to decide about what has not begun
+            if self._once.mode == "quarantine":  # it has not begun, so its outcome is not unknown
                 raise NotApplied("the instance stopped before the handler started") from None
             raise
         try:
@@ -336,12 +338,12 @@ class Intake:
             await self._dead(event, error)
         except Exception as failure:
             _log.error(
-                "the dead-letter callback failed, and is called again later: %r (for %r)", failure, error
+                "the dead-letter callback failed and will be called again: %r (for %r)", failure, error
             )
             raise
 
     def _note(self, key: str, outcome: Outcome[Any], *, ran: bool) -> None:
-        """Say what is worth saying, and look for the event again when its turn has come."""
+        """Log the outcome, and schedule a sweep for a retry."""
         match outcome:
             case Errored(error, attempt, retry_after_s) if isinstance(error, Exception):
                 _log.warning(
@@ -355,7 +357,7 @@ class Intake:
             case Lost() if ran:
                 _log.warning("another instance took event %r over", key)
             case Done(recorded=False):
-                _log.warning("event %r ran, but the store could not be told: it may run again", key)
+                _log.warning("event %r ran, but the store could not record it: it may run again", key)
             case _:
                 pass
 
@@ -366,28 +368,28 @@ class Intake:
         stuck = 0
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._sweep_s * jitter.uniform(0.7, 1.3)):  # not all at once
+                async with asyncio.timeout(self._sweep_s * jitter.uniform(0.7, 1.3)):  # jitter
                     await self._look.wait()
             self._look.clear()
             begun, finished = 0, self._finished
             try:
                 begun = await self.sweep()
             except StoreError as error:
-                _log.warning("orphans could not be looked for: %s", error)
+                _log.warning("the search for orphans failed: %s", error)
             except Exception:  # noqa: BLE001 - the sweeper must not die of one bad turn
-                _log.exception("orphans could not be looked for")
+                _log.exception("the search for orphans failed")
             if begun and finished == self._finished:
                 await asyncio.sleep(backoff_s(stuck, STUCK_FIRST_S, SWEEP_MAX_S))
                 stuck = 0 if finished != self._finished else stuck + 1
 
     async def sweep(self) -> int:
-        """Start what lies journaled and unclaimed, as much as there are hands for. Returns how many were begun."""
+        """Start journaled events without an owner, as many as the limits allow. Returns their number."""
         return await self.adopt(await self._once.records.orphans(limit=4 * self._pace.concurrency))
 
     async def adopt(self, records: Sequence[Record]) -> int:
-        """Start those of these orphans that there are hands for. Returns how many were begun."""
+        """Start as many of these orphans as the limits allow. Returns their number."""
         limit, begun = self._pace.concurrency, 0
-        # The other instances see the same ones: not all begin with the first.
+        # Other instances see the same orphans, so each starts at a random one.
         for record in jitter.sample(records, len(records)):
             if record.key in self._here or self._draining or self._hands.locked() or self._room.locked():
                 continue
@@ -396,7 +398,7 @@ class Intake:
             self._start(self._recover(record))
             begun += 1
             if begun == limit:
-                self._look.set()  # there may be more
+                self._look.set()  # there may be more orphans
                 break
         return begun
 
@@ -407,7 +409,7 @@ class Intake:
             )
             delivery = Delivery(key=event.id, body=event, event_type=event.type)
             try:
-                event = replace(event, body=journaled_body(record.journal))
+                event = replace(event, body=body_from_journal(record.journal))
             except RecordCorrupt as error:
                 await self._quarantine(delivery, error)
             else:
@@ -433,24 +435,24 @@ class Intake:
         self._note(delivery.key, outcome, ran=True)
 
 
-def journaled_body(journal: bytes | None) -> bytes:
-    """The body of a journaled event. Raises `RecordCorrupt` for a journal of anything else."""
+def body_from_journal(journal: bytes | None) -> bytes:
+    """Return the body of a journaled event. Raises `RecordCorrupt` for any other journal."""
     if journal is None:
         return b""
-    if journal[:1] == b"r":  # how the codec writes bytes; nothing else needs to be decoded
+    if journal[:1] == b"r":  # the codec's form of bytes; nothing else is accepted
         return journal[1:]
     raise RecordCorrupt("the journal of an event holds its bytes, and this one something else")
 
 
 def receipt_for(outcome: Outcome[Any]) -> Receipt:
-    """What is said of an event whose handler was not called."""
+    """Return the receipt of an event whose handler was not called."""
     match outcome:
         case Done() | Failed() | Unknown() | Lost() | Busy(recoverable=True):
             return Receipt("duplicate")
         case Busy(retry_after_s):
             return Receipt("busy", retry_after_s, "another attempt holds it without a journal")
         case Unavailable():
-            return Receipt("busy", 1.0, "the store gives no answer")
+            return Receipt("busy", 1.0, "the store does not answer")
         case Mismatch():
             return Receipt("refused", reason="this id was used before with another body")
         case Late(age_s):

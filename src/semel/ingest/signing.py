@@ -1,4 +1,4 @@
-"""Secrets and signatures as Standard Webhooks say: made by the relay's sink, checked by receivers."""
+"""Secrets and signatures of Standard Webhooks: the relay's sink signs, receivers verify."""
 
 import base64
 import binascii
@@ -9,18 +9,18 @@ from typing import TypeAlias
 from semel.errors import PolicyInvalid
 from semel.runtime.extras import install_command
 
-__all__ = ["SECRETS_MAX", "SECRET_BYTES_MIN", "Signer", "key_of", "signatures", "signed_text", "signer_of"]
+__all__ = ["SECRETS_MAX", "SECRET_BYTES_MIN", "Signer", "key_of", "signatures", "signer_of", "text_to_sign"]
 
 SECRET_BYTES_MIN = 16
 SECRETS_MAX = 8
-"""At once, while they are changed."""
+"""The most secrets at once, during a rotation."""
 SEED_BYTES = 32
 Signer: TypeAlias = Callable[[bytes], str]
-"""The signature of some bytes, with the name of its scheme."""
+"""Signs bytes; returns the signature with the name of its scheme."""
 
 
 def key_of(secret: str) -> bytes:
-    """The key in a secret such as `whsec_MfKQ...`, which is base64. Raises `PolicyInvalid`."""
+    """Return the key in a secret such as `whsec_MfKQ...`, which is base64. Raises `PolicyInvalid`."""
     key = _decode_secret(secret.strip().removeprefix("whsec_"))
     if len(key) < SECRET_BYTES_MIN:
         raise PolicyInvalid(
@@ -30,7 +30,7 @@ def key_of(secret: str) -> bytes:
 
 
 def signer_of(secret: str) -> Signer:
-    """How a secret signs: `whsec_` so that the receiver could too, `whsk_` as only we can. Raises `PolicyInvalid`."""
+    """Return the signer of a secret: HMAC for `whsec_`, ed25519 for `whsk_`. Raises `PolicyInvalid`."""
     secret = secret.strip()
     if secret.startswith("whsk_"):
         return _ed25519(_decode_secret(secret.removeprefix("whsk_")))
@@ -38,14 +38,14 @@ def signer_of(secret: str) -> Signer:
     return lambda signed: f"v1,{base64.b64encode(hmac.digest(key, signed, 'sha256')).decode()}"
 
 
-def signed_text(message_id: str, timestamp: int | str, body: bytes) -> bytes:
-    """What is signed: whoever alters the id, the time or one byte of the body needs the secret."""
+def text_to_sign(message_id: str, timestamp: int | str, body: bytes) -> bytes:
+    """Return the bytes to sign: the id, the time and the body."""
     return f"{message_id}.{timestamp}.".encode() + body
 
 
 def signatures(signers: Sequence[Signer], message_id: str, timestamp: int, body: bytes) -> str:
-    """One signature by each secret, so that a receiver knows one of them while secrets are changed."""
-    signed = signed_text(message_id, timestamp, body)
+    """Sign with each secret, so that receivers can verify during a rotation."""
+    signed = text_to_sign(message_id, timestamp, body)
     return " ".join(sign(signed) for sign in signers)
 
 
@@ -59,7 +59,7 @@ def _decode_secret(text: str) -> bytes:
 
 
 def _ed25519(key: bytes) -> Signer:
-    """A signer by a private key: its seed, with or without the public key behind it."""
+    """Return a signer for a private key: its seed, with or without the public key."""
     if len(key) not in (SEED_BYTES, 2 * SEED_BYTES):
         raise PolicyInvalid(f"a whsk_ secret holds {SEED_BYTES} or {2 * SEED_BYTES} bytes, not {len(key)}")
     try:

@@ -44,11 +44,11 @@ __all__ = [
 
 PARTS_MAX = 16
 OTHER_ID = "event_id"
-"""Read where an event has no `id` and no other path was chosen."""
+"""The fallback for an event without `id`, if no other path was given."""
 
 
 class Invalid(Struct, frozen=True):
-    """No event: nothing is claimed for it."""
+    """The message is not an event; nothing is claimed."""
 
     reason: str
     id: str | None = None
@@ -57,7 +57,7 @@ class Invalid(Struct, frozen=True):
 class Fields(Struct, frozen=True, kw_only=True):
     """Where the id and the type of an event are: paths such as `id` or `meta.id`.
 
-    With the default, an event without `id` may say `event_id` instead.
+    With the default, an event without `id` may have `event_id`.
     """
 
     id: str = "id"
@@ -66,10 +66,10 @@ class Fields(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for path in (self.id, self.type):
             if not path or "" in path.split(".") or path.count(".") >= PARTS_MAX:
-                raise PolicyInvalid(f"{path!r} is no path to a field; write id, or meta.id")
+                raise PolicyInvalid(f"{path!r} is not a path to a field; write id, or meta.id")
 
     def read(self, message: str | bytes, bytes_max: int) -> Event | Invalid:
-        """The event in a message. Never raises for what is in it."""
+        """Return the event in a message, or `Invalid`. Never raises for bad content."""
         try:
             body = message.encode() if isinstance(message, str) else bytes(message)
             if len(body) > bytes_max:
@@ -85,7 +85,7 @@ class Fields(Struct, frozen=True, kw_only=True):
         if isinstance(found, int) and not isinstance(found, bool):
             found = str(found)
         if not isinstance(found, str):
-            return Invalid(f"no id at {self.id!r}, and none is invented")
+            return Invalid(f"no id at {self.id!r}")
         try:
             key = check_key(found)
         except KeyInvalid as error:
@@ -93,7 +93,7 @@ class Fields(Struct, frozen=True, kw_only=True):
         kind = _at(fields, self.type)
         kind = "" if kind is None else kind
         if not isinstance(kind, str) or not _is_short(kind):
-            return Invalid(f"{self.type!r} is no short text", key)
+            return Invalid(f"{self.type!r} is not a short text", key)
         return Event(id=key, type=kind, body=body)
 
 
@@ -110,9 +110,9 @@ def _is_short(text: str) -> bool:
 _log = logging.getLogger("semel")
 
 IN_FLIGHT_MAX = 100
-"""Events of one socket that wait for their answer; then it is not read."""
+"""The most events of one socket without an answer; above it the socket is not read."""
 HOLD_S = 30.0
-"""How long an event is held for a store that does not answer, before its sender is told to send it again."""
+"""How long an event waits for a store that does not answer, before the sender gets `busy`."""
 POLICY_VIOLATION, GOING_AWAY, SERVER_ERROR = 1008, 1001, 1011
 
 Scope = MutableMapping[str, Any]
@@ -126,8 +126,8 @@ class Acceptor:
 
     Each text or binary message is one event, and gets one answer, in whatever order they are ready:
     `{"id": ..., "status": "accepted" | "duplicate" | "busy" | "invalid"}`, with `reason` and `retry_after_s`
-    where there are any. `accepted`: journaled, it will run, whoever dies. `busy`: not taken, send it again.
-    `authorize(scope)` decides who may connect; without it the route lets in whom the application lets through.
+    if there are any. `accepted`: journaled, it will run even after a crash. `busy`: not accepted, send it again.
+    `authorize(scope)` decides who may connect; without it only the application's own checks apply.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Acceptor:
         self._in_flight_max = in_flight_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One socket, until its client leaves."""
+        """Serve one socket until its client disconnects."""
         if scope["type"] != "websocket" or (await receive())["type"] != "websocket.connect":
             return
         if self._authorize is not None:
@@ -165,7 +165,7 @@ class Acceptor:
                 answering.add(task)
                 task.add_done_callback(answering.discard)
                 task.add_done_callback(lambda _task: room.release())
-            # The client has left, or this instance is stopping. What was received is not forgotten for that.
+            # The client has disconnected, or this instance is stopping. Received events are still processed.
             if answering:
                 await asyncio.wait(answering)
         finally:
@@ -179,8 +179,8 @@ class Acceptor:
         try:
             receipt = await self._intake.take(event, hold_s=self._hold_s)
         except Exception:  # noqa: BLE001 - one event must not end the socket
-            _log.exception("event %r could not be taken", event.id)
-            receipt = Receipt("busy", 1.0, "this instance cannot take events")
+            _log.exception("event %r could not be accepted", event.id)
+            receipt = Receipt("busy", 1.0, "this instance cannot accept events")
         status = "invalid" if receipt.status == "refused" else receipt.status
         await _say(send, event.id, status, receipt.reason, receipt.retry_after_s)
         return None
@@ -194,7 +194,7 @@ async def _say(
         answer["reason"] = reason
     if retry_after_s:
         answer["retry_after_s"] = round(retry_after_s, 3)
-    with suppress(Exception):  # it has left: servers tell so by errors of their own
+    with suppress(Exception):  # it has disconnected: servers raise different errors
         await send({"type": "websocket.send", "text": msgspec.json.encode(answer).decode()})
 
 
@@ -203,24 +203,24 @@ if TYPE_CHECKING:
 
 
 KEEPALIVE_S = 20.0
-"""A source that does not answer a ping for so long is taken for gone."""
+"""A source that does not answer a ping within this time counts as disconnected."""
 OPEN_S = 10.0
 CLOSE_S = 2.0
 GOING_AWAY = 1001
 REFUSED_STATUS = (401, 403, 404)
-"""What no time heals, unless the source has let us in before."""
+"""Statuses that a retry does not fix, unless the source has accepted us before."""
 QUEUE_MAX = 16
-"""Messages that are read ahead; then the source is left waiting."""
+"""The most messages that are read ahead; then the source must wait."""
 LISTENER_IN_FLIGHT_MAX = 100
-"""Events that wait for the store."""
+"""The most events that wait for the store."""
 STOP_S = 10.0
-"""How long a stop waits for events that were received to be journaled."""
+"""How long a stop waits until received events are journaled."""
 STEADY_S = 10.0
-"""A connection that lasted so long was a good one: the next attempt comes soon."""
+"""After a connection of at least this length the backoff starts again."""
 
 
 class Backoff(Struct, frozen=True, kw_only=True):
-    """How long to wait before connecting again: doubled each time, and spread: a fleet must not return as one."""
+    """The delay before a reconnect: doubled each time, with jitter, so that a fleet does not reconnect at once."""
 
     first_s: float = 0.2
     max_s: float = 30.0
@@ -231,7 +231,7 @@ class Backoff(Struct, frozen=True, kw_only=True):
 
 
 class ListenerCounters(Struct):
-    """What a listener has seen."""
+    """Counts of a listener."""
 
     connected: int = 0
     received: int = 0
@@ -241,10 +241,10 @@ class ListenerCounters(Struct):
 
 
 class Listener:
-    """Hands the events of a source to an intake. It never sends again: nothing is let go before it is journaled.
+    """Passes the events of a source to an intake. The source never sends again: an event is held until it is journaled.
 
-    While the store does not answer, events are held and the socket is not read any further: the source is slowed
-    down, or closes the connection, which is made again.
+    While the store does not answer, events are held and the socket is not read: the source slows
+    down, or closes the connection, and the listener reconnects.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class Listener:
             raise PolicyInvalid("a source is ws://host/path or wss://host/path")
         if find_spec("websockets") is None:
             raise PolicyInvalid(
-                f"to listen needs websockets; install the extra: {install_command('websocket')}"
+                f"listening needs websockets; install the extra: {install_command('websocket')}"
             )
         self._url = url
         self._intake = intake
@@ -274,11 +274,11 @@ class Listener:
         self.counts: ListenerCounters = ListenerCounters()
 
     def stop(self) -> None:
-        """Have `run` close the connection and end, once what was received is journaled."""
+        """Make `run` close the connection and end after received events are journaled."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Listen until told to stop."""
+        """Listen until `stop()`."""
         running = asyncio.create_task(self._listen_on())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -289,7 +289,7 @@ class Listener:
             await asyncio.gather(running, stopping, return_exceptions=True)
             if self._taking:
                 _, unanswered = await asyncio.wait(self._taking, timeout=STOP_S)
-                for task in unanswered:  # the intake goes on with them until it is drained
+                for task in unanswered:  # the intake processes them until it is drained
                     task.cancel()
         if not running.cancelled():
             running.result()
@@ -348,7 +348,7 @@ class Listener:
             event = self._fields.read(message, self._intake.body_bytes_max)
             if isinstance(event, Invalid):
                 self.counts.invalid += 1
-                _log.warning("a message is no event: %s", event.reason)
+                _log.warning("a message is not an event: %s", event.reason)
                 continue
             await room.acquire()
             task = asyncio.create_task(self._take(event))
@@ -360,7 +360,7 @@ class Listener:
         try:
             receipt = await self._intake.take(event, hold_s=None)
         except Exception:  # noqa: BLE001 - one event must not end the socket
-            _log.exception("event %r could not be taken", event.id)
+            _log.exception("event %r could not be accepted", event.id)
             return
         match receipt.status:
             case "accepted":
@@ -371,4 +371,4 @@ class Listener:
                 self.counts.invalid += 1
                 _log.warning("event %r is refused: %s", event.id, receipt.reason)
             case "busy":
-                _log.error("event %r was not taken: %s", event.id, receipt.reason)
+                _log.error("event %r was not accepted: %s", event.id, receipt.reason)

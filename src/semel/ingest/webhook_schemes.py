@@ -1,4 +1,4 @@
-"""The schemes that are known by name: Standard Webhooks, Stripe, GitHub, Shopify, Slack."""
+"""The built-in schemes: Standard Webhooks, Stripe, GitHub, Shopify, Slack."""
 
 import base64
 import binascii
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from semel.errors import KeyInvalid, PolicyInvalid
 from semel.ingest.intake import TYPE_BYTES_MAX
-from semel.ingest.signing import SECRET_BYTES_MIN, SECRETS_MAX, key_of, signed_text
+from semel.ingest.signing import SECRET_BYTES_MIN, SECRETS_MAX, key_of, text_to_sign
 from semel.keys.limits import check as check_key
 from semel.runtime.extras import install_command
 
@@ -42,33 +42,33 @@ __all__ = [
 ]
 
 TOLERANCE_S = 300
-"""A timestamp may be so far off, either way: clocks differ, and a recorded request must not serve for ever."""
+"""The largest difference of a timestamp: clocks differ, and a recorded request must not be valid for ever."""
 SIGNATURES_MAX = 8
-"""In one request: each is compared with each secret."""
+"""The most signatures in one request: each is compared with each secret."""
 ID_BYTES_MAX = 256
 HEADER_CHARS_MAX = 8 * 1024
 _SECONDS = re.compile(r"[0-9]{1,12}", re.ASCII)
 
 Headers: TypeAlias = Mapping[str, str]
-"""Names in lower case."""
+"""Headers; the names are in lower case."""
 
 
 class Verified(Struct, frozen=True):
-    """It is from whom it says. `id`: the key."""
+    """The signature is valid. `id`: the key."""
 
     id: str
     type: str = ""
 
 
 class WebhookRefused(Struct, frozen=True):
-    """401: not signed as it must be. 400: signed, and not a webhook that has an id."""
+    """401: no valid signature. 400: signed, but without a usable id."""
 
     status: int
     reason: str
 
 
 class Challenge(Struct, frozen=True):
-    """The sender asks whether somebody is here; answer with this, and run nothing."""
+    """The sender verifies the URL; answer with this, and run nothing."""
 
     body: bytes
 
@@ -78,20 +78,20 @@ Verify: TypeAlias = Callable[[Headers, bytes, float], Verified | WebhookRefused 
 
 
 class Scheme(Protocol):
-    """Who sends, and how that is known. Write your own as a class with these two."""
+    """Verifies the requests of one sender. Write your own as a class with these two members."""
 
     @property
     def name(self) -> str:
-        """For the logs."""
+        """The name in logs."""
 
     def verify(self, headers: Headers, body: bytes, now_s: float) -> Verified | WebhookRefused | Challenge:
-        """Look at a request. Never raises for what is in it; takes the same time for any wrong signature."""
+        """Verify a request. Never raises for bad content; takes the same time for any wrong signature."""
 
 
 def headers_of(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str] | None:
-    """Headers as a server hands them over; one that comes twice is joined, so that neither verifies.
+    """Collect the headers of a request; values of a repeated header are joined, so that neither verifies.
 
-    `None`: more than anybody needs.
+    Returns `None` if there are too many.
     """
     found: dict[str, str] = {}
     size = 0
@@ -103,7 +103,7 @@ def headers_of(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str] | None:
 
 
 def secrets_of(secrets: str | Sequence[str]) -> list[str]:
-    """One secret, or several while they are changed. Raises `PolicyInvalid`."""
+    """Return the list of secrets: one, or several during a rotation. Raises `PolicyInvalid`."""
     given = [secrets] if isinstance(secrets, str) else list(secrets)
     if not 1 <= len(given) <= SECRETS_MAX:
         raise PolicyInvalid(f"1 to {SECRETS_MAX} secrets are needed to verify with")
@@ -117,7 +117,7 @@ def secrets_of(secrets: str | Sequence[str]) -> list[str]:
 
 
 def unbase64(text: str) -> bytes | None:
-    """What is written there, or nothing that anybody wrote."""
+    """Decode base64; returns empty bytes for malformed text."""
     try:
         return base64.b64decode(text.encode("ascii"), validate=True)
     except (binascii.Error, ValueError):
@@ -125,7 +125,7 @@ def unbase64(text: str) -> bytes | None:
 
 
 def matches(keys: Sequence[bytes], signed: bytes, given: Sequence[bytes]) -> bool:
-    """Whether one signature is by one key. Each is compared with each, in constant time, also after a match."""
+    """Whether one signature matches one key. Compares each with each, in constant time, also after a match."""
     good = False
     for key in keys:
         expected = hmac.digest(key, signed, "sha256")
@@ -135,16 +135,16 @@ def matches(keys: Sequence[bytes], signed: bytes, given: Sequence[bytes]) -> boo
 
 
 def fresh(text: str, now_s: float, tolerance_s: float) -> str | WebhookRefused:
-    """The timestamp as it was signed, if it is near enough."""
+    """Return the signed timestamp if it is near enough to now."""
     if not _SECONDS.fullmatch(text):
-        return WebhookRefused(401, "the timestamp is missing or no number of seconds")
+        return WebhookRefused(401, "the timestamp is missing or not a number of seconds")
     if abs(now_s - int(text)) > tolerance_s:
         return WebhookRefused(401, f"the timestamp is more than {tolerance_s:g} s from now")
     return text
 
 
 def verify_id(event_id: Any, event_type: Any = "") -> Verified | WebhookRefused:
-    """The id that was found, if it is one."""
+    """Check the id of an event."""
     if not isinstance(event_id, str) or not event_id:
         return WebhookRefused(400, "the event has no id")
     try:
@@ -157,12 +157,12 @@ def verify_id(event_id: Any, event_type: Any = "") -> Verified | WebhookRefused:
 
 
 def fields_of(body: bytes) -> dict[str, Any] | WebhookRefused:
-    """The fields of a JSON object."""
+    """Return the fields of a JSON object."""
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return WebhookRefused(400, "the body is not JSON")
-    return fields if isinstance(fields, dict) else WebhookRefused(400, "the body is no JSON object")
+    return fields if isinstance(fields, dict) else WebhookRefused(400, "the body is not a JSON object")
 
 
 _NOT_SIGNED = WebhookRefused(401, "no signature that is known here")
@@ -170,13 +170,13 @@ _TOO_MANY = WebhookRefused(401, f"more than {SIGNATURES_MAX} signatures")
 
 
 class Named(Struct, frozen=True):
-    """A scheme made of a name and a function."""
+    """A scheme from a name and a function."""
 
     name: str
     verify: Verify
 
     def __repr__(self) -> str:
-        return f"<webhooks from {self.name}>"  # what the function holds is secret
+        return f"<webhooks from {self.name}>"  # the function contains secrets
 
 
 def standard(
@@ -184,7 +184,7 @@ def standard(
 ) -> Named:
     """Standard Webhooks: `whsec_...` verifies `v1` (HMAC), `whpk_...` verifies `v1a` (ed25519). Any may match.
 
-    The key is `webhook-id`, which is signed. `type_field`: where the JSON body names the event's type.
+    The key is `webhook-id`, which is signed. `type_field`: the field of the event's type in the JSON body.
     """
     given = secrets_of(secrets)
     shared = [key_of(each) for each in given if not each.startswith("whpk_")]
@@ -200,7 +200,7 @@ def standard(
         found = _versions(text)
         if isinstance(found, WebhookRefused):
             return found
-        signed = signed_text(event_id, timestamp, body)
+        signed = text_to_sign(event_id, timestamp, body)
         good = matches(shared, signed, found.get("v1", []))
         for check in public:
             for signature in found.get("v1a", []):
@@ -214,7 +214,7 @@ def standard(
 
 
 def _versions(text: str) -> dict[str, list[bytes]] | WebhookRefused:
-    """The signatures in `v1,AAAA v1a,BBBB`, by version; those that nobody here can check are left out."""
+    """Return the signatures in `v1,AAAA v1a,BBBB` by version, without unknown versions."""
     parts = text.split(" ") if len(text) <= HEADER_CHARS_MAX else []
     if len(parts) > SIGNATURES_MAX:
         return _TOO_MANY
@@ -228,7 +228,7 @@ def _versions(text: str) -> dict[str, list[bytes]] | WebhookRefused:
 
 
 def _public_key(text: str) -> Callable[[bytes, bytes], bool]:
-    """What verifies with `whpk_` and base64 of 32 bytes."""
+    """Return the verifier of a public key: `whpk_` and base64 of 32 bytes."""
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -281,8 +281,8 @@ def stripe(secrets: str | Sequence[str], *, tolerance_s: float = TOLERANCE_S) ->
 def github(secrets: str | Sequence[str]) -> Named:
     """GitHub: `X-Hub-Signature-256` over the body. The key is `X-GitHub-Delivery`, the same when it is sent again.
 
-    That header is not signed, and there is no timestamp: what keeps a recorded request from being played again
-    under another id is TLS alone.
+    That header is not signed, and there is no timestamp: only TLS protects against a replay of a recorded request
+    with another id.
     """
     keys = _plain_keys(secrets)
 
@@ -352,12 +352,12 @@ def _in_body(body: bytes, id_field: str, type_field: str) -> Verified | WebhookR
 
 
 def _plain_keys(secrets: str | Sequence[str]) -> list[bytes]:
-    """Secrets that are used as they are written."""
+    """Return the secrets as bytes."""
     return [secret.encode() for secret in secrets_of(secrets)]
 
 
 def _hex_all(texts: Sequence[str]) -> list[bytes]:
-    """The bytes of each that is hexadecimal; the others are no signatures."""
+    """Decode the hexadecimal texts; skips others."""
     found = []
     for text in texts:
         try:

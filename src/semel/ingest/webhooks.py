@@ -1,4 +1,4 @@
-"""Receive webhooks: verify, take the id, journal, answer fast, and the same for duplicates.
+"""Receive webhooks: verify, take the id, journal, answer; a duplicate gets the same answer.
 
 stripe = webhooks.Receiver(once, webhooks.stripe("whsec_..."), handler)
 app = FastAPI(lifespan=stripe.lifespan)
@@ -56,7 +56,7 @@ WINDOW = "96h"
 """Senders repeat for days: the example in Standard Webhooks runs for more than 75 hours."""
 BODY_WAIT_S = 10.0
 HOLD_S = 2.0
-"""How long a request waits for a store that hesitates, before its sender is asked to come again."""
+"""How long a request waits for a slow store, before its sender gets 503."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -64,7 +64,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class WebhookResponse(Struct, frozen=True):
-    """What the sender gets."""
+    """The response to the sender."""
 
     status: int
     reason: str = ""
@@ -73,7 +73,7 @@ class WebhookResponse(Struct, frozen=True):
 
 
 class Receiver:
-    """Give it a client with a consumer of its own, how the sender signs, and a handler.
+    """Receives webhooks of one sender: takes a client with its own consumer, a scheme and a handler.
 
     `answer="journaled"` needs a durable store and runs inside `async with receiver:`, or `lifespan=receiver.lifespan`
     of the application; `"synchronous"` runs the handler within the request. The handler gets an `Event`.
@@ -106,7 +106,7 @@ class Receiver:
 
     @property
     def intake(self) -> Intake:
-        """What journals and runs."""
+        """The intake that journals and runs events."""
         return self._intake
 
     async def __aenter__(self) -> Self:
@@ -126,7 +126,7 @@ class Receiver:
             yield
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request; or the whole life, where the receiver is the application itself."""
+        """Serve one request, or the lifespan if the receiver is the application itself."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
         elif scope["type"] == "http":
@@ -144,14 +144,14 @@ class Receiver:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, scope: Scope, receive: Receive) -> WebhookResponse | None:
-        """Everything about one request; `None`: the sender has gone."""
+        """Return the response to one request, or `None` if the sender has disconnected."""
         if scope["method"] != "POST":
             return WebhookResponse(405, "webhooks are posted")
         headers = headers_of(scope["headers"])
         if headers is None:
             return WebhookResponse(431, "too many headers")
         if headers.get("content-encoding", "identity") != "identity":
-            return WebhookResponse(415, "a signed body comes as it is, not compressed")
+            return WebhookResponse(415, "send a signed body without compression")
         try:
             async with asyncio.timeout(BODY_WAIT_S):
                 body = await _read(headers.get("content-length", ""), receive, self._intake.body_bytes_max)
@@ -182,7 +182,7 @@ class Receiver:
 
 
 def response_when_journaled(receipt: Receipt) -> WebhookResponse:
-    """The answer where the event runs later, whoever it came from first."""
+    """Return the response to an event that runs after it was journaled."""
     match receipt.status:
         case "accepted" | "duplicate":
             return WebhookResponse(202)
@@ -193,9 +193,9 @@ def response_when_journaled(receipt: Receipt) -> WebhookResponse:
 
 
 def ran(outcome: Outcome[Any]) -> WebhookResponse:
-    """The answer where the handler ran within the request, this one or an earlier one.
+    """Return the response to an event whose handler ran within this request or an earlier one.
 
-    A failure for good is 200 too: no repetition cures it, and the sender would repeat it for days.
+    A permanent failure gets 200 too: a retry cannot fix it, and the sender would retry for days.
     """
     match outcome:
         case Done(recorded=True) | Failed():
@@ -207,9 +207,9 @@ def ran(outcome: Outcome[Any]) -> WebhookResponse:
         case Lost():
             return WebhookResponse(409, "another delivery took over", 1.0)
         case Unknown():
-            return WebhookResponse(409, "what came of it has to be decided by somebody")
+            return WebhookResponse(409, "its outcome is unknown; an operator must resolve it")
         case Errored(_, _, retry_after_s):
-            return WebhookResponse(503, "it failed this time", max(1.0, retry_after_s))
+            return WebhookResponse(503, "the attempt failed", max(1.0, retry_after_s))
         case Unavailable():
             return WebhookResponse(503, "it could not be recorded", 1.0)
         case Mismatch():
@@ -219,7 +219,7 @@ def ran(outcome: Outcome[Any]) -> WebhookResponse:
 
 
 async def _read(length: str, receive: Receive, bytes_max: int) -> bytes | WebhookResponse | None:
-    """The whole body; `None`: the sender has gone."""
+    """Read the whole body; `None` if the sender has disconnected."""
     too_large = WebhookResponse(413, f"the body is larger than {bytes_max} bytes")
     if length.isdecimal() and int(length[:20]) > bytes_max:
         return too_large

@@ -1,1 +1,1 @@
-"""Plug-ins for frameworks that bring their own loop: each is one thin file, imported when wanted."""
+"""Plug-ins for frameworks with their own loop: one module each, imported on use."""

@@ -1,4 +1,4 @@
-"""A handler for AWS Lambda on SQS: each message once for its key, and a list of those that are to come again.
+"""A handler for AWS Lambda on SQS: runs once for each key, and returns the messages to redeliver.
 
 ::
 
@@ -28,17 +28,17 @@ __all__ = ["sqs_handler"]
 _log = logging.getLogger("semel.aws_lambda")
 
 Entry = Callable[[Mapping[str, Any], Any], dict[str, list[dict[str, str]]]]
-"""What the Lambda runtime calls: with the event and its context."""
+"""The function that the Lambda runtime calls with the event and its context."""
 
 
 def sqs_handler(
     once: Semel, *, key: Any = None, concurrency: int = 1
 ) -> Callable[[Callable[..., Any]], Entry]:
-    """Turn `handler(message)` into what Lambda calls; its parameter's annotation says what it is given.
+    """Turn `handler(message)` into a Lambda function; the message is decoded as its parameter's annotation.
 
-    Everything but what is done and recorded is reported in `batchItemFailures`: SQS delivers it again, and moves it
-    to the queue's dead-letter queue after `maxReceiveCount`. In a FIFO queue what is behind a failed message of
-    its group is reported with it, and not run.
+    Messages that are not done and recorded are reported in `batchItemFailures`: SQS redelivers them, and moves them
+    to the queue's dead-letter queue after `maxReceiveCount`. In a FIFO queue the messages behind a failed one of
+    its group are reported too, and not run.
     """
     policy = replace(once.policy, wait_s=0.0, permanent=(*once.policy.permanent, GiveUp))
     patient = once.using(policy)
@@ -72,7 +72,7 @@ def _run(
     handler: Callable[[Arrival], Any],
     concurrency: int,
 ) -> list[bool]:
-    """Which of them are done."""
+    """Run the messages; returns which are done."""
     deliveries: list[Delivery[Arrival]] = []
     places: list[int] = []
     for at, arrival in enumerate(arrivals):
@@ -96,7 +96,7 @@ def _run(
 
 
 def _rounds(arrivals: Sequence[Arrival]) -> list[list[int]]:
-    """Places that may run together: all of a standard queue, one of each group of a FIFO queue at a time."""
+    """Return rounds of positions that may run together: all of a standard queue, one per group of a FIFO queue."""
     rounds: list[list[int]] = []
     turn: dict[str, int] = {}
     for at, arrival in enumerate(arrivals):
@@ -116,7 +116,7 @@ def _behind(arrivals: Sequence[Arrival], done: Mapping[int, bool], at: int) -> b
 
 
 def _arrival(record: Mapping[str, Any]) -> Arrival:
-    """A record of the event as a delivery; SQS's own `messageId` says which, and is no key."""
+    """Return a record as a delivery; SQS's `messageId` identifies the delivery, and is not a key."""
     system = record.get("attributes", {})
     headers = expand_headers(
         {

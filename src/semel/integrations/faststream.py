@@ -4,7 +4,7 @@
 
     broker = NatsBroker(middlewares=[once_middleware(semel.aopen("redis://localhost/0", consumer="billing"))])
 
-The key is read from the message as it came: the id that FastStream shows is made up where none was sent.
+The key is read from the raw message: FastStream invents an id if none was sent.
 """
 
 import logging
@@ -27,10 +27,10 @@ _log = logging.getLogger("semel.faststream")
 
 
 def once_middleware(once: AsyncSemel, *, key: Any = None) -> Callable[..., BaseMiddleware[Any, Any]]:
-    """What `middlewares=[...]` of a broker or a subscriber takes; `key`: where the key is, as for a runner's route.
+    """Return a middleware for a broker or a subscriber; `key`: where the key is, as for a runner's route.
 
-    Done, now or before: acknowledged. Failed for good, unknown, or without a key: rejected, to wherever the broker
-    sends what is rejected. Anything else: given back, and delivered again. A handler's own `AckMessage` and
+    Done, now or before: acknowledged. Failed for good, unknown, or without a key: rejected, and routed as the broker
+    does with rejected messages. Anything else: requeued and delivered again. A handler's own `AckMessage` and
     `RejectMessage` mean done and failed. Not for batch subscribers, whose messages have no ack of their own.
     """
     if once.mode not in ("lease", "quarantine", "mark", "observe"):
@@ -55,7 +55,7 @@ def once_middleware(once: AsyncSemel, *, key: Any = None) -> Callable[..., BaseM
 
 
 async def call_handler(call_next: Callable[[Any], Awaitable[Any]], msg: Any) -> Any:
-    """What comes next; the framework's own ways of saying "done" are taken as that."""
+    """Call the next middleware; the framework's acknowledging exceptions count as done."""
     try:
         return await call_next(msg)
     except (AckMessage, SkipMessage):
@@ -63,7 +63,7 @@ async def call_handler(call_next: Callable[[Any], Awaitable[Any]], msg: Any) -> 
 
 
 def raw(msg: Any) -> Envelope:
-    """The message as the producer sent it."""
+    """Return the raw message."""
     if isinstance(msg.raw_message, list | tuple) or msg.batch_headers:
         raise UsageError("a batch subscriber acknowledges all or none; use one that takes single messages")
     sent = msg.raw_message
@@ -72,7 +72,7 @@ def raw(msg: Any) -> Envelope:
 
 
 def answer(outcome: Outcome[Any]) -> Any:
-    """The handler's value, or the exception by which FastStream is told what to do with the message."""
+    """Return the handler's value, or raise the exception that makes FastStream ack, reject or requeue the message."""
     match outcome:
         case Done(value, replayed=False, recorded=True) | Done(value, guarded=False):
             return value

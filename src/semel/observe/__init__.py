@@ -1,1 +1,1 @@
-"""Look at what semel does and say it: what a mode and a store guarantee."""
+"""Observability: hook events, logs, metrics, traces, history, and the guarantees of a mode on a store."""

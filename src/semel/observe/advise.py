@@ -1,4 +1,4 @@
-"""Advise a window: from how late duplicates really came, how many each window would catch, and what it costs."""
+"""Suggest a window from measured redelivery lags: how many duplicates each window catches, and its cost."""
 
 import re
 from bisect import bisect_right
@@ -20,12 +20,12 @@ CANDIDATES_S = (
 )  # fmt: skip
 """Windows that are compared; the suggestion is one of them."""
 SAFETY = 2.0
-"""How much longer than the lag that it has to catch a window is: the next outage may be longer than the last."""
+"""The factor between the lag to catch and the window: the next outage may be longer than the last."""
 CATCH = 0.999
 LAGS_MIN = 20
-"""Fewer lags than this say nothing about their tail."""
+"""With fewer lags the tail is unknown."""
 NEAR = 0.5
-"""Duplicates seen later than this part of the window: there may be more behind it, which nobody could see."""
+"""Duplicates later than this part of the window: later ones may exist, but were not visible."""
 BYTES: dict[str, int] = {
     "sqlite": 130,
     "redis": 197,
@@ -43,27 +43,27 @@ class Lags(Struct, frozen=True):
 
     seconds: tuple[float, ...]
     events: int = 0
-    """How many events there were beside them."""
+    """The number of events besides the duplicates."""
     span_s: float = 0.0
-    """Over which time."""
+    """The time that was measured."""
     missed: int = 0
-    """How many of them ran again, because the window was over."""
+    """Duplicates that ran again because the window was over."""
     censored: bool = True
-    """Whether what came after the window could not be seen."""
+    """Whether duplicates after the window were not visible."""
     observed: int = 0
-    """How many ran only because the mode was observe: another would have stopped them."""
+    """Duplicates that ran because of mode observe; another mode would have stopped them."""
 
 
 class Share(Struct, frozen=True):
-    """What one window does."""
+    """The effect of one window."""
 
     window_s: float
     caught: float
-    """Of all duplicates that were seen, the part that it catches."""
+    """The share of all measured duplicates that it catches."""
     records: int
-    """How many it keeps at once, at the measured rate."""
+    """The number of keys that it keeps at the measured rate."""
     bytes: dict[str, int]
-    """What they take, by store."""
+    """Their size in bytes, by store."""
 
 
 class Advice(Struct, frozen=True):
@@ -73,7 +73,7 @@ class Advice(Struct, frozen=True):
     suggested_s: float
     reason: str
     at_quantile_s: float
-    """The lag below which `catch` of the duplicates came."""
+    """The quantile of the lags at `catch`."""
     catch: float
     safety: float
     shares: tuple[Share, ...]
@@ -83,7 +83,7 @@ class Advice(Struct, frozen=True):
 
 
 def from_history(lines: Iterable[HistoryLine]) -> Lags:
-    """The lags in a history. An event that was completed twice is a duplicate that came after the window."""
+    """Read lags from a history. An event that completed twice is a duplicate that came after the window."""
     seconds: list[float] = []
     first: dict[bytes, int] = {}
     observed: set[bytes] = set()
@@ -101,7 +101,7 @@ def from_history(lines: Iterable[HistoryLine]) -> Lags:
                 observed.add(name)
         elif (
             name in observed
-        ):  # its duplicate was counted already, and it ran only because nothing is suppressed
+        ):  # its duplicate was counted already, and it ran because mode observe suppresses nothing
             observed.remove(name)
         else:
             events += 1
@@ -124,7 +124,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def from_metrics(text: str, consumer: str | None = None, prefix: str = "semel_") -> Lags:
-    """The lags in a scrape of Prometheus metrics: each counted at the upper end of its bucket, so rather too long."""
+    """Read lags from Prometheus metrics. Each counts as the upper end of its bucket, so it is rather too long."""
     buckets: dict[float, float] = {}
     events = observed = 0.0
     for name, labels, value in _SAMPLE.findall(text):
@@ -157,14 +157,14 @@ def advise(
     per_day: float | None = None,
     record_bytes: dict[str, int] | None = None,
 ) -> Advice:
-    """The shortest window that would have caught `catch` of the duplicates, and `safety` times as long at that.
+    """Return `safety` times the shortest window that would have caught `catch` of the duplicates.
 
     `per_day`: new events; default as measured. Raises `UsageError` if there are too few lags.
     """
     if len(lags.seconds) < LAGS_MIN:
         raise UsageError(
-            f"only {len(lags.seconds)} duplicates with a lag were seen, and {LAGS_MIN} are the least that say anything;"
-            " listen for longer, and keep the window that you have"
+            f"only {len(lags.seconds)} duplicates with a lag were seen, and {LAGS_MIN} are needed;"
+            " measure for longer, and keep the window that you have"
         )
     if per_day is None:
         per_day = lags.events / lags.span_s * DAY if lags.span_s else 0.0
@@ -184,7 +184,7 @@ def advise(
         )
     suggested_s = next((each for each in CANDIDATES_S if each >= wanted_s), CANDIDATES_S[-1])
     if wanted_s > CANDIDATES_S[-1]:
-        warnings.append("no window here is long enough: look why events come so late")
+        warnings.append("no window here is long enough: find out why events come so late")
     sizes = BYTES if record_bytes is None else {**BYTES, **record_bytes}
     return Advice(
         lags=len(lags.seconds),
@@ -205,7 +205,7 @@ def _share_caught(seconds: Sequence[float], window_s: float) -> float:
 
 
 def _quantile(seconds: Sequence[float], part: float) -> float:
-    """The smallest lag with at least this part at or below it."""
+    """Return the smallest lag with at least this share at or below it."""
     return seconds[min(len(seconds), max(1, ceil(len(seconds) * part))) - 1]
 
 

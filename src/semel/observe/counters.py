@@ -1,4 +1,4 @@
-"""Count what happens, minute by minute and consumer by consumer, in numbers that add up across processes."""
+"""Count hook events by minute and consumer, in numbers that add up across processes."""
 
 import time
 from bisect import bisect_left
@@ -23,10 +23,10 @@ __all__ = [
 ]
 
 CONSUMERS_MAX = 200
-"""Consumers that are told apart; what comes later is counted under `OTHER`."""
+"""The most consumers with counters of their own; further ones count as `OTHER`."""
 OTHER = ("", "other")
 MINUTES_MAX = 24 * 60
-"""Minutes that are held while the store cannot be told; then the oldest are dropped."""
+"""The most minutes that are held while the store cannot be reached; then the oldest are dropped."""
 HELD_MAX = 100_000
 LAGS_S: tuple[float, ...] = tuple(2.0**power for power in range(-3, 23))
 """Upper ends of the buckets of redelivery lags: an eighth of a second to 48 days, each twice the one before."""
@@ -35,7 +35,7 @@ TOOK_S: tuple[float, ...] = tuple(1e-4 * 1.5**power for power in range(31))
 
 
 class ConsumerCounters(Struct, array_like=True):
-    """What happened to one consumer's deliveries. New fields go to the end: older rollups lack them."""
+    """Counts of one consumer's deliveries. New fields go to the end: older rollups lack them."""
 
     received: int = 0
     processed: int = 0
@@ -45,11 +45,11 @@ class ConsumerCounters(Struct, array_like=True):
     race: int = 0
     reuse: int = 0
     observed: int = 0
-    """Duplicates that ran all the same, in mode observe; they are among the four above."""
+    """Duplicates that ran in mode observe; included in the four above."""
     failed: int = 0
-    """For good."""
+    """Final failures."""
     errored: int = 0
-    """This time; they may run again."""
+    """Failures of one attempt; the event may run again."""
     late: int = 0
     lost: int = 0
     expired: int = 0
@@ -60,11 +60,11 @@ class ConsumerCounters(Struct, array_like=True):
 
     @property
     def duplicates(self) -> int:
-        """Deliveries of events that were known."""
+        """The number of duplicates."""
         return self.redelivery + self.producer + self.race + self.reuse
 
     def add(self, other: "ConsumerCounters") -> None:
-        """Add what another process, or another minute, has counted."""
+        """Add the counts of another process or minute."""
         self.received += other.received  # one by one: a loop over their names takes four times as long
         self.processed += other.processed
         self.redelivery += other.redelivery
@@ -84,7 +84,7 @@ class ConsumerCounters(Struct, array_like=True):
 
 
 class StoreCounts(Struct, array_like=True):
-    """How the store did."""
+    """Counts of the store's round trips."""
 
     errors: int = 0
     lost: int = 0
@@ -93,7 +93,7 @@ class StoreCounts(Struct, array_like=True):
     """Round trips by their bucket in `TOOK_S`."""
 
     def add(self, other: "StoreCounts") -> None:
-        """Add another's."""
+        """Add other counts."""
         self.errors += other.errors
         self.lost += other.lost
         self.purged += other.purged
@@ -101,7 +101,7 @@ class StoreCounts(Struct, array_like=True):
 
 
 class MinuteCounts(Struct, array_like=True):
-    """What one process counted in one minute, or in a piece of it."""
+    """The counts of one process in one minute, or in a part of it."""
 
     minute: int
     """Since 1970, by the store's clock."""
@@ -114,7 +114,7 @@ class MinuteCounts(Struct, array_like=True):
     """Claims that the process held when it was written."""
     oldest_s: float = 0.0
     writer: str = ""
-    """Who counted: what it holds is no sum, its last word counts."""
+    """The process that counted. Its held claims are not a sum: the last value counts."""
 
 
 class _Minute:
@@ -124,7 +124,7 @@ class _Minute:
 
 
 class CounterHook:
-    """A hook that counts. What it holds is taken out part by part; it writes nothing itself."""
+    """A hook that counts. The owner takes the counts out; the hook writes nothing."""
 
     def __init__(
         self, wall: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic
@@ -132,7 +132,7 @@ class CounterHook:
         self._wall = wall
         self._clock = clock
         self.ahead_s: float = 0.0
-        """How far the store's clock is ahead of this computer's, as far as it is known."""
+        """How far the store's clock is ahead of this computer's; an estimate."""
         self._minutes: dict[int, _Minute] = {}
         self._known: set[tuple[str, str]] = set()
         self._held: dict[bytes, float] = {}
@@ -160,7 +160,7 @@ class CounterHook:
         restart_after_fork(self)
 
     def after_fork(self) -> None:
-        """What the parent counted is the parent's to tell."""
+        """Drop the counts in a child process; the parent reports them."""
         self._lock = Lock()
         self._minutes.clear()
         self._held.clear()
@@ -174,27 +174,27 @@ class CounterHook:
 
     @property
     def now_s(self) -> float:
-        """The store's clock, as far as it is known."""
+        """The store's clock, estimated."""
         return self._wall() + self.ahead_s
 
     def note_time(self, store_us: int) -> None:
-        """The store's clock says this now."""
+        """Set the store's clock from an answer of the store."""
         self.ahead_s = store_us / 1e6 - self._wall()
 
     def peek(self) -> list[MinuteCounts]:
-        """What was counted and not taken yet, oldest first."""
+        """Return the counts that were not taken yet, oldest first."""
         with self._lock:
             return self._parts()
 
     def take(self) -> list[MinuteCounts]:
-        """The same, and it is counted no more."""
+        """Return the same, and remove them."""
         with self._lock:
             parts = self._parts()
             self._minutes.clear()
             return parts
 
     def in_flight(self) -> tuple[int, float]:
-        """How many claims this process holds, and the age of the oldest."""
+        """Return the number of claims that this process holds, and the age of the oldest."""
         with self._lock:
             return self._in_flight()
 
@@ -204,7 +204,7 @@ class CounterHook:
 
     def _parts(self) -> list[MinuteCounts]:
         held, oldest_s = self._in_flight()
-        if held:  # a claim that takes long is worth telling, though nothing else happens
+        if held:  # report a long claim even if nothing else happens
             self._minute()
         return [
             MinuteCounts(
@@ -261,7 +261,7 @@ class CounterHook:
 
     def _on_claimed(self, event: events.ClaimedEvent) -> None:
         self._held[event.owner] = self._clock()
-        if len(self._held) > HELD_MAX:  # claims by hand that nobody settled
+        if len(self._held) > HELD_MAX:  # claims by hand that were not settled
             del self._held[next(iter(self._held))]
 
     def _on_dropped(self, event: events.Dropped) -> None:
@@ -297,7 +297,7 @@ class CounterHook:
 
 
 def quantile(buckets: dict[int, int], ends: tuple[float, ...], part: float) -> float | None:
-    """The value below which this part of what is in the buckets lies, at most one bucket too high; `None`: empty."""
+    """Return the quantile of the buckets, at most one bucket too high; `None` if they are empty."""
     wanted = part * sum(buckets.values())
     if not wanted:
         return None

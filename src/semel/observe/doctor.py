@@ -1,4 +1,4 @@
-"""Examine a store and everything behind it: what is wrong, and how to mend it."""
+"""Examine a store and its servers: find problems, and say how to fix them."""
 
 import platform
 import statistics
@@ -25,27 +25,27 @@ __all__ = ["Finding", "Level", "examine", "of_source"]
 Level: TypeAlias = Literal["ok", "warning", "error"]
 
 LATENCY_WARN_S = 0.05
-"""A claim and a completion are two round trips: beyond this they are what a handler waits for."""
+"""Slower round trips are reported: a claim and a completion take two."""
 LATENCY_TRIES = 7
 SKEW_WARN_S = 1.0
-"""The store's clock decides, so skew harms nothing by itself; but times in logs and event times are then off."""
+"""Larger clock skew is reported. The store's clock decides, but times in logs and of events are then wrong."""
 SKEW_ERROR_S = 60.0
 PURGE_LAG_WARN_S = 3600.0
 STUCK_S = 900.0
-"""As long as a handler may run by default: a claim that is older hangs, or has a longer `run_max_s`."""
+"""The default run time of a handler: an older claim hangs, or has a longer `run_max_s`."""
 ORPHAN_S = 60.0
 MEMORY_WARN = 0.8
 PAGE_ROWS = 1000
 LOOK_MAX = 100_000
-"""Records that one check looks at: where there are more, it says so."""
+"""The most records that one check reads; it reports if there are more."""
 NAMED = 3
 """Keys that a finding names."""
 NOBODY = ("", "semel.doctor", "semel.doctor: no such key")
-"""A record that nobody has: to ask for it, or to renew it, changes nothing."""
+"""A key without a record: reading or renewing it changes nothing."""
 
 
 class Finding(Struct, frozen=True):
-    """What one check found."""
+    """The result of one check."""
 
     check: str
     level: Level
@@ -54,12 +54,12 @@ class Finding(Struct, frozen=True):
 
 
 def examine(store: Store) -> Iterator[Finding]:
-    """Connect, and look at everything; a check that cannot be made is a finding itself. Changes no record."""
+    """Connect, and run every check; a check that fails is a finding too. Changes no record."""
     yield Finding("semel", "ok", f"semel {version('semel')} on Python {platform.python_version()}")
     try:
         store.open()
     except SemelError as error:
-        yield Finding("connection", "error", str(error), "mend what it says; nothing else can be looked at")
+        yield Finding("connection", "error", str(error), "fix this first; the other checks need the store")
         return
     try:
         yield Finding("connection", "ok", f"{store.name} answers, and its schema is up to date")
@@ -77,9 +77,11 @@ def _run_check(check: Callable[[Store], Iterator[Finding]], store: Store) -> Ite
     try:
         yield from check(store)
     except StoreError as error:
-        yield Finding(name, "error", str(error), "is the store up, and may this user ask it?")
+        yield Finding(name, "error", str(error), "check that the store is up and that this user may read it")
     except Exception as error:  # noqa: BLE001 - a driver's error in one check must not hide the other checks
-        yield Finding(name, "error", f"{type(error).__name__}: {error}".strip(), "may this user ask for it?")
+        yield Finding(
+            name, "error", f"{type(error).__name__}: {error}".strip(), "check that this user may read it"
+        )
 
 
 def _ask(store: Store, item: Any) -> Any:
@@ -161,12 +163,14 @@ def _latency(store: Store) -> Iterator[Finding]:
         "latency",
         "warning" if slow else "ok",
         f"a round trip takes {median_s * 1000:.2f} ms (median of {LATENCY_TRIES})",
-        "a store nearer by; run_many shares round trips; a cache in front answers duplicates" if slow else "",
+        "use a nearer store, run_many, which shares round trips, or a cache, which answers duplicates"
+        if slow
+        else "",
     )
 
 
 def _rights(store: Store) -> Iterator[Finding]:
-    """To renew what nobody has takes the right to write, and writes nothing."""
+    """Renew a claim that does not exist: it needs the right to write, and writes nothing."""
     answer = _ask(store, Renew(NOBODY, new_owner(), 1, 1_000_000))
     assert isinstance(answer, Lost)
     yield Finding("permissions", "ok", "this user may write records")
@@ -177,7 +181,7 @@ def _durability(store: Store) -> Iterator[Finding]:
     for weakness in found:
         yield Finding("durability", "error" if weakness.breaks else "warning", weakness.what, weakness.fix)
     if not any(weakness.breaks for weakness in found):
-        yield Finding("durability", "ok", "what is answered is kept")
+        yield Finding("durability", "ok", "confirmed writes are durable")
 
 
 def _settings(store: Store) -> Iterator[Finding]:
@@ -199,12 +203,12 @@ def _settings(store: Store) -> Iterator[Finding]:
 
 
 def _inboxes(store: Store) -> Iterator[Finding]:
-    """A stopped process with an open transaction holds the locks of its keys until somebody ends it."""
+    """Check for a timeout of idle transactions: a process that hangs in one holds the locks of its keys."""
     if "inbox" in _ask(store, ReadSettings()).modes.values() and probe(store).idle_max_s == 0:
         yield Finding(
             "inbox",
             "warning",
-            "a transaction in which nothing happens is never ended: a process that hangs in one keeps its keys locked",
+            "idle transactions have no timeout: a process that hangs in one keeps its keys locked",
             "ALTER ROLE ... SET idle_in_transaction_session_timeout = '60s', for the application's role",
         )
 
@@ -222,7 +226,7 @@ def _purging(store: Store) -> Iterator[Finding]:
 
 
 def _pages_of(store: Store, state: State) -> Iterator[list[Record]]:
-    """The records of a state, page by page, up to `LOOK_MAX`."""
+    """Yield the records of a state in pages, up to `LOOK_MAX`."""
     cursor, looked = None, 0
     while looked < LOOK_MAX:
         page = _ask(store, Scan(state=state, limit=PAGE_ROWS, cursor=cursor))
@@ -234,7 +238,7 @@ def _pages_of(store: Store, state: State) -> Iterator[list[Record]]:
 
 
 class _Sample:
-    """How many there are, and the names of the first."""
+    """A count, and the first keys."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -253,9 +257,7 @@ def _claims(store: Store) -> Iterator[Finding]:
     for page in _pages_of(store, "claimed"):
         looked += len(page)
         for each in page:
-            if (
-                each.tenant == ROLLUPS or not each.owner
-            ):  # those are held for an hour each, and left by who ends
+            if each.tenant == ROLLUPS or not each.owner:  # rollup records are held for an hour each
                 continue
             if each.lease_until_us < now - ORPHAN_S * 1e6:
                 orphans.add(each)
@@ -268,7 +270,7 @@ def _claims(store: Store) -> Iterator[Finding]:
             stuck,
             "has been running for more than 15 minutes",
             "have been running for more than 15 minutes",
-            "is a handler hanging? semel show KEY names its owner",
+            "look for a handler that hangs; semel show KEY names its owner",
         ),
         (
             orphans,
@@ -307,7 +309,7 @@ def _unknown(store: Store) -> Iterator[Finding]:
 
 
 def of_source(source: SourceFacts, took_s: float, lease_us: int) -> Iterator[Finding]:
-    """What a broker says about a source; whether it fits the window is for `explain` to say."""
+    """Report a broker's answer about a source. `explain` compares it with the window."""
     version = f" ({source.version})" if source.version else ""
     yield Finding("source", "ok", f"{source.name}{version} answered all questions in {took_s * 1000:.0f} ms")
     for weakness in (*source.weaknesses, *of_patience(source, lease_us)):

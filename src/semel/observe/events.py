@@ -1,15 +1,15 @@
-"""What happens to deliveries and stores, one small frozen object each, and how it reaches those who listen.
+"""Hook events of deliveries and stores, one small frozen class each, and the calls to the hooks.
 
     received ─► claimed ─► began ─► ended ─► completed | failed | released | quarantined | lost | unrecorded
         │          └ expired (the lease could not be kept)
         ├─► busy ─► (waits) ─► claimed, or duplicate
         ├─► duplicate (redelivery, producer, race, reuse)
-        ├─► late | unreachable | unguarded (ran without an answer of the store, by choice)
-        ├─► probed (the other system was asked about an earlier attempt)
-        └─► marked (modes mark and inbox: the mark is all there is)
+        ├─► late | unreachable | unguarded (ran without a claim, by policy)
+        ├─► probed (the policy's probe answered about an earlier attempt)
+        └─► marked (modes mark and inbox)
 
-A hook is any callable that takes one event. It runs in the thread or task of whoever did the thing, so it must be
-quick; what it raises is logged once and never reaches the caller. Where nobody listens nothing of this is built.
+A hook is any callable that takes one event. It runs in the thread or task where the event happens, so it must be
+quick; its errors are logged once and never reach the caller. Without hooks no event is built.
 """
 
 import time
@@ -60,10 +60,10 @@ was under way; its key was used with another payload."""
 
 
 class HookEvent(Struct, frozen=True):
-    """Anything that happens."""
+    """The base of all hook events."""
 
     name: ClassVar[str] = ""
-    """How logs and the history name it. It leaves the process, so it stays when a class is renamed."""
+    """The name in logs and in the history. It leaves the process, so it stays when a class is renamed."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -78,7 +78,7 @@ class DeliveryEvent(HookEvent, frozen=True):
     consumer: str
     key: str
     owner: bytes
-    """The random id of this one call: what tells two deliveries of a key apart."""
+    """The random id of this call; it differs between two deliveries of a key."""
     handler: str = ""
     """The handler's name; empty for the plain verbs."""
     source: str = ""
@@ -90,58 +90,58 @@ class Received(DeliveryEvent, frozen=True):
 
     event_type: str = ""
     meta: Mapping[str, str] | None = None
-    """What came with it, to be kept with its record."""
+    """The delivery's metadata, stored with its record."""
     again: bool = False
-    """It came in before and was kept in hand, as when it was busy elsewhere: count it once."""
+    """The delivery was received before and held back, for example while busy: count it once."""
 
 
 class ClaimedEvent(DeliveryEvent, frozen=True):
-    """The right to run is ours."""
+    """The delivery got the claim."""
 
     attempt: int = 1
     first_seen: int = 0
     """When the key was first claimed (store clock, microseconds)."""
     window_s: float = 0.0
-    """How long it will be remembered."""
+    """How long the key will be remembered."""
 
 
 class Began(DeliveryEvent, frozen=True):
-    """The handler is about to be called; told in its own thread and context."""
+    """The handler is about to be called; reported in its own thread and context."""
 
     attempt: int = 1
 
 
 class EndedEvent(DeliveryEvent, frozen=True):
-    """The handler returned, or raised; told in its own thread and context."""
+    """The handler returned or raised; reported in its own thread and context."""
 
     duration_s: float = 0.0
     error: BaseException | None = None
 
 
 class BusyEvent(DeliveryEvent, frozen=True):
-    """Another attempt holds the claim; this delivery waits for it, or is turned away."""
+    """Another attempt holds the claim; this delivery waits for it or returns `Busy`."""
 
     retry_after_s: float = 0.0
 
 
 class Duplicate(DeliveryEvent, frozen=True):
-    """The event was known."""
+    """The event was seen before."""
 
     reason: Reason = "redelivery"
     state: str = ""
-    """What was known: `done`, `failed`, `unknown`, `claimed`, `marked`."""
+    """The state of its record: `done`, `failed`, `unknown`, `claimed`, `marked`."""
     lag_s: float | None = None
     """How long after the first delivery, by the store's clock; `None`: the store does not say."""
     suppressed: bool = True
-    """False: observe mode, in which it ran all the same."""
+    """False in mode observe: the duplicate ran."""
     origin: Mapping[str, str] | None = None
-    """What a hook left with the delivery that did the work, see `Hooks.carried`."""
+    """Metadata that hooks stored with the first delivery, see `Hooks.record_metadata`."""
     parked: bool = False
-    """It is busy elsewhere and kept in hand: what it comes to follows, so do not count it yet."""
+    """The delivery is held back because the key is busy; its outcome follows, so do not count it yet."""
 
 
 class CompletedEvent(DeliveryEvent, frozen=True):
-    """The effect has happened, and the record says so."""
+    """The handler completed, and the record is `done`."""
 
 
 class MarkedEvent(DeliveryEvent, frozen=True):
@@ -149,20 +149,20 @@ class MarkedEvent(DeliveryEvent, frozen=True):
 
 
 class FailedEvent(DeliveryEvent, frozen=True):
-    """The handler failed for good."""
+    """The handler failed, and the event will not run again."""
 
     error: BaseException | str = ""
 
 
 class Released(DeliveryEvent, frozen=True):
-    """The handler failed this time, or was stopped: the event may run again."""
+    """The handler failed or was stopped: the event may run again."""
 
     error: BaseException | None = None
     retry_after_s: float = 0.0
 
 
 class Quarantined(DeliveryEvent, frozen=True):
-    """An attempt ended without saying what happened: somebody has to decide."""
+    """The outcome of an attempt is unknown: an operator has to resolve it."""
 
     error: BaseException | None = None
 
@@ -176,7 +176,7 @@ class Expired(DeliveryEvent, frozen=True):
 
 
 class LateArrivalEvent(DeliveryEvent, frozen=True):
-    """The event is older than what is remembered."""
+    """The event is older than the window."""
 
     name: ClassVar[str] = "late"
 
@@ -184,24 +184,24 @@ class LateArrivalEvent(DeliveryEvent, frozen=True):
 
 
 class Unrecorded(DeliveryEvent, frozen=True):
-    """The handler ran, but the store could not be told: a repeat may run again."""
+    """The handler ran, but the store could not record it: a duplicate may run again."""
 
 
 class Unreachable(DeliveryEvent, frozen=True):
-    """The store gave no answer, so nothing ran."""
+    """The store did not answer, so nothing ran."""
 
     error: BaseException | None = None
 
 
 class Unguarded(DeliveryEvent, frozen=True):
-    """The store gave no answer, and by `Policy(on_unavailable="run")` the handler ran without a claim.
+    """The store did not answer, and by `Policy(on_unavailable="run")` the handler ran without a claim.
 
     Nothing is recorded: a duplicate runs too.
     """
 
 
 class Probed(DeliveryEvent, frozen=True):
-    """The policy's probe was asked whether an earlier attempt had its effect."""
+    """The policy's probe answered whether an earlier attempt had its effect."""
 
     answer: str = ""
     """`happened`, `did_not_happen` or `cannot_tell`."""
@@ -211,11 +211,11 @@ class Probed(DeliveryEvent, frozen=True):
 
 
 class Dropped(DeliveryEvent, frozen=True):
-    """The call was broken off by an interrupt before it came to an outcome."""
+    """An interrupt ended the call before it had an outcome."""
 
 
 class DeadLetterStuck(DeliveryEvent, frozen=True):
-    """A dead letter could not be written; its message stays at the broker, and it is tried again."""
+    """A dead letter could not be written; its message stays at the broker, and the write is retried."""
 
     error: BaseException | None = None
 
@@ -229,7 +229,7 @@ class PurgedEvent(HookEvent, frozen=True):
 
 
 class Counted(HookEvent, frozen=True):
-    """Somebody asked the store how much it holds."""
+    """`records.stats()` was called."""
 
     stats: Stats
 
@@ -243,33 +243,33 @@ class StoreSent(HookEvent, frozen=True):
 
 
 class StoreFailed(HookEvent, frozen=True):
-    """A round trip without an answer, or with errors for some of its items."""
+    """A round trip had no answer, or errors for some of its items."""
 
     op: str
     error: BaseException
 
 
 class StoreLost(HookEvent, frozen=True):
-    """The store has lost records that it had: a completion found nothing, or the store says so itself."""
+    """The store has lost records: a completion found no record, or the store reports it."""
 
 
 Hook: TypeAlias = Callable[[HookEvent], object]
-"""Told of everything; must be quick. With a method `carry(received)` it may leave words with the record."""
+"""Receives every event; must be quick. An optional method `carry(received)` returns metadata for the record."""
 
 
 class Hooks:
-    """All that listen to one client, and how far the store's clock is from this computer's."""
+    """The hooks of one client, and the offset of the store's clock."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
         self._hooks = tuple(hooks)
         self._carriers = tuple(carry for hook in self._hooks if (carry := getattr(hook, "carry", None)))
         self.carries: bool = bool(self._carriers)
-        """Whether a hook leaves words with records, so that duplicates are asked for them."""
+        """Whether a hook stores metadata with records, so that duplicates read it."""
         self._broken: set[int] = set()
         self._ahead_us = 0
 
     def __call__(self, happening: HookEvent) -> None:
-        """Tell everybody. A hook that raises is reported once, and told the next thing all the same."""
+        """Call every hook. A hook that raises is logged once, and still gets the next event."""
         for hook in self._hooks:
             try:
                 hook(happening)
@@ -279,12 +279,10 @@ class Hooks:
     def _report(self, hook: Hook, error: Exception) -> None:
         if id(hook) not in self._broken:
             self._broken.add(id(hook))
-            logging.getLogger("semel").error(
-                "a hook raised, which is reported once: %r", hook, exc_info=error
-            )
+            logging.getLogger("semel").error("a hook raised an error (logged once): %r", hook, exc_info=error)
 
     def record_metadata(self, received: Received) -> dict[str, str]:
-        """What the hooks want kept with the record of this delivery, such as a `traceparent`."""
+        """Return the hooks' metadata for the record of this delivery, such as a `traceparent`."""
         kept: dict[str, str] = {}
         for carry in self._carriers:
             try:
@@ -294,11 +292,11 @@ class Hooks:
         return kept
 
     def note_time(self, store_us: int) -> None:
-        """The store's clock says this now."""
+        """Set the store's clock from an answer of the store."""
         self._ahead_us = store_us - time.time_ns() // 1000
 
     def since_s(self, store_us: int) -> float | None:
-        """How long ago an instant of the store's clock was, as far as its clock is known; `None`: no such instant."""
+        """Return the time since an instant of the store's clock, estimated; `None` for no instant."""
         if not store_us:
             return None
         return max(0.0, (time.time_ns() // 1000 + self._ahead_us - store_us) / 1e6)

@@ -1,4 +1,4 @@
-"""Say what a mode on a store really guarantees, and what weakens it."""
+"""Explain what a mode on a store guarantees, and what weakens it."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ _HOW: dict[str, str] = {
     "inbox": "The mark is in the same transaction as the effect: both happen, or neither.",
     "lease": "Claim, effect, completion. A crash in between makes the event run again: an effect may repeat, at most"
     " once per crash, and happens once where the called system honours the idempotency key.",
-    "quarantine": "As lease, but an event whose attempt vanished is never run again unasked: it is unknown until"
+    "quarantine": "As lease, but an event whose attempt died does not run again by itself: it is unknown until"
     " somebody decides.",
     "mark": "The mark first, then the effect: an effect never repeats, and a crash in between loses it.",
     "transaction": "Kafka to Kafka: outputs and offsets commit together, the record is completed after that. A"
@@ -43,7 +43,7 @@ _DAY_US = 86400 * 10**6
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """What holds, for one mode on one store."""
+    """The guarantees of one mode on one store."""
 
     mode: Mode
     store: str
@@ -55,15 +55,15 @@ class Explanation(Struct, frozen=True, kw_only=True):
     """Whether the policy's probe is asked about unknown outcomes."""
     on_unavailable: OnUnavailable = "refuse"
     horizon_known: bool = False
-    """Whether anybody said how long the source may send an event again: else the window may be too short."""
+    """Whether the source's redelivery time is known; if not, the window may be too short."""
 
     @property
     def holds(self) -> bool:
-        """Whether the table holds as it stands."""
+        """Whether the table holds without exceptions."""
         return not any(weakness.breaks for weakness in self.weaknesses)
 
     def satisfies(self, required: Mode) -> bool:
-        """Whether this is as good as `required`, which is taken with a system that honours nothing."""
+        """Whether this is at least as good as mode `required` with a plain sink."""
         if required == "observe":
             return True
         return self.holds and holds_at_least(self.windows, cells(required, "plain"))
@@ -81,17 +81,17 @@ def explain(
     probe: bool = False,
     on_unavailable: OnUnavailable = "refuse",
 ) -> Explanation:
-    """What `mode` on `store` guarantees. Raises `PolicyInvalid` where the two cannot work together. No I/O.
+    """Return what `mode` on `store` guarantees. Raises `PolicyInvalid` if the two do not fit. No I/O.
 
-    `around`: where deliveries come from. `live`: what `probing.weaknesses` found on the servers. `probe` and
-    `on_unavailable`: what the policy says.
+    `around`: where deliveries come from. `live`: the weaknesses that `probes.weaknesses` found. `probe` and
+    `on_unavailable`: the policy's settings.
     """
     around = around or SourceProbe()
     if mode not in _HOW:
         raise PolicyInvalid(f"mode {mode!r} has no tested guarantees here; choose one of {', '.join(_HOW)}")
     if mode == "inbox" and not store.capabilities.transactional:
         raise PolicyInvalid(
-            f"{store.name} cannot hold an inbox: no transaction of yours reaches it; use sqlite: or postgresql:"
+            f"{store.name} cannot hold an inbox: your transactions cannot write to it; use sqlite: or postgresql:"
         )
     check_fits(mode, probe=probe, on_unavailable=on_unavailable)
     probe = probe and mode in _PROBED
@@ -134,7 +134,7 @@ def _of_policy(mode: Mode, *, probe: bool, on_unavailable: OnUnavailable) -> lis
 
 
 def _of_tiers(store: TieredStore | AsyncTieredStore) -> list[Weakness]:
-    """What a cache in front changes: nothing in a crash, something in forgetting."""
+    """Yield the weaknesses of a cache: it changes nothing in a crash, but delays `forget`."""
     lasting_s = store.cache_window_us / 1e6
     if not store.cache.shared:
         return [
@@ -161,11 +161,11 @@ _FIXES: tuple[tuple[str, str], ...] = (
     ("full_page_writes is off", "full_page_writes = on in postgresql.conf"),
     ("partitions reach only", "run semel purge as the owner of the partitions"),
 )
-"""What to change, by how a store's own sentence begins."""
+"""How to fix a weakness, by the beginning of the store's message."""
 
 
 def of_store(store: Store | AsyncStore) -> list[Weakness]:
-    """What the store itself says. Where it may forget, what makes it forget breaks the table."""
+    """Yield the weaknesses that the store reports. A store that may lose records breaks the table."""
     told: tuple[str, ...] = getattr(store, "weaknesses", ())
     durable = store.capabilities.durable
     found = []

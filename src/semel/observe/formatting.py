@@ -25,7 +25,7 @@ __all__ = [
     "now_us",
     "plural",
     "readable",
-    "redacted",
+    "redact",
     "row",
     "screen_row",
     "summary",
@@ -33,19 +33,19 @@ __all__ = [
 
 SCREEN_HEADERS = ("KEY", "CONSUMER", "STATE", "TRY", "FIRST SEEN", "AGE", "EXPIRES", "TENANT")
 _PASSWORD = re.compile(r"(://[^\s/@:?#'\"]*:)(?:(?!://)[^\s'\"?#])*@")
-"""Up to the last `@` before a query: people write passwords with `@` and `/` unescaped."""
+"""Matches up to the last `@` before a query, because passwords may contain unescaped `@` and `/`."""
 _SECRET_OPTION = re.compile(
     r"((?:[?&]|%26|%3F)[\w.-]*(?:password|passwd|pwd|secret|token|api_?key|apikey|signature|sig|credential)=)[^\s&#'\"]+",
     re.IGNORECASE,
 )
-"""`%26`: in a URL within a URL."""
+"""`%26` is the separator in a nested URL."""
 _UNITS = (("d", 86400 * 10**6), ("h", 3600 * 10**6), ("m", 60 * 10**6), ("s", 10**6), ("ms", 1000), ("us", 1))
 TEXT_CHARS_MAX = 2000
 """A longer value is cut on the screen; `--json` has all of it."""
 
 
-def redacted(text: str) -> str:
-    """The text with `***` for the passwords in its URLs."""
+def redact(text: str) -> str:
+    """Replace the passwords in the text's URLs by `***`."""
     return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1***@", text))
 
 
@@ -55,7 +55,7 @@ def plural(number: int, one: str, many: str = "") -> str:
 
 
 def local_time(at_us: int, timespec: str = "milliseconds") -> str:
-    """An instant of the store's clock as local time in ISO form."""
+    """Format an instant of the store's clock as local ISO time."""
     try:
         return datetime.fromtimestamp(at_us / 1e6).astimezone().isoformat(timespec=timespec)
     except (OverflowError, OSError, ValueError):
@@ -63,7 +63,7 @@ def local_time(at_us: int, timespec: str = "milliseconds") -> str:
 
 
 def duration_text(us: int) -> str:
-    """A duration in its two largest units: `24h`, `1d2h`, `1m30s`, `250ms`."""
+    """Format a duration in its two largest units: `24h`, `1d2h`, `1m30s`, `250ms`."""
     parts: list[str] = []
     sign, left = "-" if us < 0 else "", abs(us)
     for unit, size in _UNITS:
@@ -76,14 +76,14 @@ def duration_text(us: int) -> str:
 
 
 def now_us() -> int:
-    """This computer's clock: what ages are counted to. The store decides nothing by it."""
+    """This computer's clock, for ages only; decisions use the store's clock."""
     return time.time_ns() // 1000
 
 
 def readable(encoded: bytes | None) -> tuple[Any, str]:
-    """A stored value, and in which form: `json`, `repr`, `not_kept` or `undecodable`.
+    """Return a stored value and its form: `json`, `repr`, `not_kept` or `undecodable`.
 
-    The value may be anybody's: it is decoded only where that is quick, and what JSON cannot say is shown as text.
+    The value is untrusted: it is decoded only if that is quick, and shown as text if JSON cannot express it.
     """
     if encoded is None or encoded[:1] == b"x":
         return None, "not_kept"
@@ -121,7 +121,7 @@ def value_text(encoded: bytes | None) -> str:
 
 
 def claim_of(record: Record, now: int) -> str | None:
-    """What became of a claim: `running`, `released`, or `over` (its owner let the lease end)."""
+    """Return the state of a claim: `running`, `released`, or `over` (its lease ended)."""
     if record.state != "claimed":
         return None
     if not record.owner:
@@ -150,7 +150,7 @@ def summary(record: Record, now: int) -> dict[str, Any]:
 
 
 def document(record: Record, now: int) -> dict[str, Any]:
-    """All that a record holds, for `show --json`."""
+    """Return all fields of a record, for `show --json`."""
     shown = summary(record, now)
     value, form = (None, "none") if record.state in ("claimed", "unknown") else readable(record.value)
     if record.state == "failed":
@@ -191,7 +191,7 @@ def row(record: Record, now: int) -> tuple[str, ...]:
 
 
 def screen_row(record: Record, now: int, *, wide: bool) -> tuple[str, ...]:
-    """One line of `list` on a terminal: the state in one word, and on a narrow one the age for both times."""
+    """Return one line of `list` on a terminal: the state in one word; if narrow, the age instead of both times."""
     key, consumer, _, attempt, _, *rest = row(record, now)
     seen = ""
     if wide and record.first_seen_us:
@@ -201,7 +201,7 @@ def screen_row(record: Record, now: int, *, wide: bool) -> tuple[str, ...]:
 
 
 def lines(record: Record, now: int) -> list[tuple[str, str]]:
-    """All that a record holds, for `show`: a name and a text each; what is empty is left out."""
+    """Return all fields of a record for `show`, each with name and text; empty ones are left out."""
     shown = [
         ("key", record.key),
         ("tenant", record.tenant),
@@ -216,7 +216,7 @@ def lines(record: Record, now: int) -> list[tuple[str, str]]:
         ("lease until", _moment(record.lease_until_us, now) if record.state == "claimed" else ""),
         (
             "expires",
-            "never: only a decision ends it"
+            "never: it stays until it is resolved"
             if record.expires_at_us == FOREVER
             else _moment(record.expires_at_us, now),
         ),
@@ -262,7 +262,7 @@ def _instant(at_us: int) -> str | None:
 
 
 def error_of(encoded: bytes | None) -> dict[str, str]:
-    """The kind and the message of a stored failure."""
+    """Return the kind and the message of a stored failure."""
     try:
         failure = decode_error(encoded)
     except RecordCorrupt as error:

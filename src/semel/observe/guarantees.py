@@ -1,4 +1,4 @@
-"""What each mode guarantees when a process dies: how often the effect has happened in the end.
+"""What each mode guarantees when a process dies: how often the effect happens in total.
 
 The tests kill flows and processes in every window on every store and compare. Nothing else states guarantees.
 """
@@ -12,23 +12,23 @@ from semel.types import Mode
 __all__ = ["GUARANTEES", "WINDOWS", "GuaranteeCell", "Sink", "Weakness", "cells", "holds_at_least"]
 
 Sink: TypeAlias = Literal["plain", "fenced", "keyed"]
-"""What the called system honours: nothing, the fence, or the idempotency key."""
+"""What the called system supports: nothing, the fence, or the idempotency key."""
 
 
 class GuaranteeCell(Struct, frozen=True):
-    """How often the effect happened; `flagged`: the record is `unknown`, and somebody decides."""
+    """How often the effect happens; `flagged`: the record becomes `unknown`, for an operator to resolve."""
 
     effects: int
     flagged: bool = False
 
 
 class Weakness(Struct, frozen=True):
-    """Something that makes the guarantee weaker; `breaks`: the table does not hold because of it."""
+    """A fact that weakens the guarantee; `breaks`: the table does not hold."""
 
     what: str
     breaks: bool = False
     fix: str = ""
-    """What to change, if it is known."""
+    """How to fix it, if known."""
 
 
 WINDOWS: dict[str, str] = {
@@ -46,7 +46,7 @@ WINDOWS: dict[str, str] = {
     "stalled_after_effect": "stalled past the lease after the effect",
     "store_lost": "the store loses the record",
 }
-"""When it can happen. For mark, the mark stands for the claim; for inbox, the commit for all three;
+"""The crash windows. For mark, the mark stands for the claim; for inbox, the commit for all three;
 for transaction, the commit is the effect and the ack, and the event is also sent again by its producer."""
 
 _ONCE, _TWICE, _NEVER = GuaranteeCell(1), GuaranteeCell(2), GuaranteeCell(0)
@@ -114,13 +114,13 @@ _ROWS: dict[str, tuple[GuaranteeCell | None, ...]] = {
 GUARANTEES: dict[str, dict[str, GuaranteeCell | None]] = {
     name: dict(zip(WINDOWS, row, strict=True)) for name, row in _ROWS.items()
 }
-"""Effects by mode (lease: and by what the called system honours) and by window."""
+"""Effects by mode (for lease also by sink) and by window."""
 
 
 def cells(mode: Mode, sink: Sink, *, probe: bool = False) -> dict[str, GuaranteeCell | None]:
-    """What a mode guarantees in each window. Raises `KeyError` for a mode that has no tested table.
+    """Return what a mode guarantees in each window. Raises `KeyError` for a mode without a tested table.
 
-    `probe`: the policy has one, whose answers are true and final. A keyed sink needs none.
+    `probe`: the policy has a probe with true and final answers. A keyed sink needs none.
     """
     if probe and not (mode == "lease" and sink == "keyed"):
         return GUARANTEES[f"{mode}, probe"]
@@ -130,7 +130,7 @@ def cells(mode: Mode, sink: Sink, *, probe: bool = False) -> dict[str, Guarantee
 def holds_at_least(
     offered: dict[str, GuaranteeCell | None], required: dict[str, GuaranteeCell | None]
 ) -> bool:
-    """Whether what is offered is in every window as good as what is required: the same, or the effect once."""
+    """Whether the offer equals the requirement in every window, or has the effect once."""
     return all(
         mine is None or theirs is None or mine in (_ONCE, theirs)
         for mine, theirs in ((offered[window], required[window]) for window in WINDOWS)

@@ -1,6 +1,6 @@
-"""An append-only history of what happened to deliveries, kept longer than any window: one JSON line each, a file a day.
+"""An append-only history of deliveries, kept longer than any window: one JSON line each, one file a day.
 
-It is for those who look, never for deciding: no answer depends on it.
+It is for people only: no outcome depends on it.
 """
 
 import os
@@ -26,14 +26,14 @@ _KEPT: tuple[type[events.DeliveryEvent], ...] = (
     events.LostEvent, events.MarkedEvent,
     events.Quarantined, events.Released, events.Unguarded, events.Unrecorded,
 )  # fmt: skip
-"""How deliveries ended; what led there would multiply the size and say little more."""
+"""Only the ends of deliveries; earlier events would multiply the size."""
 
 
 class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line of the history."""
 
     at_us: int
-    """When it was written, by this computer's clock: microseconds since 1970."""
+    """The time of writing, by this computer's clock: microseconds since 1970."""
     event: str
     consumer: str
     key: str
@@ -44,15 +44,15 @@ class HistoryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     state: str = ""
     lag_s: float | None = None
     ran: bool = False
-    """Of a duplicate: it ran all the same, in mode observe."""
+    """For a duplicate: it ran, in mode observe."""
     error: str = ""
 
 
 class HistoryHook:
     """A hook that appends to a folder. Several processes of one computer may share it: a line is one write.
 
-    `keep`: files older than this are removed when a new day begins. `hashed`: keys are written as digests, under
-    which they can still be looked up. What was written survives the death of the process, not a power failure.
+    `keep`: files older than this are removed when a new day begins. `hashed`: keys are written as digests, by
+    which they can still be found. Written lines survive the end of the process, but not a power failure.
     """
 
     def __init__(
@@ -68,31 +68,29 @@ class HistoryHook:
         restart_after_fork(self)
 
     def after_fork(self) -> None:
-        """The file is shared with the parent, which is harmless: both append."""
+        """Keep the parent's file: both processes append to it."""
         self._lock = Lock()
 
     def __call__(self, happening: events.HookEvent) -> None:
-        """Write it down if it is the end of a delivery."""
+        """Write the event if it ends a delivery."""
         if not isinstance(happening, _KEPT):
             return
         now = datetime.now(UTC)
         line = self._encode(_line(happening, now, hashed=self._hashed)) + b"\n"
-        with (
-            self._lock
-        ):  # nobody may close the file, and its number be another's, between the look and the write
+        with self._lock:  # the lock keeps the file open: a closed descriptor could be reused before the write
             if self._day != now.date():
                 self._turn(now.date())
             os.write(self._file, line)
 
     def close(self) -> None:
-        """Let go of the file; the next event opens it again."""
+        """Close the file; the next event opens it again."""
         with self._lock:
             if self._file >= 0:
                 os.close(self._file)
             self._file, self._day = -1, None
 
     def _turn(self, today: date) -> None:
-        """A new day: a new file, and the old ones go."""
+        """Open the file of a new day, and remove old files."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{PREFIX}{today.isoformat()}{SUFFIX}"
         opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -101,7 +99,7 @@ class HistoryHook:
             os.close(before)
         for old, day in _files(self.folder):
             if day < today - self._keep:
-                with suppress(FileNotFoundError):  # another process was quicker
+                with suppress(FileNotFoundError):  # another process removed it first
                     old.unlink()
 
 
@@ -111,7 +109,7 @@ def _line(event: Any, now: datetime, *, hashed: bool) -> HistoryLine:
         at_us=round(now.timestamp() * 1e6),
         event=event.name,
         consumer=event.consumer,
-        key=hashed_key(event.tenant, event.consumer, event.key) if hashed else event.key,
+        key=digest_of_key(event.tenant, event.consumer, event.key) if hashed else event.key,
         tenant=event.tenant,
         handler=event.handler,
         source=event.source,
@@ -123,13 +121,13 @@ def _line(event: Any, now: datetime, *, hashed: bool) -> HistoryLine:
     )
 
 
-def hashed_key(tenant: str, consumer: str, key: str) -> str:
-    """What stands for a key where keys are hashed."""
+def digest_of_key(tenant: str, consumer: str, key: str) -> str:
+    """Return the digest that is written instead of a key."""
     return digest((tenant, consumer, key)).hex()[:32]
 
 
 def _files(folder: Path) -> list[tuple[Path, date]]:
-    """The files of a history and their days, oldest first."""
+    """Return the files of a history and their days, oldest first."""
     found: list[tuple[Path, date]] = []
     for path in folder.glob(f"{PREFIX}*{SUFFIX}"):
         with suppress(ValueError):
@@ -144,9 +142,9 @@ def read(
     key: str | None = None,
     since_us: int = 0,
 ) -> Iterator[HistoryLine]:
-    """The lines of a history folder, or of one file, oldest first. A last line that a crash cut short is skipped.
+    """Yield the lines of a history folder or file, oldest first. Skips a last line that a crash cut short.
 
-    `key` finds plain and hashed lines alike. Every file that may matter is read from its beginning.
+    `key` finds plain and hashed lines alike. It reads every file that may contain a match.
     """
     path = Path(place)
     since = datetime.fromtimestamp(since_us / 1e6, UTC).date()
@@ -161,5 +159,5 @@ def read(
                     continue
                 if line.at_us < since_us or consumer not in (None, line.consumer):
                     continue
-                if key is None or line.key in (key, hashed_key(line.tenant, line.consumer, key)):
+                if key is None or line.key in (key, digest_of_key(line.tenant, line.consumer, key)):
                     yield line

@@ -1,7 +1,7 @@
-"""Watch a flow, a verb or a store from outside, and say what happens there.
+"""Report the events of a flow, a verb or a store to hooks.
 
-A tap stands between a flow and its driver: it sees each command and each answer and passes them on. So the protocol
-knows nothing of it, both colours have it, and without hooks there is none.
+A `FlowObserver` wraps a flow: it sees each command and each answer and passes them on. So the protocol
+does not depend on it, it works for sync and async, and without hooks it costs nothing.
 """
 
 import time
@@ -67,14 +67,14 @@ __all__ = [
 
 
 def name_of(handler: Any) -> str:
-    """How a handler is called in labels and spans; what wraps another says so by `__wrapped__`."""
+    """Return a handler's name for labels and spans; follows `__wrapped__`."""
     handler = getattr(handler, "__wrapped__", handler)
     handler = getattr(handler, "func", handler)
     return getattr(handler, "__qualname__", "") or type(handler).__name__
 
 
 class FlowObserver:
-    """What is seen of one delivery."""
+    """Reports the events of one delivery."""
 
     def __init__(
         self,
@@ -93,13 +93,13 @@ class FlowObserver:
         self._redelivered = redelivered
         self._again = again
         self._parks = parks
-        """Whether a busy delivery is kept, to be tried again."""
+        """Whether a busy delivery is held back and retried."""
         self._answer: Any = None
         self._waited = False
         self._origin: dict[str, str] | None = None
 
     def watch(self, flow: Flow[Outcome[Any]], *, awaits: bool, observes: bool) -> Flow[Outcome[Any]]:
-        """The same flow, told of. `awaits`: its handler is awaited. `observes`: it runs whatever the store says."""
+        """Return the flow with reports. `awaits`: its handler is awaited. `observes`: nothing is suppressed."""
         hooks = self._hooks
         received = events.Received(
             *self._who, self._claim.event_type, _read_meta(self._claim.meta), self._again
@@ -156,7 +156,7 @@ class FlowObserver:
         return kind is Known
 
     def _around(self, command: Command[Any], *, awaits: bool) -> Command[Any]:
-        """The call of the handler, told of in its own thread and context."""
+        """Wrap the handler, to report its call in its own thread and context."""
         assert isinstance(command, Invoke)
         if command.claim is None:
             return command
@@ -224,7 +224,7 @@ class FlowObserver:
                 hooks(events.Unreachable(*who, error))
 
     def duplicate(self, answer: Any, *, suppressed: bool = True) -> None:
-        """Say that the event was known, and why it came again."""
+        """Report a duplicate and its reason."""
         lag_s = self._hooks.since_s(answer.first_seen_us) if isinstance(answer, Known) else None
         self._hooks(
             events.Duplicate(
@@ -268,7 +268,7 @@ def _state(answer: Any) -> str:
 
 
 def _words(answer: Any) -> dict[str, str] | None:
-    """What is kept with a record."""
+    """Read the metadata of a record."""
     return _read_meta(answer.meta) if isinstance(answer, Record) else None
 
 
@@ -285,7 +285,7 @@ def _read_meta(meta: bytes | None) -> dict[str, str] | None:
 
 
 def report_claimed(hooks: Hooks, claims: Sequence[Claim], answers: Sequence[Answer]) -> None:
-    """Claims by hand were answered."""
+    """Report the answers to claims by hand."""
     for claim, answer in zip(claims, answers, strict=True):
         tap = FlowObserver(hooks, claim)
         who = (*claim.id, claim.owner)
@@ -310,7 +310,7 @@ _SETTLED: dict[str, type[events.DeliveryEvent]] = {
 
 
 def report_settled(hooks: Hooks, items: Iterable[Item], verdicts: Iterable[Answer]) -> None:
-    """Claims by hand came to their end."""
+    """Report the settlement of claims by hand."""
     for item, verdict in zip(items, verdicts, strict=True):
         if not isinstance(item, Settle):
             continue
@@ -326,7 +326,7 @@ def report_settled(hooks: Hooks, items: Iterable[Item], verdicts: Iterable[Answe
 
 
 def _kind(failure: bytes | None) -> str:
-    """What kind of error is kept with a failure."""
+    """Return the kind of error of a stored failure."""
     try:
         return decode_error(failure).kind
     except RecordCorrupt:
@@ -344,7 +344,7 @@ def report_marked(
     event_type: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> None:
-    """Keys were marked, by a mark-mode consumer or in a transaction of the caller's."""
+    """Report marked keys, of mode mark or of an inbox transaction."""
     for key, first in zip(keys, firsts, strict=True):
         who = (tenant, consumer, key, b"", handler)
         hooks(events.Received(*who, event_type=event_type, meta=meta))
@@ -360,9 +360,9 @@ def report_copies(
     *,
     parks: bool = False,
 ) -> None:
-    """A later copy of a key in one batch: it came while the first one was under way.
+    """Report a later copy of a key in one batch: it came while the first one ran.
 
-    `parks`: where the first did not come to its end, both are kept and tried again.
+    `parks`: if the first did not finish, both are held back and retried.
     """
     who = (*id, b"", handler, delivery.source)
     hooks(events.Received(*who, delivery.event_type, delivery.meta, delivery.again))
@@ -375,7 +375,7 @@ def report_copies(
 
 
 class _Timed:
-    """A store whose round trips are told of; in everything else it is the store."""
+    """Wraps a store and reports its round trips; everything else is passed on."""
 
     def __init__(self, store: Any, hooks: Hooks) -> None:
         self._store = store
@@ -432,11 +432,11 @@ class TimedStore(_Timed):
         self._store.open()
 
     def close(self) -> None:
-        """Let go."""
+        """Close."""
         self._store.close()
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
-        """Carry out the items."""
+        """Execute the items."""
         began = time.perf_counter()
         try:
             answers: list[Answer] = self._store.send(items)
@@ -455,11 +455,11 @@ class TimedAsyncStore(_Timed):
         await self._store.aopen()
 
     async def aclose(self) -> None:
-        """Let go."""
+        """Close."""
         await self._store.aclose()
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
-        """Carry out the items."""
+        """Execute the items."""
         began = time.perf_counter()
         try:
             answers: list[Answer] = await self._store.asend(items)
@@ -471,5 +471,5 @@ class TimedAsyncStore(_Timed):
 
 
 def instrument_store(store: Store | AsyncStore, hooks: Hooks) -> Store | AsyncStore:
-    """The store, told of."""
+    """Return the store, wrapped to report its round trips."""
     return TimedStore(store, hooks) if isinstance(store, Store) else TimedAsyncStore(store, hooks)

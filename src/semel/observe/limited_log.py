@@ -1,4 +1,4 @@
-"""Log at a rate that cannot flood: ten lines of a kind at once, then ten a minute; the rest is counted."""
+"""Log at a limited rate: ten lines of a kind at once, then ten a minute; the rest is counted."""
 
 import logging
 from collections.abc import Callable
@@ -13,7 +13,7 @@ PER_S = 1 / 6
 
 
 class RateLimit:
-    """Says which lines may be logged, and counts those that may not."""
+    """Decides which lines are logged, and counts the others."""
 
     def __init__(self, steady_s: Callable[[], float] = monotonic) -> None:
         self._steady_s = steady_s
@@ -22,7 +22,7 @@ class RateLimit:
         self._left_out = 0
 
     def take(self) -> int | None:
-        """How many lines were left out since the last one; `None`: leave this one out too."""
+        """Return how many lines were left out since the last one, or `None` if this one must be left out."""
         now = self._steady_s()
         self._left, self._at = min(BURST, self._left + (now - self._at) * PER_S), now
         if self._left < 1:
@@ -40,7 +40,7 @@ class LimitedLog(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logger, {})
         self._steady_s = steady_s
         self._kinds: dict[object, RateLimit] = {}
-        """As many as there are calls in the code."""
+        """One per call in the code."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log the line, or count it."""
@@ -56,7 +56,7 @@ REMIND_S = 60.0
 
 
 class OutageLog:
-    """The outages of one server, as its operator reads of them."""
+    """Logs the outages of one server."""
 
     def __init__(self, log: logging.Logger, name: str, steady_s: Callable[[], float] = monotonic) -> None:
         self._log = log
@@ -71,17 +71,17 @@ class OutageLog:
         return self._since is not None
 
     def report(self, error: object) -> None:
-        """A call had no answer: logged if it is the first, or if a minute has passed."""
+        """Report a call without an answer; logs the first one, and then one a minute."""
         now = self._steady_s()
         if self._since is None:
             self._since = self._reported_at = now
-            self._log.warning("%s cannot be reached: %s; trying again until it answers", self._name, error)
+            self._log.warning("%s cannot be reached: %s; retrying until it answers", self._name, error)
         elif now - self._reported_at >= REMIND_S:
             self._reported_at = now
-            self._log.warning("%s has been away for %.0f s: %s", self._name, now - self._since, error)
+            self._log.warning("%s has been unreachable for %.0f s: %s", self._name, now - self._since, error)
 
     def end(self) -> None:
-        """A call had an answer."""
+        """Report a call with an answer."""
         if self._since is not None:
             away_s, self._since = self._steady_s() - self._since, None
             self._log.warning("%s answers again after %.1f s", self._name, away_s)

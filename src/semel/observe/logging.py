@@ -1,4 +1,4 @@
-"""Write what happens to the logger `semel`: duplicates as INFO, lost claims as WARNING."""
+"""Log hook events to the logger `semel`: duplicates as INFO, lost claims as WARNING."""
 
 import logging
 from typing import Literal, TypeAlias
@@ -9,7 +9,7 @@ from semel.observe import events
 __all__ = ["KeysShown", "LogHook"]
 
 KeysShown: TypeAlias = Literal["plain", "hashed", "hidden"]
-"""How a key stands in the log: as it is, as the first digits of its digest (the same for the same key), or not."""
+"""How a key is logged: plain, as the first digits of its digest (the same for the same key), or not at all."""
 HASH_DIGITS = 12
 
 _LEVELS: dict[type[events.HookEvent], int] = {
@@ -53,7 +53,7 @@ class LogHook:
         self._keys = keys
 
     def __call__(self, happening: events.HookEvent) -> None:
-        """Log it, if its level is on."""
+        """Log the event if its level is enabled."""
         level = _LEVELS.get(type(happening), logging.DEBUG)
         if not self._logger.isEnabledFor(level):
             return

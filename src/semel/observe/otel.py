@@ -1,6 +1,6 @@
-"""Trace deliveries with OpenTelemetry: one span each, and a duplicate's links to the one that did the work.
+"""Trace deliveries with OpenTelemetry: one span each; a duplicate links to the span of the first delivery.
 
-Needs the extra `otel`, which is the API alone: without an SDK in the program nothing is recorded.
+Needs the extra `otel`, which installs only the API: without an SDK in the program nothing is recorded.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ except ImportError as _error:
 __all__ = ["TraceHook"]
 
 OPEN_MAX = 100_000
-"""Spans that are open at once; a delivery beyond that has none."""
+"""The most open spans; further deliveries have none."""
 _FORMAT = TraceContextTextMapPropagator()
 _OUTCOMES: dict[type[events.HookEvent], str] = {
     events.CompletedEvent: "done",
@@ -38,15 +38,15 @@ _OUTCOMES: dict[type[events.HookEvent], str] = {
     events.Unreachable: "unavailable",
     events.Dropped: "dropped",
 }
-"""What `semel.outcome` says, by the event that ends a delivery."""
+"""The values of `semel.outcome`, by the event that ends a delivery."""
 _BAD = {"failed", "released", "unknown", "lost", "unrecorded", "unavailable", "dropped"}
 
 
 class TraceHook:
-    """A hook that makes a span `process {destination}` of each delivery, and has it current while the handler runs.
+    """A hook that makes a span `process {destination}` for each delivery, current while the handler runs.
 
-    With `links`, the span's context is kept in the metadata of the record (55 bytes), and a duplicate looks it up, one
-    round trip more, to link its own span to the one that did the work. `keys=False` leaves the key out and gives its
+    With `links`, the span's context is stored in the metadata of the record (55 bytes), and a duplicate reads it, one
+    round trip more, to link its own span to the first one. `keys=False` leaves the key out and gives its
     digest instead.
     """
 
@@ -59,10 +59,10 @@ class TraceHook:
         self._tokens: dict[bytes, Any] = {}
         if links:
             self.carry: Callable[[events.Received], dict[str, str]] = self._carry
-            """Told to `Hooks` by being there: what is kept with the record of a delivery."""
+            """`Hooks` looks for this attribute: it returns metadata for the record of a delivery."""
 
     def __call__(self, happening: events.HookEvent) -> None:
-        """Begin, note or end the span of a delivery."""
+        """Begin, update or end the span of a delivery."""
         if not isinstance(happening, events.DeliveryEvent) or not happening.owner:
             return
         if isinstance(happening, events.Received):
@@ -81,7 +81,7 @@ class TraceHook:
             if happening.error is not None:
                 span.record_exception(happening.error)
         elif isinstance(happening, events.ClaimedEvent) and not happening.handler:
-            self._end(happening, span, "claimed")  # a plain verb: what follows is the caller's own
+            self._end(happening, span, "claimed")  # a plain verb: later events belong to the caller's span
         elif type(happening) in _OUTCOMES:
             self._note(happening, span)
 
@@ -102,7 +102,7 @@ class TraceHook:
         )
 
     def _carry(self, received: events.Received) -> dict[str, str]:
-        """The `traceparent` of the delivery, to be kept with its record; empty if it is not recorded."""
+        """Return the `traceparent` of the delivery for its record; empty if the span is not recorded."""
         span = self._spans.get(received.owner)
         carrier: dict[str, str] = {}
         if span is not None and span.is_recording():
@@ -119,7 +119,7 @@ class TraceHook:
             if origin.get_span_context().is_valid:
                 span.add_link(origin.get_span_context(), {"semel.link": "origin"})
             if not event.suppressed:
-                return  # observe mode: it ran, and its own end follows
+                return  # mode observe: it ran, and its end follows
         self._end(event, span, outcome)
 
     def _end(self, event: events.DeliveryEvent, span: Span, outcome: str) -> None:

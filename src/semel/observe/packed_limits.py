@@ -1,4 +1,4 @@
-"""Look at MessagePack before it is decoded: what would take too long or too much is refused.
+"""Check MessagePack before it is decoded: refuse values that would take too much time or memory.
 
 Decoding builds dicts and sets. Their keys may be chosen so that all of them collide, and then a few kilobytes keep the
 interpreter busy for minutes, whichever thread decodes them. Text is hashed with a secret; numbers are not.
@@ -10,16 +10,16 @@ __all__ = ["check_packed"]
 
 DEPTH_MAX = 64
 PARTS_MAX = 100_000
-"""Numbers, texts, lists and all else in one value: about 50 ms."""
+"""The most parts (numbers, texts, lists and others) of one value: about 50 ms."""
 HASHED_MAX = 1000
-"""Members of sets, and keys that are not text: so many may collide."""
+"""The most members of sets and keys that are not text: all of them may collide."""
 SETS = (2, 3)
 DICT = 11
 """Tags of the codec whose parts are hashed."""
 
 
 def _shapes() -> dict[int, tuple[str, int, int]]:
-    """By a value's first byte: what it is, its size or count, and in how many bytes those are written behind it."""
+    """Build the table by a value's first byte: its kind, its size or count, and the bytes of its length field."""
     shapes = dict.fromkeys((*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3), ("bytes", 0, 0))
     for kind, first, most in (("map", 0x80, 16), ("list", 0x90, 16), ("text", 0xA0, 32)):
         shapes |= {first + count: (kind, count, 0) for count in range(most)}
@@ -45,7 +45,7 @@ _SHAPES = _shapes()
 
 
 def check_packed(data: bytes) -> None:
-    """Raises `RecordCorrupt` for a value that is too deep, too large, or hashes too much. Linear in the value."""
+    """Check a value. Raises `RecordCorrupt` if it is too deep, too large, or hashes too much. Linear time."""
     try:
         _Look().value(memoryview(data), 0, 0)
     except IndexError:
@@ -58,7 +58,7 @@ class _Look:
         self.hashed = 0
 
     def value(self, data: memoryview, at: int, depth: int) -> int:
-        """Look at the value that begins there; returns where it ends."""
+        """Check the value that begins there; returns where it ends."""
         self.parts += 1
         if self.parts > PARTS_MAX:
             raise RecordCorrupt(f"a stored value has more than {PARTS_MAX} parts, too many to show")
@@ -83,7 +83,7 @@ class _Look:
     def _map(self, data: memoryview, at: int, count: int, depth: int) -> int:
         for _ in range(count):
             if _shape(data, at)[0] != "text":  # the codec writes other keys with a tag
-                raise RecordCorrupt("a stored value has a key that is no text")
+                raise RecordCorrupt("a stored value has a key that is not text")
             at = self.value(data, self.value(data, at, depth + 1), depth + 1)
         return at
 
@@ -101,9 +101,9 @@ class _Look:
 
 
 def _shape(data: memoryview, at: int) -> tuple[str, int, int]:
-    """What begins there, its size or count, and where its content begins."""
+    """Return the kind of the value, its size or count, and where its content begins."""
     if data[at] not in _SHAPES:
-        raise RecordCorrupt("a stored value is no MessagePack")
+        raise RecordCorrupt("a stored value is not MessagePack")
     kind, size, width = _SHAPES[data[at]]
     if width:
         if at + width >= len(data):

@@ -1,4 +1,4 @@
-"""Ask the live servers behind a store what only they know: clock, replicas, room, rights, indexes."""
+"""Query the live servers of a store: clock, replicas, memory, rights, indexes."""
 
 import re
 import time
@@ -29,48 +29,48 @@ __all__ = [
 ]
 
 Keys: TypeAlias = Literal["given", "content", "position"]
-"""What makes the key: the producer's own id, a hash of the content, or the place in the source."""
+"""How the key is made: the producer's own id, a hash of the content, or the position in the source."""
 
 ATTEMPTS = 10
-"""After so many semel gives an event up by itself, unless the policy says another number."""
+"""The default number of attempts before semel gives an event up."""
 _DAY_S = 86400.0
 
 
 class SourceFacts(Struct, frozen=True, kw_only=True):
-    """What a broker says about one source. What it does not say is `None`; what never ends is `math.inf`."""
+    """A broker's settings of one source. Unknown is `None`; endless is `math.inf`."""
 
     name: str = "the source"
     version: str = ""
     deadline_s: float | None = None
     """How long it waits for an ack or a heartbeat before it delivers again."""
     deadline_name: str = "the visibility timeout"
-    """The setting behind it, as the broker calls it."""
+    """The name of that setting at the broker."""
     horizon_s: float | None = None
-    """How long after the first delivery it may still deliver again."""
+    """How long after the first delivery it may redeliver."""
     horizon_name: str = "the retention"
     redrive_s: float | None = None
     """How long after the first delivery a dead letter of it may be put back."""
     redrive_name: str = "the retention of the dead letters"
     deliveries_max: int | None = None
-    """After so many deliveries the broker itself gives a message up; `None`: never."""
+    """The broker gives a message up after this many deliveries; `None`: never."""
     buries: str = ""
     """Where it then puts the message; empty: nowhere."""
     dedupe_s: float | None = None
-    """How long the broker itself drops what a producer sends twice; `None`: it does not."""
+    """How long the broker drops a producer's duplicates; `None`: it does not."""
     content_ids: bool = False
-    """Whether the broker makes ids from the content of messages that came without."""
+    """Whether the broker makes ids from the content of messages without one."""
     durable: bool | None = None
-    """Whether a message that a producer was told is taken survives the end of the broker's process."""
+    """Whether a confirmed message survives the end of the broker's process."""
     weaknesses: tuple[Weakness, ...] = ()
-    """What else of its settings weakens the promise."""
+    """Other settings that weaken the guarantee."""
     notes: tuple[str, ...] = ()
-    """What is worth knowing and weakens nothing."""
+    """Facts that weaken nothing."""
     waiting: int | None = None
     in_hand: int | None = None
 
 
 class SourceProbe(Struct, frozen=True, kw_only=True):
-    """What is around the store: where deliveries come from, and what their keys are."""
+    """The surroundings of a store: the sources of deliveries, and the kind of keys."""
 
     sources: tuple[SourceFacts, ...] = ()
     keys: Keys = "given"
@@ -81,12 +81,12 @@ class SourceProbe(Struct, frozen=True, kw_only=True):
 
     @property
     def horizon_known(self) -> bool:
-        """Whether anybody said how long deliveries may be repeated."""
+        """Whether the redelivery time is known."""
         return any(source.horizon_s is not None for source in self.sources)
 
 
 def of_circumstances(around: SourceProbe, mode: Mode, window_us: int, lease_us: int) -> Iterator[Weakness]:
-    """What the sources, the keys and the tenants do to the promise."""
+    """Yield the weaknesses from sources, keys and tenants."""
     yield from of_windows(around, window_us)
     for source in around.sources:
         yield from of_patience(source, lease_us if mode in ("lease", "quarantine") else 0)
@@ -113,20 +113,20 @@ def of_circumstances(around: SourceProbe, mode: Mode, window_us: int, lease_us: 
 
 
 def of_windows(around: SourceProbe, window_us: int) -> Iterator[Weakness]:
-    """Sources that may send again after the window; a window that is off ends before everything, and is named once."""
+    """Yield sources that may redeliver after the window. A window that is off is reported once, elsewhere."""
     if window_us:
         for source in around.sources:
             yield from _too_short(source, window_us, around.consumer or "CONSUMER")
 
 
 def of_patience(source: SourceFacts, lease_us: int) -> Iterator[Weakness]:
-    """What the broker's patience does: a lease that outlasts it, and a limit on deliveries. `lease_us` 0: no lease."""
+    """Yield conflicts with the broker's deadline and delivery limit. `lease_us` 0: no lease."""
     yield from _too_long(source, lease_us)
     yield from _broker_gives_up_first(source)
 
 
 def _too_short(source: SourceFacts, window_us: int, consumer: str) -> Iterator[Weakness]:
-    """A window that ends before its source does."""
+    """Report a window that is shorter than the source's redelivery time."""
     for lasting_s, name, who in (
         (source.horizon_s, source.horizon_name, f"{source.name} may send again"),
         (source.redrive_s, source.redrive_name, f"dead letters of {source.name} may be put back"),
@@ -152,7 +152,7 @@ def _too_short(source: SourceFacts, window_us: int, consumer: str) -> Iterator[W
 
 
 def _too_long(source: SourceFacts, lease_us: int) -> Iterator[Weakness]:
-    """A lease that outlasts the source's patience."""
+    """Report a lease that is longer than the source's deadline."""
     deadline_s = source.deadline_s
     if deadline_s is None or lease_us <= deadline_s * 1e6:
         return
@@ -173,7 +173,7 @@ def _too_long(source: SourceFacts, lease_us: int) -> Iterator[Weakness]:
 
 
 def _broker_gives_up_first(source: SourceFacts) -> Iterator[Weakness]:
-    """A broker that loses patience before semel does."""
+    """Report a broker that gives a message up before semel does."""
     if source.deliveries_max is None:
         return
     told = f"{source.name} gives a message up after {source.deliveries_max} deliveries"
@@ -192,22 +192,22 @@ def _broker_gives_up_first(source: SourceFacts) -> Iterator[Weakness]:
 
 
 def _longer_us(lasting_s: float) -> int:
-    """A tenth more, in whole hours, or minutes below a day."""
+    """Return a tenth more, in whole hours, or minutes below a day."""
     unit = 3600 if lasting_s >= _DAY_S else 60
     return -int(-lasting_s * 1.1 // unit) * unit * 10**6
 
 
 LAG_WARN_S = 1.0
-"""A replica further behind than this loses more than the writes of a moment."""
+"""A replica with a larger lag is reported."""
 SAMPLE = 200
-"""So many records of a consumer are looked at to see how its keys are made."""
+"""How many records of a consumer are read to see how its keys are made."""
 _FROM_CONTENT = re.compile(r"(?:[^:]+::)?(?:content|sliding):v\d+\.")
-"""How keys begin that semel.keys made from the content, unless they were given another namespace."""
+"""The default prefix of keys that `semel.keys` makes from content."""
 INDEXES: dict[str, tuple[str, ...]] = {
     "postgres": ("records_digest", "records_purge", "marks_digest", "timed_records_id", "outbox_unsettled"),
     "sqlite": ("semel_records_digest", "semel_records_purge", "semel_outbox_unsettled"),
 }
-"""Without these every claim reads the whole table."""
+"""Required indexes: without them every claim reads the whole table."""
 _PG_TABLES = ("records", "extras", "journal", "marks", "consumers", "windows", "outbox")
 _PG = {
     "clock": "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
@@ -225,7 +225,7 @@ _PG = {
 
 
 class Replica(Struct, frozen=True):
-    """One that follows a server."""
+    """A replica of a server."""
 
     name: str
     synchronous: bool
@@ -234,7 +234,7 @@ class Replica(Struct, frozen=True):
 
 
 class StoreFacts(Struct, frozen=True, kw_only=True):
-    """What the servers of a store say; what a store has none of stays empty."""
+    """Facts from the servers of a store; fields that do not apply stay empty."""
 
     version: str = ""
     ahead_us: int | None = None
@@ -245,15 +245,15 @@ class StoreFacts(Struct, frozen=True, kw_only=True):
     lacking_rights: tuple[str, ...] = ()
     """Tables that this user may not read and write."""
     idle_max_s: float | None = None
-    """After how long the server ends a transaction in which nothing happens; 0: never. `None`: it has none."""
+    """The server's timeout of idle transactions; 0: none. `None`: the store has no such setting."""
     evicted: int = 0
-    """Keys that the server has dropped for want of memory, since it began."""
+    """Keys that the server has evicted since its start."""
     memory_ratio: float | None = None
     """How much of its memory limit a server uses; `None`: it has no limit."""
 
 
 def probe(store: Store) -> StoreFacts:
-    """Look at the servers of an open store. Raises what the store raises when they do not answer."""
+    """Query the servers of an open store. Raises the store's error if they do not answer."""
     if isinstance(store, TieredStore):
         return probe(store.truth)
     kind = store.name.partition(":")[0]
@@ -336,7 +336,7 @@ def _redis(store: Any) -> StoreFacts:
 
 
 def _redis_replicas(told: dict[str, str]) -> Iterator[Replica]:
-    """The replicas of one master, from lines such as `slave0:ip=...,offset=...,lag=1`."""
+    """Parse the replicas of one master, from lines such as `slave0:ip=...,offset=...,lag=1`."""
     written = int(told.get("master_repl_offset", "0"))
     for number in range(int(told.get("connected_slaves", "0"))):
         fields = dict(part.partition("=")[::2] for part in told.get(f"slave{number}", "").split(","))
@@ -350,7 +350,7 @@ def _redis_replicas(told: dict[str, str]) -> Iterator[Replica]:
 
 
 def keys_of(store: Store, tenant: str, consumer: str) -> Keys:
-    """What makes this consumer's keys, as its latest records show: `content` where one was made from a body."""
+    """Return how this consumer's keys are made, from its latest records: `content` if one is a hash."""
     (page,) = store.send((Scan(tenant, consumer, limit=SAMPLE),))
     if isinstance(page, Unavailable):
         raise page.error
@@ -359,7 +359,7 @@ def keys_of(store: Store, tenant: str, consumer: str) -> Keys:
 
 
 def weaknesses(store: Store) -> list[Weakness]:
-    """What the live servers add to what a store knows of itself: replicas, and how far they are behind."""
+    """Return the weaknesses that only live servers show: replicas and their lag."""
     return [_of_replica(replica) for replica in probe(store).replicas if not replica.synchronous]
 
 

@@ -1,4 +1,4 @@
-"""Count and time what happens, as Prometheus metrics. Needs the extra `prometheus`."""
+"""Report hook events as Prometheus metrics. Needs the extra `prometheus`."""
 
 import time
 from collections.abc import Callable
@@ -22,10 +22,10 @@ except ImportError as _error:
 __all__ = ["LABELS_MAX", "METRICS", "Metric", "PrometheusHook"]
 
 LABELS_MAX = 200
-"""Values of one label; what comes later is counted as `other`. A series for each would fill the server."""
+"""The most values of one label; further values count as `other`, to bound the number of series."""
 OTHER = "other"
 HELD_S = 12 * 3600.0
-"""The longest that a claim may last: one that nobody settled by then is no longer in flight."""
+"""The longest life of a claim: after it a claim is no longer in flight."""
 
 _WHO = ("consumer", "handler", "source")
 _DAY = 86400.0
@@ -36,7 +36,7 @@ _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 class Metric(Struct, frozen=True):
-    """What is measured under a name, without its prefix."""
+    """The definition of a metric."""
 
     kind: type[Any]
     labels: tuple[str, ...]
@@ -99,7 +99,7 @@ METRICS: dict[str, Metric] = {
 
 
 class PrometheusHook:
-    """A hook that counts. One for each registry, shared by all clients of the process.
+    """A hook that exports metrics. One for each registry, shared by all clients of the process.
 
     `prefix`: in front of every name; empty gives the bare names. The key is never a label; of `consumer`,
     `handler`, `source` and `error` the first 200 values have series of their own, and the rest is `other`.
@@ -153,10 +153,10 @@ class PrometheusHook:
         if handler is not None:
             handler(happening)
 
-    # --- what no event tells: called by whoever knows it ---
+    # --- figures that no event has: the owner of the figures calls these ---
 
     def note_stats(self, stats: Stats) -> None:
-        """What a store holds. Told by itself when somebody calls `records.stats()` through a client with this hook."""
+        """Set the gauges of a store. `records.stats()` of a client with this hook calls it."""
         for state, number in stats.states.items():
             self._at("records", state).set(number)
         self._at("records", "marked").set(stats.marks)
@@ -167,27 +167,27 @@ class PrometheusHook:
             self.note_bloom(stats.tiers["filter_fill_ratio"], stats.tiers["filter_false_positive_ratio"])
 
     def note_window(self, consumer: str, window_s: float) -> None:
-        """The window in force for a consumer: what lags are compared with. Noted with every claim too."""
+        """Set the effective window of a consumer, to compare lags with. Every claim sets it too."""
         self._at("window_seconds", consumer).set(window_s)
 
     def note_bloom(self, fill_ratio: float, false_positive_ratio: float) -> None:
-        """What a Bloom filter says of itself."""
+        """Set the gauges of a Bloom filter."""
         self._at("bloom_fill_ratio").set(fill_ratio)
         self._at("bloom_false_positive_ratio").set(false_positive_ratio)
 
     def note_outbox(self, pending: int, oldest_age_s: float) -> None:
-        """What an outbox holds, from its `counts()`."""
+        """Set the gauges of an outbox, from its `counts()`."""
         self._at("outbox_pending").set(pending)
         self._at("outbox_oldest_age_seconds").set(oldest_age_s)
 
     def note_published(self, step: Any) -> None:
-        """One step of a relay: `Relay(..., on_step=hook.note_published)`."""
+        """Count one step of a relay: `Relay(..., on_step=hook.note_published)`."""
         self._at("outbox_published_total").inc(step.published)
 
     # --- events ---
 
     def _at(self, name: str, *labels: str) -> Any:
-        """The series of a metric; looked up once for each set of labels."""
+        """Return the series of a metric, cached by its labels."""
         series = self._series.get((name, *labels))
         if series is None:
             metric = self._metrics[name]
@@ -241,7 +241,7 @@ class PrometheusHook:
         return max(self._since(consumer), default=0.0)
 
     def _since(self, consumer: str) -> list[float]:
-        """The ages of a consumer's claims. Those that nobody can hold any more are let go."""
+        """Return the ages of a consumer's claims; drops claims that must have ended."""
         now = time.monotonic()
         ages: list[float] = []
         for (held, owner), at in list(self._held.items()):

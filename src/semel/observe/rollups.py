@@ -1,8 +1,8 @@
 """One-minute rollups, kept in the store for seven days: every process writes its own, and they add up.
 
-An hour of one process is one record, claimed by it; each flush adds a step to the record, which is what a step is made
-for: written at once, fenced, and written once although it is sent twice. Nobody lists records to find them: the keys
-of an hour are `<hour>:0`, `<hour>:1` and so on, and no process takes a higher number than it must.
+One record holds an hour of one process, which claims it. Each flush adds a step to the record: a step is
+written at once, fenced, and written once even if it is sent twice. Readers need no listing of records: the keys
+of an hour are `<hour>:0`, `<hour>:1` and so on, and each process takes one of the lowest free numbers.
 """
 
 from collections.abc import Generator, Iterable, Sequence
@@ -25,35 +25,35 @@ from semel.types import Lost, Record, Renewed, Unavailable
 __all__ = ["CONSUMER", "KEPT_S", "TENANT", "RollupHook", "Writer", "hours"]
 
 TENANT = CONSUMER = "semel.rollups"
-"""Where the records are: a tenant of its own, so that nobody's statistics count them as theirs."""
+"""The tenant of the records: a separate one, so that they do not count in users' statistics."""
 KEPT_S = 7 * 86400
 KEPT_US = (KEPT_S + 3600) * 10**6
 INTERVAL_S = 60.0
 LEASE_US = 5 * 60 * 10**6
-"""Longer than a few flushes. Who died leaves its record to whoever comes after that."""
+"""Longer than a few flushes. After it another process takes over the record of one that died."""
 SPREAD = 4
-"""A process takes one of the lowest free numbers, so that of those below a taken one fewer than this are free."""
+"""A process takes one of the lowest free numbers, so fewer than this are free below a taken one."""
 FIRST_LOOK = 8
 NUMBERS_MAX = 4096
 TRIES_MAX = 20
 STEPS_MAX = 240
-"""A record is rewritten with each step; beyond this the process begins another."""
+"""Each step rewrites the record; above this size the process begins another."""
 PENDING_MAX = 2000
 
 Asking: TypeAlias = Generator[Sequence[Item], Sequence[Answer], Any]
-"""Yields items for the store, is sent their answers."""
+"""A generator that yields items for the store and receives their answers."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(MinuteCounts).decode
 
 
 class Writer:
-    """Writes what a tally has counted. One for each process and store; not for two threads at once."""
+    """Writes the counts of a `CounterHook`. One for each process and store; not thread-safe."""
 
     def __init__(self, tally: CounterHook) -> None:
         self._tally = tally
         self._pending: list[tuple[str, MinuteCounts]] = []
-        """What the store has not confirmed, under the names of its steps."""
+        """Parts that the store has not confirmed, by the names of their steps."""
         self._hour = -1
         self._place = ("", "", "")
         self._owner = b""
@@ -61,15 +61,15 @@ class Writer:
         self._steps = 0
         self._written = 0
         self.mark: str = new_owner().hex()[:8]
-        """What its parts are signed with."""
+        """The id of this process in its parts."""
         self._admitted = False
 
     def unwritten(self) -> list[MinuteCounts]:
-        """What was counted, and is not in the store as far as it is known."""
+        """The counts that the store has not confirmed."""
         return [part for _, part in self._pending] + [self._negate(part) for part in self._tally.peek()]
 
     def flush(self) -> Asking:
-        """Write all that was counted; returns whether the store took it. What it did not take is sent again."""
+        """Write all counts; returns whether the store confirmed them. Unconfirmed ones are sent again."""
         for part in self._tally.take():
             self._written += 1
             self._pending.append((f"{part.minute}.{self.mark}.{self._written}", self._negate(part)))
@@ -96,7 +96,7 @@ class Writer:
         return True
 
     def close(self) -> Asking:
-        """Write the rest, and leave the record to whoever comes next."""
+        """Write the rest, and release the record for another process."""
         yield from self.flush()
         if self._hour >= 0:
             yield (Settle(self._place, self._owner, self._fence, "released", count_attempt=False),)
@@ -107,13 +107,13 @@ class Writer:
         return part
 
     def _end(self) -> Asking:
-        """The hour is over."""
+        """End the record of an hour."""
         if self._hour >= 0:
             yield (Settle(self._place, self._owner, self._fence, "done", None, KEPT_US, LEASE_US),)
             self._hour = -1
 
     def _begin(self, hour: int) -> Asking:
-        """Claim a record of an hour; returns whether there is one."""
+        """Claim a record of an hour; returns whether it succeeded."""
         if not self._admitted:
             (mode,) = yield (Admit(TENANT, CONSUMER, "lease"),)
             if isinstance(mode, Unavailable):
@@ -136,7 +136,7 @@ class Writer:
         return False
 
     def _free(self, hour: int) -> Asking:
-        """One of the lowest numbers that nobody holds."""
+        """Return one of the lowest free numbers."""
         free: list[int] = []
         at = 0
         while len(free) < SPREAD and at < NUMBERS_MAX:
@@ -152,7 +152,7 @@ class Writer:
 
 
 def hours(wanted: Iterable[int]) -> Asking:
-    """The parts that all processes have written for these hours; raises `StoreUnavailable`."""
+    """Return the parts that all processes wrote for these hours. Raises `StoreUnavailable`."""
     found: dict[int, list[MinuteCounts]] = {hour: [] for hour in wanted}
     missing = dict.fromkeys(found, 0)
     at, size = 0, FIRST_LOOK
@@ -177,12 +177,12 @@ def _parts(record: Record) -> list[MinuteCounts]:
         try:
             parts.append(_decode(value or b""))
         except msgspec.MsgspecError:
-            continue  # of a version to come; a figure less must not cost the others
+            continue  # written by a newer version: skip it, and keep the other parts
     return parts
 
 
 def _is_left(record: Record, now_s: float) -> bool:
-    """Whether its writer is gone, and there is room for more."""
+    """Whether its writer has ended and the record has space."""
     gone = not record.owner or record.lease_until_us <= now_s * 1e6
     return record.state == "claimed" and gone and len(record.steps) < STEPS_MAX
 
@@ -192,11 +192,11 @@ def _place(hour: int, number: int) -> tuple[str, str, str]:
 
 
 class RollupHook:
-    """A hook that counts, and writes what it counted into a store once per `interval_s`, from a thread of its own.
+    """A hook that writes counts into a store every `interval_s`, from a thread of its own.
 
     For workers that use the store directly: `semel.open(url, ..., hooks=[RollupHook(url)])`; the dashboard of any
-    `semel serve` on that store then shows their traffic. `close()` writes the rest. A store that cannot be reached
-    costs nothing but the figures of more than a day.
+    `semel serve` on that store then shows their traffic. `close()` writes the rest. While the store cannot be reached,
+    the counts of the last day are kept in memory; older ones are lost.
     """
 
     def __init__(self, store: str | Store | AsyncStore, *, interval_s: float = INTERVAL_S) -> None:
@@ -204,7 +204,7 @@ class RollupHook:
         if not isinstance(found, Store):
             raise UsageError(f"{found.name} serves event loops only; give its URL, or a store that blocks")
         if not 1 <= interval_s <= 600:  # noqa: PLR2004 - a step each: more often, and an hour has too many
-            raise UsageError(f"interval_s is {interval_s:g}; it must lie between 1 and 600")
+            raise UsageError(f"interval_s is {interval_s:g}; it must be between 1 and 600")
         self._store = found
         self._owned = isinstance(store, str)
         self._interval_s = interval_s
@@ -213,7 +213,7 @@ class RollupHook:
         restart_after_fork(self)
 
     def after_fork(self) -> None:
-        """A child counts afresh, under a record of its own."""
+        """Start from zero in a child process, with a record of its own."""
         self._writer = Writer(self.tally)
         self._over = Event()
         self._lock = Lock()
@@ -232,7 +232,7 @@ class RollupHook:
                 self._thread.start()
 
     def close(self) -> None:
-        """Write what is left, and end. Idempotent."""
+        """Write the rest and stop the thread. Idempotent."""
         with self._lock:
             self._over.set()
         thread = self._thread
@@ -243,7 +243,7 @@ class RollupHook:
         try:
             while not self._over.wait(
                 self._interval_s - self.tally.now_s % self._interval_s
-            ):  # all write together
+            ):  # processes write at the same time of the minute
                 self._ask(self._writer.flush())
             self._ask(self._writer.close())
         finally:

@@ -1,7 +1,7 @@
-"""Which window is in force for a consumer: the stored one, else what its latest records show.
+"""The effective window of a consumer: the stored one, else the one of its latest records.
 
-A window that a client was opened with is kept nowhere but in the records that it completes: each says when it was
-settled and when it will be forgotten.
+The window of a client is stored only in the records that it completes: each has the time when it was
+settled and the time when it expires.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ from semel.windows import exact_text
 __all__ = ["SAMPLE", "WindowInForce", "window_in_force"]
 
 SAMPLE = 200
-"""Records that are looked at."""
+"""How many records are read."""
 EXACT_US = 1000
 """Stores may keep times in milliseconds."""
 
 
 class WindowInForce(Struct, frozen=True):
-    """How long a consumer's finished keys are remembered, and how that is known."""
+    """How long a consumer's finished keys are remembered, and the origin of that value."""
 
     us: int
     origin: Literal["stored", "seen", "assumed"]
@@ -44,7 +44,7 @@ def window_in_force(
     records: Sequence[Record],
     assumed_us: int,
 ) -> WindowInForce:
-    """The window of the consumer's events. `records`: some of its finished ones. `assumed_us`: where nothing shows."""
+    """Return the window of the consumer's events. `records`: some finished ones. `assumed_us`: the fallback."""
     own = stored.get((tenant, consumer, ""))
     if own is not None:
         return WindowInForce(own, "stored")
@@ -64,6 +64,6 @@ def window_in_force(
 
 
 def _round(us: int) -> int:
-    """The whole second next to it, where it is that near."""
+    """Round to the nearest whole second if it is near enough."""
     seconds_us = round(us / 1e6) * 10**6
     return seconds_us if abs(seconds_us - us) <= EXACT_US else us

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """The relay, loaded when asked for: whoever only publishes needs no event loop."""
+        """Load the relay on first use: publishing alone does not need it."""
         if name == "Relay":
             from semel.outbox.relay import Relay
 

@@ -1,4 +1,4 @@
-"""What is published: a message, its limits, and its attributes as a CloudEvent."""
+"""Messages of an outbox: their limits, and their attributes as a CloudEvent."""
 
 import re
 import sys
@@ -22,7 +22,7 @@ __all__ = [
     "Draft",
     "Message",
     "attributes",
-    "chosen_id",
+    "check_id",
     "id_for_event",
     "iso_time",
     "make_draft",
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 NAME_BYTES_MAX = 255
-"""Of types, aggregates, destinations and the like: what every broker takes as a name."""
+"""The longest type, aggregate or destination: every broker takes it as a name."""
 HEADERS_MAX = 32
 HEADERS_BYTES_MAX = 8 * 1024
 _HEADER = re.compile(r"[a-z0-9][a-z0-9_-]{0,126}")
@@ -46,9 +46,9 @@ class Message(msgspec.Struct, frozen=True):
     """A message to be published once the transaction around it commits.
 
     `data`: bytes and text go out as they are, anything else as JSON. `aggregate`: type and id of what the message
-    is about; messages of one aggregate are published in the order in which they were written, where your code lets
-    one transaction at a time write them. `destination`: topic, queue, subject or stream, else the relay's own.
-    `not_before`: it is not published earlier, and does not stop those behind it meanwhile.
+    is about; messages of one aggregate are published in the order of writing, if your code lets
+    only one transaction at a time write them. `destination`: topic, queue, subject or stream, else the relay's own.
+    `not_before`: it is not published earlier, and does not block the messages behind it.
     """
 
     type: str
@@ -68,7 +68,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A message checked and encoded: the values of the columns that the caller decides."""
+    """A checked and encoded message: the values of the caller's columns."""
 
     not_before: int | None
     aggregate_type: str | None
@@ -84,7 +84,7 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 def make_draft(message: Message, source: str, bytes_max: int) -> Draft:
-    """The message as it is to be written. Raises `UsageError` or `ValueInvalid` for what no broker would take."""
+    """Check and encode a message. Raises `UsageError` or `ValueInvalid` for one that no broker accepts."""
     kind, identity = message.aggregate or (None, None)
     payload, content_type = _encode(message.data)
     if len(payload) > bytes_max:
@@ -93,7 +93,7 @@ def make_draft(message: Message, source: str, bytes_max: int) -> Draft:
             " a reference to it"
         )
     if message.traceparent and not _TRACEPARENT.fullmatch(message.traceparent):
-        raise UsageError(f"{message.traceparent!r} is no traceparent: 00-<32 hex digits>-<16>-<2>")
+        raise UsageError(f"{message.traceparent!r} is not a traceparent: 00-<32 hex digits>-<16>-<2>")
     return Draft(
         not_before=None if message.not_before is None else _time_us(message.not_before),
         aggregate_type=None if kind is None else _name("the aggregate's type", kind),
@@ -109,8 +109,8 @@ def make_draft(message: Message, source: str, bytes_max: int) -> Draft:
     )
 
 
-def chosen_id(message: Message) -> UUID | None:
-    """The id that the caller chose, if it did. Raises `UsageError` for what is no UUID."""
+def check_id(message: Message) -> UUID | None:
+    """Return the caller's own id, if any. Raises `UsageError` if it is not a UUID."""
     given = message.id
     if given is None or isinstance(given, UUID):
         return given
@@ -125,7 +125,7 @@ def chosen_id(message: Message) -> UUID | None:
 
 
 def current_traceparent() -> str | None:
-    """The span in which the message is written, if OpenTelemetry is in use; who never imported it has no span."""
+    """Return the current OpenTelemetry span, if the program has imported OpenTelemetry."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
@@ -162,7 +162,7 @@ def _headers(headers: Mapping[str, Any]) -> str:
     for name, value in headers.items():
         if not _HEADER.fullmatch(name) or _RESERVED.match(name):
             raise UsageError(
-                f"{name!r} is no name for a header of yours: use lower case letters, digits, - and _; what begins"
+                f"{name!r} is not a valid header name: use lower case letters, digits, - and _; what begins"
                 " with ce-, content-, webhook-, nats- and x- is the relay's"
             )
         if not isinstance(value, str) or _CONTROL.search(value):
@@ -180,7 +180,7 @@ def _time_us(at: datetime) -> int:
 
 
 def attributes(row: OutboxRow) -> dict[str, str]:
-    """The row as attributes of a CloudEvent; `datacontenttype` and `traceparent` are for each binding to place."""
+    """Return the row as attributes of a CloudEvent; each binding adds `datacontenttype` and `traceparent`."""
     found = {
         "specversion": "1.0",
         "id": row.id,
@@ -196,26 +196,26 @@ def attributes(row: OutboxRow) -> dict[str, str]:
 
 
 def iso_time(at_us: int) -> str:
-    """An instant in the form that CloudEvents want."""
+    """Format an instant as CloudEvents require."""
     return f"{_iso_second(at_us // 1_000_000)}.{at_us % 1_000_000:06d}Z"
 
 
 @lru_cache(maxsize=256)
 def _iso_second(at_s: int) -> str:
-    """Kept, because messages of one batch were written within a few seconds."""
+    """Cached, because messages of one batch were written within a few seconds."""
     return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 ID_NAME_BYTES_MAX = 128
-"""As of a step."""
+"""The same limit as for a step's name."""
 _MS_MASK = (1 << 48) - 1
 _VERSION_AND_VARIANT = 7 << 76 | 0b10 << 62
 _CHANCE = (1 << 76) - 1 & ~(0b11 << 62)
-"""Where UUIDv7 keeps chance: all below the version, but for the variant."""
+"""The random bits of a UUIDv7: all below the version, except the variant."""
 
 
 def new_id() -> uuid.UUID:
-    """A new id, whose first 48 bits are this computer's time in milliseconds."""
+    """Return a new id; its first 48 bits are this computer's time in milliseconds."""
     if sys.version_info >= (3, 14):
         return uuid.uuid7()
     import uuid_utils
@@ -224,10 +224,10 @@ def new_id() -> uuid.UUID:
 
 
 def id_for_event(parent: Id, first_seen_us: int, name: str) -> uuid.UUID:
-    """The id of the message `name` of an event: the same on every attempt of its handler.
+    """Return the id of the message `name` of an event: the same on every attempt of its handler.
 
     It has the layout of UUIDv7: the time at which the event was first seen, then a digest of
-    (tenant, consumer, key, name) in place of chance.
+    (tenant, consumer, key, name) instead of random bits.
     """
     tenant, consumer, key = parent
     named, keyed = name.encode(), key.encode()

@@ -1,4 +1,4 @@
-"""The outbox in PostgreSQL: whole aggregates to each relay, by advisory locks on shards."""
+"""The outbox in PostgreSQL: relays share the aggregates by advisory locks on shards."""
 
 import asyncio
 from collections.abc import Sequence
@@ -33,15 +33,15 @@ from semel.stores.postgres.store import PostgresStore
 __all__ = ["PostgresRows"]
 
 SHARDS = 64
-"""As in the table: enough for as many relays, few enough to be locked one by one."""
+"""As in the table: the largest number of relays, and few enough to be locked one by one."""
 SILENT_MAX_S = 60.0
-"""A session that says nothing for so long is ended by the server, and its shards go to others: it was stopped."""
+"""The server ends a session that is idle for this long, and its shards go to other relays."""
 BEATS = 4
-"""Signs of life in that time, while a broker is slow."""
+"""Keep-alive queries in that time, while a broker is slow."""
 _IDLE_TIMEOUT_SINCE = 140000
 
 _T = "WITH t AS MATERIALIZED (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now)"
-"""One time for a whole statement: were it told twice, a row could be behind one that waits and yet not see it."""
+"""One time for a whole statement: with two, a row could miss an earlier row that waits."""
 _SELECTED = COLUMNS.replace("id,", "id::text,", 1)
 _TAKE = """
 {t}
@@ -136,7 +136,7 @@ class PostgresRows:
         self._space = int.from_bytes(sha256(f"outbox {self._place.schema}".encode()).digest()[:4]) >> 1
 
     async def open(self) -> None:
-        """Run the store's start checks, then connect a session of our own."""
+        """Run the store's start checks, then open a session."""
         if self._place.pooler:
             raise StoreRefused(
                 f"{self.name} is behind a pooler, which keeps no session; let the relay connect to the server itself"
@@ -150,13 +150,13 @@ class PostgresRows:
             raise to_store_error(error, self.name) from error
         line.wait_s = self._place.wait_s
         self._line, self._shards, self._resting = line, set(), False
-        # A mark that a crash of the server loses means one more publication, which is harmless.
+        # If a server crash loses an update, the message is published once more, which is harmless.
         await self._ask("SET synchronous_commit = off")
         if line.info.server_version >= _IDLE_TIMEOUT_SINCE:
             await self._ask(f"SET idle_session_timeout = {round(self._silent_max_s * 1000)}")
 
     async def close(self) -> None:
-        """The end of the session gives up its locks."""
+        """Close the session, which releases its locks."""
         line, self._line = self._line, None
         beat, self._beat = self._beat, None
         await end_tasks(beat)
@@ -167,7 +167,7 @@ class PostgresRows:
             await line.close()
 
     async def share(self) -> bool:
-        """Each of n relays takes a share of 64 / n shards, rounded up, of those that nobody holds."""
+        """Take up to 64 / n free shards, rounded up, for n relays."""
         if self._beat is None:
             await self._join()
         held = await self._ask(_HELD, space=self._space)
@@ -193,7 +193,7 @@ class PostgresRows:
         return bool(self._shards)
 
     async def _join(self) -> None:
-        """Be counted among the relays, listen, and show signs of life while a broker is slow."""
+        """Register as a relay, LISTEN, and send keep-alive queries while a broker is slow."""
         await self._ask(_GREET, space=self._space, present=SHARDS)
         await self._ask(f'LISTEN "{outbox_channel_of(self._place.schema)}"')
         self._beat = asyncio.create_task(self._keep_alive(), name="semel-relay-beat")
@@ -204,11 +204,11 @@ class PostgresRows:
             line = self._line
             if line is None or line.closed:
                 return
-            with suppress(psycopg.Error):  # whoever uses the session next finds out
+            with suppress(psycopg.Error):  # the next user of the session gets the error
                 await line.execute("SELECT 1")
 
     async def take(self, rows_max: int, bytes_max: int) -> list[OutboxRow]:
-        """One statement. A full batch: others need not tell us of more, for we come back by ourselves."""
+        """Take rows with one statement. After a full batch we need no notification, because we come back at once."""
         found = await self._ask(
             _TAKE, columns=_SELECTED, shards=sorted(self._shards), rows=rows_max, bytes=bytes_max
         )
@@ -218,11 +218,11 @@ class PostgresRows:
         return [row_of(values) for values in found]
 
     async def settle(self, published: Sequence[str], failures: Sequence[RowFailure], keep_us: int) -> None:
-        """One statement for what was published, one for what was not."""
+        """Write results: one statement for published rows, one for the others."""
         if published:
             await self._ask(
                 _PUBLISHED, ids="{" + ",".join(published) + "}", keep=keep_us
-            )  # quicker than a list
+            )  # faster than a list
         if failures:
             await self._ask(
                 _FAILED,
@@ -235,7 +235,7 @@ class PostgresRows:
             )
 
     async def wait(self, wait_s: float) -> None:
-        """The first time only asks to be told, so that the caller looks once more before it sleeps."""
+        """Wait for a notification. The first call only registers: the caller looks once more before it sleeps."""
         if not self._resting:
             await self._ask(_REST)
             self._resting = True
@@ -248,18 +248,18 @@ class PostgresRows:
             raise to_store_error(error, self.name) from error
 
     async def clean(self, rows_max: int) -> int:
-        """By the relay that holds the first shard."""
+        """Remove old rows; only the relay with the first shard does so."""
         return await self._change(_CLEAN, rows=rows_max) if 0 in self._shards else 0
 
     # --- for operators ---
 
     async def counts(self) -> OutboxCounts:
-        """By the index of what is not settled."""
+        """Count by the index of unsettled rows."""
         ((pending, dead, age_us),) = await self._ask(_COUNTS)
         return OutboxCounts(pending, dead, age_us / 1e6)
 
     async def entries(self, state: State | None, after: int, rows_max: int) -> list[Entry]:
-        """Without a state, or with that of settled rows, all rows are sorted."""
+        """List rows. Without a state, or with a settled one, all rows are sorted."""
         chosen = "true" if state is None else f"state = {STATES.index(state)}"
         if state in ("pending", "dead"):
             chosen += " AND settled_at IS NULL"
@@ -268,7 +268,7 @@ class PostgresRows:
         return [entry_of(row) for row in await self._ask(text, columns=columns, after=after, rows=rows_max)]
 
     async def entry(self, message_id: str) -> Entry | None:
-        """By the index of ids."""
+        """Find a row by the index of ids."""
         columns = ENTRY_COLUMNS.replace("id,", "id::text,", 1)
         text = "SELECT {columns} FROM {table} WHERE id = %(id)s::uuid"
         found = await self._ask(text, columns=columns, id=message_id)

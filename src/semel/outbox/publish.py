@@ -18,7 +18,7 @@ from semel.core.protocols import AsyncStore, Store
 from semel.core.relay_flow import OutboxRow, Published, PublishRefused, waves
 from semel.errors import SinkUnavailable, StoreRefused, UsageError
 from semel.outbox import message as outbox_message
-from semel.outbox.message import Draft, Message, chosen_id, make_draft
+from semel.outbox.message import Draft, Message, check_id, make_draft
 from semel.outbox.sinks import Sink, sink_for
 from semel.runtime.context import running
 
@@ -26,7 +26,7 @@ __all__ = ["AsyncOutbox", "AsyncProducer", "Outbox", "Producer", "aproducer", "o
 
 COLUMNS = "id, name, created_at, keep_us, " + ", ".join(Draft.__struct_fields__)
 WRITTEN_MAX = 500
-"""Messages in one statement: what every driver has parameters for."""
+"""The most messages in one statement, limited by the drivers' parameters."""
 _NO_TABLE = frozenset(("42P01", "3F000"))
 _NOW_SQLITE = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"
 _NOW_US = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
@@ -36,20 +36,20 @@ Ready: TypeAlias = Callable[[], Awaitable[Any]]
 
 
 class Terms(NamedTuple):
-    """What an outbox knows of its client."""
+    """The client's settings for its outbox."""
 
     schema: str
     source: str
     bytes_max: int
     keep_us: int
-    """The window of its consumer: a handler may run again, and has to find its messages, as long."""
+    """The window of its consumer: rows stay this long, because a repeated handler must find its messages."""
 
 
 columns_of: Any = attrgetter(*Draft.__struct_fields__)
 
 
 class _OutboxWriter:
-    """What both colours write."""
+    """Code that the sync and the async outbox share."""
 
     def __init__(self, dialect: str, terms: "Terms") -> None:
         self._terms = terms
@@ -63,7 +63,7 @@ class _OutboxWriter:
             raise UsageError(f"{len(messages)} messages have {len(names)} names; give one for each")
         terms = self._terms
         drafts = [make_draft(each, terms.source, terms.bytes_max) for each in messages]
-        chosen = [chosen_id(each) for each in messages]
+        chosen = [check_id(each) for each in messages]
         ids = [str(self._id_for(name, own)) for name, own in zip(names, chosen, strict=True)]
         for at in range(0, len(drafts), WRITTEN_MAX):
             some = drafts[at : at + WRITTEN_MAX]
@@ -85,7 +85,7 @@ class _OutboxWriter:
         return ids
 
     def _compare(self, message_id: str, draft: Draft) -> Talk[None]:
-        """Refuse an id under which another message lies in the outbox; the same one again is no second message."""
+        """Raise `UsageError` if the outbox has another message with this id; the same message again is fine."""
         mark = "?" if self._sqlite else "$1"
         rows = yield Statement(
             f"SELECT event_type, payload FROM {self._table} WHERE id = {mark}", (message_id,)
@@ -145,8 +145,8 @@ class Outbox(_OutboxWriter):
         """Write the message; a relay publishes it once the transaction has committed. Returns its id.
 
         Inside a handler that semel runs, the id follows from the event's key and `name`, so that another attempt
-        writes the same id; what an earlier attempt has committed stays as it is. Raises `UsageError` for a name
-        used twice in one attempt, `NoTransaction` where nothing would hold message and effect together. One
+        writes the same id; a message that an earlier attempt committed stays as it is. Raises `UsageError` for a name
+        used twice in one attempt, `NoTransaction` if message and effect would not commit together. One
         statement.
 
         With `Message(id=...)` the id is yours, and needs no name: the same message again is not written twice, and
@@ -156,7 +156,7 @@ class Outbox(_OutboxWriter):
         return self._handle.run(self._write((message,), (name,)))[0]
 
     def publish_many(self, messages: Sequence[Message], *, names: Sequence[str] | None = None) -> list[str]:
-        """Write many messages with one statement, in their order; their ids. Inside a handler each needs its name."""
+        """Write many messages with one statement, in order. Returns their ids. Inside a handler each needs a name."""
         self._handle.require_transaction()
         return self._handle.run(self._write(messages, names or [None] * len(messages)))
 
@@ -173,8 +173,8 @@ class AsyncOutbox(_OutboxWriter):
         """Write the message; a relay publishes it once the transaction has committed. Returns its id.
 
         Inside a handler that semel runs, the id follows from the event's key and `name`, so that another attempt
-        writes the same id; what an earlier attempt has committed stays as it is. Raises `UsageError` for a name
-        used twice in one attempt, `NoTransaction` where nothing would hold message and effect together. One
+        writes the same id; a message that an earlier attempt committed stays as it is. Raises `UsageError` for a name
+        used twice in one attempt, `NoTransaction` if message and effect would not commit together. One
         statement.
 
         With `Message(id=...)` the id is yours, and needs no name: the same message again is not written twice, and
@@ -188,7 +188,7 @@ class AsyncOutbox(_OutboxWriter):
     async def publish_many(
         self, messages: Sequence[Message], *, names: Sequence[str] | None = None
     ) -> list[str]:
-        """Write many messages with one statement, in their order; their ids. Inside a handler each needs its name."""
+        """Write many messages with one statement, in order. Returns their ids. Inside a handler each needs a name."""
         if self._ready is not None:
             await self._ready()
         await self._handle.require_transaction()
@@ -196,7 +196,7 @@ class AsyncOutbox(_OutboxWriter):
 
 
 def outbox_for(given: Any, store: Store | AsyncStore, plan: ItemBuilder, ready: Ready | None = None) -> Any:
-    """The outbox for this kind of handle; `ready` is awaited before the first message, where it can be."""
+    """Return the outbox for this kind of connection; an async one awaits `ready` before the first message."""
     handle = handle_for(given)
     place = getattr(store, "place", None)
     schema = place.schema if handle.dialect == "postgresql" and place is not None else SCHEMA
@@ -213,7 +213,7 @@ PAUSE_FIRST_S, PAUSE_MAX_S = 0.05, 2.0
 
 
 class AsyncProducer:
-    """A producer that is awaited. The first `send` connects; `close` lets go."""
+    """A producer for event loops. The first `send` connects; `close` disconnects."""
 
     def __init__(self, sink: Sink, *, source: str, wait_s: float) -> None:
         self._sink = sink
@@ -233,16 +233,16 @@ class AsyncProducer:
     async def send(self, message: Message, *, message_id: str | None = None) -> str:
         """Publish, and return the message's id once the broker has confirmed it.
 
-        It is tried for `wait_s` under one id, which stands in every field by which brokers and consumers tell
-        duplicates. Raises `SinkUnavailable` when there was no confirmation by then: it may have been published or
-        not, so send it again with the same `message_id`; and `UsageError` for what the broker refuses.
+        It retries for `wait_s` with one id, which is in every field by which brokers and consumers recognize
+        duplicates. Raises `SinkUnavailable` without a confirmation by then: the message may have been published or
+        not, so send it again with the same `message_id`. Raises `UsageError` if the broker refuses the message.
         """
         return (await self.send_many([message], message_ids=None if message_id is None else [message_id]))[0]
 
     async def send_many(
         self, messages: Sequence[Message], *, message_ids: Sequence[str] | None = None
     ) -> list[str]:
-        """Publish several, as many in one round trip as the broker takes; their ids in input order."""
+        """Publish several, as many in one round trip as the broker takes. Returns their ids in input order."""
         names = [str(outbox_message.new_id()) for _ in messages] if message_ids is None else list(message_ids)
         rows = [self._row(*pair) for pair in zip(messages, names, strict=True)]
         give_up_at, pause_s = time.monotonic() + self._wait_s, PAUSE_FIRST_S
@@ -259,7 +259,7 @@ class AsyncProducer:
             pause_s = min(PAUSE_MAX_S, 2 * pause_s)
 
     async def _try(self, rows: list[OutboxRow]) -> tuple[list[OutboxRow], str]:
-        """What is left to be published, and why."""
+        """Try once; returns the rows that are not published, and the reason."""
         done: set[str] = set()
         reason = ""
         try:
@@ -273,7 +273,7 @@ class AsyncProducer:
                     else:
                         reason = sent.reason
                 if reason:
-                    break  # nothing of an aggregate goes out behind one that did not
+                    break  # a row that fails blocks the later rows of its aggregate
         except SinkUnavailable as error:
             reason = str(error)
         return [row for row in rows if row.id not in done], reason
@@ -291,7 +291,7 @@ class AsyncProducer:
 
     def _row(self, message: Message, name: str) -> OutboxRow:
         if message.not_before is not None:
-            raise UsageError("not_before needs somewhere to wait: publish it through an outbox")
+            raise UsageError("a producer cannot delay a message: use an outbox for not_before")
         draft = make_draft(message, self._source, BYTES_MAX)
         return OutboxRow(
             seq=0,
@@ -310,14 +310,14 @@ class AsyncProducer:
         )
 
     async def close(self) -> None:
-        """Let go of the connection; idempotent."""
+        """Close the connection; idempotent."""
         if self._opened:
             self._opened = False
             await self._sink.close()
 
 
 class Producer:
-    """A producer that blocks, for any number of threads. Its connection lives in a thread of its own."""
+    """A blocking producer, for any number of threads. Its connection has a thread of its own."""
 
     def __init__(self, made: AsyncProducer) -> None:
         self._made = made
@@ -355,7 +355,7 @@ class Producer:
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 
     def close(self) -> None:
-        """Let go of the connection, and end the thread; idempotent."""
+        """Close the connection and end the thread; idempotent."""
         with self._lock:
             loop, self._loop = self._loop, None
             thread, self._thread = self._thread, None
@@ -368,10 +368,10 @@ class Producer:
 
 
 def aproducer(sink: str | Sink, *, source: str = "semel", wait_s: float = WAIT_S) -> AsyncProducer:
-    """A producer to the broker that a URL names, for an event loop. No I/O yet."""
+    """Return a producer for the broker of a URL, for event loops. No I/O yet."""
     return AsyncProducer(sink_for(sink) if isinstance(sink, str) else sink, source=source, wait_s=wait_s)
 
 
 def producer(sink: str | Sink, *, source: str = "semel", wait_s: float = WAIT_S) -> Producer:
-    """A producer to the broker that a URL names, such as `kafka://localhost:9092?topic=orders`. No I/O yet."""
+    """Return a producer for the broker of a URL, such as `kafka://localhost:9092?topic=orders`. No I/O yet."""
     return Producer(aproducer(sink, source=source, wait_s=wait_s))

@@ -1,4 +1,4 @@
-"""The relay: takes messages out of an outbox and publishes them, until it is told to stop."""
+"""The relay: takes messages out of an outbox and publishes them until `stop()`."""
 
 import asyncio
 import logging
@@ -32,23 +32,23 @@ from semel.windows import Duration, duration_us
 __all__ = ["Relay", "Totals"]
 
 POLL_S = 1.0
-"""A notification that is missed costs this much time, never a message."""
+"""The longest wait: a missed notification costs this much time, never a message."""
 SHARE_S = 1.0
 CLEAN_S = COUNT_S = 60.0
 CLEAN_ROWS = 1000
 BYTES_MAX = 8 * 1024 * 1024
-"""Payloads held at once."""
+"""The most bytes of payloads in memory."""
 ROWS_MAX = 10_000
 PAUSES_MAX = 10_000
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 5.0
 DRAIN_S = 30.0
-"""How long a broker's answer is waited for after `stop()`; what it has not confirmed then is published again."""
+"""How long to wait for a broker's answers after `stop()`; unconfirmed messages are published again."""
 
 _log = logging.getLogger("semel")
 
 
 class Totals(Struct):
-    """What a relay has done since it began."""
+    """Counts of a relay since its start."""
 
     published: int = 0
     refused: int = 0
@@ -58,12 +58,12 @@ class Totals(Struct):
 
 
 class Relay:
-    """Publishes the messages of one outbox to one sink; as many of them at once as you like.
+    """Publishes the messages of one outbox to one sink; any number of relays may run at once.
 
-    `source`: a store URL (`postgresql:`, `sqlite:`), `sink`: a sink URL. `retrying`: how often a row is tried, and
-    whether a dead one stops its aggregate. `keep`: how long rows stay that it has published; never shorter than the
-    window of whoever wrote them, and than the longest that is set in the store. Memory: `rows_max` rows of at most
-    `bytes_max` of payload. `on_step` is told of each batch, `on_counts` every minute of what is left to do.
+    `source`: a store URL (`postgresql:`, `sqlite:`), `sink`: a sink URL. `retrying`: how often to try a row, and
+    whether a dead one blocks its aggregate. `keep`: how long published rows stay; never shorter than the
+    writer's window and the longest stored window. Memory: `rows_max` rows of at most
+    `bytes_max` of payload. `on_step` is called for each batch, `on_counts` every minute with the remaining work.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Relay:
         on_counts: Callable[[OutboxCounts], None] | None = None,
     ) -> None:
         if not 1 <= rows_max <= ROWS_MAX:
-            raise PolicyInvalid(f"rows_max is {rows_max}; it must lie between 1 and {ROWS_MAX:,}")
+            raise PolicyInvalid(f"rows_max is {rows_max}; it must be between 1 and {ROWS_MAX:,}")
         self.rows: Rows = rows_for(source) if isinstance(source, str) else source
         self.sink: Sink = sink_for(sink) if isinstance(sink, str) else sink
         self.totals: Totals = Totals()
@@ -103,23 +103,23 @@ class Relay:
     # --- from outside ---
 
     def run(self, *, until_empty: bool = False) -> Totals:
-        """Publish until `stop()`, in an event loop of its own; `until_empty`: until nothing is left to be tried now."""
+        """Publish until `stop()`, in an event loop of its own; `until_empty`: until no row is due."""
         with suppress(RuntimeError):
             asyncio.get_running_loop()
             raise UsageError("an event loop is running here: await relay.arun(), or run() in a thread")
         return asyncio.run(self.arun(until_empty=until_empty))
 
     def stop(self) -> None:
-        """Take no more rows, finish what was handed to the broker, and end. From any thread or signal handler."""
+        """Take no more rows, wait for the broker's answers, and end. Works from any thread or signal handler."""
         self._stop_asked = True
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended meanwhile
+            with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def arun(self, *, until_empty: bool = False) -> Totals:
-        """Publish until `stop()`; `until_empty`: until nothing is left to be tried now.
+        """Publish until `stop()`; `until_empty`: until no row is due.
 
-        A database or broker that does not answer is tried again. Raises what repeating cannot mend.
+        Retries while the database or the broker does not answer. Raises errors that a retry cannot fix.
         """
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         if self._stop_asked:
@@ -139,7 +139,7 @@ class Relay:
     # --- one turn ---
 
     async def _turn(self) -> bool:
-        """Publish some rows, or wait for some; `True`: there was nothing to do."""
+        """Publish some rows, or wait for some. Returns `True` if there was nothing to do."""
         await self._interruptible(self._open())
         if self._stopping.is_set():
             return False
@@ -208,7 +208,7 @@ class Relay:
             task.cancel()
 
     async def _until_drained(self, task: "asyncio.Future[Any]") -> None:
-        """Wait for the broker, for ever; once the relay is to stop, a while longer."""
+        """Wait for the broker; after `stop()` only for a limited time."""
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -224,7 +224,7 @@ class Relay:
         totals.refused += step.refused
         totals.died += step.died
         if step.died:
-            _log.warning("%s: %d messages were given up: semel outbox list --dead", self.rows.name, step.died)
+            _log.warning("%s: %d messages are dead: semel outbox list --dead", self.rows.name, step.died)
         if self._on_step is not None and step.taken:
             self._on_step(step)
 
@@ -235,7 +235,7 @@ class Relay:
             await self.rows.open()
             self._rows_open = True
             self._share_due = 0.0
-        await self._count()  # also while the sink is away: that is when it grows
+        await self._count()  # also while the sink is unreachable: then the outbox grows
         if not self._sink_open:
             await self.sink.open()
             self._sink_open = True
@@ -272,7 +272,7 @@ class Relay:
             await self.sink.close()
 
     async def _interruptible(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Wait for it, or for `stop()`."""
+        """Wait for the awaitable or for `stop()`."""
         task = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:

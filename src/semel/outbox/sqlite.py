@@ -30,7 +30,7 @@ __all__ = ["SqliteRows"]
 
 T = TypeVar("T")
 LOOK_S = 0.02
-"""How often a relay with nothing to do asks whether another connection has written: no disk is touched for it."""
+"""How often an idle relay checks for writes of other connections; the check does not touch the disk."""
 BUSY_WAIT_S = 10.0
 
 _TAKE = f"""
@@ -89,14 +89,14 @@ class SqliteRows:
             connection = sqlite3.connect(
                 self._store.path, timeout=BUSY_WAIT_S, isolation_level=None, check_same_thread=False
             )
-            connection.execute("PRAGMA synchronous = NORMAL")  # a lost mark means one more publication
+            connection.execute("PRAGMA synchronous = NORMAL")  # a lost update means one more publication
             return connection
 
         self._thread = ThreadPoolExecutor(1, "semel-outbox")
         self._connection = await self._in_thread(connect)
 
     async def close(self) -> None:
-        """The lock goes to whoever waits for it."""
+        """Close the connection and release the lock."""
         connection, self._connection = self._connection, None
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -108,7 +108,7 @@ class SqliteRows:
             self._lock = -1
 
     async def share(self) -> bool:
-        """One relay has it all; the others wait."""
+        """Try to get the lock: one relay has all rows, the others wait."""
         if self._lock >= 0:
             return True
         descriptor = os.open(f"{self._store.path}-relay", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -121,10 +121,10 @@ class SqliteRows:
         return True
 
     async def take(self, rows_max: int, bytes_max: int) -> list[OutboxRow]:
-        """One statement, read as far as there is room."""
+        """Take rows with one statement, up to the limits."""
 
         def read(connection: sqlite3.Connection) -> list[OutboxRow]:
-            # What is written after this is seen as a new version, whatever the statement below still finds.
+            # Read the version first: later writes change it, even if the statement below sees them.
             self._version = connection.execute("PRAGMA data_version").fetchone()[0]
             rows: list[OutboxRow] = []
             size = 0
@@ -139,7 +139,7 @@ class SqliteRows:
         return await self._with(read)
 
     async def settle(self, published: Sequence[str], failures: Sequence[RowFailure], keep_us: int) -> None:
-        """One transaction."""
+        """Run in one transaction."""
         now = now_us()
 
         def write(connection: sqlite3.Connection) -> None:
@@ -163,7 +163,7 @@ class SqliteRows:
         await self._with(write, writes=True)
 
     async def wait(self, wait_s: float) -> None:
-        """Until another connection has written; nobody can be told of it in SQLite."""
+        """Poll until another connection has written: SQLite has no notifications."""
         give_up_at = time.monotonic() + wait_s
         while time.monotonic() < give_up_at:
             (version,) = await self._with(
@@ -174,21 +174,21 @@ class SqliteRows:
             await asyncio.sleep(min(LOOK_S, wait_s))
 
     async def clean(self, rows_max: int) -> int:
-        """One statement."""
+        """Remove old rows with one statement."""
         values = {"now": now_us(), "rows": rows_max}
         return await self._with(lambda connection: connection.execute(_CLEAN, values).rowcount, writes=True)
 
     # --- for operators ---
 
     async def counts(self) -> OutboxCounts:
-        """By the index of what is not settled."""
+        """Count by the index of unsettled rows."""
         pending, dead, age_us = await self._with(
             lambda connection: connection.execute(_COUNTS, {"now": now_us()}).fetchone()
         )
         return OutboxCounts(pending, dead, age_us / 1e6)
 
     async def entries(self, state: State | None, after: int, rows_max: int) -> list[Entry]:
-        """By number."""
+        """List rows by number."""
         chosen = "1" if state is None else f"state = {STATES.index(state)}"
         if state in ("pending", "dead"):
             chosen += " AND settled_at IS NULL"
@@ -197,13 +197,13 @@ class SqliteRows:
         return [entry_of(values) for values in found]
 
     async def entry(self, message_id: str) -> Entry | None:
-        """By the index of ids."""
+        """Find a row by the index of ids."""
         text = f"SELECT {ENTRY_COLUMNS} FROM semel_outbox WHERE id = ?"
         found = await self._with(lambda connection: connection.execute(text, (message_id,)).fetchone())
         return None if found is None else entry_of(found)
 
     async def retry(self, message_ids: Sequence[str] | None) -> int:
-        """One transaction."""
+        """Run in one transaction."""
 
         def write(connection: sqlite3.Connection) -> int:
             if message_ids is None:
@@ -213,7 +213,7 @@ class SqliteRows:
         return await self._with(write, writes=True)
 
     async def drop(self, message_ids: Sequence[str]) -> int:
-        """One transaction."""
+        """Run in one transaction."""
         values = [{"now": now_us(), "keep": KEEP_US, "id": each} for each in message_ids]
         return await self._with(
             lambda connection: connection.executemany(_DROP, values).rowcount, writes=True
@@ -222,7 +222,7 @@ class SqliteRows:
     # --- the connection ---
 
     async def _with(self, work: Callable[[sqlite3.Connection], T], *, writes: bool = False) -> T:
-        """Work in the thread; what writes is one transaction."""
+        """Run in the thread; writes are one transaction."""
         connection = self._connection
         if connection is None:
             raise StoreRefused(f"the outbox in {self.name} is not open")

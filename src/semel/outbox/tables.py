@@ -1,4 +1,4 @@
-"""What a relay needs of the database that holds an outbox, and what operators look at there."""
+"""The tables of an outbox: the protocol for relays and operators, and the doctor's check."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -28,15 +28,15 @@ __all__ = [
 
 State: TypeAlias = Literal["pending", "published", "dead", "dropped"]
 STATES: tuple[State, ...] = get_args(State)
-"""By their number in the table."""
+"""States by their number in the table."""
 COLUMNS = (
     "seq, id, created_at, attempts, aggregate_type, aggregate_id, event_type, source, subject, destination,"
     " content_type, traceparent, headers, payload"
 )
 KEEP_US = 7 * 86_400_000_000
-"""How long a settled row stays, unless it is said otherwise."""
+"""The default retention of settled rows."""
 FOREVER = 2**63 - 1
-"""When a dead row is tried again."""
+"""The next attempt of a dead row: never."""
 ENTRY_COLUMNS = f"{COLUMNS}, state, not_before, next_at, settled_at, name, error"
 
 
@@ -53,52 +53,52 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class OutboxCounts(msgspec.Struct, frozen=True):
-    """How much lies in an outbox."""
+    """Counts of an outbox."""
 
     pending: int
     dead: int
     oldest_age_s: float
-    """Of what is pending."""
+    """The age of the oldest pending row."""
 
 
 class Rows(Protocol):
-    """An outbox, as its relay uses it. Not for two tasks at once. Errors are `StoreError`."""
+    """The outbox of a relay. Not for two tasks at once. Raises `StoreError`."""
 
     name: str
 
     async def open(self) -> None:
-        """Connect, and make the tables if they are missing."""
+        """Connect, and create missing tables."""
         ...
 
     async def close(self) -> None:
-        """Let go of everything that is held, so that another relay goes on; idempotent."""
+        """Release all locks, so that another relay continues; idempotent."""
         ...
 
     async def share(self) -> bool:
-        """Take or give up shards, so that each relay has as many; `True`: there is something to do."""
+        """Take or release shards, so that each relay has the same number. Returns whether it has any."""
         ...
 
     async def take(self, rows_max: int, bytes_max: int) -> list[OutboxRow]:
-        """Rows of ours whose turn it is, oldest first. Every row is seen, however late it was committed."""
+        """Return due rows of our shards, oldest first. It finds every row, even one that was committed late."""
         ...
 
     async def settle(self, published: Sequence[str], failures: Sequence[RowFailure], keep_us: int) -> None:
-        """Remember what became of rows. Those settled meanwhile are left as they are.
+        """Write the results of rows. Rows that were settled meanwhile stay unchanged.
 
-        What was published stays for `keep_us`, and for as long as the window of whoever wrote it.
+        Published rows stay for `keep_us`, and at least for the writer's window.
         """
         ...
 
     async def wait(self, wait_s: float) -> None:
-        """Until something may have been written, or the time is over."""
+        """Wait until something may have been written, or the time is over."""
         ...
 
     async def clean(self, rows_max: int) -> int:
-        """Remove settled rows whose time is over, none sooner than the longest window; how many it were."""
+        """Remove settled rows after their retention and the longest window. Returns their number."""
         ...
 
     async def counts(self) -> OutboxCounts:
-        """How much is left to do."""
+        """Count the remaining rows."""
         ...
 
     async def entries(self, state: State | None, after: int, rows_max: int) -> list[Entry]:
@@ -110,16 +110,16 @@ class Rows(Protocol):
         ...
 
     async def retry(self, message_ids: Sequence[str] | None) -> int:
-        """Let dead rows be tried again, from the first attempt; `None`: all of them. How many it were."""
+        """Retry dead rows from the first attempt; `None`: all of them. Returns their number."""
         ...
 
     async def drop(self, message_ids: Sequence[str]) -> int:
-        """Give up unpublished rows for good; those behind them go on. How many it were."""
+        """Drop unpublished rows; later rows continue. Returns their number."""
         ...
 
 
 def row_of(values: Sequence[Any]) -> OutboxRow:
-    """A row from the values of `COLUMNS`."""
+    """Build a row from the values of `COLUMNS`."""
     seq, message_id, created_at, attempts, kind, identity = values[:6]
     event_type, source, subject, destination, content_type, traceparent, headers, payload = values[6:]
     return OutboxRow(
@@ -140,13 +140,13 @@ def row_of(values: Sequence[Any]) -> OutboxRow:
 
 
 def entry_of(values: Sequence[Any]) -> Entry:
-    """An entry from the values of `ENTRY_COLUMNS`."""
+    """Build an entry from the values of `ENTRY_COLUMNS`."""
     *row, state, not_before, next_at, settled_at, name, error = values
     return Entry(row_of(row), STATES[state], not_before, next_at, settled_at, name, error)
 
 
 def rows_for(url: str) -> Rows:
-    """The outbox in the database that a store URL names; nothing is connected."""
+    """Return the outbox in the database of a store URL, not yet connected."""
     scheme = url.partition(":")[0]
     if scheme in ("postgresql", "postgres"):
         from semel.outbox.postgres import PostgresRows
@@ -159,20 +159,20 @@ def rows_for(url: str) -> Rows:
 
         return SqliteRows(sqlite_store(url))
     if ":" not in url:
-        raise UsageError(f"{url!r} is no URL; write postgresql://host/database or sqlite:///app.db")
+        raise UsageError(f"{url!r} is not a URL; write postgresql://host/database or sqlite:///app.db")
     raise StoreUnknown(
         f"no outbox in {scheme}:; it lives in the database of your transactions: postgresql:, sqlite:"
     )
 
 
 STALLED_S = 300.0
-"""As the alert: a relay that works has published what is older."""
+"""As in the alert: a working relay has published older messages."""
 LOOK_MAX = 500
-"""So many of the oldest messages are looked at for those that fail."""
+"""How many of the oldest messages are checked for failures."""
 
 
 async def examine(url: str) -> list[Finding]:
-    """What is wrong with the outbox of a store; nothing where the store cannot have one. Changes no row."""
+    """Yield the problems of a store's outbox; none if the store cannot have one. Changes no row."""
     try:
         rows = rows_for(url)
     except SemelError:
@@ -186,14 +186,14 @@ async def examine(url: str) -> list[Finding]:
         finally:
             await rows.close()
     except SemelError as error:
-        return [Finding("outbox", "error", str(error), "may this user read the outbox?")]
+        return [Finding("outbox", "error", str(error), "check that this user may read the outbox")]
     return list(_findings(counts, waiting, dead))
 
 
 def _findings(counts: OutboxCounts, waiting: list[Entry], dead: list[Entry]) -> Iterator[Finding]:
     now = time.time_ns() // 1000
     due = [now - max(each.row.created_at, each.not_before or 0) for each in waiting]
-    age_us = max((each for each in due if each >= 0), default=0)  # what is to wait until later does not count
+    age_us = max((each for each in due if each >= 0), default=0)  # delayed messages do not count
     stalled = age_us > STALLED_S * 1e6
     age = exact_text(age_us // 10**6 * 10**6) if age_us >= 10**6 else "less than 1s"
     what = f"{plural(counts.pending, 'message waits', 'messages wait')}, the oldest of them due for {age}"
@@ -201,7 +201,7 @@ def _findings(counts: OutboxCounts, waiting: list[Entry], dead: list[Entry]) -> 
         "outbox",
         "warning" if stalled else "ok",
         what if counts.pending else "no message waits to be published",
-        "is a relay running? semel relay --to BROKER" if stalled else "",
+        "check that a relay runs: semel relay --to BROKER" if stalled else "",
     )
     failing = [each for each in waiting if each.row.attempts]
     if failing:
@@ -212,7 +212,7 @@ def _findings(counts: OutboxCounts, waiting: list[Entry], dead: list[Entry]) -> 
             f"{plural(len(failing), 'message fails', 'messages fail')} to be published; {worst.row.id} did"
             f" {plural(worst.row.attempts, 'time')}:"
             f" {worst.error or 'no reason was kept'}",
-            f"mend what it says; semel outbox show {worst.row.id}",
+            f"fix the error; semel outbox show {worst.row.id}",
         )
     if dead:
         behind = {each.row.aggregate for each in dead} & {each.row.aggregate for each in waiting} - {None}

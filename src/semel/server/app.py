@@ -1,4 +1,4 @@
-"""The application: routes, door and life of one instance."""
+"""The ASGI application: routes, authentication and lifespan of one instance."""
 
 import asyncio
 import logging
@@ -37,15 +37,15 @@ __all__ = ["Gauges", "create_app"]
 _log = logging.getLogger("semel")
 
 EVERY_S = 60.0
-"""Of the outbox, which has an index for it."""
+"""Interval of outbox counts, which use an index."""
 STATS_S = 300.0
-"""Of the store, which looks at every record for it."""
+"""Least interval of store counts, which read every record."""
 SHARE = 20
-"""Counting takes one part in so many of an instance's time at most."""
+"""Counting uses at most this fraction (1/n) of an instance's time."""
 
 
 class Gauges:
-    """Keeps the gauges of one instance true."""
+    """Updates the gauges of one instance."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -56,7 +56,7 @@ class Gauges:
         self._rows: Rows | None = rows_for(store) if has_outbox else None
 
     def start(self) -> None:
-        """Begin; ended by `close`."""
+        """Start the task; `close` ends it."""
         self._task = asyncio.create_task(self._ask_on(), name="semel-gauges")
 
     async def close(self) -> None:
@@ -78,7 +78,7 @@ class Gauges:
         began = time.monotonic()
         if began < self._stats_due:
             return
-        # The answer is told to the hooks by the store's own tap.
+        # The instrumented store reports the answer to the hooks.
         await self._service.slow.ask("gauges", Count())
         took_s = time.monotonic() - began
         self._stats_due = began + max(STATS_S, SHARE * took_s)
@@ -90,7 +90,7 @@ class Gauges:
             await self._rows.open()
             counts = await self._rows.counts()
         finally:
-            await self._rows.close()  # a session that is idle for long is ended by the server
+            await self._rows.close()  # a server may end a session that is idle for long
         self._service.metrics.hook.note_outbox(counts.pending, counts.oldest_age_s)
 
 
@@ -104,10 +104,10 @@ def create_app(
     store: Store | AsyncStore | None = None,
     mounts: Mapping[str, ASGIApp] | None = None,
 ) -> FastAPI:
-    """The service as an ASGI application; `store` instead of the one that the settings name.
+    """Build the service as an ASGI application; `store` replaces the one of the settings.
 
-    `mounts`: further applications by path. They find the service in `app.state.service` of this application and let in
-    whom they like, as the dashboard at `/ui` does: the door asks for tokens on `/v1` and `/metrics` only.
+    `mounts`: further applications by path. They find the service in `app.state.service` of this application and check
+    access themselves, as the dashboard at `/ui` does: the middleware checks tokens on `/v1` and `/metrics` only.
     """
     settings = settings or ServeSettings()
     tally, tail = CounterHook(), Tail()
@@ -130,7 +130,7 @@ def create_app(
                     stack.push_async_callback(desk.close)
                     await desk.open()
             except SemelError as error:
-                service.failure = error  # whoever starts the server tells it in a line
+                service.failure = error  # the command reports it in one line
                 raise
             yield
 
@@ -148,7 +148,7 @@ def create_app(
         each.add(app, document)
     app.openapi = lambda: document.build_document(app)  # type: ignore[method-assign]
     app.add_middleware(AuthMiddleware, service=service)
-    if settings.proxies:  # outside of the guard, which counts requests by their peers
+    if settings.proxies:  # outside of the auth middleware, which counts requests by their peers
         app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.proxies))
     app.add_exception_handler(HttpProblem, _problem)
     app.add_exception_handler(SemelError, _semel_error)
@@ -162,7 +162,7 @@ def create_app(
         app.mount(path, mounted)
     if settings.dashboard:
         app.add_route("/", _to_pages, include_in_schema=False)
-    app.router.redirect_slashes = False  # such a redirect would lead to whatever `Host` says
+    app.router.redirect_slashes = False  # such a redirect would lead to the host that `Host` names
     return app
 
 

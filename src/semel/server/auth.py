@@ -1,7 +1,7 @@
-"""Who is asking, and what of the store they see: the tenant comes from the token, never from an item.
+"""Callers and their permissions: the tenant comes from the token, never from an item.
 
-For a token of one tenant the store has no tenants: its items name none, and its answers show none. A token of all
-tenants says whom it acts for, item by item.
+A token of one tenant sees a store without tenants: its items and answers name none. A token of all
+tenants names the tenant in each item.
 """
 
 from typing import TypeVar
@@ -55,34 +55,34 @@ NEEDED: dict[type, Role] = {
     SwitchMode: "admin",
     Purge: "admin",
 }
-"""The least role that each kind of item asks for."""
+"""The lowest role that may send each kind of item."""
 
 
 class Caller(Struct, frozen=True):
-    """Whoever sent the request."""
+    """The sender of a request."""
 
     name: str
-    """What its rate is counted under."""
+    """The name under which its rate is counted."""
     tenant: str | None
-    """Whose records it reaches; `None`: everybody's."""
+    """The tenant whose records it may use; `None`: all."""
     role: Role
     label: str = ""
-    """How the audit calls it."""
+    """Its name in the audit."""
 
     def require(self, role: Role) -> None:
-        """Raises `HttpProblem` unless it may do what that role may."""
+        """Check the role. Raises `HttpProblem` if it is too low."""
         if ROLES.index(self.role) < ROLES.index(role):
             raise HttpProblem(
                 403, "forbidden", f"this needs a token with the role {role}; yours has {self.role}"
             )
 
     def require_all_tenants(self, why: str) -> None:
-        """Raises `HttpProblem` for a token of one tenant."""
+        """Require a token of all tenants. Raises `HttpProblem`."""
         if self.tenant is not None:
             raise HttpProblem(403, "forbidden", f"{why}; use a token of all tenants")
 
     def acting_for(self, named: str | None) -> str:
-        """The tenant of a request that may name one in its header `Semel-Tenant`. Raises `HttpProblem`."""
+        """Return the tenant of a request, which may be in its header `Semel-Tenant`. Raises `HttpProblem`."""
         if self.tenant is None:
             return _not_own(named or "")
         if named:
@@ -91,18 +91,18 @@ class Caller(Struct, frozen=True):
 
 
 ANYBODY = Caller("anybody", None, "admin", "anybody on this computer")
-"""The caller where no token is asked for: on loopback, by choice."""
+"""The caller with `--auth none`, on loopback only."""
 
 
 def caller_for(token: Token) -> Caller:
-    """Who sends this token."""
+    """Return the caller of this token."""
     return Caller(f"token {token.id}", token.tenant, token.role, f"{token.name} (token {token.id})")
 
 
 def permit(caller: Caller, item: Item) -> None:
-    """Raises `HttpProblem` unless this caller may send this item, whose tenant is spelled out.
+    """Check that this caller may send this item, which names its tenant. Raises `HttpProblem`.
 
-    The one check of endpoints and pages alike: the service asks it of every item that it carries out for a caller.
+    The only check, for endpoints and pages: the service makes it for every item that it executes for a caller.
     """
     caller.require("write" if isinstance(item, Scan) and item.orphaned else NEEDED[type(item)])
     if caller.tenant is None and _writes_figures(item):
@@ -111,7 +111,7 @@ def permit(caller: Caller, item: Item) -> None:
         case ReadSettings():
             pass
         case Purge():
-            caller.require_all_tenants("purging cleans up for everybody")
+            caller.require_all_tenants("purging affects all tenants")
         case Scan() | Count():
             _permit_tenant(caller, item.tenant)
         case Mark() | SetWindow() | Admit() | SwitchMode():
@@ -127,7 +127,7 @@ def permit(caller: Caller, item: Item) -> None:
 
 
 def to_store_item(caller: Caller, item: Item) -> Item:
-    """The item with the tenant that this caller acts for. Raises `HttpProblem` where it names another."""
+    """Return the item with the caller's tenant. Raises `HttpProblem` if it names another."""
     match item:
         case ReadSettings() | Purge():
             return item
@@ -142,7 +142,7 @@ def to_store_item(caller: Caller, item: Item) -> Item:
 
 
 def to_caller_answer(caller: Caller, answer: Answer) -> Answer:
-    """The answer as this caller may see it."""
+    """Return the answer as this caller may see it."""
     if isinstance(answer, StoreSettings):
         return _own_settings(caller, answer)
     if isinstance(answer, Page):
@@ -194,13 +194,11 @@ def _nameless(record: Record) -> Record:
 
 
 def _tenant_named_problem() -> HttpProblem:
-    return HttpProblem(
-        403, "forbidden", "this token is for one tenant: name none, every item is for that tenant already"
-    )
+    return HttpProblem(403, "forbidden", "this token is for one tenant: do not name a tenant in items")
 
 
 def _writes_figures(item: Item) -> bool:
-    """Whether a worker adds its figures to those of the dashboard, as `RollupHook` does."""
+    """Whether the item writes rollups for the dashboard, as `RollupHook` does."""
     match item:
         case Admit():
             return (item.tenant, item.consumer, item.mode) == (rollups.TENANT, rollups.CONSUMER, "lease")
@@ -217,7 +215,7 @@ def _permit_tenant(caller: Caller, tenant: str | None) -> None:
 
 
 def _not_own(tenant: str) -> str:
-    """Raises `HttpProblem` for a tenant that holds what semel itself keeps: tokens, sessions, audit, figures."""
+    """Refuse semel's own tenants: tokens, sessions, audit, rollups. Raises `HttpProblem`."""
     if tenant.startswith(OWN):
         raise HttpProblem(
             403,
@@ -231,5 +229,7 @@ def _not_own(tenant: str) -> str:
 def _not_own_consumer(consumer: str) -> None:
     if consumer.startswith(OWN):
         raise HttpProblem(
-            403, "forbidden", f"consumers that begin with {OWN!r} are semel's own; nobody writes to them here"
+            403,
+            "forbidden",
+            f"consumers that begin with {OWN!r} are semel's own; they cannot be written here",
         )

@@ -1,7 +1,7 @@
-"""Events taken in: journaled, answered, and then handed to a handler, to a sink or to the table of events.
+"""Accept events: journal them, answer, then pass them to a handler, a sink or the table of events.
 
-It is the intake of webhooks and sockets, one for each tenant. Where there is nobody to hand an event to and no table to
-write it into, the event is the value of its own record.
+It uses the intake of webhooks and sockets, one per tenant. Without a handler, sink and table
+the event is stored as the value of its own record.
 """
 
 import asyncio
@@ -47,23 +47,25 @@ _log = LimitedLog(logging.getLogger("semel"))
 Handler: TypeAlias = Callable[[Event], Awaitable[Any]]
 
 CONCURRENCY = 16
-"""Handlers of one tenant that run at once."""
+"""The most handlers of one tenant at once."""
 HOLD_S = 5.0
-"""How long an event is held for a store that gives no answer, before its sender is told to send it again."""
+"""How long an event waits for a store that does not answer, before the sender gets `busy`."""
 ORPHANS_MAX = 100
-"""In one page, of all tenants."""
+"""Orphans per page, of all tenants."""
 PAGES_MAX = 50
-"""Pages of orphans in one look; the next look goes on behind the last one, so that nobody's come first for ever."""
+"""Pages of orphans per sweep; the next sweep continues after the last page, so that all get their turn."""
 TENANTS_MAX = 10_000
-"""Whose intakes are kept; those with nothing to do make room."""
+"""The most intakes that are kept; idle ones are dropped first."""
 DEFAULT_KEY = "id"
 WINDOW = "24h"
-UNSURE = "the store gave no answer: look again. An event that is no longer there has not run, and must be sent again"
+UNSURE = (
+    "the store did not answer: reload the page. If the event is gone, it has not run and must be sent again"
+)
 TYPE_CHARS_MAX = 128
 
 
 class IncomingEvent(msgspec.Struct, frozen=True):
-    """One event as it came: what identifies it, and the JSON that it holds."""
+    """One event as received: its identity and its JSON."""
 
     envelope: Envelope
     type: str
@@ -71,15 +73,13 @@ class IncomingEvent(msgspec.Struct, frozen=True):
 
 
 class Events:
-    """What happens to the events of one instance."""
+    """Processes the events of one instance."""
 
     def __init__(self, service: Service) -> None:
         settings = service.settings
         self._service = service
         self._identity = Identity(body=settings.events_key or DEFAULT_KEY)
-        self._threads = ThreadPoolExecutor(
-            2 * CONCURRENCY, "semel-handler"
-        )  # none is started before it is needed
+        self._threads = ThreadPoolExecutor(2 * CONCURRENCY, "semel-handler")  # threads start when needed
         self._sink: Sink | None = sink_for(settings.sink) if settings.sink else None
         handler: Handler | None = self._publish if self._sink is not None else None
         if settings.handler:
@@ -90,9 +90,11 @@ class Events:
         if place:
             columns = columns_of(settings.events_columns)
             self._table = EventTable(place, table=settings.events_table, columns=columns)
-        self._concurrency: int = ROWS_MAX if handler is None else CONCURRENCY  # rows share commits
+        self._concurrency: int = (
+            ROWS_MAX if handler is None else CONCURRENCY
+        )  # rows of several events share a commit
         self._hands_on = handler is not None
-        """Whether more is done with an event than to write it down."""
+        """Whether events go to a handler, a sink or a table."""
         if self._table is not None:
             handler = self._table.persist if handler is None else self._table.after(handler)
         self._handler: Handler | None = handler
@@ -103,7 +105,7 @@ class Events:
         self._orphans_cursor: str | None = None
 
     async def open(self) -> None:
-        """Connect the sink, and look for orphans from now on. Raises `PolicyInvalid` for a store that does not last."""
+        """Connect the sink and start to look for orphans. Raises `PolicyInvalid` for a store that is not durable."""
         if self._handler is None:
             return
         store = self._service.runtime.store
@@ -122,7 +124,7 @@ class Events:
         self._sweeper = asyncio.create_task(self._sweep_on(), name="semel-sweeper")
 
     async def close(self) -> None:
-        """Finish what was accepted, as long as there is time; the rest is left to the other instances."""
+        """Finish accepted events within the given time; other instances take over the rest."""
         sweeper, self._sweeper = self._sweeper, None
         await end_tasks(sweeper)
         await asyncio.gather(*(intake.drain() for intake in self._intakes.values()))
@@ -133,7 +135,7 @@ class Events:
         self._threads.shutdown(wait=False)
 
     async def take(self, tenant: str, events: Sequence[IncomingEvent]) -> list[EventOutcome]:
-        """What became of each, in order. One event's failure never touches another's."""
+        """Process events; returns a receipt for each, in order. A failure of one event does not affect the others."""
         outcomes: list[EventOutcome | None] = [None] * len(events)
         found: list[Event] = []
         places: list[int] = []
@@ -148,7 +150,7 @@ class Events:
         return [outcome for outcome in outcomes if outcome is not None]
 
     def _event(self, tenant: str, event: IncomingEvent) -> Event:
-        most = self._service.settings.limits.value_bytes_max - 1  # one byte says how it is written
+        most = self._service.settings.limits.value_bytes_max - 1  # one byte for the encoding
         if len(event.body) > most:
             raise PolicyInvalid(f"the event has {len(event.body)} bytes; {most} are allowed")
         key = self._identity.find(event.envelope).key
@@ -157,10 +159,10 @@ class Events:
             self._table.check_event(found)
         return found
 
-    async def kept(self, record: Record) -> Event | None:
-        """The event of a finished record, where its row has the payload and somebody would be handed it again.
+    async def find_event(self, record: Record) -> Event | None:
+        """Return the event of a finished record if its payload is stored and it can be processed again.
 
-        Raises `StoreUnavailable`, of the table.
+        Raises `StoreUnavailable` if the table does not answer.
         """
         own = record.consumer == self._service.settings.events_consumer
         if not own or record.state not in ("done", "failed") or not self._hands_on or self._table is None:
@@ -168,10 +170,10 @@ class Events:
         return await self._table.find(record.tenant, record.key)
 
     async def again(self, record: Record, event: Event) -> bool:
-        """Make the record a journaled claim that nobody holds, as if an instance had died; and run that.
+        """Turn the record into a journaled claim without an owner, as after a crash, and run it.
 
-        Returns whether it was this record. Forgotten and claimed in one batch: from the claim on the event is sure to
-        run, here or by another instance's sweep. Raises `Problem` where the store gives no answer.
+        Returns whether the record was unchanged. Forget and claim are one batch: after the claim the event will
+        run, here or by another instance's sweep. Raises `HttpProblem` if the store does not answer.
         """
         owner, journal = new_owner(), encode(event.body)
         lease_us, window_us = duration_us(self._service.settings.events_lease), duration_us(WINDOW)
@@ -183,7 +185,7 @@ class Events:
             raise unavailable(UNSURE)
         forgotten, granted = answers
         if isinstance(granted, Granted):
-            # Without an answer it is let go of when its lease ends.
+            # Without an answer the claim ends with its lease.
             await self._service.send(
                 (Settle(record.id, owner, granted.fence, "released", count_attempt=False),)
             )
@@ -197,7 +199,7 @@ class Events:
         return await asyncio.gather(*(intake.take(event, hold_s=HOLD_S) for event in events))
 
     async def _keep(self, tenant: str, events: Sequence[Event]) -> list[Receipt]:
-        """Each is the value of its record."""
+        """Store each event as the value of its record."""
         deliveries = [Delivery(key=event.id, body=event, event_type=event.type) for event in events]
         outcomes = await self._client(tenant).run_many(deliveries, _payload, concurrency=CONCURRENCY)
         return [_receipt_of(outcome) for outcome in outcomes]
@@ -232,7 +234,7 @@ class Events:
                     drain_s=settings.drain_s,
                 )
                 made = Intake(self._client(tenant), self._handler, pace=pace)
-                self._intakes[tenant] = await made.__aenter__()  # left in `close`
+                self._intakes[tenant] = await made.__aenter__()  # `close` waits for it
             return self._intakes[tenant]
 
     async def _make_room(self) -> None:
@@ -246,16 +248,16 @@ class Events:
                 await self._sweep()
             except StoreError as error:
                 self._orphans_cursor = None
-                _log.warning("orphaned events could not be looked for: %s", error)
+                _log.warning("the search for orphaned events failed: %s", error)
             except Exception:  # noqa: BLE001 - the sweeper must not die of one bad turn
                 self._orphans_cursor = None
-                _log.exception("orphaned events could not be looked for")
+                _log.exception("the search for orphaned events failed")
             await asyncio.sleep(self._sweep_s)
 
     async def _sweep(self) -> None:
-        """Run journaled events that nobody holds, of every tenant: each tenant has its own intake and its own hands.
+        """Run journaled events without an owner, of every tenant: each tenant has its own intake and handlers.
 
-        Pages are followed, so that the many orphans of one tenant do not hide those of another.
+        It reads several pages, so that many orphans of one tenant do not hide those of another.
         """
         for _ in range(PAGES_MAX):
             scan = Scan(
@@ -280,17 +282,17 @@ class Events:
             if page.cursor is None:
                 return
 
-    # --- what is done with an event ---
+    # --- handlers, sinks, tables ---
 
     def _as_async(self, spec: str) -> Handler:
-        """The handler, in a thread where it blocks."""
+        """Return the handler as async; a blocking one runs in a thread."""
         found = load_object(spec)
         if not callable(found):
-            raise PolicyInvalid(f"{spec} is no function, but {type(found).__name__}")
+            raise PolicyInvalid(f"{spec} is not a function, but {type(found).__name__}")
         return in_loop(found, self._threads)
 
     async def _publish(self, event: Event) -> None:
-        """Hand an event to the sink. Raises unless the broker confirmed it, so that it is tried again."""
+        """Publish an event to the sink. Raises unless the broker confirmed it; the event is then retried."""
         assert self._sink is not None
         source = event.payload.get("source")
         row = OutboxRow(
@@ -326,7 +328,7 @@ def _receipt_of(outcome: Outcome[Any]) -> Receipt:
         case Done(recorded=True, replayed=False):
             return Receipt("accepted")
         case Done(recorded=False):
-            return Receipt("busy", 1.0, "the store could not be told")
+            return Receipt("busy", 1.0, "the store did not record it")
         case _:
             return receipt_for(outcome)
 
@@ -342,7 +344,7 @@ def _outcome(key: str, receipt: Receipt) -> EventOutcome:
 
 
 def incoming(body: Any, sent: bytes, headers: Iterable[tuple[str, str]] = ()) -> IncomingEvent:
-    """One event of a JSON body; a CloudEvent in binary mode has its attributes in the headers."""
+    """Parse one event of a JSON body; a CloudEvent in binary mode has its attributes in the headers."""
     attributes = {name[3:]: value for name, value in headers if name.startswith("ce-")}
     kind = (attributes or body).get("type")
     if not isinstance(kind, str) or len(kind) > TYPE_CHARS_MAX or not kind.isprintable():

@@ -1,4 +1,4 @@
-"""Bounds over time, per caller and in this instance's memory: requests per second, and claims held."""
+"""Limits per caller, in this instance's memory: request rates, costs, growth, and claims held."""
 
 import heapq
 import time
@@ -29,10 +29,10 @@ __all__ = ["PAYER", "Believed", "Buckets", "Costs", "Growth", "LiveClaims"]
 
 BURST = 2.0
 CALLERS_MAX = 10_000
-"""How many callers are told apart at a time; who has been quiet longest is forgotten, which is in its favour."""
+"""The most callers with a state of their own; the one that is idle longest is dropped, which only favours it."""
 
 ENDS_SPARE = 64
-"""Ends of leases that may be kept beyond two for each claim, before those that say nothing any more are dropped."""
+"""Stale lease ends that may be kept, beyond two per claim, before they are removed."""
 
 
 class Buckets:
@@ -44,7 +44,7 @@ class Buckets:
         self._left: dict[str, tuple[float, float]] = {}
 
     def take(self, caller: str) -> float:
-        """Take one; returns 0, or in how many seconds there is one again."""
+        """Take one token; returns 0, or the seconds until the next one."""
         if not self._rate_per_s:
             return 0.0
         left = self._balance(caller)
@@ -54,12 +54,12 @@ class Buckets:
         return 0.0
 
     def charge(self, caller: str, amount: float) -> None:
-        """Take that much, also where it is more than there is."""
+        """Take this much, even if the bucket becomes negative."""
         if self._rate_per_s and amount:
             self._left[caller] = (self._balance(caller) - amount, self._clock())
 
     def wait_s(self, caller: str) -> float:
-        """In how many seconds what was overdrawn is paid back; 0: nothing is."""
+        """Return the seconds until a negative bucket is at zero again; 0 if it is not negative."""
         left = self._balance(caller) if self._rate_per_s else 0.0
         return -left / self._rate_per_s if left < 0 else 0.0
 
@@ -74,7 +74,7 @@ class Buckets:
 
 
 class LiveClaims:
-    """Which claims each caller holds, until they are settled or their leases are over."""
+    """The claims that each caller holds, until they are settled or their leases end."""
 
     def __init__(self, claims_max: int, clock: Callable[[], float]) -> None:
         self._claims_max = claims_max
@@ -83,7 +83,7 @@ class LiveClaims:
         self._ends: dict[str, list[tuple[float, Id]]] = {}
 
     def room(self, caller: str) -> int:
-        """How many more it may hold now."""
+        """Return how many more claims the caller may hold."""
         held = self._until.get(caller)
         if held is None:
             return self._claims_max
@@ -97,31 +97,31 @@ class LiveClaims:
         return self._claims_max - len(held)
 
     def hold(self, caller: str, record_id: Id, lease_us: int) -> None:
-        """It was granted or renewed."""
+        """Note a granted or renewed claim."""
         until = self._clock() + lease_us / 1e6
         held = self._until.setdefault(caller, {})
         held[record_id] = until
         ends = self._ends.setdefault(caller, [])
         heapq.heappush(ends, (until, record_id))
-        if len(ends) > ENDS_SPARE + 2 * len(held):  # renewals and settled claims leave ends behind
+        if len(ends) > ENDS_SPARE + 2 * len(held):  # renewed and settled claims leave stale ends behind
             ends[:] = [(end, each) for each, end in held.items()]
             heapq.heapify(ends)
 
     def drop(self, caller: str, record_id: Id) -> None:
-        """It was settled or lost."""
+        """Note a settled or lost claim."""
         held = self._until.get(caller)
         if held is not None:
             held.pop(record_id, None)
 
 
 PAYER: ContextVar[Caller | None] = ContextVar("semel_payer", default=None)
-"""Whose request this is; `None`: nobody's, such as the service's own counts."""
+"""The account of the current request; `None`: none, such as for the service's own counts."""
 
 
 class Costs:
-    """Counts what was spent; whoever has overdrawn waits until the account is even again.
+    """Counts costs per tenant; a tenant that has overspent waits until its account is even again.
 
-    A cost is known only afterwards, so it is charged when it is known and checked before the next request.
+    A cost is known only after a request, so it is charged then and checked before the next request.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
@@ -131,7 +131,7 @@ class Costs:
         self._scan_s = Buckets(limits.scan_share, clock)
 
     def check(self, caller: Caller) -> None:
-        """Raises `HttpProblem` while the caller's tenant owes something."""
+        """Raises `HttpProblem` while the caller's tenant has overspent."""
         account = account_of(caller)
         for bucket, what in (
             (self._items, "items"),
@@ -142,18 +142,16 @@ class Costs:
             wait_s = bucket.wait_s(account)
             if wait_s:
                 after = {"Retry-After": str(max(1, round(wait_s + 0.5)))}
-                raise HttpProblem(
-                    429, "too-costly", f"too many {what} for now; wait, and ask for less", after
-                )
+                raise HttpProblem(429, "too-costly", f"too many {what}; wait, and send less", after)
 
     def charge(self, caller: Caller, *, items: int = 0, size_bytes: int = 0) -> None:
-        """Note what the caller's tenant has spent."""
+        """Charge the caller's tenant."""
         account = account_of(caller)
         self._items.charge(account, items)
         self._bytes.charge(account, size_bytes)
 
     def charge_store(self, took_s: float) -> None:
-        """Note the store's time for the request of this context."""
+        """Charge the store's time to the request of this context."""
         payer = PAYER.get()
         if payer is not None:
             self._store_s.charge(account_of(payer), took_s)
@@ -168,7 +166,7 @@ class Costs:
                 self._store_s.charge(_account_of_tenant(item.id[0]), took_s / len(items))
 
     def charge_scan(self, took_s: float) -> None:
-        """The same, for a count or a scan."""
+        """Charge the store's time of a count or a scan."""
         payer = PAYER.get()
         if payer is not None:
             self._store_s.charge(account_of(payer), took_s)
@@ -185,15 +183,15 @@ def _account_of_tenant(tenant: str) -> str:
 
 
 SETTINGS_LIVE_S = 5.0
-"""How long what other instances have added is not noticed."""
+"""How long additions of other instances may go unnoticed."""
 RECORDS_MAX = 10_000
-"""Records whose steps are remembered; of others the store is asked."""
+"""The most records with cached steps; for others the store is read."""
 STEP_VALUES = 4
-"""The steps of a record may take as much as so many values."""
+"""The steps of a record may take as much space as this many values."""
 
 
 class Growth:
-    """Knows what there is, and refuses what would be too much."""
+    """Limits the number of consumers, windows and steps."""
 
     def __init__(self, limits: Limits, send: Callable[[Sequence[Item]], Awaitable[list[Answer]]]) -> None:
         self._limits = limits
@@ -204,7 +202,7 @@ class Growth:
         self._steps: dict[tuple[Id, bytes], tuple[int, int]] = {}
 
     async def check(self, item: Item) -> None:
-        """Raises `HttpProblem` for an item that makes something grow past its limit."""
+        """Check an item. Raises `HttpProblem` if it would exceed a limit."""
         match item:
             case Admit() | SwitchMode():
                 await self._check_name((item.tenant, item.consumer), "consumers")
@@ -216,14 +214,14 @@ class Growth:
                 pass
 
     async def _check_name(self, name: tuple[str, ...], what: str) -> None:
-        if name in self._known_names(what):
+        if name in self._names_of(what):
             return
         if time.monotonic() >= self._fresh_until:
             (found,) = await self._send((ReadSettings(),))
             if isinstance(found, StoreSettings):
                 self._modes, self._windows = set(found.modes), set(found.windows)
                 self._fresh_until = time.monotonic() + SETTINGS_LIVE_S
-        known, most = self._known_names(what), self._limits.consumers_max
+        known, most = self._names_of(what), self._limits.consumers_max
         if name not in known and sum(each[0] == name[0] for each in known) >= most:
             raise HttpProblem(
                 409,
@@ -232,17 +230,15 @@ class Growth:
             )
         known.add(name)
 
-    def _known_names(self, what: str) -> set[Any]:
+    def _names_of(self, what: str) -> set[Any]:
         return self._modes if what == "consumers" else self._windows
 
     async def _check_step(self, item: Renew) -> None:
         assert item.step is not None
         place, size = (item.id, item.owner), len(item.step[1] or b"")
-        count, used = self._steps.get(place) or await self._stored_steps(item.id)
+        count, used = self._steps.get(place) or await self._read_steps(item.id)
         if self._exceeds(count, used + size):
-            count, used = await self._stored_steps(
-                item.id
-            )  # a step that is written again replaces the one before
+            count, used = await self._read_steps(item.id)  # a step of the same name replaces the earlier one
             if self._exceeds(count, used + size):
                 raise HttpProblem(
                     413,
@@ -262,7 +258,7 @@ class Growth:
     def _exceeds(self, count: int, size_bytes: int) -> bool:
         return count >= self._limits.steps_max or size_bytes > self._bytes_max
 
-    async def _stored_steps(self, record_id: Id) -> tuple[int, int]:
+    async def _read_steps(self, record_id: Id) -> tuple[int, int]:
         (found,) = await self._send((Lookup(record_id),))
         if not isinstance(found, Record):
             return 0, 0
@@ -273,7 +269,7 @@ V = TypeVar("V")
 
 
 class Believed(Generic[V]):
-    """The last answers by name, `None` among them; the oldest are forgotten past a bound."""
+    """A bounded cache of answers by name, which may be `None`; drops the oldest."""
 
     def __init__(self, live_s: float, names_max: int, clock: Callable[[], float]) -> None:
         self._live_s = live_s
@@ -282,7 +278,7 @@ class Believed(Generic[V]):
         self._found: dict[str, tuple[float, V | None]] = {}
 
     def knows(self, name: str) -> bool:
-        """Whether there is an answer that is still believed."""
+        """Whether there is a valid cached answer."""
         return name in self._found and self._clock() < self._found[name][0]
 
     def __getitem__(self, name: str) -> V | None:
@@ -295,5 +291,5 @@ class Believed(Generic[V]):
             del self._found[next(iter(self._found))]
 
     def drop(self, name: str) -> None:
-        """Ask again next time."""
+        """Invalidate an answer."""
         self._found.pop(name, None)

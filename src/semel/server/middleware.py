@@ -1,4 +1,4 @@
-"""The door: whoever may not come in is told so before anything of the request's body is read."""
+"""Authenticate each request before its body is read."""
 
 import asyncio
 import time
@@ -23,20 +23,20 @@ CHALLENGE = {"WWW-Authenticate": 'Bearer realm="semel"'}
 
 
 class AuthMiddleware:
-    """ASGI middleware: authenticates, counts, and turns what is raised into an answer."""
+    """ASGI middleware: authenticates, counts requests, and turns errors into responses."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app: ASGIApp = app
         self.service: Service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or answer it."""
+        """Pass a request on, or refuse it."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
         service, began = self.service, time.perf_counter()
         answered, came = Answered(send), CountedBody(receive)
-        PAYER.set(None)  # this task may have been started by the request before it
+        PAYER.set(None)  # an earlier request may have started this task
         service.metrics.in_flight.inc()
         try:
             _refuse_two_lengths(scope)
@@ -81,7 +81,7 @@ class AuthMiddleware:
         return caller_for(token)
 
     async def _is_token_valid(self, scope: Scope) -> bool:
-        """Whether the token of a connection that goes on is still valid. True while the store cannot be asked."""
+        """Whether the token of an open connection is still valid. True while the store does not answer."""
         if not self.service.needs_token:
             return True
         text = Headers(scope=scope).get("authorization", "").partition(" ")[2]
@@ -92,7 +92,7 @@ class AuthMiddleware:
 
 
 class Answered:
-    """The way out, which remembers whether an answer has begun."""
+    """Wraps `send`; notes whether a response has begun."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -109,7 +109,7 @@ class Answered:
 
 
 class CountedBody:
-    """The way in, which counts the bytes of a body."""
+    """Wraps `receive`; counts the bytes of a body."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -123,7 +123,7 @@ class CountedBody:
 
 
 def _refuse_two_lengths(scope: Scope) -> None:
-    """A proxy that believes the other length would see another request in the body: request smuggling."""
+    """Refuse two lengths: a proxy that uses the other one sees another request in the body (request smuggling)."""
     names = {name for name, _ in scope["headers"]}
     if b"content-length" in names and b"transfer-encoding" in names:
         raise HttpProblem(
@@ -135,16 +135,16 @@ def _refuse_two_lengths(scope: Scope) -> None:
 
 
 def _keep_browsers_out(headers: Headers) -> None:
-    """Without tokens, a page that somebody looks at must not reach the service through their browser.
+    """Without tokens, a foreign web page must not reach the service through a user's browser.
 
-    A foreign name that resolves to this computer shows in `Host`, a foreign page in `Origin`. A local `Host` proves
-    nothing, since a proxy on this computer sends one too: what says that it was forwarded is refused.
+    A foreign name that resolves to this computer appears in `Host`, a foreign page in `Origin`. A local `Host` proves
+    nothing, because a proxy on this computer sends one too: forwarded requests are refused.
     """
     if any(name in headers for name in FORWARDED):
         raise HttpProblem(
             403,
             "forbidden",
-            "this server asks for no token, so it takes nothing through a proxy; leave --auth none out",
+            "this server needs no token, so it refuses requests through a proxy; leave --auth none out",
         )
     host = headers.get("host", "").rpartition("@")[2]
     if not is_loopback(_name_of(host)):
@@ -168,9 +168,9 @@ async def _refuse(scope: Scope, receive: Receive, send: Answered, problem: HttpP
 
 
 async def read_body(request: Request, bytes_max: int, wait_s: float) -> bytes:
-    """The whole body of a request. Raises `HttpProblem` where it is too long, too slow or packed."""
+    """Read the whole body of a request. Raises `HttpProblem` if it is too long, too slow or compressed."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise HttpProblem(415, "packed", "send the body as it is: no Content-Encoding is taken here")
+        raise HttpProblem(415, "packed", "send the body without Content-Encoding")
     said = request.headers.get("content-length", "0")
     if said.isdecimal() and int(said) > bytes_max:
         raise too_long(bytes_max)
@@ -190,5 +190,5 @@ async def read_body(request: Request, bytes_max: int, wait_s: float) -> bytes:
 
 
 def too_long(bytes_max: int) -> HttpProblem:
-    """The problem of a body past its bound."""
+    """Return the problem for a body that is too long."""
     return HttpProblem(413, "too-long", f"the body may have {bytes_max} bytes; send fewer items at once")

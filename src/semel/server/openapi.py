@@ -1,4 +1,4 @@
-"""The OpenAPI document: the shapes that requests are really read with, and an example for each."""
+"""The OpenAPI document: the schemas that requests are decoded with, and an example for each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ A token belongs to one tenant, or to all; then `Semel-Tenant` names the one to a
 
 
 class Document:
-    """Gathers the shapes of the routes, and makes the document once it is asked for."""
+    """Collects the schemas of the routes, and builds the document on first use."""
 
     def __init__(self) -> None:
         self.shapes: list[Any] = [ProblemDocument]
@@ -53,7 +53,7 @@ class Document:
         takes_types: Sequence[str] = (JSON,),
         gives_types: Sequence[str] = (JSON,),
     ) -> dict[str, Any]:
-        """The arguments of a route: the shape of its body, of its answer, and an example of each."""
+        """Return the arguments of a route: the schemas of its body and answer, with examples."""
         self.shapes += [each for each in (takes, gives) if each is not None]
         extra: dict[str, Any] = {}
         if takes is not None:
@@ -76,7 +76,7 @@ class Document:
         return {"openapi_extra": extra, "responses": responses}
 
     def build_document(self, app: FastAPI) -> dict[str, Any]:
-        """The whole document, built once."""
+        """Return the whole document, built once."""
         if self._made is None:
             self._made = self._build(app)
         return self._made
@@ -96,7 +96,7 @@ class Document:
 
 
 def shape(kind: Any) -> dict[str, Any]:
-    """The reference to a type's schema."""
+    """Return the reference to a type's schema."""
     schema: dict[str, Any]
     (schema,), _ = msgspec.json.schema_components([kind], ref_template=REF)
     return schema

@@ -1,4 +1,4 @@
-"""What goes wrong, as the caller reads it: `application/problem+json` (RFC 9457)."""
+"""Errors as `application/problem+json` (RFC 9457)."""
 
 import logging
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _log = logging.getLogger("semel")
 
 
 class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True, rename={"kind": "type"}):
-    """What went wrong, for programs by `type` and `status`, for people by `detail`."""
+    """An error: `type` and `status` for programs, `detail` for people."""
 
     kind: str
     title: str
@@ -39,7 +39,7 @@ class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True, rename={"
 
 
 class HttpProblem(Exception):
-    """Ends a request with a status and a sentence."""
+    """Ends a request with a status and a message."""
 
     def __init__(self, status: int, kind: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -49,7 +49,7 @@ class HttpProblem(Exception):
         self.headers: dict[str, str] = dict(headers or {})
 
     def document(self) -> ProblemDocument:
-        """What is sent."""
+        """The JSON document."""
         return ProblemDocument(
             f"urn:semel:{self.kind}", HTTPStatus(self.status).phrase, self.status, self.detail
         )
@@ -74,7 +74,7 @@ _KINDS: tuple[tuple[type[SemelError], int, str], ...] = (
 
 
 def problem_of(error: SemelError) -> HttpProblem:
-    """The problem that an error of semel is to a caller. What the store says of itself stays inside."""
+    """Turn an error of semel into a problem. Details of the store are logged, not sent."""
     for kind, status, name in _KINDS:
         if isinstance(error, kind):
             if status == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -85,18 +85,18 @@ def problem_of(error: SemelError) -> HttpProblem:
 
 
 def server_fault() -> HttpProblem:
-    """A fault of the server itself, of which its log says more."""
-    return HttpProblem(500, "failed", "the server failed; its log says why")
+    """Return the problem for an internal error, which the log describes."""
+    return HttpProblem(500, "failed", "internal error; see the server's log")
 
 
 def unavailable(detail: str = "the store gave no answer; send the same request again") -> HttpProblem:
-    """The store is down: nothing is known, and the same request may be repeated."""
+    """Return the problem for a store that does not answer: the client may repeat the request."""
     return HttpProblem(503, "store-unavailable", detail, {"Retry-After": str(RETRY_AFTER_S)})
 
 
-def malformed_body(error: Exception) -> HttpProblem:
-    """The body is no document of the kind that is asked for."""
+def problem_of_body(error: Exception) -> HttpProblem:
+    """Return the problem for a body that cannot be decoded."""
     if isinstance(error, msgspec.ValidationError):
         return HttpProblem(422, "invalid", str(error))
     what: Any = "nested too deeply" if isinstance(error, RecursionError) else error
-    return HttpProblem(400, "malformed", f"the body does not read: {what}")
+    return HttpProblem(400, "malformed", f"the body cannot be decoded: {what}")

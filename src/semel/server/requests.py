@@ -1,4 +1,4 @@
-"""What people send and read: the bodies of the endpoints for `curl`, in JSON."""
+"""JSON bodies of requests and responses of the endpoints for `curl`, and their checks."""
 
 import re
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from semel.core.commands import (
 )
 from semel.core.ids import check_kind
 from semel.errors import RecordCorrupt, SemelError
-from semel.ingest.intake import journaled_body
+from semel.ingest.intake import body_from_journal
 from semel.keys.limits import CONSUMER_BYTES_MAX, KEY_BYTES_MAX, check_all, check_consumer
 from semel.keys.limits import check as check_key
 from semel.policy import LEASE_MAX_S
@@ -59,23 +59,23 @@ Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=CONSUMER_BYTES_MA
 Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=KEY_BYTES_MAX)]
 Owner: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{32}$", description="128 random bits, in hex")]
 Held: TypeAlias = Annotated[
-    str, Meta(min_length=1, max_length=4096, description="What a granted claim was answered with")
+    str, Meta(min_length=1, max_length=4096, description="The handle of a granted claim")
 ]
 Duration: TypeAlias = Annotated[str, Meta(min_length=1, max_length=32, description="Such as 30s, 15m, 24h")]
 
 
 class ClaimAsked(Struct, frozen=True, forbid_unknown_fields=True):
-    """One event that somebody wants to process."""
+    """One event to claim."""
 
     key: Key
     owner: Owner | None = None
-    """Give one, and a request repeated after a lost reply finds its own claim again."""
+    """If given, a request that is repeated after a lost reply finds its own claim again."""
     event_type: Annotated[str, Meta(max_length=CONSUMER_BYTES_MAX)] = ""
     event_time: Annotated[datetime, Meta(tz=True)] | None = None
     fingerprint: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
-    """What the payload is known by: the same key with another one is a mismatch."""
+    """Identifies the payload: the same key with another fingerprint is a mismatch."""
     journal: Any = None
-    """The payload, kept with the claim until it is finished."""
+    """The payload, stored with the claim until it is settled."""
 
 
 class ClaimsAsked(Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,7 +88,7 @@ class ClaimsAsked(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClaimHandle(Struct, frozen=True, array_like=True):
-    """What a claim's holder shows again: all that its next items need. No secret but its owner."""
+    """The handle that a claim's owner sends with its next requests. Only the owner in it is secret."""
 
     consumer: str
     key: str
@@ -100,22 +100,22 @@ class ClaimHandle(Struct, frozen=True, array_like=True):
 
 
 class ClaimOutcome(Struct, frozen=True, omit_defaults=True):
-    """What became of one claim; which fields there are depends on `outcome`."""
+    """The answer to one claim; its fields depend on `outcome`."""
 
     key: str
     outcome: Literal[
         "claimed", "done", "failed", "busy", "mismatch", "late", "unknown", "unavailable", "refused"
     ]
     claim: str | None = None
-    """claimed: to be sent with complete, renew, release or fail."""
+    """claimed: send it with complete, renew, release or fail."""
     fence: int | None = None
     attempt: int | None = None
     lease_s: float | None = None
     idempotency_key: str | None = None
-    """claimed: the same on every attempt; pass it on to what you call."""
+    """claimed: the same on every attempt; pass it to the systems that you call."""
     journal: Any = None
     value: Any = None
-    """done: what was completed with."""
+    """done: the value of the completion."""
     kept: bool = True
     error: dict[str, str] | None = None
     retry_after_s: float | None = None
@@ -135,18 +135,18 @@ class Completing(Struct, frozen=True, forbid_unknown_fields=True):
 
     claim: Held
     value: Any = None
-    """What every duplicate is answered with."""
+    """The value for every duplicate."""
 
 
 class Failing(Struct, frozen=True, forbid_unknown_fields=True):
-    """It failed for good."""
+    """The event failed and must not run again."""
 
     claim: Held
     error: Annotated[str, Meta(max_length=4096)] = "failed"
 
 
 class Releasing(Struct, frozen=True, forbid_unknown_fields=True):
-    """It did not happen; anybody may try again."""
+    """The effect did not happen; the event may run again."""
 
     claim: Held
     delay_s: Annotated[float, Meta(ge=0, le=43200)] = 0.0
@@ -154,7 +154,7 @@ class Releasing(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Renewing(Struct, frozen=True, forbid_unknown_fields=True):
-    """It takes longer."""
+    """The claim must be extended."""
 
     claim: Held
 
@@ -163,13 +163,13 @@ Ending: TypeAlias = Completing | Failing | Releasing | Renewing
 
 
 class SettleReply(Struct, frozen=True, omit_defaults=True):
-    """What became of one of them. `lost`: another attempt took over; nothing was overwritten."""
+    """The answer to one settlement. `lost`: another attempt took over; nothing was overwritten."""
 
     outcome: Literal["completed", "renewed", "lost", "unavailable", "refused"]
     already: bool = False
     recreated: bool = False
     kept: bool = True
-    """False: the value is too large to be kept; the key is done all the same."""
+    """False: the value is too large to be stored; the key is done."""
     lease_s: float | None = None
     detail: str = ""
 
@@ -188,21 +188,21 @@ class WindowAsked(Struct, frozen=True, forbid_unknown_fields=True):
     """Such as 24h, a preset, `off`; null removes it."""
     event_type: Annotated[str, Meta(max_length=CONSUMER_BYTES_MAX)] = ""
     existing: bool = False
-    """Move what is stored, too."""
+    """Also change existing records."""
 
 
 class Purging(Struct, frozen=True, forbid_unknown_fields=True):
-    """Removes what is over."""
+    """Removes expired records."""
 
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 5000
     dry_run: bool = False
 
 
 class EventOutcome(Struct, frozen=True, omit_defaults=True):
-    """What became of one event."""
+    """The answer to one event."""
 
     status: Literal["accepted", "duplicate", "busy", "invalid"]
-    """`busy`: not taken, send it again. `invalid`: no repetition cures it."""
+    """`busy`: not accepted, send it again. `invalid`: do not send it again."""
     key: str = ""
     detail: str = ""
     retry_after_s: float | None = None
@@ -215,9 +215,9 @@ class EventOutcomes(Struct, frozen=True):
 
 
 INSTANT_MAX = 2**53 - 1
-"""Times and fences are exact in every store, and in JSON, up to here."""
+"""The largest time or fence that is exact in every store and in JSON."""
 TEXT_BYTES_MAX = 128
-"""Of an event's type and a step's name."""
+"""The longest event type and step name."""
 CURSOR_CHARS_MAX = 64 * 1024
 FINGERPRINT_BYTES_MAX = 64
 SCAN_MAX = 1000
@@ -227,7 +227,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def check(item: Item, limits: Limits) -> None:
-    """Raises `HttpProblem` for an item that is out of bounds."""
+    """Check an item. Raises `HttpProblem` if it is out of bounds."""
     try:
         _CHECKS[type(item)](item, limits)
     except SemelError as error:
@@ -235,10 +235,10 @@ def check(item: Item, limits: Limits) -> None:
 
 
 def check_event_journal(item: Item, events_consumer: str) -> None:
-    """Raises `HttpProblem` for a journal that the service could not run as an event when its owner dies."""
+    """Check a journal. Raises `HttpProblem` if the service could not run it as an event after its owner dies."""
     if isinstance(item, Claim) and item.id[1] == events_consumer:
         try:
-            journaled_body(item.journal)
+            body_from_journal(item.journal)
         except RecordCorrupt:
             raise HttpProblem(
                 422,
@@ -323,7 +323,7 @@ def _scan(item: Scan, _limits: Limits) -> None:
     _instant(item.seen_before, "seen_before")
     _range(item.limit, 1, SCAN_MAX, "limit")
     if item.cursor is not None and (len(item.cursor) > CURSOR_CHARS_MAX or not item.cursor.isprintable()):
-        raise _out("that is no cursor that was given out here")
+        raise _out("the cursor is not one of this server")
 
 
 def _purge(item: Purge, _limits: Limits) -> None:
@@ -336,7 +336,7 @@ def _count(item: Count, _limits: Limits) -> None:
 
 
 def _nothing(_item: ReadSettings, _limits: Limits) -> None:
-    """There is nothing in it."""
+    """Check an item without bounds."""
 
 
 def _set_window(item: SetWindow, limits: Limits) -> None:
@@ -407,7 +407,7 @@ def _instant(number: int | None, what: str, least: int = 0) -> None:
 
 def _range(number: int, least: int, most: int, what: str) -> None:
     if not least <= number <= most:
-        raise _out(f"{what} is {number}; it must lie between {least} and {most}")
+        raise _out(f"{what} is {number}; it must be between {least} and {most}")
 
 
 def _short(text: str, what: str, bytes_max: int = TEXT_BYTES_MAX, *, least: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""The store behind the service, and what every request shares: tokens known, rates and claims counted, draining."""
+"""The service: one store, and the state that requests share: known tokens, rates, claims, draining."""
 
 import asyncio
 import time
@@ -42,7 +42,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series fo
 
 
 class Metrics:
-    """The metrics of one application, and a hook that feeds them. No label holds a key or a tenant."""
+    """The metrics of one application, and their hook. No label contains a key or a tenant."""
 
     def __init__(self) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()
@@ -60,30 +60,30 @@ class Metrics:
     def __call__(self, happening: HookEvent) -> None:
         """Count it."""
         if type(happening) is ClaimedEvent and not happening.handler:
-            # A caller's own: it may be completed through another instance, so nobody here knows how long it is held.
+            # A caller's claim may be completed through another instance, so its age is not known here.
             self.hook.note_window(happening.consumer, happening.window_s)
         else:
             self.hook(happening)
 
     def page(self) -> bytes:
-        """In Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 WAITING_MAX = 10_000
-"""Callers that wait and are told apart at a time."""
+"""The most waiting callers that are tracked."""
 
 
 class Telling:
-    """Tells hooks of items and their answers."""
+    """Reports items and their answers to hooks."""
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
         self._waiting: dict[bytes, None] = {}
-        """Owners that were told `Busy`: one that waits asks again and again, and is one delivery all the same."""
+        """Owners that got `Busy`: one that waits claims repeatedly, and counts as one delivery."""
 
     def __call__(self, item: Item, answer: Answer) -> None:
-        """An item was answered."""
+        """Report an item and its answer."""
         kind = type(item)
         if kind is Claim:
             assert isinstance(item, Claim)
@@ -103,17 +103,17 @@ class Telling:
             report_claimed(self._hooks, (claim,), (answer,))
         elif not isinstance(answer, Busy):
             del self._waiting[claim.owner]
-            if isinstance(answer, Granted):  # it has taken over; that it was received is told already
+            if isinstance(answer, Granted):  # it waited before and was reported as received
                 who = (*claim.id, claim.owner)
                 self._hooks(ClaimedEvent(*who, attempt=answer.attempt, first_seen=answer.first_seen_us))
 
 
 TOKEN_LIVE_S = 5.0
-"""How long a token is believed without asking the store: a revoked one is refused after that."""
+"""How long a token is cached: a revoked one is refused after that."""
 TOKENS_MAX = 10_000
 CONSUMERS_MAX = 10_000
 FIRST_ITEMS, MORE_ITEMS = 64, 256
-"""Items that are carried out at once: few first, because their values may be large."""
+"""Items per batch: few at first, because their values may be large."""
 FULL = ItemRefusal(
     413, ANSWER_FULL, "the answers before it fill this response; send this item again, in another request"
 )
@@ -134,7 +134,7 @@ class Service:
     ) -> None:
         self.settings: ServeSettings = settings
         self.is_of_settings: bool = store is None
-        """Whether the store is the one that the settings name."""
+        """Whether the store is the one of the settings."""
         found = store_for(settings.store) if store is None else store
         native = found.twin() if isinstance(found, HasAsyncTwin) else found
         self.metrics: Metrics = Metrics()
@@ -144,7 +144,7 @@ class Service:
         self.draining: bool = False
         self.needs_token: bool = True
         self.failure: SemelError | None = None
-        """What kept it from starting."""
+        """The error that prevented the start."""
         self._clock = clock
         self._buckets = Buckets(settings.limits.rate_per_s, clock)
         self.costs: Costs = Costs(settings.limits, clock)
@@ -155,7 +155,7 @@ class Service:
         self._growth = Growth(settings.limits, self.send)
         self._live = LiveClaims(settings.limits.live_claims_max, clock)
         self.first_token: str = ""
-        """The token that was made because the store never had one; to be shown once."""
+        """The first token, created because the store never had one; shown once."""
         self._tokens: Believed[Token] = Believed(TOKEN_LIVE_S, TOKENS_MAX, clock)
         self._sessions: Believed[str] = Believed(TOKEN_LIVE_S, TOKENS_MAX, clock)
         self._uses: Believed[bool] = Believed(tokens.USE_EVERY_US / 1e6, TOKENS_MAX, clock)
@@ -171,7 +171,7 @@ class Service:
         if settings.auth == "none":
             if is_closed:
                 raise PolicyInvalid(
-                    "this store has had tokens, so it stays closed: leave --auth none out, and make a token with"
+                    "this store has had tokens, so it needs tokens: leave --auth none out, and create one with"
                     " `semel token create`, or serve another store"
                 )
             self.needs_token = False
@@ -186,17 +186,17 @@ class Service:
         self.runtime.channel.on_posted_time = charge
 
     async def close(self) -> None:
-        """Send what is queued and let go of the store."""
+        """Send queued items and close the store."""
         for task in self._noting:
             task.cancel()
         await asyncio.gather(*self._noting, return_exceptions=True)
         await self.slow.close()
         await self.runtime.aclose()
 
-    # --- who is asking ---
+    # --- callers ---
 
     async def token(self, text: str) -> Token | None:
-        """The token as it was sent, if it is valid. Raises `HttpProblem` when the store cannot be asked."""
+        """Return the token of a request if it is valid. Raises `HttpProblem` if the store does not answer."""
         halves = tokens.split(text)
         if halves is None:
             return None
@@ -204,7 +204,7 @@ class Service:
         return self._in_use(token) if token is not None and token.matches(halves[1]) else None
 
     async def session(self, text: str) -> Token | None:
-        """The token that a session of the dashboard stands for, if both are valid. Raises `HttpProblem`."""
+        """Return the token of a dashboard session if both are valid. Raises `HttpProblem`."""
         if not sessions.SHAPE.fullmatch(text):
             return None
         token_id = await self._ask_cached(self._sessions, text, sessions.find(text))
@@ -212,7 +212,7 @@ class Service:
         return None if token is None else self._in_use(token)
 
     async def log_in(self, token: Token) -> str:
-        """Begin a session; returns what the browser keeps."""
+        """Begin a session; returns the id for the browser."""
         text: str = await self.ask(sessions.start(token.id))
         return text
 
@@ -227,7 +227,7 @@ class Service:
         return None if token is None or token.is_over(time.time_ns() // 1000) else token
 
     async def _ask_cached(self, believed: Believed[V], name: str, asking: tokens.Asking) -> V | None:
-        """What the store says, or said a moment ago."""
+        """Return the store's answer, cached for a short time."""
         if believed.knows(name):
             return believed[name]
         try:
@@ -240,7 +240,7 @@ class Service:
         return found
 
     def _in_use(self, token: Token) -> Token:
-        """Have it written that the token is used, behind the request: once a minute, however often it is."""
+        """Record the use of the token in the background, at most once a minute."""
         if not self._uses.knows(token.id):
             self._uses[token.id] = True
             task = asyncio.get_running_loop().create_task(self._note_use(token.id))
@@ -249,11 +249,11 @@ class Service:
         return token
 
     async def _note_use(self, token_id: str) -> None:
-        with suppress(StoreError):  # the next minute will do
+        with suppress(StoreError):  # the next minute tries again
             await self.ask(tokens.note_use(token_id, time.time_ns() // 1000))
 
     def pace(self, name: str) -> None:
-        """Count a request. Raises `HttpProblem` for one too many."""
+        """Count a request. Raises `HttpProblem` above the rate limit."""
         wait_s = self._buckets.take(name)
         if wait_s:
             seconds = {"Retry-After": str(max(1, round(wait_s + 0.5)))}
@@ -262,23 +262,23 @@ class Service:
             )
 
     def start_paying(self, caller: Caller) -> None:
-        """Charge the caller's tenant for what this request costs. Raises `HttpProblem` while it owes something."""
+        """Charge this request's costs to the caller's tenant. Raises `HttpProblem` while it has overspent."""
         PAYER.set(caller)
         self.costs.check(caller)
 
     # --- the store ---
 
     async def ask(self, asking: tokens.Asking) -> Any:
-        """Run what yields items for the store."""
+        """Run a generator of items for the store."""
         return await adrive(asking, self._answer)
 
     async def _answer(self, item: Item) -> Answer:
         return (await self.runtime.channel.asend((item,)))[0]
 
     async def carry_out(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
-        """Answers by position. An item that is not permitted is answered with `ItemRefusal`; the others go on.
+        """Execute items; returns answers by position. A forbidden item gets `ItemRefusal`; the others are executed.
 
-        What operators do is written into the audit first. Raises `StoreError` where it cannot be.
+        Operators' actions are written into the audit first. Raises `StoreError` if that fails.
         """
         answers: list[Answer] = [None] * len(items)
         places: list[int] = []
@@ -302,7 +302,7 @@ class Service:
         await self._audit(caller, sent)
         for at, answer in zip(places, await self._send_bounded(caller, sent), strict=True):
             if isinstance(answer, Unavailable) and isinstance(answer.error, UsageError):
-                answers[at] = refusal(problem_of(answer.error))  # the store can be reached, but not like that
+                answers[at] = refusal(problem_of(answer.error))  # the store answers, but refuses this
                 continue
             answers[at] = answer
             self._note(caller, items[at], answer)
@@ -313,13 +313,13 @@ class Service:
         await asyncio.gather(*(self.note(caller, each.tenant, each.action, **each.details) for each in acts))
 
     async def note(self, caller: Caller, tenant: str, action: str, **details: Any) -> None:
-        """Write an act into the audit, before it is done. Raises `StoreError`."""
+        """Write an action into the audit, before it is executed. Raises `StoreError`."""
         await self.ask(audit.note(tenant, action, caller.label or caller.name, **details))
 
     async def _send_bounded(self, caller: Caller, items: Sequence[Item]) -> list[Answer]:
-        """Answers that fit into one response; items behind those are refused and not carried out.
+        """Return answers that fit into one response; later items are refused and not executed.
 
-        Counts and scans go beside the others' items, and what they take of the store's time is charged.
+        Counts and scans use the slow lane, and their store time is charged.
         """
         answers: list[Answer] = []
         used = 0
@@ -342,7 +342,7 @@ class Service:
         return answers
 
     async def one(self, caller: Caller, item: Item) -> Any:
-        """The answer to one item. Raises `HttpProblem` where there is none."""
+        """Execute one item. Raises `HttpProblem` if the store does not answer."""
         answer = (await self.carry_out(caller, (item,)))[0]
         if isinstance(answer, ItemRefusal):
             raise HttpProblem(answer.status, answer.title, answer.detail)
@@ -351,14 +351,14 @@ class Service:
         return answer
 
     async def mode(self, caller: Caller, tenant: str, consumer: str) -> Mode:
-        """The mode of a consumer that claims; one that nobody has met works by leases. Raises `HttpProblem`."""
+        """Return the mode of a consumer that claims; a new one has mode lease. Raises `HttpProblem`."""
         place = (tenant, consumer)
         mode = self._modes.get(place)
         if mode is None:
             mode = await self.one(caller, Admit(tenant, consumer, "lease"))
             if mode not in LEASED:
                 raise HttpProblem(
-                    409, "mode-mismatch", f"consumer {consumer!r} works in mode {mode}: it has no claims"
+                    409, "mode-mismatch", f"consumer {consumer!r} has mode {mode}: it has no claims"
                 )
             if len(self._modes) >= CONSUMERS_MAX:
                 self._modes.clear()
@@ -366,9 +366,9 @@ class Service:
         return mode
 
     async def send(self, items: Sequence[Item]) -> list[Answer]:
-        """With everybody's next batch where no item needs another's effect, else straight and in order.
+        """Send items with the next shared batch if they are independent, else directly and in order.
 
-        Nothing is checked and nobody is told: `carry_out` is for what callers ask.
+        It checks and reports nothing: use `carry_out` for items of callers.
         """
         if not items:
             return []
@@ -381,10 +381,10 @@ class Service:
         except StoreError:
             raise
         except Exception as error:
-            if any(isinstance(item, Scan) and item.cursor for item in items):  # each store reads its own kind
-                raise HttpProblem(
-                    422, "out-of-bounds", "that is no cursor that was given out here"
-                ) from error
+            if any(
+                isinstance(item, Scan) and item.cursor for item in items
+            ):  # each store has its own kind of cursor
+                raise HttpProblem(422, "out-of-bounds", "the cursor is not one of this server") from error
             raise
 
     def _note(self, caller: Caller, item: Item, answer: Answer) -> None:
@@ -401,7 +401,7 @@ class Service:
 
 
 def _quick_from(items: Sequence[Item], start: int) -> Sequence[Item]:
-    """The items from there on that are carried out at once: up to the next count or scan."""
+    """Return the items from there up to the next count or scan."""
     end = min(len(items), start + (MORE_ITEMS if start else FIRST_ITEMS))
     for at in range(start, end):
         if isinstance(items[at], Count | Scan):
@@ -411,7 +411,7 @@ def _quick_from(items: Sequence[Item], start: int) -> Sequence[Item]:
 
 
 def is_independent(items: Sequence[Item]) -> bool:
-    """Whether the order of the items cannot matter: all on records, no two on the same one."""
+    """Whether the order of the items does not matter: all on records, no two on the same one."""
     if len(items) == 1:
         return not (isinstance(items[0], Scan) and items[0].cursor)
     ids = {item.id for item in items if isinstance(item, Claim | Renew | Settle)}
@@ -419,5 +419,5 @@ def is_independent(items: Sequence[Item]) -> bool:
 
 
 def refusal(problem: HttpProblem) -> ItemRefusal:
-    """The problem of one item among many."""
+    """Return the refusal of one item among many."""
     return ItemRefusal(problem.status, problem.kind, problem.detail)

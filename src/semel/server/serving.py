@@ -1,4 +1,4 @@
-"""Listen, serve, drain: one instance of the service in this process, until it is told to end."""
+"""Listen, serve, drain: one instance of the service in this process."""
 
 import asyncio
 import logging
@@ -26,13 +26,13 @@ _log = logging.getLogger("semel")
 
 HEAD_BYTES_MAX = 8 * 1024
 FILES_SPARE = 100
-"""For the store's connections, the log, and whatever else is no connection of a client."""
+"""Files reserved for the store's connections, the log and other files."""
 KEEP_ALIVE_S = 75
-"""Longer than the http store keeps a connection that it does not use."""
+"""Longer than the http store keeps an idle connection."""
 
 
 class WriteTimeout(asyncio.Protocol):
-    """Cuts the connection of a client that does not read what it is sent."""
+    """Closes the connection of a client that does not read its response."""
 
     loop: asyncio.AbstractEventLoop
     transport: Any
@@ -40,18 +40,18 @@ class WriteTimeout(asyncio.Protocol):
     _write_timer: asyncio.TimerHandle | None = None
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is answered."""
+        """Start the timeout: the client does not read fast enough."""
         super().pause_writing()
         self._stop_write_timer()
         self._write_timer = self.loop.call_later(self.write_wait_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It has read."""
+        """Cancel the timeout: the client has read."""
         self._stop_write_timer()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing to wait for any more."""
+        """Cancel the timeouts."""
         self._stop_write_timer()
         super().connection_lost(exc)
 
@@ -62,22 +62,22 @@ class WriteTimeout(asyncio.Protocol):
 
 
 class PatientWebSocket(WriteTimeout, WebSocketsSansIOProtocol):
-    """A WebSocket whose client may be slow in reading, up to a bound."""
+    """A WebSocket with a timeout for slow readers."""
 
 
 class Patient(WriteTimeout, H11Protocol):
-    """HTTP/1.1 for clients that may be slow, up to a bound: in sending a request's head, and in reading an answer."""
+    """HTTP/1.1 with timeouts for slow clients: for a request's head, and for reading a response."""
 
     head_wait_s: float = 15.0
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for the first request."""
+        """Start the timeout of the first request's head."""
         super().connection_made(transport)
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
-        """A piece of a head or of a body."""
+        """Receive a part of a head or of a body."""
         if self._head_timer is None and self._is_between():
             self._await_head()
         super().data_received(data)
@@ -85,18 +85,18 @@ class Patient(WriteTimeout, H11Protocol):
             self._stop_head_timer()
 
     def handle_websocket_upgrade(self, event: Any) -> None:
-        """The connection is a WebSocket from now on: there are no more heads to wait for."""
+        """Stop the timeout of heads: the connection becomes a WebSocket."""
         self._stop_head_timer()
         super().handle_websocket_upgrade(event)
 
     def on_response_complete(self) -> None:
-        """The next head may have begun already, behind the request that was just answered."""
+        """Restart the timeout: the next head may have begun already."""
         super().on_response_complete()
         if self._head_timer is None and self._is_between() and self.conn.trailing_data[0]:
             self._await_head()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]  # asyncio takes the answer, uvicorn gives none
-        """The client says no more, and may still listen: a whole request is answered before the connection ends."""
+        """Answer a complete request before closing: the client sends no more, but may still read."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body or self.scheme == "https":
             return None
@@ -104,7 +104,7 @@ class Patient(WriteTimeout, H11Protocol):
         return True
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP request, with the headers that every answer has, and hang up."""
+        """Answer a malformed request with the headers of every response, and close."""
         response = HttpProblem(400, "malformed", msg, {"Connection": "close"}).response()
         start = h11.Response(status_code=400, headers=response.raw_headers, reason=b"Bad Request")
         for event in (start, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
@@ -112,7 +112,7 @@ class Patient(WriteTimeout, H11Protocol):
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing to wait for any more."""
+        """Cancel the timeouts."""
         self._stop_head_timer()
         super().connection_lost(exc)
 
@@ -122,7 +122,7 @@ class Patient(WriteTimeout, H11Protocol):
             self._head_timer = None
 
     def _is_between(self) -> bool:
-        """Whether no request is being served: the next one's head has not come whole."""
+        """Whether no request is being served: the next head is incomplete."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
 
@@ -141,7 +141,7 @@ class ConnectionLimit:
     def __init__(self, app: ASGIApp, connections_max: int) -> None:
         self.app: ASGIApp = app
         self.open: Collection[object] = ()
-        """The connections that the server has."""
+        """The open connections."""
         self._connections_max = connections_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -151,10 +151,10 @@ class ConnectionLimit:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})
         else:
-            await _crowded().response()(scope, receive, send)
+            await _too_many_connections().response()(scope, receive, send)
 
 
-def _crowded() -> HttpProblem:
+def _too_many_connections() -> HttpProblem:
     return HttpProblem(
         503,
         "too-many-connections",
@@ -164,7 +164,7 @@ def _crowded() -> HttpProblem:
 
 
 class Server(uvicorn.Server):
-    """Ends as a service should: not ready first, then no new connections, then what is under way is finished."""
+    """Shuts down in order: not ready, then no new connections, then running requests finish."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class Server(uvicorn.Server):
         self._listening = listening
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tell the address once somebody can connect to it; what keeps it from starting is the caller's to tell."""
+        """Start, and report the address once it accepts connections. The caller reports a failed start."""
         log = logging.getLogger("uvicorn.error")
         log.disabled = True
         try:
@@ -192,7 +192,7 @@ class Server(uvicorn.Server):
             self._listening(f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal asks, the second insists. It is not raised again at the end: draining is no failure."""
+        """Drain on the first signal, stop at once on the second. It is not raised again: draining is no failure."""
         del frame
         unready_s = 0.0 if self._service.draining else self._service.settings.unready_s
         self.force_exit: bool = self.should_exit and sig == signal.SIGINT
@@ -208,12 +208,12 @@ class Server(uvicorn.Server):
 
 
 def server_for(app: FastAPI, settings: ServeSettings, listening: Callable[[str], None]) -> Server:
-    """A server that listens, to be run; `listening` is told the address. Raises `OSError` where it cannot listen."""
+    """Return a listening server; `listening` gets the address. Raises `OSError` if it cannot listen."""
     limits = settings.limits
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     bound = socket.create_server((settings.host.strip("[]"), settings.port), family=family, backlog=2048)
-    # Inherited by its connections. asyncio sets it only where the protocol is said, and an answer in two pieces would
-    # otherwise wait for the client's acknowledgement, some 40 ms.
+    # Its connections inherit it. asyncio sets it only if the protocol is given, and a response in two parts would
+    # otherwise wait for the client's acknowledgement, about 40 ms.
     bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     waits = {"head_wait_s": limits.head_wait_s, "write_wait_s": limits.write_wait_s}
     limited = ConnectionLimit(app, connections_max(limits.connections_max))
@@ -227,7 +227,7 @@ def server_for(app: FastAPI, settings: ServeSettings, listening: Callable[[str],
         timeout_graceful_shutdown=max(1, round(settings.drain_s)),
         ssl_certfile=settings.tls_cert or None,
         ssl_keyfile=settings.tls_key or None,
-        access_log=False,  # paths hold keys
+        access_log=False,  # paths contain keys
         log_config=None,
         server_header=False,
         proxy_headers=False,
@@ -239,7 +239,7 @@ def server_for(app: FastAPI, settings: ServeSettings, listening: Callable[[str],
 
 
 def connections_max(wanted: int) -> int:
-    """As many connections as are wanted, but no more than the process may have files open, with some to spare."""
+    """Return the wanted number of connections, limited by the files that the process may open."""
     files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files_max == resource.RLIM_INFINITY or wanted <= files_max - FILES_SPARE:
         return wanted
@@ -251,6 +251,6 @@ def connections_max(wanted: int) -> int:
 
 
 def serve(app: FastAPI, settings: ServeSettings, listening: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `SystemExit` where the application does not start."""
+    """Serve until SIGTERM or SIGINT. Raises `SystemExit` if the application does not start."""
     made = server_for(app, settings, listening)
     made.run(sockets=[made.bound])

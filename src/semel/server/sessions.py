@@ -1,7 +1,7 @@
-"""Sessions of the dashboard: a browser holds a random id, the store knows which token it stands for.
+"""Sessions of the dashboard: a browser holds a random id, and the store maps it to a token.
 
-The records are under the tenant of the tokens, by the digest of the id: every instance knows every session, and who can
-read the store can take over none. A session ends with its token, when somebody logs out, and after a week.
+The records are under the tenant of the tokens, by the digest of the id: every instance knows every session, and
+readers of the store cannot use a session. A session ends with its token, at logout, and after a week.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ SHAPE = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
 def start(token_id: str) -> Asking:
-    """Begin a session for a token; returns what the browser keeps."""
+    """Begin a session for a token; returns the id for the browser."""
     text = secrets.token_urlsafe(ID_BYTES)
     yield from keep(_place(text), lambda _: token_id, LASTS_US)
     return text
 
 
 def find(text: str) -> Asking:
-    """The id of the token that a session stands for, or `None`."""
+    """Return the id of the session's token, or `None`."""
     record = answer_or_raise((yield Lookup(_place(text))))
     if not isinstance(record, Record) or record.state != "done" or record.value is None:
         return None

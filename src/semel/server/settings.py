@@ -1,4 +1,4 @@
-"""How the service is set up: frozen, keyword-only, checked on birth; the bounds of all that comes from outside."""
+"""Settings of the service: frozen, keyword-only, checked when made; and limits on all input."""
 
 import ipaddress
 from typing import Literal, TypeAlias
@@ -21,30 +21,30 @@ US = 1_000_000
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What one caller may ask for. Whatever is beyond is refused, and nothing of it carried out."""
+    """Limits of one caller. A request above a limit is refused, and nothing of it is executed."""
 
     body_bytes_max: int = 4 * MIB
-    """Of one request, and of one message on a WebSocket: 413."""
+    """The size of a request, and of a message on a WebSocket: 413."""
     batch_items_max: int = 1000
     """Items, claims or events in one request, and keys in one mark: 413."""
     value_bytes_max: int = 320 * KIB
-    """Of a value, a journaled payload or a step: 413. At most 1 MiB."""
+    """The size of a value, a journaled payload or a step: 413. At most 1 MiB."""
     lease_min_us: int = US
     lease_max_us: int = 15 * 60 * US
-    """A caller that claims and never completes keeps others waiting for no longer than this: 422."""
+    """The longest lease: a caller that never completes blocks others no longer than this: 422."""
     window_max_us: int = 90 * 86400 * US
     rate_per_s: float = 1000.0
     """Requests of one token, with a burst of twice as many; 0: no bound. 429."""
     items_per_s: float = 100_000.0
     """Items, claims and events of one tenant, with a burst of twice as many; 0: no bound. 429."""
     bytes_per_s: float = 64.0 * MIB
-    """Sent and received by one tenant, with a burst of twice as many; 0: no bound. 429."""
+    """Bytes sent and received by one tenant, with a burst of twice as many; 0: no bound. 429."""
     store_share: float = 2.0
     """Seconds of the store's time per second that one tenant's requests may take, in parallel; 0: no bound. 429."""
     scan_share: float = 0.5
     """The same for its counts and scans alone; 0: no bound. 429."""
     answer_bytes_max: int = 8 * MIB
-    """Of the stored values in one answer. What does not fit is refused item by item, to be asked for again: 413."""
+    """The stored values in one answer. Items that do not fit are refused and must be sent again: 413."""
     consumers_max: int = 1000
     """Consumers of one tenant, and stored windows: 409."""
     steps_max: int = 1000
@@ -52,13 +52,13 @@ class Limits(Struct, frozen=True, kw_only=True):
     live_claims_max: int = 10_000
     """Claims that one token holds at a time, as seen by this instance: 429."""
     body_wait_s: float = 30.0
-    """For a request's body to arrive: 408."""
+    """The time for a request's body to arrive: 408."""
     head_wait_s: float = 15.0
-    """For a request's head to arrive, before the connection is closed."""
+    """The time for a request's head to arrive, before the connection is closed."""
     write_wait_s: float = 30.0
-    """For a client to read what it asked for, before the connection is closed."""
+    """The time for a client to read its response, before the connection is closed."""
     connections_max: int = 2000
-    """At once; more are answered 503. Never more than the process may have files open."""
+    """The most connections at once; more get 503. Limited by the files that the process may open."""
 
     def __post_init__(self) -> None:
         bounds: dict[str, tuple[float, float]] = {
@@ -85,19 +85,19 @@ class Limits(Struct, frozen=True, kw_only=True):
         for name, (least, most) in bounds.items():
             if not least <= getattr(self, name) <= most:
                 raise PolicyInvalid(
-                    f"{name} is {getattr(self, name):g}; it must lie between {least:g} and {most:g}"
+                    f"{name} is {getattr(self, name):g}; it must be between {least:g} and {most:g}"
                 )
 
 
 class ServeSettings(Struct, frozen=True, kw_only=True):
-    """Where to listen, whom to believe, and what happens to events."""
+    """The address, authentication, trusted proxies, and the processing of events."""
 
     store: str = "sqlite:///semel.db"
     host: str = "127.0.0.1"
     port: int = PORT
     """0: any that is free."""
     auth: Auth = "tokens"
-    """`none`: anybody on this computer may do anything. Only on loopback, on a store that never had a token."""
+    """`none`: every user of this computer may do anything. Only on loopback, on a store that never had a token."""
     first_token: bool = False
     """Whether to make a token of an admin of all tenants, on loopback, for a store that never had one."""
     proxies: tuple[str, ...] = ()
@@ -108,17 +108,17 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     drain_s: float = 30.0
     """How long requests under way may take after SIGTERM."""
     unready_s: float = 0.0
-    """How long to go on serving after SIGTERM while `/readyz` says no, so that a balancer can notice."""
+    """How long to serve after SIGTERM while `/readyz` fails, so that a load balancer can notice."""
     events_consumer: str = "events"
-    """Whose records the events of `/v1/events` are."""
+    """The consumer of the events of `/v1/events`."""
     events_key: str = ""
-    """Where an event's id is in its JSON; empty: CloudEvents, headers, and else the member `id`."""
+    """The path of the id in an event's JSON; empty: CloudEvents, headers, and else the member `id`."""
     events_lease: str = "30s"
-    """How long an instance may be silent before another one takes over the events that it has begun."""
+    """The lease of events: how soon another instance takes over after a crash."""
     handler: str = ""
-    """`package.module:function`: what is called with each event."""
+    """`package.module:function`, called with each event."""
     sink: str = ""
-    """Where each event is published instead: a URL as of `semel relay --to`."""
+    """The sink for each event, instead of a handler: a URL as of `semel relay --to`."""
     dashboard: bool = True
     """Pages at `/ui`, and the rollups in the store that they show."""
     persist: str = ""
@@ -126,7 +126,7 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
     none of the three it is the store's own; if that is neither, an event is kept in its record."""
     events_table: str = "events"
     events_columns: str = ""
-    """What that table calls `event_id`, `type`, `payload` and `tenant`: `type=event_type,tenant=` (no tenants)."""
+    """Column names for `event_id`, `type`, `payload` and `tenant`: `type=event_type,tenant=` (no tenants)."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -140,20 +140,20 @@ class ServeSettings(Struct, frozen=True, kw_only=True):
         if self.handler and self.sink:
             raise PolicyInvalid("events go to a handler or to a sink: give --handler or --sink, not both")
         if not 0 <= self.port < 2**16:
-            raise PolicyInvalid(f"port is {self.port}; it must lie between 0 and 65535")
+            raise PolicyInvalid(f"port is {self.port}; it must be between 0 and 65535")
         if self.auth == "none" and not is_loopback(self.host):
             raise PolicyInvalid(
                 f"refusing to listen on {self.host} without authentication: anybody who reaches it could claim, read"
                 " and forget; make a token with `semel token create` and leave --auth out"
             )
         if self.auth == "none" and self.proxies:
-            raise PolicyInvalid("behind a proxy anybody could come in: leave --auth none out, or --proxy")
+            raise PolicyInvalid("behind a proxy every host could come in: leave --auth none out, or --proxy")
         for proxy in self.proxies:
             _check_proxy(proxy)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this computer can come in at that address; a name other than localhost may be anything."""
+    """Whether only this computer can connect to that address. False for names other than localhost."""
     if host == "localhost":
         return True
     try:
@@ -167,7 +167,7 @@ def _check_proxy(proxy: str) -> None:
         network = ipaddress.ip_network(proxy)
     except ValueError:
         raise PolicyInvalid(
-            f"--proxy {proxy!r} is no address; write an address or a network, such as 10.0.0.7 or 10.0.0.0/24"
+            f"--proxy {proxy!r} is not an address; write an address or a network, such as 10.0.0.7 or 10.0.0.0/24"
         ) from None
     if not network.prefixlen:
-        raise PolicyInvalid(f"--proxy {proxy!r} would trust everybody; name the address of your proxy")
+        raise PolicyInvalid(f"--proxy {proxy!r} would trust every host; give the address of your proxy")

@@ -1,4 +1,4 @@
-"""Counts and scans: beside the traffic, one at a time, and in turn by tenant."""
+"""Counts and scans: separate from other requests, one at a time, in turn by tenant."""
 
 import asyncio
 import time
@@ -19,17 +19,17 @@ from semel.types import Record, Stats, Unavailable
 __all__ = ["SlowLane", "answer_bytes", "send_to"]
 
 WAITING_MAX = 16
-"""Counts and scans of one tenant that run or wait."""
+"""The most counts and scans of one tenant that run or wait."""
 FIRST_ROWS, MORE_ROWS = 64, 256
-"""Records of a scan that are read at once: few first, because they may be large."""
+"""Records per read of a scan: few at first, because they may be large."""
 CACHED_TIMES = 10
 CACHED_MIN_S, CACHED_MAX_S = 0.05, 60.0
-"""A count that took longer than the least is used again, for ten times as long as it took."""
+"""A count that took longer than this is cached for ten times its duration."""
 CACHED_MAX = 1000
 
 
 class SlowLane:
-    """What goes through every record. Where the store is named by its URL it has a connection of its own here."""
+    """Executes items that read every record. A store given by its URL gets a separate connection here."""
 
     def __init__(self, store: Store | AsyncStore, url: str, hooks: Hooks, answer_bytes_max: int) -> None:
         self._shared = store
@@ -42,7 +42,7 @@ class SlowLane:
         self._counts: dict[str | None, tuple[float, Stats]] = {}
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         own, self._own = self._own, None
         if own is None or own is self._shared:
             return
@@ -52,9 +52,9 @@ class SlowLane:
             await own.aclose()
 
     async def ask(self, who: str, item: Count | Scan) -> tuple[Answer, float]:
-        """The answer, and how many seconds of the store's time it took. Raises `HttpProblem` where too many wait.
+        """Return the answer and the store's time in seconds. Raises `HttpProblem` if too many wait.
 
-        Each tenant waits for its own turn first, so that the many questions of one are not before those of another.
+        Each tenant has a queue of its own, so that one tenant's many requests do not delay another's.
         """
         known = self._recent_count(item)
         if known is not None:
@@ -96,7 +96,7 @@ class SlowLane:
         return stats if time.monotonic() < until else None
 
     async def _scan(self, item: Scan) -> Answer:
-        """A page of as many records as the answer may hold."""
+        """Read a page of as many records as the answer may hold."""
         records: list[Record] = []
         used, rows, cursor = 0, FIRST_ROWS, item.cursor
         while True:
@@ -120,10 +120,8 @@ class SlowLane:
         except StoreError:
             raise
         except Exception as error:
-            if isinstance(item, Scan) and item.cursor:  # each store reads its own kind
-                raise HttpProblem(
-                    422, "out-of-bounds", "that is no cursor that was given out here"
-                ) from error
+            if isinstance(item, Scan) and item.cursor:  # each store has its own kind of cursor
+                raise HttpProblem(422, "out-of-bounds", "the cursor is not one of this server") from error
             raise
         return answer
 
@@ -131,7 +129,7 @@ class SlowLane:
         if not self._url:
             return self._shared
         store = store_for(self._url)
-        if isinstance(store, MemoryStore):  # another one would hold nothing
+        if isinstance(store, MemoryStore):  # the next page would be empty
             return self._shared
         own = instrument_store(store, self._hooks)
         if isinstance(own, Store):
@@ -142,18 +140,18 @@ class SlowLane:
 
 
 def _ignore(_took_s: float) -> None:
-    """Nobody pays."""
+    """Charge nobody."""
 
 
 async def send_to(
     store: Store | AsyncStore, items: Sequence[Item], on_store_time: Callable[[float], None] = _ignore
 ) -> list[Answer]:
-    """Carry out items without blocking the event loop; `on_store_time` gets the seconds. Raises `StoreError`."""
+    """Execute items without blocking the event loop; `on_store_time` gets the seconds. Raises `StoreError`."""
     began = time.perf_counter()
 
     def send() -> list[Answer]:
         nonlocal began
-        began = time.perf_counter()  # the wait for a thread is not the store's time
+        began = time.perf_counter()  # the wait for a thread does not count
         return store.send(items)  # type: ignore[union-attr]
 
     try:
@@ -165,7 +163,7 @@ async def send_to(
 
 
 def answer_bytes(answer: Answer) -> int:
-    """The stored values in an answer, in bytes."""
+    """Return the size of the stored values in an answer."""
     if isinstance(answer, Page):
         return sum(map(answer_bytes, answer.records))
     size = 0

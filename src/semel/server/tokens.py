@@ -1,9 +1,9 @@
-"""Tokens: who may come in, for which tenant, in which role, until when. Records under a tenant of their own.
+"""Tokens with tenant, role and expiry, stored as records under a tenant of their own.
 
-Of a token only the SHA-256 of its secret half is kept. `semel_<id>_<secret>`: the id finds the record, the secret is
+Only the SHA-256 of a token's secret is stored. In `semel_<id>_<secret>` the id finds the record; the secret is
 compared in constant time. Every instance on the store knows every token; a revoked one is refused within seconds.
 
-A store that has ever had a token keeps a marker of that, so that it stays closed when the last token is revoked.
+A store that has ever had a token keeps a marker, so that it still needs tokens after the last one is revoked.
 """
 
 import hashlib
@@ -55,23 +55,23 @@ __all__ = [
 
 Role: TypeAlias = Literal["read", "write", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
-"""Each may do what those before it may."""
+"""Each role includes the ones before it."""
 
 TENANT = "semel.tokens"
 CONSUMER = "tokens"
-"""Where the records are: no caller of the service can name that tenant."""
+"""The tenant of the records: callers of the service cannot name it."""
 RETIRED = "retired"
-"""Consumer of the records that say until when a rotated token is still valid."""
+"""The consumer of the records with the end of a rotated token's grace period."""
 USED = "used"
-"""Consumer of the records that say when a token was last used."""
+"""The consumer of the records with the last use of each token."""
 MARKER: Id = (TENANT, "marker", "closed")
-"""The record that says that this store has had a token."""
+"""The key of the marker."""
 FOREVER_US = 100 * 365 * 86400 * 1_000_000
 """A token without expiry is valid until it is revoked; the window of its record is a hundred years."""
 GRACE_US = 24 * 3600 * 1_000_000
-"""How long a rotated token stays valid beside the new one, unless said otherwise."""
+"""The default grace period: how long a rotated token stays valid beside the new one."""
 USE_EVERY_US = 60 * 1_000_000
-"""The use of a token is written at most so often."""
+"""The least interval between writes of a token's last use."""
 LEASE_US = 10_000_000
 ID_BYTES = 8
 SECRET_BYTES = 32
@@ -79,17 +79,17 @@ PAGE = 200
 SHAPE = re.compile(r"semel_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 
 Asking: TypeAlias = Generator[Item, Any, Any]
-"""Yields items, is sent their answers: the same for the command line and the server."""
+"""A generator that yields items and receives their answers, for the command line and the server."""
 
 
 class Token(msgspec.Struct, frozen=True):
-    """What is kept of a token."""
+    """The stored part of a token."""
 
     id: str
     name: str
-    """For people: who has it."""
+    """The name of its user, for people."""
     tenant: str | None
-    """Whose records it reaches; `None`: everybody's."""
+    """The tenant whose records it may use; `None`: all."""
     role: Role
     digest: str
     """SHA-256 of the secret, in hex."""
@@ -103,16 +103,16 @@ class Token(msgspec.Struct, frozen=True):
         return bool(self.expires_at) and now_us >= self.expires_at
 
     def allows(self, role: Role) -> bool:
-        """Whether it may do what that role may."""
+        """Whether its role includes that role."""
         return ROLES.index(self.role) >= ROLES.index(role)
 
     def matches(self, secret: str) -> bool:
-        """Whether this is its secret; takes as long for a wrong one."""
+        """Whether this is its secret, compared in constant time."""
         return hmac.compare_digest(self.digest, _digest(secret))
 
 
 def split(text: str) -> tuple[str, str] | None:
-    """The id and the secret of a token as it is sent, or nothing for what was never a token."""
+    """Return the id and the secret of a token, or `None` for other text."""
     found = SHAPE.fullmatch(text)
     return (found[1], found[2]) if found else None
 
@@ -120,7 +120,7 @@ def split(text: str) -> tuple[str, str] | None:
 def create(
     name: str, tenant: str | None, role: Role, expires_us: int | None = None, actor: str | None = None
 ) -> Asking:
-    """Make a token; returns it and its text, which nobody can read again. The store is closed from then on."""
+    """Create a token; returns it and its text, which is not stored. From then on the store needs tokens."""
     check_consumer(name)
     if tenant:
         check_consumer(tenant)
@@ -149,9 +149,9 @@ def create(
 def rotate(
     token: Token, expires_us: int | None = None, grace_us: int = GRACE_US, actor: str | None = None
 ) -> Asking:
-    """Make a token like this one, which stays valid for the grace period; returns the new one and its text.
+    """Create a token like this one, which stays valid for the grace period; returns the new one and its text.
 
-    The new one lives as long as the old one was to live, unless `expires_us` says otherwise.
+    The new one has the same lifetime as the old one, unless `expires_us` is given.
     """
     if expires_us is None and token.expires_at:
         expires_us = token.expires_at - token.created_at
@@ -160,7 +160,7 @@ def rotate(
         token.tenant or "", "token rotate", actor or audit.whoami(), token=token.id, replaced_by=made.id
     )
     place = (TENANT, RETIRED, token.id)
-    yield Forget(place)  # of a rotation before
+    yield Forget(place)  # from an earlier rotation
     yield from keep(place, lambda made_at: {"until": made_at + grace_us}, FOREVER_US)
     return made, text
 
@@ -169,14 +169,14 @@ def were_made() -> Asking:
     """Whether this store has ever had a token."""
     if not isinstance(answer_or_raise((yield Lookup(MARKER))), Absent):
         return True
-    if (yield from tokens()):  # made before there was a marker
+    if (yield from tokens()):  # created before markers existed
         yield from _close()
         return True
     return False
 
 
 def lookup(token_id: str) -> Asking:
-    """The token of that id, or `None`."""
+    """Return the token of that id, or `None`."""
     record = answer_or_raise((yield Lookup(_place(token_id))))
     token = None if isinstance(record, Absent) else _token(record)
     if token is None:
@@ -186,7 +186,7 @@ def lookup(token_id: str) -> Asking:
 
 
 def tokens() -> Asking:
-    """All tokens, oldest first."""
+    """Return all tokens, oldest first."""
     found = [token for record in (yield from _records(CONSUMER)) if (token := _token(record)) is not None]
     retired = {record.key: record for record in (yield from _records(RETIRED))}
     found = [_with_grace(each, retired[each.id]) if each.id in retired else each for each in found]
@@ -194,12 +194,12 @@ def tokens() -> Asking:
 
 
 def last_uses() -> Asking:
-    """When each token was last used, to the minute, by its id; of those that were used."""
+    """Return the last use of each used token by its id, to the minute."""
     return {record.key: record.settled_at_us for record in (yield from _records(USED))}
 
 
 def note_use(token_id: str, now_us: int) -> Asking:
-    """Write that a token is in use, unless any instance did so within the last minute."""
+    """Record the use of a token, unless an instance did so within the last minute."""
     place = (TENANT, USED, token_id)
     record = answer_or_raise((yield Lookup(place)))
     if isinstance(record, Record):
@@ -210,7 +210,7 @@ def note_use(token_id: str, now_us: int) -> Asking:
 
 
 def revoke(token_id: str, actor: str | None = None) -> Asking:
-    """Make a token worthless; returns whether there was one."""
+    """Revoke a token; returns whether it existed."""
     token = yield from lookup(token_id)
     if token is None:
         return False
@@ -224,7 +224,7 @@ def revoke(token_id: str, actor: str | None = None) -> Asking:
 
 
 def keep(place: Id, value: Callable[[int], Any], window_us: int) -> Asking:
-    """Store a value in a new record; it is made with the store's time, and returned."""
+    """Store a value in a new record; it is built with the store's time, and returned."""
     owner = new_owner()
     answer_or_raise((yield Admit(place[0], place[1], "lease")))
     granted = answer_or_raise((yield Claim(place, owner, LEASE_US, window_us)))
@@ -237,12 +237,12 @@ def keep(place: Id, value: Callable[[int], Any], window_us: int) -> Asking:
 
 
 def _close() -> Asking:
-    """Mark the store as one that has had a token, before it has it."""
+    """Write the marker, before the first token is created."""
     if isinstance(answer_or_raise((yield Lookup(MARKER))), Absent):
-        with suppress(StoreError):  # another one marks it at the same time
+        with suppress(StoreError):  # another process writes it at the same time
             yield from keep(MARKER, lambda _: None, FOREVER_US)
         if isinstance(answer_or_raise((yield Lookup(MARKER))), Absent):
-            raise StoreError("the store could not be closed, so no token was made; try again")
+            raise StoreError("the marker could not be written, so no token was created; try again")
 
 
 def _records(consumer: str) -> Asking:
@@ -257,7 +257,7 @@ def _records(consumer: str) -> Asking:
 
 
 def _with_grace(token: Token, retired: Record) -> Token:
-    """The token with the end of its grace; a record that does not read ends it at once."""
+    """Return the token with the end of its grace period; a record that cannot be decoded ends it at once."""
     try:
         until = int(decode(retired.value or b"")["until"])
     except (RecordCorrupt, KeyError, TypeError, ValueError):
@@ -272,7 +272,7 @@ def _token(record: Record) -> Token | None:
     try:
         return msgspec.convert(decode(record.value), Token)
     except (msgspec.ValidationError, RecordCorrupt) as error:
-        raise RecordCorrupt(f"a stored token does not read: {error}") from error
+        raise RecordCorrupt(f"a stored token cannot be decoded: {error}") from error
 
 
 def _place(token_id: str) -> Id:

@@ -1,4 +1,4 @@
-"""Where a relay publishes to: what every sink is, and which one a URL names."""
+"""Sinks, the destinations of a relay: their protocol, and the lookup by URL."""
 
 import asyncio
 import time
@@ -46,12 +46,12 @@ _SINKS: dict[str, tuple[str, str]] = {
 
 
 class Sink(Protocol):
-    """A broker. For one relay; its driver's own reconnecting is its own affair."""
+    """A destination of one relay. Its driver may reconnect by itself."""
 
     name: str
     """For logs and errors; without secrets."""
     ordered: bool
-    """Within one batch, nothing of an aggregate goes out behind a row that did not."""
+    """Whether, within one batch, a row that fails blocks the later rows of its aggregate."""
     batch_max: int
     """How many rows it takes at once."""
 
@@ -60,19 +60,19 @@ class Sink(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go; idempotent."""
+        """Disconnect; idempotent."""
         ...
 
     async def publish(self, rows: Sequence[OutboxRow], /) -> list[Sent]:
-        """Hand over the rows and wait for the broker's word on each; answers by position.
+        """Publish the rows and wait for the broker's answer to each; returns answers by position.
 
-        Raises `SinkUnavailable` where nothing is known of any of them.
+        Raises `SinkUnavailable` if no row has an answer.
         """
         ...
 
 
 def sink_for(url: str, **options: Any) -> Sink:
-    """The sink that a URL names, not yet connected. Raises `SinkUnknown` with what to do."""
+    """Return the sink of a URL, not yet connected. Raises `SinkUnknown`."""
     scheme, colon, _ = url.partition(":")
     if not colon or scheme not in _SINKS:
         raise SinkUnknown(
@@ -91,24 +91,24 @@ def sink_for(url: str, **options: Any) -> Sink:
 
 
 def destination_of(row: OutboxRow, default: str) -> str:
-    """Where a row goes: its own destination, else the relay's, else its type."""
+    """Return a row's destination: its own, else the relay's, else its type."""
     return row.destination or default or row.event_type
 
 
 def unavailable(name: str, error: BaseException) -> SinkUnavailable:
-    """The error to raise for one of a driver's."""
-    return SinkUnavailable(f"{name} gave no answer: {type(error).__name__}: {error}".rstrip(": "))
+    """Turn a driver's error into `SinkUnavailable`."""
+    return SinkUnavailable(f"{name} did not answer: {type(error).__name__}: {error}".rstrip(": "))
 
 
 def refusal(name: str, error: object) -> SinkRefused:
-    """The error to raise for what no repetition cures."""
+    """Return the error for a refusal that a retry cannot fix."""
     return SinkRefused(f"{name} refuses: {error}; check its credentials, rights and names")
 
 
 BEGIN_MAX_S = 2.0
-"""After that nothing more of a batch is begun, so that what is confirmed is marked, and a relay that is told to
+"""After this time no more rows of a batch are sent, so that confirmed ones are recorded soon and `stop()`
 stop, soon; the rest comes with the next batch."""
-HELD = NotPublished("an earlier one of its aggregate was not published")
+HELD = NotPublished("an earlier message of its aggregate was not published")
 LATER = NotPublished("left for the next batch")
 
 
@@ -118,10 +118,10 @@ async def in_turns(
     *,
     begin_max_s: float = BEGIN_MAX_S,
 ) -> list[Sent]:
-    """Send each aggregate's rows one after another, and the aggregates beside one another.
+    """Send the rows of an aggregate one after another, and several aggregates concurrently.
 
-    Behind a row that is not published, none of its aggregate is sent. A broker's own order is not enough for
-    that: what was sent in one go may be refused in the middle and taken at the end.
+    A row that fails blocks the later rows of its aggregate. A broker's own order is not enough for
+    that: it may refuse a row in the middle of a batch and accept later ones.
     """
     answers: list[Sent] = [LATER] * len(rows)
     give_up_at = time.monotonic() + begin_max_s
@@ -141,7 +141,7 @@ async def in_turns(
 
 
 def chains(rows: Sequence[OutboxRow]) -> Iterable[list[int]]:
-    """The places of each aggregate's rows; a row without one is alone."""
+    """Return the positions of each aggregate's rows; a row without an aggregate is alone."""
     made: dict[tuple[str, str] | int, list[int]] = {}
     for at, row in enumerate(rows):
         made.setdefault(at if row.aggregate is None else row.aggregate, []).append(at)
@@ -149,7 +149,7 @@ def chains(rows: Sequence[OutboxRow]) -> Iterable[list[int]]:
 
 
 def stretches(rows: Sequence[OutboxRow]) -> list[list[int]]:
-    """The places of the rows in rounds: in each, an aggregate's rows go to one destination."""
+    """Split the rows into rounds: in each, an aggregate's rows go to one destination."""
     made: list[list[int]] = [[]]
     reached: dict[tuple[str, str], tuple[int, str]] = {}
     for at, row in enumerate(rows):

@@ -22,7 +22,7 @@ T = TypeVar("T")
 WAIT_S = 10.0
 DELIVERY_MAX_S = 30.0
 BATCH_BYTES_MAX, BATCH_BYTES_MIN = 1_000_000, 16_000
-"""Of a batch of the producer: its own default, and how far it is lowered for topics that take less."""
+"""The producer's batch size: the default, and the least for topics that take less."""
 _QUIET = logging.getLogger("semel.kafka")
 _QUIET.addHandler(logging.NullHandler())
 _QUIET.propagate = False
@@ -41,9 +41,9 @@ _OF_DESTINATION = frozenset(
 class KafkaSink:
     """Topics of one cluster. The key is the aggregate's id, so that an aggregate keeps to one partition.
 
-    Rows of an aggregate are handed over in one go. The brokers take an idempotent producer's batches in their order
-    or not at all, and without gaps the producer stops at the first that was refused: what is behind it does not
-    pass. It is then replaced.
+    Rows of an aggregate are sent together. The brokers accept an idempotent producer's batches in order
+    or not at all, and the producer stops at the first refusal, so later rows do not overtake it. The producer
+    is then replaced.
     """
 
     ordered: bool = True
@@ -59,7 +59,7 @@ class KafkaSink:
             "enable.gapless.guarantee": True,
             "acks": "all",
             "linger.ms": 0,
-            "delivery.timeout.ms": 0,  # of single messages, which would leave gaps; all are given up together
+            "delivery.timeout.ms": 0,  # a retry of single messages would leave gaps; all fail together
             "topic.metadata.propagation.max.ms": round(WAIT_S * 500),
             **(settings or {}),
         }
@@ -67,7 +67,7 @@ class KafkaSink:
         self._thread: DaemonThread | None = None
 
     async def open(self) -> None:
-        """See that a broker answers."""
+        """Check that a broker answers."""
         self._thread = DaemonThread("semel-kafka")
         try:
             await self._in_thread(self._connect)
@@ -80,13 +80,13 @@ class KafkaSink:
         try:
             self._producer.list_topics(timeout=WAIT_S)
         except KafkaException:
-            self._producer.poll(0)  # the reason is told there
+            self._producer.poll(0)  # the callback has the reason
             if errors.final is not None:
                 raise refusal(self.name, errors.final.str()) from None
             raise
 
     async def close(self) -> None:
-        """Forget what is queued: it was not confirmed, and will be published again."""
+        """Drop queued rows: they are not confirmed, and will be published again."""
         producer, self._producer = self._producer, None
         thread, self._thread = self._thread, None
         if producer is not None:
@@ -95,23 +95,25 @@ class KafkaSink:
             thread.shutdown(wait=False)
 
     async def publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
-        """In the producer's thread, until each row is delivered or has failed."""
+        """Publish in the producer's thread, until each row is delivered or has failed."""
         try:
             return await self._in_thread(lambda: self._publish(rows))
         except KafkaException as error:
             raise unavailable(self.name, error) from error
 
     def _publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
-        """All in one go; then one by one what is left, where a broker has refused some for a row among them.
+        """Publish all rows together; if a broker refuses some because of one row, send the rest one by one.
 
-        Brokers refuse a batch of the producer as a whole, so that nobody knows which row it was about.
+        Brokers refuse a producer's batch as a whole, without naming the row.
         """
         answers: list[Sent] = [LATER] * len(rows)
         for some in stretches(rows):
             vague = self._send(rows, some, answers)
             if vague:
                 self._send_singly(rows, some, answers)
-                if not any(isinstance(answers[at], PublishRefused) for at in some):  # it was about their sum
+                if not any(
+                    isinstance(answers[at], PublishRefused) for at in some
+                ):  # their total size was too large
                     size = int(self._settings.get("batch.size", BATCH_BYTES_MAX)) // 2
                     self._settings["batch.size"] = max(size, BATCH_BYTES_MIN)
                     self._drop()
@@ -128,10 +130,10 @@ class KafkaSink:
                 return
 
     def _send(self, rows: Sequence[OutboxRow], places: Sequence[int], answers: list[Sent]) -> bool:
-        """Hand over rows and wait for all of them; whether some may have been refused for the sake of another."""
+        """Send rows and wait for all. Returns whether some may have been refused because of another row."""
         chosen = set(places)
         stopped: dict[tuple[str, str], int] = {}
-        """Where in each aggregate it ends, before or among the rows to be sent."""
+        """The position at which each aggregate is blocked."""
         for at, row in enumerate(rows):
             if row.aggregate is not None and at not in chosen and not isinstance(answers[at], Published):
                 stopped.setdefault(row.aggregate, at)
@@ -163,19 +165,19 @@ class KafkaSink:
 
 
 class _Batch:
-    """Rows handed to a producer, and what becomes of them."""
+    """Rows sent to a producer, and their results."""
 
     def __init__(self, producer: Producer, answers: list[Sent]) -> None:
         self._producer = producer
         self._answers = answers
         self._left = 0
         self.failed = False
-        """Something was not delivered: the producer is not to be used again."""
+        """A row was not delivered: the producer must be replaced."""
         self.vague = False
-        """The brokers have refused a row, perhaps for the sake of another."""
+        """The brokers have refused a row, perhaps because of another."""
 
     def hand_over(self, at: int, row: OutboxRow, topic: str) -> bool:
-        """Queue a row; `False`: it is not even taken."""
+        """Queue a row. Returns `False` if the producer refuses it."""
         try:
             self._producer.produce(
                 topic,
@@ -203,12 +205,12 @@ class _Batch:
             self.vague = self.vague or error.code() in _OF_MESSAGE
 
     def wait(self) -> None:
-        """Until each row is delivered or has failed, or the time is over."""
+        """Wait until each row is delivered or has failed, or the time is over."""
         give_up_at = time.monotonic() + DELIVERY_MAX_S
         while self._left and time.monotonic() < give_up_at:
             try:
                 self._producer.poll(0.1)
-            except KafkaException:  # it has stopped, and now tells what became of each row
+            except KafkaException:  # it has stopped, and reports the result of each row
                 self.failed = self.vague = True
         self.failed = self.failed or self._left > 0
 
@@ -221,7 +223,7 @@ def _refusal(error: KafkaError) -> Sent:
 
 
 def headers_of(row: OutboxRow) -> list[tuple[str, str | bytes | None]]:
-    """The record's headers."""
+    """Return the record's headers."""
     headers: list[tuple[str, str | bytes | None]] = [
         ("message_id", row.id),
         ("content-type", row.content_type),

@@ -34,7 +34,7 @@ class NatsSink:
         self._stream: Any = None
 
     async def open(self) -> None:
-        """Connect once; a connection that is lost is reported, and the relay connects anew."""
+        """Connect once; a lost connection raises an error, and the relay reconnects."""
         try:
             async with asyncio.timeout(WAIT_S):
                 self._client = await nats.connect(
@@ -59,7 +59,7 @@ class NatsSink:
             await client.close()
 
     async def publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
-        """Aggregates beside one another, each row confirmed by itself."""
+        """Publish aggregates concurrently; each row is confirmed on its own."""
         return await in_turns(rows, self._send)
 
     async def _send(self, row: OutboxRow) -> Sent:
@@ -82,11 +82,11 @@ class NatsSink:
 
 
 async def _quiet(_error: Exception) -> None:
-    """What goes wrong is reported by what was called."""
+    """Ignore the client's error callback: the failed call raises the error."""
 
 
 def headers_of(row: OutboxRow) -> dict[str, str]:
-    """The message's headers."""
+    """Return the message's headers."""
     headers = {"Nats-Msg-Id": row.id, "message_id": row.id, **row.headers}
     for name, value in attributes(row).items():
         headers[f"ce-{name}"] = value.translate(HEADER_FREE)

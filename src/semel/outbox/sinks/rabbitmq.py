@@ -1,4 +1,4 @@
-"""A sink on RabbitMQ: persistent messages, publisher confirms, and a word about what no queue took."""
+"""A sink on RabbitMQ: persistent messages, publisher confirms, and errors for messages that no queue takes."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ WAIT_S = 10.0
 
 
 class RabbitmqSink:
-    """An exchange of one server; without a name, the one that leads to queues by their names."""
+    """An exchange of one server; without a name, the default exchange, which routes by queue name."""
 
     ordered: bool = True
     batch_max: int = 500
@@ -35,7 +35,7 @@ class RabbitmqSink:
         self._exchange: Any = None
 
     async def open(self) -> None:
-        """Connect, and look for the exchange."""
+        """Connect, and check that the exchange exists."""
         try:
             self._connection = await aio_pika.connect(
                 self._url, timeout=WAIT_S, client_properties={"connection_name": "semel-relay"}
@@ -56,7 +56,7 @@ class RabbitmqSink:
             await connection.close()
 
     async def publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
-        """Aggregates beside one another, each row confirmed by itself."""
+        """Publish aggregates concurrently; each row is confirmed on its own."""
         return await in_turns(rows, self._send)
 
     async def _send(self, row: OutboxRow) -> Sent:
@@ -66,7 +66,7 @@ class RabbitmqSink:
         except DeliveryError as error:
             returned = type(error.frame).__name__
             return PublishRefused(
-                f"no queue took {key!r}" if "Return" in returned else f"the server said {returned}"
+                f"no queue took {key!r}" if "Return" in returned else f"the server answered {returned}"
             )
         except ChannelClosed as error:
             return NotPublished(f"the channel was closed: {error}")
@@ -76,7 +76,7 @@ class RabbitmqSink:
 
 
 def message_of(row: OutboxRow) -> aio_pika.Message:
-    """The row as a persistent message."""
+    """Return the row as a persistent message."""
     headers: dict[str, Any] = {**row.headers}
     for name, value in attributes(row).items():
         headers[f"cloudEvents:{name}"] = value

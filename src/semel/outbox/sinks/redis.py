@@ -21,7 +21,7 @@ __all__ = ["RedisSink", "from_url"]
 WAIT_S = 10.0
 _SCRIPT = (files("semel.outbox.sinks") / "redis_publish.lua").read_text(encoding="utf-8")
 _UNWELL = ("OOM", "MISCONF", "READONLY", "LOADING", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS")
-"""What the server says of itself, whatever it is asked; no row is to blame."""
+"""Errors about the server's state; they are not about a row."""
 
 
 class RedisSink:
@@ -43,12 +43,12 @@ class RedisSink:
         self._script: Any = None
 
     async def open(self) -> None:
-        """Connect, and see that somebody answers."""
+        """Connect, and check that the server answers."""
         self._client = redis.asyncio.Redis.from_url(
             self._url,
             socket_timeout=WAIT_S,
             socket_connect_timeout=WAIT_S,
-            retry=Retry(NoBackoff(), 0),  # to repeat is the relay's to decide
+            retry=Retry(NoBackoff(), 0),  # the relay decides about retries
         )
         self._script = self._client.register_script(_SCRIPT)
         try:
@@ -65,7 +65,7 @@ class RedisSink:
             await client.aclose()
 
     async def publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
-        """One round trip per stream; a row is published once the server has answered for it."""
+        """Publish with one round trip per stream; a row is published when the server has confirmed it."""
         answers: list[Sent] = [HELD] * len(rows)
         stopped: set[tuple[str, str] | None] = set()
         for places in stretches(rows):
@@ -105,7 +105,7 @@ def _answer(told: str) -> Sent:
 
 
 def fields_of(row: OutboxRow) -> list[str | bytes]:
-    """The entry's fields and values in turn."""
+    """Return the entry's fields and values, alternating."""
     fields: list[str | bytes] = ["message_id", row.id]
     for name, value in attributes(row).items():
         fields += [f"ce_{name}", value]

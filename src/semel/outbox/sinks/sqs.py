@@ -1,4 +1,4 @@
-"""A sink on SQS: batches of ten; FIFO queues get the row's id to deduplicate by, and its aggregate as group."""
+"""A sink on SQS: batches of ten; FIFO queues get the row's id as deduplication id, and its aggregate as group."""
 
 import asyncio
 import base64
@@ -33,7 +33,7 @@ _GROUP = re.compile(r"[!-~]{1,128}")
 
 
 class SqsSink:
-    """Queues of one region, by name or URL. Credentials are found as AWS's own tools find them."""
+    """Queues of one region, by name or URL. Credentials come from the usual places of AWS tools."""
 
     ordered: bool = True
     batch_max: int = 200
@@ -48,7 +48,7 @@ class SqsSink:
         self._urls: dict[str, str] = {}
 
     async def open(self) -> None:
-        """Nothing is called yet."""
+        """Create the client; no call yet."""
         config = AioConfig(connect_timeout=WAIT_S, read_timeout=WAIT_S, retries={"max_attempts": 0})
         self._stack = AsyncExitStack()
         try:
@@ -69,9 +69,9 @@ class SqsSink:
             await stack.aclose()
 
     async def publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
-        """Ten to a call, several calls at once; of an aggregate towards a FIFO queue, one row at a time.
+        """Publish ten rows per call, several calls at once; to a FIFO queue, one row of an aggregate at a time.
 
-        A batch may be refused in the middle and taken at its end, also by a FIFO queue. A standard queue keeps no
+        Even a FIFO queue may refuse a row of a batch and accept later ones. A standard queue keeps no
         order, so none is kept towards it.
         """
         answers: list[Sent] = [LATER] * len(rows)
@@ -90,7 +90,7 @@ class SqsSink:
         return answers
 
     def _round(self, rows: Sequence[OutboxRow], places: list[int]) -> tuple[list[int], list[int]]:
-        """What may be sent now, and what has to wait for it."""
+        """Return the rows to send now, and the rows that must wait for them."""
         due: list[int] = []
         later: list[int] = []
         begun: set[tuple[str, str]] = set()
@@ -156,7 +156,7 @@ class SqsSink:
 
 
 def body_of(row: OutboxRow) -> str:
-    """The payload as text: SQS takes nothing else."""
+    """Return the payload as text, as SQS requires."""
     try:
         return row.payload.decode()
     except UnicodeDecodeError:
@@ -164,7 +164,7 @@ def body_of(row: OutboxRow) -> str:
 
 
 def entry_of(at: int, row: OutboxRow, *, fifo: bool) -> dict[str, Any]:
-    """One entry of a batch. There is room for ten attributes; headers that do not fit go into one, as JSON."""
+    """Return one entry of a batch. It has at most ten attributes; further headers go into one of them as JSON."""
     body = body_of(row)
     told = {"message_id": row.id, "content_type": row.content_type}
     if body.encode() != row.payload:
@@ -191,7 +191,7 @@ def entry_of(at: int, row: OutboxRow, *, fifo: bool) -> dict[str, Any]:
 
 
 def group_of(row: OutboxRow) -> str:
-    """The aggregate, if SQS takes it as a name; else what stands for it."""
+    """Return the aggregate as a group name, or a digest if SQS does not accept it."""
     group = row.id if row.aggregate is None else "/".join(row.aggregate)
     return group if _GROUP.fullmatch(group) else sha256(group.encode()).hexdigest()
 

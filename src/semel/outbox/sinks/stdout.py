@@ -1,4 +1,4 @@
-"""A sink that prints: one CloudEvent as JSON per line, for pipes and for trying things out."""
+"""A sink that prints one CloudEvent as JSON per line, for pipes and for tests."""
 
 import base64
 import sys
@@ -15,7 +15,7 @@ __all__ = ["StdoutSink", "event_of", "from_url"]
 
 
 class StdoutSink:
-    """Writes to a stream, and counts a row as published once it was flushed. A closed pipe ends the relay."""
+    """Writes to a stream; a row is published when it is flushed. A closed pipe ends the relay."""
 
     name: str = "stdout"
     ordered: bool = True
@@ -25,13 +25,13 @@ class StdoutSink:
         self._stream = stream
 
     async def open(self) -> None:
-        """Nothing to connect to."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """The stream is not ours."""
+        """Do nothing: the caller owns the stream."""
 
     async def publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
-        """One write for all."""
+        """Write all rows at once."""
         stream = self._stream or sys.stdout.buffer
         stream.write(b"".join(msgspec.json.encode(event_of(row)) + b"\n" for row in rows))
         stream.flush()
@@ -39,7 +39,7 @@ class StdoutSink:
 
 
 def event_of(row: OutboxRow) -> dict[str, Any]:
-    """The row as a CloudEvent in structured mode."""
+    """Return the row as a CloudEvent in structured mode."""
     event: dict[str, Any] = {**attributes(row), "datacontenttype": row.content_type}
     if row.traceparent is not None:
         event["traceparent"] = row.traceparent
@@ -57,7 +57,7 @@ def _data(row: OutboxRow) -> Any:
     kind = row.content_type.partition(";")[0]
     if kind == "application/json":
         msgspec.json.decode(row.payload)
-        return msgspec.Raw(row.payload)  # as it was written, to the last digit
+        return msgspec.Raw(row.payload)  # keep numbers exactly as written
     if kind.startswith("text/"):
         return row.payload.decode()
     raise msgspec.DecodeError(f"{kind} is not text")

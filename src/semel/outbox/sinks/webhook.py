@@ -1,4 +1,4 @@
-"""A sink that calls a webhook: signed as Standard Webhooks say, to public addresses only, no redirects."""
+"""A sink that calls a webhook: signed by Standard Webhooks, public addresses only, no redirects."""
 
 import asyncio
 import socket
@@ -18,7 +18,7 @@ from semel.ingest.signing import SECRETS_MAX, signatures, signer_of
 from semel.outbox.message import attributes
 from semel.outbox.sinks import in_turns
 
-__all__ = ["AddressRefused", "Allowed", "WebhookSink", "checked_address", "from_url", "is_public"]
+__all__ = ["AddressRefused", "Allowed", "WebhookSink", "from_url", "is_public", "resolve_address"]
 
 _SPECIAL = tuple(
     map(
@@ -46,18 +46,18 @@ _NAT64_MASK = ((1 << 96) - 1) << 32
 
 
 class AddressRefused(Exception):
-    """The name leads to where a webhook must not go."""
+    """The host resolves to an address that is not allowed."""
 
 
 class Allowed(Struct, frozen=True):
-    """The only targets there may be: hosts by name (`*.example.com`: all below it), addresses by network."""
+    """The allowed targets: hosts by name (`*.example.com`: all below it), addresses by network."""
 
     names: tuple[str, ...] = ()
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
     @classmethod
     def of(cls, given: Sequence[str]) -> "Allowed":
-        """From names and networks such as `10.1.0.0/16`. Raises `PolicyInvalid`."""
+        """Parse names and networks such as `10.1.0.0/16`. Raises `PolicyInvalid`."""
         names: list[str] = []
         networks: list[IPv4Network | IPv6Network] = []
         for each in given:
@@ -68,30 +68,30 @@ class Allowed(Struct, frozen=True):
                 bare = name.removeprefix("*.")
                 if not bare or any(one in bare for one in "*/:@ ") or bare.replace(".", "").isdigit():
                     raise PolicyInvalid(
-                        f"{each!r} is no target to allow; write a host, *.example.com or a network such as 10.1.0.0/16"
+                        f"{each!r} is not a valid target; write a host, *.example.com or a network such as 10.1.0.0/16"
                     ) from None
                 names.append(name)
         return cls(tuple(names), tuple(networks))
 
     def names_host(self, host: str) -> bool:
-        """Whether the name may be called at all."""
+        """Whether the name is allowed."""
         host = host.lower().rstrip(".")
         return not self.names or any(
             host.endswith(name[1:]) if name.startswith("*.") else host == name for name in self.names
         )
 
     def holds(self, address: str, *, private: bool) -> bool:
-        """Whether the address may be called: by the networks that are named, else if it is public or `private`."""
+        """Whether the address is allowed: by the given networks, else if it is public or `private`."""
         if not self.networks:
             return private or is_public(address)
         found = ip_address(address.partition("%")[0])
         return any(found.version == each.version and found in each for each in self.networks)
 
 
-async def checked_address(host: str, port: int, *, private: bool, allowed: Allowed) -> str:
-    """An address of the host, resolved once; connect to it and to no other.
+async def resolve_address(host: str, port: int, *, private: bool, allowed: Allowed) -> str:
+    """Resolve the host once and return an address; connect only to it.
 
-    Raises `AddressRefused` where the host or any of its addresses is not allowed, and `OSError` where it has none.
+    Raises `AddressRefused` if the host or any of its addresses is not allowed, and `OSError` if it has none.
     """
     if not allowed.names_host(host):
         raise AddressRefused(f"{host} is not among the hosts that are allowed")
@@ -108,7 +108,7 @@ async def checked_address(host: str, port: int, *, private: bool, allowed: Allow
 
 
 def is_public(text: str) -> bool:
-    """Whether the address is anybody's to reach, also when it is one of the older kind in another form."""
+    """Whether the address is public, including IPv4 addresses inside IPv6 forms."""
     address = ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address):
         inner = _inner(address)
@@ -120,7 +120,7 @@ def is_public(text: str) -> bool:
 
 
 def _inner(address: IPv6Address) -> tuple[IPv4Address, ...]:
-    """The IPv4 addresses that this one stands for: mapped, 6to4, Teredo (its server and its client), NAT64."""
+    """Return the IPv4 addresses inside this one: mapped, 6to4, Teredo (server and client), NAT64."""
     if address.ipv4_mapped is not None:
         return (address.ipv4_mapped,)
     if address.sixtofour is not None:
@@ -133,22 +133,22 @@ def _inner(address: IPv6Address) -> tuple[IPv4Address, ...]:
 
 
 WAIT_S = 10.0
-"""For the connection, and for each piece of an answer."""
+"""The timeout of the connection, and of each part of an answer."""
 CALL_MAX_S = 30.0
-"""For a whole call: a target that sends a byte now and then does not hold the relay."""
+"""The timeout of a whole call, against targets that send a byte now and then."""
 ANSWER_BYTES_MAX = 64 * 1024
 REASON_CHARS_MAX = 200
 CALLS_MAX = 16
-"""At once."""
+"""Calls at once."""
 _MESSAGE_REFUSED = frozenset((400, 409, 411, 413, 415, 422))
-"""What a target says of one message; the other answers are about the target itself."""
+"""Statuses about one message; the others are about the target."""
 
 
 class WebhookSink:
-    """Calls one target. `private=True` lets it be on a private network, and without TLS: for tests and for your own.
+    """Calls one target. `private=True` allows private networks and plain HTTP: for tests and internal targets.
 
-    `allow`: hosts and networks of which it must be one; a network that is named may be private. `secrets`: `whsec_`
-    for a signature that the receiver can make too (`v1`), `whsk_` for one that it can only verify (`v1a`).
+    `allow`: the allowed hosts and networks; a given network may be private. `secrets`: `whsec_`
+    for HMAC signatures (`v1`), `whsk_` for ed25519 signatures, which the receiver can only verify (`v1a`).
     A 2xx is a confirmation. Other answers, timeouts and refused addresses count as attempts.
     """
 
@@ -204,9 +204,9 @@ class WebhookSink:
             await client.aclose()
 
     async def publish(self, rows: Sequence[OutboxRow]) -> list[Sent]:
-        """Several calls at once; after one that shows the target to be unwell, no more are begun."""
+        """Make several calls at once; after a failure of the target, start no more."""
         try:
-            address = await checked_address(
+            address = await resolve_address(
                 self._host, self._port, private=self._private, allowed=self._allowed
             )
         except AddressRefused as error:
@@ -288,7 +288,7 @@ class WebhookSink:
 
 
 def _percent(value: str) -> str:
-    """As the HTTP binding of CloudEvents wants it: everything but printable ASCII is percent-encoded."""
+    """Percent-encode everything but printable ASCII, as the HTTP binding of CloudEvents requires."""
     return "".join(
         each if "!" <= each <= "~" and each not in '"%' else "".join(f"%{byte:02X}" for byte in each.encode())
         for each in value
@@ -298,5 +298,5 @@ def _percent(value: str) -> str:
 def from_url(
     url: str, *, secrets: Sequence[str] = (), private: bool = False, allow: Sequence[str] = ()
 ) -> WebhookSink:
-    """`https://host/path`; the secrets are never part of it."""
+    """`https://host/path`, without secrets."""
     return WebhookSink(url, secrets, private=private, allow=allow)

@@ -1,1 +1,1 @@
-"""The dashboard: pages about what the service and its store are doing, for people in a browser."""
+"""The dashboard: pages about the service and its store, for people in a browser."""

@@ -1,4 +1,4 @@
-"""The application of the pages: their routes, the login, and errors that people can read."""
+"""The application of the pages: routes, login and error pages."""
 
 from typing import Any
 from urllib.parse import quote
@@ -23,7 +23,7 @@ PAGES = (overview, records, in_flight, windows, outboxes, stores, checks)
 
 
 def create_pages(desk: Dashboard) -> Starlette:
-    """The pages as an application, to be mounted at `/ui`."""
+    """Build the application of the pages, to be mounted at `/ui`."""
 
     async def static(request: Request) -> Response:
         return asset(request.path_params["name"])

@@ -1,4 +1,4 @@
-"""Who looks at the pages, and whether a form really came from one of them."""
+"""Sessions of the dashboard, and protection of forms against other sites."""
 
 from typing import Any
 from urllib.parse import parse_qsl
@@ -19,53 +19,53 @@ __all__ = ["COOKIE", "LoginNeeded", "Viewer", "form_of", "log_in", "log_out", "v
 
 COOKIE = "semel_session"
 PATH = "/ui"
-"""The cookie is for the pages alone: no request to `/v1` ever carries it."""
+"""The path of the cookie: browsers never send it to `/v1`."""
 FORM_BYTES_MAX = 64 * 1024
 FORM_WAIT_S = 10.0
 DIGEST_SHOWN = 12
 
 
 class LoginNeeded(Exception):
-    """Nobody is logged in."""
+    """The request has no valid session."""
 
 
 class Viewer(Struct, frozen=True):
-    """Whoever looks."""
+    """The user of a page."""
 
     caller: Caller
     has_token: bool
 
     @property
     def label(self) -> str:
-        """How the audit calls them."""
+        """The user's name in the audit."""
         return self.caller.label
 
     @property
     def tenant(self) -> str | None:
-        """Whose records they see; `None`: everybody's."""
+        """The tenant whose records the user sees; `None`: all."""
         return self.caller.tenant
 
     @property
     def is_admin(self) -> bool:
-        """Whether they may change something, and see keys that they do not know."""
+        """Whether the user may change things and see keys in lists."""
         return self.caller.role == "admin"
 
     @property
     def sees_all(self) -> bool:
-        """Whether what is about the whole store is for them."""
+        """Whether the user may see pages about the whole store."""
         return self.caller.tenant is None
 
     def require(self, role: Role) -> None:
-        """Raises `HttpProblem` unless they have that role."""
+        """Check the role. Raises `HttpProblem` if it is too low."""
         self.caller.require(role)
 
     def key(self, record_id: Id) -> str:
-        """A key as they may see it in a list: who is no admin sees what stands for it."""
+        """Return a key as shown in a list; users who are not admins see a digest."""
         return record_id[2] if self.is_admin else f"#{digest(record_id).hex()[:DIGEST_SHOWN]}"
 
 
 async def viewer_of(request: Request, service: Service) -> Viewer:
-    """Whoever is logged in. Raises `LoginNeeded`, or `HttpProblem` where the store cannot be asked."""
+    """Return the logged-in user. Raises `LoginNeeded`, or `HttpProblem` if the store does not answer."""
     if not service.needs_token:
         service.start_paying(ANYBODY)
         return Viewer(ANYBODY, has_token=False)
@@ -79,9 +79,9 @@ async def viewer_of(request: Request, service: Service) -> Viewer:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form that one of our pages sent. Raises `HttpProblem` for one that came from elsewhere.
+    """Return the fields of a form from one of our pages. Raises `HttpProblem` for a form of another site.
 
-    The cookie is not sent along from other sites; this holds where there is no cookie, too.
+    Browsers do not send the cookie from other sites; this check also works without a cookie.
     """
     if not _is_ours(request):
         raise HttpProblem(403, "forbidden", "this form did not come from a page of this server")
@@ -91,14 +91,14 @@ async def form_of(request: Request) -> dict[str, str]:
 
 def _is_ours(request: Request) -> bool:
     site = request.headers.get("sec-fetch-site")
-    if site is not None:  # no script can set it
+    if site is not None:  # scripts cannot set it
         return site == "same-origin"
     origin: str = request.headers.get("origin", "")
     return bool(origin) and origin.partition("://")[2] == request.headers.get("host", "")
 
 
 async def log_in(request: Request, service: Service, text: str) -> Response | None:
-    """Begin a session, whose id goes into a cookie that no script can read; nothing if the token is not valid."""
+    """Begin a session and set its cookie, which scripts cannot read. Returns `None` if the token is not valid."""
     peer: Any = request.client
     service.pace(f"peer {peer.host if peer else ''}")
     token = await service.token(text.strip())
@@ -117,13 +117,13 @@ async def log_in(request: Request, service: Service, text: str) -> Response | No
 
 
 def _is_secure(request: Request) -> bool:
-    """Whether the browser speaks TLS: with us or with a named proxy, or as it says itself, for its own cookie."""
+    """Whether the browser uses TLS: to us, to a trusted proxy, or as its own headers say (for its cookie only)."""
     origin: str = request.headers.get("origin", "")
     return request.url.scheme == "https" or origin.startswith("https://")
 
 
 async def log_out(request: Request, service: Service) -> Response:
-    """End the session, everywhere within seconds."""
+    """End the session; other instances notice within seconds."""
     await service.log_out(request.cookies.get(COOKIE, ""))
     response = RedirectResponse(f"{PATH}/login", 303)
     response.delete_cookie(COOKIE, path=PATH, secure=_is_secure(request), httponly=True, samesite="strict")

@@ -1,4 +1,4 @@
-"""Observe mode, what really holds, the doctor's findings, and the audit: pages for whoever is responsible."""
+"""Pages for operators: observe mode, guarantees, the doctor's findings, and the audit."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from semel.core.protocols import AsyncStore, Store
 from semel.observe.doctor import Finding, examine
 from semel.observe.explain import Explanation
 from semel.observe.explain import explain as explained
-from semel.observe.formatting import redacted
+from semel.observe.formatting import redact
 from semel.observe.guarantees import WINDOWS, Weakness
 from semel.observe.probes import weaknesses
 from semel.observe.window_in_force import WindowInForce
@@ -75,7 +75,7 @@ def routes(desk: Dashboard) -> list[Route]:
 def _explain_consumers(
     desk: Dashboard, settings: Any, windows: Mapping[tuple[str, str], WindowInForce]
 ) -> list[tuple[tuple[str, str], WindowInForce, Explanation]]:
-    """What holds for each consumer, by its mode and window: `semel explain` without options."""
+    """Explain each consumer by its mode and window, as `semel explain` without options."""
     store, live = _probe_store(desk)
     return [
         (place, window, _one(store, settings.modes[place], window.us, live))
@@ -84,7 +84,7 @@ def _explain_consumers(
 
 
 def _probe_store(desk: Dashboard) -> tuple[Store | AsyncStore, list[Weakness]]:
-    """The store, and what weakens it as its servers say; over a network they are asked on a connection of its own."""
+    """Return the store and the weaknesses that its servers show; a remote server is queried on its own connection."""
     used = desk.service.runtime.store
     if isinstance(used, Store):
         return used, weaknesses(used)
@@ -103,17 +103,21 @@ def _one(store: Any, mode: Mode, window: int, live: Any) -> Explanation:
 
 
 def _examine(url: str) -> list[Finding]:
-    """Over a connection of its own."""
+    """Run the doctor on a connection of its own."""
     store = store_for(url)
     if isinstance(store, MemoryStore):
-        return [Finding("connection", "ok", "the memory of this process: there is nothing else to examine")]
+        return [
+            Finding(
+                "connection", "ok", "the store is the memory of this process: there is nothing to examine"
+            )
+        ]
     if not isinstance(store, Store):
         return [Finding("connection", "warning", f"{store.name} serves event loops only: not examined")]
-    return [Finding(each.check, each.level, redacted(each.what), each.fix) for each in examine(store)]
+    return [Finding(each.check, each.level, redact(each.what), each.fix) for each in examine(store)]
 
 
 async def _audit_entries(desk: Dashboard, viewer: Viewer) -> list[audit.AuditEntry]:
-    """What was done, the newest first."""
+    """Return the audit entries, the newest first."""
     rows: list[audit.AuditEntry] = []
     prefix, cursor = audit.prefix_of(viewer.tenant), None
     while True:

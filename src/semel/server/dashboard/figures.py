@@ -27,24 +27,24 @@ from semel.types import Mode
 __all__ = ["ALARM", "RANGES", "Figures", "Range", "RollupCell", "RollupReader"]
 
 FRESH_S = 5.0
-"""How long an hour that still grows is believed."""
+"""How long the cached current hour is valid."""
 SETTLED_S = 900.0
-"""How long an hour that is over is believed: a process that could not reach the store may write it late."""
+"""How long a cached past hour is valid: a process that could not reach the store may write it late."""
 FOLDS = ((25, 60), (7, 10))
-"""Hours of that age are kept in pieces of so many minutes: no chart shows them finer."""
+"""Older hours are kept in pieces of this many minutes, the finest that a chart shows."""
 READ_H = 6
-"""Hours that are read at a time: others have their turn in between."""
+"""Hours per read, so that other requests run in between."""
 KEPT_H = 7 * 24 + 1
 MINUTES = 60
 
 
 class Range(Struct, frozen=True):
-    """How much time a chart shows, and how long each of its points is."""
+    """The time span of a chart, and the length of a point."""
 
     name: str
     minutes: int
     step: int
-    """Minutes."""
+    """In minutes."""
 
 
 RANGES: dict[str, Range] = {
@@ -60,43 +60,43 @@ RANGES: dict[str, Range] = {
 
 
 class RollupCell(Struct):
-    """What happened in a stretch of time."""
+    """The counts of a period."""
 
     consumers: dict[tuple[str, str], ConsumerCounters] = field(
         default_factory=dict[tuple[str, str], ConsumerCounters]
     )
     store: StoreCounts = field(default_factory=StoreCounts)
     held: dict[str, int] = field(default_factory=dict[str, int])
-    """Claims in flight by who holds them: the last word of each."""
+    """Claims in flight by process: the last value of each."""
 
     @property
     def in_flight(self) -> int:
-        """Claims that were held at its end."""
+        """Claims in flight at its end."""
         return sum(self.held.values())
 
     def add(self, part: MinuteCounts) -> None:
-        """Add what one process counted."""
+        """Add the counts of one process."""
         for tenant, consumer, counts in part.consumers:
             self.at((tenant, consumer)).add(counts)
         self.store.add(part.store)
         self.held[part.writer] = part.in_flight
 
     def join(self, other: "RollupCell") -> None:
-        """Add what happened in a later stretch."""
+        """Add a later period."""
         for name, counts in other.consumers.items():
             self.at(name).add(counts)
         self.store.add(other.store)
         self.held |= other.held
 
     def at(self, name: tuple[str, str]) -> ConsumerCounters:
-        """The counts of one consumer, to be added to."""
+        """Return the counts of one consumer, for adding."""
         counts = self.consumers.get(name)
         if counts is None:
             counts = self.consumers[name] = ConsumerCounters()
         return counts
 
     def total(self, tenant: str | None, consumer: str = "") -> ConsumerCounters:
-        """The counts of a tenant (`None`: all) and of one consumer of it, or of all."""
+        """Return the counts of a tenant (`None`: all), of one consumer or of all."""
         total = ConsumerCounters()
         for (whose, name), counts in self.consumers.items():
             if tenant in (None, whose) and consumer in ("", name):
@@ -126,27 +126,27 @@ class RollupReader:
         self._clock = clock
         self._hours: dict[int, _Hour] = {}
         self.turning: asyncio.Lock = asyncio.Lock()
-        """Held while rollups are written or read, so that nothing is seen twice or not at all."""
+        """Held while rollups are written or read, so that no count is seen twice or missed."""
 
     @property
     def minute(self) -> int:
-        """This minute, by the store's clock as far as it is known."""
+        """The current minute by the store's clock."""
         return int(self._tally.now_s // 60)
 
     def expire(self) -> None:
-        """Something was written by this process."""
+        """Invalidate the cache after a write of this process."""
         self._hours.pop(self.minute // MINUTES, None)
         self._hours.pop(self.minute // MINUTES - 1, None)
 
     async def cells(self, since: int, step: int = 1, until: int | None = None) -> dict[int, RollupCell]:
-        """What happened since a minute, in pieces of `step` minutes by their first one; what is under way included."""
+        """Return the counts since a minute, in pieces of `step` minutes, including the current minute."""
         until = self.minute if until is None else until
         wanted = range(since // MINUTES, until // MINUTES + 1)
         async with self.turning:
             await self._read(wanted)
             found: dict[int, RollupCell] = {}
             for hour in wanted:
-                for minute, cell in self._hours[hour].cells.items():  # in the order of time
+                for minute, cell in self._hours[hour].cells.items():  # in order of time
                     if since <= minute <= until:
                         _at(found, minute - minute % step).join(cell)
             for part in self._writer.unwritten():
@@ -155,7 +155,7 @@ class RollupReader:
             return found
 
     async def total(self, since: int) -> RollupCell:
-        """All of it in one piece."""
+        """Return one sum."""
         total = RollupCell()
         for _, cell in sorted((await self.cells(since, MINUTES)).items()):
             total.join(cell)
@@ -198,19 +198,19 @@ def _at(cells: dict[int, RollupCell], first: int) -> RollupCell:
 
 
 ALARM = 0.01
-"""The share of duplicates above which somebody should look: the line in the chart, and the alert's."""
+"""The share of duplicates that deserves attention: the line in the chart, and the alert's threshold."""
 HEADER_MINUTES = 60
 HEADER_LIVE_S = 0.5
 SETTINGS_LIVE_S = 5.0
 TOLD_S = 8.0
-"""So long after a minute everybody has written what happened in it, and it has been read."""
+"""By this time after a minute all processes have written it, and it has been read."""
 LAGS_MAX = 20_000
-"""Lags that the advisor is given; more of them are thinned out, in proportion."""
+"""The most lags for the advisor; more are sampled in proportion."""
 WEEK_MINUTES = 7 * 24 * 60
 
 
 class Figures:
-    """What pages show of the rollups, for a tenant (`None`: all)."""
+    """Figures for pages from the rollups, for a tenant (`None`: all)."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class Figures:
         self._settings: tuple[float, StoreSettings] | None = None
 
     async def settings(self) -> StoreSettings:
-        """The store's windows and modes, semel's own consumers left out."""
+        """Return the store's windows and modes, without semel's own consumers."""
         if self._settings is None or self._clock() - self._settings[0] > SETTINGS_LIVE_S:
             found = answer_or_raise((await self._looks.quick((ReadSettings(),)))[0])
             modes = {place: mode for place, mode in found.modes.items() if not is_own(*place)}
@@ -237,11 +237,11 @@ class Figures:
         return self._settings[1]
 
     def expire(self) -> None:
-        """Settings were changed."""
+        """Invalidate the cached settings."""
         self._settings = None
 
     async def header(self, tenant: str | None) -> dict[str, Any]:
-        """The counters that are always visible: the last hour, up to this moment."""
+        """Return the counters of the header: the last hour until now."""
         known = self._headers.get(tenant)
         if known is not None and self._clock() - known[0] < HEADER_LIVE_S:
             return known[1]
@@ -275,7 +275,7 @@ class Figures:
         return last.in_flight
 
     async def lines(self, chosen: Range, tenant: str | None, consumer: str = "") -> dict[str, Any]:
-        """The charts: columns of equal length, one value for each point of time, and their totals."""
+        """Return the data of the charts: columns of equal length, one value per point, and their totals."""
         until = await self._until()
         last = until - until % chosen.step
         points = range(last - chosen.minutes + chosen.step, last + 1, chosen.step)
@@ -284,10 +284,10 @@ class Figures:
         columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
         for point in points:
             cell = cells.get(point, RollupCell())
-            if tenant is not None:  # what is about the whole store is not for one of its tenants
+            if tenant is not None:  # figures of the whole store are not shown to one tenant
                 cell = RollupCell(cell.consumers)
             elapsed_s = chosen.step * 60.0
-            if point == last:  # it is not over: a line that falls at its end would be a lie
+            if point == last:  # the last point is incomplete and would look like a drop
                 elapsed_s = min(elapsed_s, max(1.0, until_s - point * 60))
             _append(columns, point, cell, cell.total(tenant, consumer), elapsed_s)
         counts = (await self.whole(chosen)).total(tenant, consumer)
@@ -299,7 +299,7 @@ class Figures:
         }
 
     async def _until(self) -> int:
-        """The last minute that can be drawn: this one while this process is alone, else the last that all have told."""
+        """Return the last minute to draw: the current one if this process is alone, else the last complete one."""
         minute = self._book.minute
         recent = RollupCell()
         for _, cell in sorted((await self._book.cells(minute - 2)).items()):
@@ -309,7 +309,7 @@ class Figures:
         return minute - 1 if self._tally.now_s % 60 > TOLD_S else minute - 2
 
     async def rows(self, chosen: Range, tenant: str | None) -> list[dict[str, Any]]:
-        """A line for each consumer, the busiest first; those that only the store knows are there too."""
+        """Return a row per consumer, the busiest first, including consumers without recent traffic."""
         total = await self.whole(chosen)
         settings = await self.settings()
         names = {name for name in (*total.consumers, *settings.modes) if tenant in (None, name[0])}
@@ -326,15 +326,15 @@ class Figures:
         return sorted(rows, key=lambda row: (-row["received"], row["tenant"], row["consumer"]))
 
     async def counts(self, chosen: Range, tenant: str | None) -> ConsumerCounters:
-        """All counts of a range."""
+        """Return the counts of a range."""
         return (await self.whole(chosen)).total(tenant)
 
     async def whole(self, chosen: Range) -> RollupCell:
-        """Everything of a range, the store's own figures too."""
+        """Return all figures of a range, including those of the store."""
         return await self._book.total(self._book.minute - chosen.minutes + 1)
 
     async def lags(self, tenant: str | None, consumer: str = "") -> ConsumerCounters:
-        """All that is known of how late duplicates came: the last seven days."""
+        """Return the redelivery lags of the last seven days."""
         return (await self._book.total(self._book.minute - WEEK_MINUTES)).total(tenant, consumer)
 
 
@@ -396,7 +396,7 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def advice(counts: ConsumerCounters, current_us: int | None) -> tuple[Advice | None, str]:
-    """What the advisor says of these lags; or why it says nothing."""
+    """Return the advice for these lags, or the reason why there is none."""
     number = sum(counts.lags.values())
     thin = max(1.0, number / LAGS_MAX)
     seconds: list[float] = []

@@ -1,4 +1,4 @@
-"""Claims in flight: how old each is, against its lease."""
+"""Claims in flight: the age of each, and its lease."""
 
 import time
 from typing import Any
@@ -20,7 +20,7 @@ __all__ = ["routes"]
 ROWS_MAX = 200
 LIVE_S = 1.5
 SLOW_SHARE = 10.0
-"""A listing is believed for so many times as long as it took."""
+"""A listing is cached for this many times its duration."""
 
 
 def routes(desk: Dashboard) -> list[Route]:
@@ -55,7 +55,7 @@ def routes(desk: Dashboard) -> list[Route]:
 def _row(viewer: Viewer, record: Record, now: int) -> dict[str, Any]:
     began = max(
         record.fence, record.first_seen_us
-    )  # the fence of a claim is when it was made, unless clocks went back
+    )  # the fence of a claim is its time, unless clocks went back
     age_s, left_s = max(0.0, (now - began) / 1e6), (record.lease_until_us - now) / 1e6
     whole_s = age_s + max(0.0, left_s)
     return {

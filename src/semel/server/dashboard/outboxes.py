@@ -1,4 +1,4 @@
-"""The outbox beside the store: what waits, what was given up, and letting it be tried again."""
+"""The outbox in the store's database: waiting and dead messages, retry and drop."""
 
 import asyncio
 import uuid
@@ -38,7 +38,7 @@ def routes(desk: Dashboard) -> list[Route]:
         viewer.require("admin")
         verb, ids = form.get("verb", ""), _ids(form.get("id", ""))
         if verb not in ("retry", "drop") or not box.is_there or (verb == "drop" and ids is None):
-            raise HttpProblem(422, "invalid", "say which message, and whether to retry or to drop it")
+            raise HttpProblem(422, "invalid", "choose a message, and retry or drop")
         said = ", ".join(ids) if ids else "all that are dead"
         await desk.service.note(viewer.caller, "", f"outbox {verb}", ids=said)
         count: int = await box.use(lambda rows: rows.retry(ids) if verb == "retry" else rows.drop(ids or []))
@@ -53,11 +53,11 @@ def _ids(text: str) -> list[str] | None:
     try:
         return [str(uuid.UUID(text))]
     except ValueError:
-        raise HttpProblem(422, "invalid", "that is no id of a message") from None
+        raise HttpProblem(422, "invalid", "that is not the id of a message") from None
 
 
 class OutboxReader:
-    """The outbox in the store's database, opened for each look: a relay elsewhere does the work."""
+    """Reads the outbox in the store's database; opened for each request."""
 
     def __init__(self, desk: Dashboard) -> None:
         self._url = desk.service.settings.store
@@ -69,7 +69,7 @@ class OutboxReader:
             self.is_there = False
 
     async def use(self, work: Callable[[Rows], Awaitable[T]]) -> T:
-        """Open it, do it, close it."""
+        """Open the outbox, run the action, close it."""
         async with self._lock:
             rows = rows_for(self._url)
             await rows.open()

@@ -1,4 +1,4 @@
-"""The first page and what it shows live: charts, consumers, and the counters in every header."""
+"""The first page and its live parts: charts, consumers, and the counters in every header."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ __all__ = ["routes"]
 
 TICK_S = 1.0
 QUIET_TICKS = 15
-"""After so many without news something is sent all the same, so that nobody on the way hangs up."""
+"""After this many silent ticks a comment is sent, so that proxies keep the connection open."""
 NAME_CHARS_MAX = 128
 
 _encode = msgspec.json.encode
@@ -40,7 +40,7 @@ def routes(desk: Dashboard) -> list[Route]:
         rows = await desk.figures.rows(range_of(request), viewer.tenant)
         return await desk.page(request, viewer, "_consumers.html", {"rows": rows})
 
-    async def held(request: Request) -> Response:
+    async def holdings(request: Request) -> Response:
         viewer = await desk.viewer(request)
         stats, age_s = desk.looks.stats(viewer.tenant)
         return await desk.page(request, viewer, "_held.html", {"stats": stats, "stats_age_s": age_s})
@@ -54,23 +54,21 @@ def routes(desk: Dashboard) -> list[Route]:
     async def live(request: Request) -> Response:
         viewer = await desk.viewer(request)
         if desk.is_full(viewer):
-            raise HttpProblem(
-                429, "too-many", "too many pages listen already; this one shows figures as they were"
-            )
+            raise HttpProblem(429, "too-many", "too many pages are live already; this one does not update")
         return StreamingResponse(_ticks(desk, request, viewer), media_type="text/event-stream")
 
     return [
         Route("/", overview),
         Route("/parts/consumers", consumers),
-        Route("/parts/held", held),
+        Route("/parts/held", holdings),
         Route("/data", data),
         Route("/live", live),
     ]
 
 
 async def _ticks(desk: Dashboard, request: Request, viewer: Viewer) -> AsyncIterator[bytes]:
-    """The header's counters whenever they change, until the service is about to end or the token is revoked."""
-    if desk.is_full(viewer):  # many were let in before the first of them listened
+    """Send the header's counters whenever they change, until the service drains or the token is revoked."""
+    if desk.is_full(viewer):  # many may have passed the first check at once
         return
     name = viewer.caller.name
     desk.listeners[name] += 1
@@ -85,7 +83,7 @@ async def _ticks(desk: Dashboard, request: Request, viewer: Viewer) -> AsyncIter
             except (
                 HttpProblem,
                 StoreError,
-            ):  # the store does not answer: the page keeps the last that it was told
+            ):  # the store does not answer: the page keeps its last figures
                 now = said
             quiet = 0 if now != said or quiet >= QUIET_TICKS else quiet + 1
             if not quiet and now:

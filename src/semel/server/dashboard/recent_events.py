@@ -1,4 +1,4 @@
-"""The last things that happened in this instance, for the live list and for the strip of one event."""
+"""Recent hook events of this instance, for the live list and for the timeline of one event."""
 
 import time
 from collections import deque
@@ -31,7 +31,7 @@ _KEPT: dict[type[events.HookEvent], str] = {
 
 
 class RecentEvent(Struct, frozen=True, gc=False):
-    """One thing that happened."""
+    """One hook event."""
 
     number: int
     at_us: int
@@ -45,7 +45,7 @@ class RecentEvent(Struct, frozen=True, gc=False):
 
 
 class Tail:
-    """A hook that remembers the last few thousand."""
+    """A hook that keeps the last few thousand events."""
 
     def __init__(self) -> None:
         self._seen: deque[RecentEvent] = deque(maxlen=SEEN_MAX)
@@ -54,11 +54,11 @@ class Tail:
         restart_after_fork(self)
 
     def after_fork(self) -> None:
-        """The lock is another's."""
+        """Replace the lock in a child process."""
         self._lock = Lock()
 
     def __call__(self, happening: events.HookEvent) -> None:
-        """Remember it."""
+        """Keep the event."""
         what = _KEPT.get(type(happening))
         if what is None:
             return
@@ -79,7 +79,7 @@ class Tail:
             )
 
     def last(self, limit: int, tenant: str | None, consumer: str = "", what: str = "") -> list[RecentEvent]:
-        """The newest first: of a tenant (`None`: all), a consumer, a kind."""
+        """Return events, the newest first: of a tenant (`None`: all), a consumer, a kind."""
         found: list[RecentEvent] = []
         for seen in self._newest():
             if tenant in (None, seen.tenant) and consumer in ("", seen.consumer) and what in ("", seen.what):
@@ -89,7 +89,7 @@ class Tail:
         return found
 
     def of(self, record_id: tuple[str, str, str]) -> list[RecentEvent]:
-        """Everything about one key, oldest first."""
+        """Return the events of one key, oldest first."""
         mine = [each for each in self._newest() if (each.tenant, each.consumer, each.key) == record_id]
         return mine[::-1]
 
@@ -111,12 +111,12 @@ def _detail(event: events.DeliveryEvent) -> str:
 
 
 NEAR_US = 1_500_000
-"""Told by the record and seen here within this time: one and the same."""
+"""A point of the record and an event within this time are the same."""
 _SAID = {"claimed": "claimed", "done": "done", "failed": "failed", "unknown": "unknown"}
 
 
 class TimelinePoint(Struct, frozen=True):
-    """One point on the strip."""
+    """One point on the timeline."""
 
     at_us: int
     what: str
@@ -126,7 +126,7 @@ class TimelinePoint(Struct, frozen=True):
     after_us: int | None = None
     """Since the first delivery."""
     where: str = ""
-    """Which instance saw it; empty: the record says so."""
+    """The instance that saw it; empty: it comes from the record."""
 
 
 TONES = {
@@ -145,7 +145,7 @@ TONES = {
 
 
 def strip(record: Record, seen: Sequence[RecentEvent], now: int, instance: str) -> list[TimelinePoint]:
-    """From the first delivery to the end of its window."""
+    """Return the timeline, from the first delivery to the end of the window."""
     first = record.first_seen_us
     stops = (
         [TimelinePoint(first, "received", "dull", "the first delivery, and its claim", 0)] if first else []
@@ -160,7 +160,7 @@ def strip(record: Record, seen: Sequence[RecentEvent], now: int, instance: str) 
             TimelinePoint(record.settled_at_us, record.state, tone, detail, record.settled_at_us - first)
         )
     for each in seen:
-        if not _is_told(record, each):
+        if not _is_in_record(record, each):
             detail = each.detail
             lag_us = each.at_us - first if each.lag_s is None else round(each.lag_s * 1e6)
             stops.append(
@@ -168,7 +168,7 @@ def strip(record: Record, seen: Sequence[RecentEvent], now: int, instance: str) 
             )
     if record.state == "claimed" and record.owner:
         over = record.lease_until_us <= now
-        text = "whoever comes next takes over" if over else "unless it is renewed"
+        text = "the next delivery takes over" if over else "unless it is renewed"
         stops.append(
             TimelinePoint(
                 record.lease_until_us,
@@ -186,8 +186,8 @@ def strip(record: Record, seen: Sequence[RecentEvent], now: int, instance: str) 
     return timed[:1] + steps + timed[1:]
 
 
-def _is_told(record: Record, seen: RecentEvent) -> bool:
-    """Whether the record says the same: its claim, its end."""
+def _is_in_record(record: Record, seen: RecentEvent) -> bool:
+    """Whether the record shows the same point: its claim or its end."""
     if seen.what == "claimed":
         return abs(seen.at_us - record.first_seen_us) < NEAR_US and record.attempt == 1
     return seen.what == record.state and abs(seen.at_us - record.settled_at_us) < NEAR_US

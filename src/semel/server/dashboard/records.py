@@ -1,4 +1,4 @@
-"""Search, the strip of one event, and what an operator may do to it."""
+"""Search, the timeline of one event, and the actions of operators."""
 
 import asyncio
 import re
@@ -33,7 +33,7 @@ TAIL_ROWS = 40
 FENCE = re.compile("[0-9]{1,16}")
 STATES: tuple[State, ...] = ("claimed", "done", "failed", "unknown")
 SCOPES_MAX = 1000
-"""Consumers that a key is looked for in."""
+"""The most consumers that a search covers."""
 
 
 def routes(desk: Dashboard) -> list[Route]:
@@ -91,14 +91,14 @@ def routes(desk: Dashboard) -> list[Route]:
 
 
 def address(record_id: Id, verb: str = "event") -> str:
-    """Where the page of a record is."""
+    """Return the path of the page of a record."""
     tenant, consumer, key = record_id
     of = f"?tenant={quote(tenant, safe='')}" if tenant else ""
     return f"/ui/{verb}/{quote(consumer, safe='')}/{quote(key, safe='')}{of}"
 
 
 async def _search(desk: Dashboard, viewer: Viewer, request: Request) -> dict[str, Any]:
-    """What a search comes to: the records of a key, or those that begin like it, or those of a state."""
+    """Search the records of a key, of a prefix, or of a state."""
     asked = request.query_params
     query, consumer = asked.get("q", "").strip(), asked.get("consumer", "")
     state = next((each for each in STATES if each == asked.get("state")), None)
@@ -144,7 +144,7 @@ def _row(record: Record) -> dict[str, Any]:
 
 
 async def _record(desk: Dashboard, viewer: Viewer, request: Request) -> Record:
-    """The record that an address names, for whoever may see it. Raises `HttpProblem`."""
+    """Return the record of a path if the user may see it. Raises `HttpProblem`."""
     named = request.query_params.get("tenant", "")
     tenant = named if viewer.tenant is None else viewer.tenant
     key = request.path_params["key"]
@@ -167,8 +167,8 @@ async def _record(desk: Dashboard, viewer: Viewer, request: Request) -> Record:
 async def _event(desk: Dashboard, record: Record) -> dict[str, Any]:
     now = now_us()
     try:
-        kept = await desk.taker.kept(record)
-    except StoreUnavailable:  # of the table; the record is worth showing
+        kept = await desk.taker.find_event(record)
+    except StoreUnavailable:  # the table does not answer; show the record anyway
         kept = None
     shown = await asyncio.to_thread(document, record, now)
     return {
@@ -187,39 +187,37 @@ async def _forget(desk: Dashboard, viewer: Viewer, record: Record, force: bool) 
         audit.warn(record, viewer.label)
     found = await desk.service.one(viewer.caller, Forget(record.id, force, record.fence))
     if isinstance(found, Busy):
-        raise HttpProblem(
-            409, "running", "a claim runs: wait for it, or tick the box that takes it away from its owner"
-        )
+        raise HttpProblem(409, "running", "a claim runs: wait for it, or tick the box to force it")
     if isinstance(found, Lost | Absent):
-        raise _changed_problem()
+        raise _problem_of_change()
 
 
 async def _replay(desk: Dashboard, viewer: Viewer, record: Record, fence: str) -> None:
     if fence != str(record.fence):
-        raise _changed_problem()
-    event = await desk.taker.kept(record)
+        raise _problem_of_change()
+    event = await desk.taker.find_event(record)
     if event is None:
         raise HttpProblem(
             409, "payload-unknown", "its payload is not kept here; forget it, and its next delivery runs"
         )
     details = {"consumer": record.consumer, "key": record.key, "fence": record.fence, "state": record.state}
-    permit(viewer.caller, Forget(record.id))  # what a replay begins with
+    permit(viewer.caller, Forget(record.id))  # the first step of a replay
     await desk.service.note(viewer.caller, record.tenant, "replay", **details)
     if not await desk.taker.again(record, event):
-        raise _changed_problem()
+        raise _problem_of_change()
 
 
 async def _decide(desk: Dashboard, viewer: Viewer, record: Record, form: dict[str, str]) -> None:
     to = form.get("to", "")
     if to not in ("done", "absent") or not FENCE.fullmatch(form.get("fence", "")):
-        raise HttpProblem(422, "invalid", "say whether it happened: done or absent")
+        raise HttpProblem(422, "invalid", "choose whether it happened: done or absent")
     settings = await desk.figures.settings()
     window = resolve(settings.windows, record.tenant, record.consumer, record.event_type, DEFAULT_WINDOW_US)
     value = encode(None) if to == "done" else None
     item = Resolve(record.id, int(form["fence"]), to, value, window)  # type: ignore[arg-type]  # looked at above
     if isinstance(await desk.service.one(viewer.caller, item), Lost):
-        raise _changed_problem()
+        raise _problem_of_change()
 
 
-def _changed_problem() -> HttpProblem:
-    return HttpProblem(409, "changed", "the event has changed since you looked; look again")
+def _problem_of_change() -> HttpProblem:
+    return HttpProblem(409, "changed", "the event has changed since the page was loaded; reload it")

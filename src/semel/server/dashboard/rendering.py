@@ -1,4 +1,4 @@
-"""Pages from templates: what they may call, and the headers that keep everything foreign out of them."""
+"""Render templates: their filters, and security headers against foreign content."""
 
 import hashlib
 import math
@@ -22,7 +22,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""Nothing inline, nothing from elsewhere. Pico draws its arrows as data: images."""
+"""Nothing inline and nothing from other sites. Pico draws its arrows as data: images."""
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -30,13 +30,13 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 DASH = "\N{EN DASH}"
-"""Where there is nothing to say."""
+"""Shown for a missing value."""
 FOREVER = "public, max-age=31536000, immutable"
 TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
 
 
 class Sealed:
-    """ASGI middleware: the headers above on every answer."""
+    """ASGI middleware that adds these headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app: ASGIApp = app
@@ -44,7 +44,7 @@ class Sealed:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass it on."""
 
-        async def sealed(message: Message) -> None:
+        async def send_sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -52,7 +52,7 @@ class Sealed:
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        await self.app(scope, receive, sealed)
+        await self.app(scope, receive, send_sealed)
 
 
 def number(value: float | None) -> str:
@@ -76,7 +76,7 @@ def percent(share: float | None) -> str:
 
 
 def size(count: int | None) -> str:
-    """Bytes, for people."""
+    """Format a size."""
     if count is None:
         return DASH
     left = float(count)
@@ -88,14 +88,14 @@ def size(count: int | None) -> str:
 
 
 def moment(at_us: int) -> str:
-    """An instant, in universal time; the page turns it into the reader's own."""
+    """Format an instant in UTC; the page shows it in local time."""
     if not 0 < at_us < 253402300800_000_000:  # noqa: PLR2004 - the year 10000
         return DASH
     return datetime.fromtimestamp(at_us / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def seconds(value: float | None) -> str:
-    """A span of time in its natural unit."""
+    """Format a duration in a fitting unit."""
     return DASH if value is None else duration_text(round(value * 1e6))
 
 
@@ -122,7 +122,7 @@ def _make_environment() -> Environment:
 
 
 def _addresses() -> dict[str, str]:
-    """Where each file is, with what it holds in the address: so browsers may keep it for ever."""
+    """Build the paths of the static files, each with a hash of its content, so that browsers can cache it for ever."""
     return {
         path.name: f"/ui/static/{hashlib.sha256(path.read_bytes()).hexdigest()[:10]}/{path.name}"
         for path in sorted((HERE / "static").iterdir())
@@ -134,12 +134,12 @@ _environment = _make_environment()
 
 
 def page(name: str, values: Mapping[str, Any], status: int = 200) -> HTMLResponse:
-    """A template, filled in."""
+    """Render a template."""
     return HTMLResponse(_environment.get_template(name).render(values), status)
 
 
 def asset(name: str) -> Response:
-    """A file that pages use."""
+    """Serve a static file."""
     path = HERE / "static" / name
     if name not in STATIC or path.suffix not in TYPES:
         return Response("there is no such file\n", 404, media_type="text/plain")

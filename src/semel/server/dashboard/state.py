@@ -1,4 +1,4 @@
-"""What all pages of one instance share: figures, looks, the live list, and who may do what."""
+"""State that all pages of one instance share: figures, store reader, live list, sessions."""
 
 import asyncio
 import platform
@@ -27,13 +27,13 @@ __all__ = ["Dashboard"]
 FLUSH_S = 60.0
 DEFAULT_RANGE = "1h"
 LIVE_MAX = 100
-"""Browsers that listen at a time."""
+"""The most live pages at a time."""
 LIVE_PER_TOKEN_MAX = 20
-"""Of one token, so that it leaves room for the others."""
+"""The most live pages of one token."""
 
 
 class Dashboard:
-    """One for each instance; writes its rollups as long as it is open."""
+    """The dashboard of one instance; writes rollups while it is open."""
 
     def __init__(self, service: Service, taker: Events, tally: CounterHook, tail: Tail) -> None:
         self.service: Service = service
@@ -46,11 +46,11 @@ class Dashboard:
         self._book = RollupReader(self.looks, tally, self._writer)
         self.figures: Figures = Figures(self._book, tally, self.looks, self._writer.mark)
         self.listeners: Counter[str] = Counter()
-        """Browsers that listen, by their token."""
+        """Live pages by token."""
         self._flusher: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Write rollups from now on."""
+        """Start to write rollups."""
         self._flusher = asyncio.get_running_loop().create_task(self._flush(), name="semel-rollups")
 
     async def close(self) -> None:
@@ -63,7 +63,7 @@ class Dashboard:
 
     async def _flush(self) -> None:
         while True:
-            await asyncio.sleep(FLUSH_S - self._tally.now_s % FLUSH_S + 0.1)  # just after the minute
+            await asyncio.sleep(FLUSH_S - self._tally.now_s % FLUSH_S + 0.1)  # just after the full minute
             await self._write(self._writer.flush())
 
     async def _write(self, asking: Asking) -> None:
@@ -75,17 +75,17 @@ class Dashboard:
                 logging.getLogger("semel").warning("rollups could not be written: %s", error)
 
     def is_full(self, viewer: Viewer) -> bool:
-        """Whether no more browsers may listen: at all, or with this token."""
+        """Whether no more live pages are allowed, in total or with this token."""
         if self.listeners.total() >= LIVE_MAX:
             return True
         return viewer.has_token and self.listeners[viewer.caller.name] >= LIVE_PER_TOKEN_MAX
 
     async def viewer(self, request: Request) -> Viewer:
-        """Who looks. Raises `LoginNeeded`."""
+        """Return the user. Raises `LoginNeeded`."""
         return await viewer_of(request, self.service)
 
     async def overseer(self, request: Request) -> Viewer:
-        """Who looks at what is about the whole store. Raises `LoginNeeded`, and `Problem` for who sees one tenant."""
+        """Return a user of the whole store. Raises `LoginNeeded`, and `HttpProblem` for a user of one tenant."""
         viewer = await self.viewer(request)
         viewer.caller.require_all_tenants("this is about the whole store")
         return viewer
@@ -98,7 +98,7 @@ class Dashboard:
         values: dict[str, Any] | None = None,
         status: int = 200,
     ) -> Response:
-        """A whole page, or only its part for a request that asks for no more."""
+        """Render a whole page, or only the part that a partial request asks for."""
         always = {"viewer": viewer, "chosen": range_of(request), "ranges": RANGES, "store": self.store_name}
         always["header"] = await self.figures.header(viewer.tenant)
         always["path"] = request.url.path
@@ -106,7 +106,7 @@ class Dashboard:
 
     @property
     def store_name(self) -> str:
-        """What is behind all this, without its address."""
+        """The kind of the store, without its address."""
         return self.service.runtime.store.name.partition(":")[0]
 
 

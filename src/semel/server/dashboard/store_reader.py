@@ -1,4 +1,4 @@
-"""Look at the store beside the traffic: quick looks by key, and slow ones that nobody else waits for."""
+"""Read the store for pages: quick lookups by key, and slow scans that delay no other request."""
 
 import asyncio
 import time
@@ -19,23 +19,23 @@ from semel.types import Record, Stats, Unavailable
 __all__ = ["DEFAULT_WINDOW_US", "StoreReader"]
 
 DEFAULT_WINDOW_US = 24 * 3600 * 10**6
-"""Of a client that says nothing."""
+"""The default of a client."""
 ITEMS_MAX = 400
-"""In one round trip."""
+"""Lookups in one round trip."""
 COUNT_EVERY_S = 10.0
 COUNT_SHARE = 0.05
-"""Of the time, at most, goes into counting: where it takes long it is done seldom."""
+"""The largest share of time for counting: slow counts are made seldom."""
 COUNTS_MAX = 100
-"""Tenants whose counts are remembered."""
+"""The most tenants with cached counts."""
 FIRST_COUNT_S = 3.0
 LANE = "dashboard"
-"""Whose turn counts wait for that no request asked for."""
+"""The queue name of counts in the background."""
 
 
 class StoreReader:
-    """What the pages ask of the store.
+    """Reads the store for the pages.
 
-    To list or to count goes through every record: those go beside the traffic, in the service's slow lane.
+    Lists and counts read every record: they go through the service's slow lane.
     """
 
     def __init__(self, service: Service) -> None:
@@ -45,13 +45,13 @@ class StoreReader:
         self._counting: dict[str | None, asyncio.Task[None]] = {}
 
     async def close(self) -> None:
-        """End the counts that are under way."""
+        """Cancel running counts."""
         for task in self._counting.values():
             task.cancel()
         await asyncio.gather(*self._counting.values(), return_exceptions=True)
 
     async def quick(self, items: Sequence[Item]) -> list[Answer]:
-        """Look at records by their keys, past the gathering of callers. Raises `StoreUnavailable`."""
+        """Read records by key, without batching with other callers. Raises `StoreUnavailable`."""
         answers: list[Answer] = []
         store, charge = self._service.runtime.store, self._service.costs.charge_store
         for at in range(0, len(items), ITEMS_MAX):
@@ -59,7 +59,7 @@ class StoreReader:
         return answers
 
     async def ask(self, asking: Asking) -> Any:
-        """Run what yields items, by quick looks."""
+        """Run a generator of items with quick lookups."""
         return await adrive(asking, self.quick)
 
     async def slow(self, item: Count | Scan) -> Any:
@@ -72,12 +72,12 @@ class StoreReader:
     async def window_in_force(
         self, stored: Mapping[tuple[str, str, str], int], tenant: str, consumer: str
     ) -> WindowInForce:
-        """The window of a consumer: stored, or as some of its finished records show."""
+        """Return the window of a consumer: stored, or from some of its finished records."""
         page = await self.slow(Scan(tenant, consumer, "done", limit=SAMPLE))
         return window_in_force(stored, tenant, consumer, page.records, DEFAULT_WINDOW_US)
 
     def stats(self, tenant: str | None) -> tuple[Stats | None, float]:
-        """How much the store holds as last counted, and how many seconds ago; counted again behind the scenes."""
+        """Return the last statistics and their age in seconds; refreshes them in the background."""
         known = self._stats.get(tenant)
         task = self._counting.get(tenant)
         now = time.monotonic()
@@ -87,8 +87,8 @@ class StoreReader:
             self._counting[tenant] = asyncio.get_running_loop().create_task(self._count(tenant))
         return (None, 0.0) if known is None else (known[1], now - known[0])
 
-    async def counted(self, tenant: str | None) -> tuple[Stats | None, float]:
-        """The same; the first time it is waited for, for a moment."""
+    async def wait_for_stats(self, tenant: str | None) -> tuple[Stats | None, float]:
+        """Return the same; waits shortly for the first count."""
         found = self.stats(tenant)
         if found[0] is None and (task := self._counting.get(tenant)) is not None:
             await asyncio.wait((task,), timeout=FIRST_COUNT_S)
@@ -96,7 +96,7 @@ class StoreReader:
         return found
 
     def expire(self) -> None:
-        """Count again at the next look."""
+        """Invalidate the statistics."""
         self._due.clear()
 
     async def _count(self, tenant: str | None) -> None:
@@ -112,7 +112,7 @@ class StoreReader:
 
 
 def records_of(answers: Sequence[Answer]) -> list[Record]:
-    """The records among the answers to lookups, semel's own left out. Raises `StoreUnavailable`."""
+    """Return the records among the answers, without semel's own. Raises `StoreUnavailable`."""
     found: list[Record] = []
     for answer in answers:
         if isinstance(answer, Unavailable):

@@ -1,4 +1,4 @@
-"""The store: its powers, what it holds, how its tiers share the work, and cleaning up."""
+"""The store: its capabilities, statistics, tiers, and purging."""
 
 from msgspec.structs import asdict
 from starlette.requests import Request
@@ -14,9 +14,9 @@ __all__ = ["routes"]
 
 PURGE_ROWS = 5000
 ANSWERING = ("cache_hits", "truth_asked")
-"""Every key is answered by one of them."""
+"""Counters of keys by the tier that answered."""
 POWERS = {
-    "durable": "an answered write survives the death of every process",
+    "durable": "a confirmed write survives the end of every process",
     "exact": "its answers are facts, not guesses",
     "fenced": "a late worker cannot overwrite its successor",
     "transactional": "an inbox can live in your own transaction",
@@ -30,7 +30,7 @@ def routes(desk: Dashboard) -> list[Route]:
 
     async def stores(request: Request) -> Response:
         viewer = await desk.viewer(request)
-        stats, age_s = await desk.looks.counted(viewer.tenant)
+        stats, age_s = await desk.looks.wait_for_stats(viewer.tenant)
         powers = asdict(desk.service.runtime.store.capabilities)
         total = await desk.figures.whole(range_of(request))
         values = {
@@ -54,7 +54,7 @@ def routes(desk: Dashboard) -> list[Route]:
 
 
 def tiers(counted: dict[str, float]) -> list[tuple[str, float, float | None]]:
-    """What the tiers of a store say about themselves: words, counts, and the shares of those that answer."""
+    """Return facts, counts and shares of the tiers of a store."""
     whole = sum(counted.get(name, 0) for name in ANSWERING)
     return [
         (COUNTS.get(name, name), number, number / whole if whole and name in ANSWERING else None)

@@ -1,4 +1,4 @@
-"""Windows: what is stored, what the measured lags advise, and changing them."""
+"""Windows: show, advise and change them."""
 
 import math
 from typing import Any
@@ -27,7 +27,7 @@ LEFT, BOTTOM = 8, 26
 TICKS = ((1, "1 s"), (60, "1 min"), (3600, "1 h"), (86400, "1 d"), (7 * 86400, "7 d"), (30 * 86400, "30 d"))
 TYPE_CHARS_MAX = 128
 SHOWN_MAX = 30
-"""Consumers whose window in force is looked for: a look at some records each."""
+"""The most consumers whose effective window is read: some records each."""
 
 
 def routes(desk: Dashboard) -> list[Route]:
@@ -88,7 +88,7 @@ async def _set(desk: Dashboard, viewer: Viewer, form: dict[str, str]) -> None:
 
 
 def histogram(counts: ConsumerCounters, current_us: int, advised: Advice | None) -> dict[str, Any] | None:
-    """Bars of the measured lags on a logarithmic axis, and where the window stands; nothing where nothing came."""
+    """Return bars of the lags on a logarithmic axis, and the position of the window; `None` without lags."""
     if not counts.lags:
         return None
     most = max(counts.lags.values())
@@ -118,7 +118,7 @@ def histogram(counts: ConsumerCounters, current_us: int, advised: Advice | None)
 
 
 def _x(second: float) -> float:
-    """Where a lag is on the axis: the right edge of its bar."""
+    """Return the position of a lag on the axis: the right edge of its bar."""
     each = (WIDE - 2 * LEFT) / len(LAGS_S)
     place = math.log2(max(second, LAGS_S[0])) - math.log2(LAGS_S[0]) + 1
     return round(min(WIDE - LEFT, LEFT + place * each), 1)

@@ -1,4 +1,4 @@
-"""What every route needs: who asks, what was sent, how to answer."""
+"""Helpers of every route: the caller, the body, the response."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from semel.server.auth import Caller
 from semel.server.middleware import read_body
-from semel.server.problems import HttpProblem, malformed_body
+from semel.server.problems import HttpProblem, problem_of_body
 from semel.server.service import Service
 from semel.server.tokens import Role
 
@@ -33,65 +33,67 @@ T = TypeVar("T")
 JSON = "application/json"
 TENANT_HEADER = "semel-tenant"
 QUICK_BYTES = 16 * 1024
-"""Values of this size are decoded faster than a thread is woken."""
+"""Smaller values are decoded faster than a thread wakes up."""
 _encode = msgspec.json.Encoder().encode
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Who asks what of whom."""
+    """A request with its service and caller."""
 
     service: Service
     caller: Caller
     tenant: str
-    """The tenant of endpoints that name none."""
+    """The tenant of endpoints whose path names none."""
 
 
 def authorize(request: Request, role: Role) -> Asked:
-    """The service and the caller, who has at least that role. Raises `HttpProblem`."""
+    """Return the service and the caller. Raises `HttpProblem` if the role is too low."""
     caller: Caller = request.state.caller
     caller.require(role)
     return Asked(request.app.state.service, caller, caller.acting_for(request.headers.get(TENANT_HEADER)))
 
 
 def content_type(request: Request) -> str:
-    """The media type of the body, without its parameters."""
+    """Return the media type of the body, without parameters."""
     return str(request.headers.get("content-type", "")).partition(";")[0].strip().lower()
 
 
 async def body_of(request: Request) -> bytes:
-    """The body, within its bounds. Raises `HttpProblem`."""
+    """Read the body within its limits. Raises `HttpProblem`."""
     limits = request.app.state.service.settings.limits
     return await read_body(request, limits.body_bytes_max, limits.body_wait_s)
 
 
 async def read(request: Request, decoder: "msgspec.json.Decoder[T]") -> T:
-    """The JSON body as the decoder's type. Raises `HttpProblem`."""
+    """Decode the JSON body. Raises `HttpProblem`."""
     if content_type(request) != JSON:
         raise wrong_type(request, JSON)
     body = await body_of(request)
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise malformed_body(error) from error
+        raise problem_of_body(error) from error
 
 
 async def beside_loop(show: Callable[[], Response], size_bytes: int) -> Response:
-    """Decode and encode values in a thread where they are large, so that nobody else's request waits for it."""
+    """Decode or encode large values in a thread, so that other requests do not wait."""
     return await asyncio.to_thread(show) if size_bytes > QUICK_BYTES else show()
 
 
 def wrong_type(request: Request, *wanted: str) -> HttpProblem:
-    """The problem of a body of another kind."""
+    """Return the problem for a wrong content type."""
     found = content_type(request)[:100] or "nothing"
     return HttpProblem(415, "wrong-type", f"the content type is {found!r}; send {' or '.join(wanted)}")
 
 
 def many(count: int, service: Service, caller: Caller) -> None:
-    """Charge for so many items. Raises `HttpProblem` for more at once than are taken."""
+    """Charge for this many items. Raises `HttpProblem` if they are too many."""
     service.costs.charge(caller, items=count)
     most = service.settings.limits.batch_items_max
     if count > most:
-        raise HttpProblem(413, "too-many", f"{most} are taken at once, not {count}; send them in parts")
+        raise HttpProblem(
+            413, "too-many", f"at most {most} are allowed in a request, not {count}; send them in parts"
+        )
 
 
 def answer(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -1,4 +1,4 @@
-"""`/v1/claims`: the protocol for people with curl, and for languages without a client."""
+"""`/v1/claims`: the protocol for curl and for languages without a client."""
 
 import base64
 import binascii
@@ -90,10 +90,10 @@ class Renewals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 ENDS: dict[str, tuple[Any, str, Any]] = {
     "complete": (Completions, "The effect has happened: remember it", {"claim": HELD, "value": {"ok": True}}),
     "renew": (Renewals, "Prolong the lease", {"claim": HELD}),
-    "release": (Releases, "Give a claim up; anybody may try again", {"claim": HELD, "delay_s": 5}),
+    "release": (Releases, "Release a claim; the event may run again", {"claim": HELD, "delay_s": 5}),
     "fail": (
         Failures,
-        "It failed for good: every duplicate is told so",
+        "Fail an event for good: every duplicate gets the failure",
         {"claim": HELD, "error": "no such card"},
     ),
 }
@@ -131,7 +131,7 @@ def _add_end(
 
 
 async def claim_many(request: Request) -> Response:
-    """Claims of one consumer; a second claim of a key in one request is busy."""
+    """Claim events of one consumer; a second claim of a key in one request is busy."""
     ask = authorize(request, "write")
     said = await read(request, _claims)
     many(len(said.claims), ask.service, ask.caller)
@@ -154,7 +154,7 @@ async def claim_many(request: Request) -> Response:
     base_us = plan.window_us({}, "")
 
     def show() -> Response:
-        shown = cache(readable)  # a value that was asked for many times is decoded once
+        shown = cache(readable)  # equal values are decoded once
         pairs = zip(claims, answers, strict=True)
         return answer(ClaimOutcomes([_outcome(*pair, base_us, shown) for pair in pairs]))
 
@@ -205,9 +205,7 @@ def _outcome(
         case Late():
             return ClaimOutcome(key, "late", age_s=found.age_s)
         case Unknown():
-            return ClaimOutcome(
-                key, "unknown", detail="an attempt ended without saying what happened; resolve it"
-            )
+            return ClaimOutcome(key, "unknown", detail="the outcome of an attempt is unknown; resolve it")
         case ItemRefusal():
             return ClaimOutcome(key, "refused", detail=found.detail)
         case _:
@@ -217,7 +215,7 @@ def _outcome(
 
 
 async def end_many(request: Request, endings: Sequence[Ending]) -> Response:
-    """Complete, fail, release or renew claims that this caller shows the handles of."""
+    """Complete, fail, release or renew claims by their handles."""
     ask = authorize(request, "write")
     many(len(endings), ask.service, ask.caller)
     await ask.service.runtime.arefresh()
@@ -252,7 +250,7 @@ def _item(ask: Asked, ending: Ending) -> Item:
 
 
 def _value(value: Any, bytes_max: int) -> bytes | None:
-    """The effect has happened: a value that cannot be kept must not keep it from being completed."""
+    """Encode a value. The effect has happened, so a value that cannot be stored must not prevent the completion."""
     try:
         return encode(value, None, bytes_max)
     except ValueInvalid:
@@ -263,7 +261,7 @@ def _claim_handle(text: str) -> ClaimHandle:
     try:
         return _handle.decode(base64.urlsafe_b64decode(text))
     except (binascii.Error, msgspec.MsgspecError, ValueError) as error:
-        raise HttpProblem(422, "invalid", "that is no claim that was given out here") from error
+        raise HttpProblem(422, "invalid", "the handle is not one of this server") from error
 
 
 def _verdict(item: Item, found: Answer) -> SettleReply:

@@ -1,4 +1,4 @@
-"""`/docs`: the endpoints and their examples on one page, which loads nothing from anywhere."""
+"""`/docs`: the endpoints and their examples on one page, which loads no other file."""
 
 import json
 from functools import cache

@@ -1,4 +1,4 @@
-"""`/v1/events`: events come in, one or many, over HTTP or a WebSocket, and each is answered."""
+"""`/v1/events`: receives events, one or many, over HTTP or a WebSocket, and answers each."""
 
 import asyncio
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from starlette.websockets import WebSocketDisconnect
 from semel.server.auth import Caller
 from semel.server.events import Events, IncomingEvent, incoming
 from semel.server.openapi import Document
-from semel.server.problems import HttpProblem, malformed_body
+from semel.server.problems import HttpProblem, problem_of_body
 from semel.server.requests import EventOutcome, EventOutcomes
 from semel.server.routes.base import (
     JSON,
@@ -33,7 +33,7 @@ TYPES = (JSON, CLOUDEVENT, CLOUDEVENTS)
 EXAMPLE = {"id": "evt_1", "type": "order.placed", "amount": "12.50"}
 POLICY_VIOLATION = 1008
 STATUSES = {"accepted": 200, "duplicate": 200, "busy": 503, "invalid": 422}
-"""Of a single event, so that a producer that knows only HTTP repeats what it has to."""
+"""The status for a single event, so that a plain HTTP producer repeats it if needed."""
 
 Body = dict[str, Any] | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
 
@@ -47,7 +47,7 @@ def add(app: FastAPI, document: Document) -> None:
 
     @routes.post(
         "/events",
-        summary="Take events in, each once",
+        summary="Send events, each processed once",
         **document.operation(
             takes=Body,
             gives=EventOutcomes,
@@ -59,8 +59,8 @@ def add(app: FastAPI, document: Document) -> None:
     async def events(request: Request) -> Response:
         """A JSON object or an array of them; CloudEvents in every mode.
 
-        `accepted`: it is in the store, and will be handled whoever dies. `duplicate`: so was an earlier delivery of it.
-        A single event is also answered by the status: 422 without a key, 503 where it must be sent again.
+        `accepted`: it is stored, and will be handled even after a crash. `duplicate`: it was accepted before.
+        The status also answers a single event: 422 without a key, 503 if it must be sent again.
         """
         return await take(request)
 
@@ -72,7 +72,7 @@ def add(app: FastAPI, document: Document) -> None:
 
 
 async def take(request: Request) -> Response:
-    """The events of one request."""
+    """Process the events of one request."""
     kind = content_type(request)
     if kind not in TYPES:
         raise wrong_type(request, *TYPES)
@@ -91,9 +91,9 @@ async def take(request: Request) -> Response:
 
 
 async def listen(websocket: WebSocket) -> None:
-    """A message is an event or an array of events, and is answered by one answer or an array of answers.
+    """A message is an event or an array of events; its answer is one object or an array.
 
-    The server that carries the application bounds a message's length: it is in memory before it comes here.
+    The ASGI server bounds a message's length: it is in memory before it comes here.
     """
     caller: Caller = websocket.state.caller
     caller.require("write")
@@ -123,7 +123,7 @@ async def listen(websocket: WebSocket) -> None:
 
 
 async def _next_message(websocket: WebSocket) -> Any:
-    """The next message; a connection whose token is no longer valid is closed. Raises `WebSocketDisconnect`."""
+    """Return the next message; closes a connection whose token is no longer valid. Raises `WebSocketDisconnect`."""
     while True:
         await _check_token(websocket)
         try:
@@ -145,7 +145,7 @@ def _parse(body: bytes) -> Any:
     try:
         return _decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise malformed_body(error) from error
+        raise problem_of_body(error) from error
 
 
 def _events(found: Any, sent: bytes, headers: Any) -> list[IncomingEvent]:

@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz`, `/metrics`: for whoever watches the service."""
+"""`/livez`, `/readyz`, `/metrics`: for monitoring."""
 
 from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -17,7 +17,7 @@ __all__ = ["add"]
 
 TEXT = "text/plain; charset=utf-8"
 PROBE = Lookup((tokens.TENANT, tokens.CONSUMER, "readyz"))
-"""A question that costs the same however much the store holds."""
+"""A query whose cost does not depend on the size of the store."""
 
 
 def add(app: FastAPI, document: Document) -> None:
@@ -30,7 +30,7 @@ def add(app: FastAPI, document: Document) -> None:
         **document.operation(gives=str, gives_types=("text/plain",)),
     )
     async def livez() -> Response:
-        """Always, as long as it can answer at all: a store that is down is no reason to restart it."""
+        """200 while the process can answer: a store that is down is no reason for a restart."""
         return Response("alive\n", media_type=TEXT)
 
     @routes.get(
@@ -39,10 +39,10 @@ def add(app: FastAPI, document: Document) -> None:
         **document.operation(gives=str, gives_types=("text/plain",)),
     )
     async def readyz(request: Request) -> Response:
-        """Not while it drains, and not while its store gives no answer."""
+        """503 while it drains or its store does not answer."""
         service: Service = request.app.state.service
         if service.draining:
-            raise unavailable("draining: this instance is about to end")
+            raise unavailable("draining: this instance is shutting down")
         try:
             (found,) = await service.runtime.channel.asend((PROBE,))
         except StoreError as error:
@@ -57,7 +57,7 @@ def add(app: FastAPI, document: Document) -> None:
     async def metrics(request: Request) -> Response:
         """Counters of this instance. Needs a token of all tenants, with any role."""
         ask = authorize(request, "read")
-        ask.caller.require_all_tenants("the metrics are about all tenants")
+        ask.caller.require_all_tenants("the metrics cover all tenants")
         return Response(ask.service.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     app.include_router(routes)

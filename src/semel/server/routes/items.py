@@ -1,4 +1,4 @@
-"""`POST /v1/items`: a mixed batch of every kind of item, which is all that the http store needs."""
+"""`POST /v1/items`: a mixed batch of every kind of item, as the http store sends it."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from starlette.responses import Response
 from semel.core.commands import Answer, Item
 from semel.server.auth import to_caller_answer, to_store_item
 from semel.server.openapi import Document
-from semel.server.problems import HttpProblem, malformed_body
+from semel.server.problems import HttpProblem, problem_of_body
 from semel.server.routes.base import JSON, answer, authorize, body_of, content_type, many, wrong_type
 from semel.server.service import refusal
 from semel.stores.http import encoding
@@ -41,7 +41,7 @@ TYPES = (JSON, encoding.ITEMS_JSON, encoding.ITEMS_MSGPACK)
 
 
 class StoreDocument(msgspec.Struct, frozen=True):
-    """What is behind the service, and how much it takes at once."""
+    """The store of the service, and its limits."""
 
     store: str
     durable: bool
@@ -62,7 +62,7 @@ def add(app: FastAPI, document: Document) -> None:
 
     @routes.post(
         "/items",
-        summary="Carry out a batch of items",
+        summary="Execute a batch of items",
         **document.operation(
             takes=list[Item],
             gives=list[dict[str, Any]],
@@ -73,16 +73,16 @@ def add(app: FastAPI, document: Document) -> None:
         ),
     )
     async def items(request: Request) -> Response:
-        """Answers stand in the order of their items, each an object of one member that says what it is.
+        """Answers are in the order of their items, each an object with one member, the kind of the answer.
 
-        Items are atomic each, and carried out in order where two are about the same record. An item that this token
-        may not send, or that is out of bounds, is answered `refused`; where all are, that is the status.
+        Each item is atomic; items on the same record are executed in order. An item that this token
+        may not send, or that is out of bounds, gets `refused`; if all do, the status says so.
         """
         return await carry_out(request)
 
-    @routes.get("/store", summary="What is behind this service", **document.operation(gives=StoreDocument))
+    @routes.get("/store", summary="The store of this service", **document.operation(gives=StoreDocument))
     async def store(request: Request) -> Response:
-        """Its powers and the limits of this service; what the http store asks when it is opened."""
+        """The store's capabilities and the service's limits; the http store reads them when it opens."""
         service = authorize(request, "read").service
         behind, limits = service.runtime.store, service.settings.limits
         powers = behind.capabilities
@@ -106,7 +106,7 @@ def add(app: FastAPI, document: Document) -> None:
 
 
 async def carry_out(request: Request) -> Response:
-    """The items of a request, for the caller's tenant alone."""
+    """Execute the items of a request, only for the caller's tenant."""
     kind = content_type(request)
     if kind not in TYPES:
         raise wrong_type(request, *TYPES)
@@ -116,7 +116,7 @@ async def carry_out(request: Request) -> Response:
     try:
         items = encoding.items_from(body, packed=packed)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise malformed_body(error) from error
+        raise problem_of_body(error) from error
     many(len(items), ask.service, ask.caller)
     mine: list[Item] = []
     answers: list[Answer] = []

@@ -1,4 +1,4 @@
-"""Records, windows, statistics, purging: what operators look at and decide."""
+"""Records, windows, statistics, purging: the endpoints of operators."""
 
 from typing import Annotated, Any
 
@@ -38,7 +38,7 @@ _purging = msgspec.json.Decoder(Purging)
 
 
 class RecordsDocument(msgspec.Struct, frozen=True):
-    """A page of records; `cursor` leads to the next, null: that was all."""
+    """A page of records; `cursor` is for the next page, null after the last."""
 
     records: list[dict[str, Any]]
     cursor: str | None
@@ -65,7 +65,7 @@ def _add_records(routes: APIRouter, document: Document) -> None:
         **document.operation(gives=dict[str, Any], also=(404,)),
     )
     async def show(request: Request, consumer: Consumer, key: Key) -> Response:
-        """What is known of a key, without any effect on it. Reading takes the role `read`."""
+        """The record of a key; changes nothing. Needs the role `read`."""
         record = await _find(authorize(request, "read"), consumer, key)
         return await beside_loop(
             lambda: answer(_to_json(document_of(record, now_us()))), answer_bytes(record)
@@ -73,11 +73,11 @@ def _add_records(routes: APIRouter, document: Document) -> None:
 
     @routes.delete(
         "/records/{consumer}/{key:path}",
-        summary="Make a key new again",
+        summary="Forget a key: its next delivery runs",
         **document.operation(gives=dict[str, Any], also=(404, 409)),
     )
     async def forget(request: Request, consumer: Consumer, key: Key, *, force: bool = False) -> Response:
-        """409 while a claim runs, unless forced. It is written into the audit. Takes the role `admin`."""
+        """409 while a claim runs, unless forced. Written into the audit. Needs the role `admin`."""
         ask = authorize(request, "admin")
         record = await _find(ask, consumer, key)
         if force and audit.is_forced(record):
@@ -85,9 +85,7 @@ def _add_records(routes: APIRouter, document: Document) -> None:
         found = await ask.service.one(ask.caller, Forget(record.id, force))
         if isinstance(found, Busy):
             after = {"Retry-After": str(max(1, round(found.retry_after_s)))}
-            raise HttpProblem(
-                409, "running", "a claim runs; wait for it, or force it with ?force=true", after
-            )
+            raise HttpProblem(409, "running", "a claim runs; wait for it, or use ?force=true", after)
         if isinstance(found, Absent):
             raise _nothing(key)
         return answer({"forgotten": key})
@@ -101,7 +99,7 @@ def _add_records(routes: APIRouter, document: Document) -> None:
         cursor: Annotated[str | None, Query(min_length=1, max_length=4096)] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Response:
-        """By consumer, state and the beginning of the key. Takes the role `admin`."""
+        """By consumer, state and prefix of the key. Needs the role `admin`."""
         ask = authorize(request, "admin")
         item = Scan(ask.tenant, consumer, state, prefix, cursor=cursor, limit=limit)
         page: Page = await ask.service.one(ask.caller, item)
@@ -130,7 +128,7 @@ def _add_upkeep(routes: APIRouter, document: Document) -> None:
         ),
     )
     async def set_window(request: Request) -> Response:
-        """In force everywhere within 10 seconds. Takes the role `admin`."""
+        """Effective on all clients within 10 seconds. Needs the role `admin`."""
         ask = authorize(request, "admin")
         said = await read(request, _window)
         us = None if said.window is None else window_us(said.window)
@@ -139,7 +137,7 @@ def _add_upkeep(routes: APIRouter, document: Document) -> None:
         ask.service.runtime.expire_settings()
         return answer({"consumer": said.consumer, "event_type": said.event_type, "window": said.window})
 
-    @routes.get("/stats", summary="How much the store holds", **document.operation(gives=dict[str, Any]))
+    @routes.get("/stats", summary="Statistics of the store", **document.operation(gives=dict[str, Any]))
     async def stats(request: Request) -> Response:
         """For the token's tenant; a token of all tenants that names none gets all of them."""
         ask = authorize(request, "read")
@@ -156,13 +154,13 @@ def _add_upkeep(routes: APIRouter, document: Document) -> None:
 
     @routes.post(
         "/purge",
-        summary="Remove what is over",
+        summary="Remove expired records",
         **document.operation(takes=Purging, gives=dict[str, Any], example={"limit": 5000}),
     )
     async def purge(request: Request) -> Response:
-        """It never changes an answer. For a token of all tenants with the role `admin`."""
+        """It never changes an answer. Needs a token of all tenants with the role `admin`."""
         ask = authorize(request, "admin")
-        ask.caller.require_all_tenants("purging cleans up for everybody")
+        ask.caller.require_all_tenants("purging affects all tenants")
         said = await read(request, _purging)
         purged = await ask.service.one(ask.caller, Purge(said.limit, said.dry_run))
         return answer({"removed": purged.count, "more": purged.more, "lag_s": purged.lag_s})
@@ -181,5 +179,5 @@ def _nothing(key: str) -> HttpProblem:
 
 
 def _to_json(record: dict[str, Any]) -> dict[str, Any]:
-    """A record for a caller who knows whose it is, and who must not settle it for its owner."""
+    """Return a record as JSON without its tenant and owner: the caller must not settle it for its owner."""
     return {name: value for name, value in record.items() if name not in ("tenant", "owner")}
