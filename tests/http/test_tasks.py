@@ -89,7 +89,7 @@ async def test_an_error_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptur
         leave.set()
         with pytest.raises(LookupError):
             await desk.ask()
-    assert any("client had gone" in each.message for each in caplog.records)
+    assert any("client had disconnected" in each.message for each in caplog.records)
 
 
 @pytest.mark.anyio

@@ -218,5 +218,5 @@ def test_columns_as_text() -> None:
     assert columns_of("") == Columns()
     with pytest.raises(StoreUnknown, match="known are event_id, type, payload, tenant"):
         columns_of("kind=event_type")
-    with pytest.raises(StoreUnknown, match="is no name"):
+    with pytest.raises(StoreUnknown, match="is not a valid name"):
         columns_of("type=a;b")

@@ -330,7 +330,7 @@ def test_sources_are_examined_too(tmp_path: Path) -> None:
     assert told[2][1] == "1 message waits, 0 are in hand"
     down = semel("doctor", "--from", at, cwd=tmp_path)
     assert down.code == 69
-    assert "is the broker up" in down.out
+    assert "check that the broker is up" in down.out
 
 
 def test_a_store_that_is_down(tmp_path: Path) -> None:

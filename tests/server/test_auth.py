@@ -69,7 +69,7 @@ def test_the_command_says_so(tmp_path: Path) -> None:
     assert semel("token", "create", "ann", cwd=tmp_path).returncode == 0
     ended = semel("serve", "--auth", "none", "--port", "0", cwd=tmp_path)
     assert ended.returncode == 78
-    assert b"it stays closed" in ended.stderr
+    assert b"it needs tokens" in ended.stderr
     assert b"Traceback" not in ended.stderr
 
 

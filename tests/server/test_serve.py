@@ -49,7 +49,7 @@ def test_the_command_refuses_too(tmp_path: Path) -> None:
         (["--store", "redis://127.0.0.1:1/0"], 69, b"redis://127.0.0.1:1"),
         (["--handler", "nothing:here"], 78, b"no module named 'nothing'"),
         (["--handler", "json"], 78, b"names no handler"),
-        (["--handler", "json:__doc__"], 78, b"is no function"),
+        (["--handler", "json:__doc__"], 78, b"is not a function"),
         (["--persist", "mysql://x/"], 78, b"postgresql://"),
         (["--drain", "soon"], 2, b"--drain: "),
         (["--events-lease", "1us"], 78, b"out of bounds"),

@@ -1,4 +1,4 @@
-"""The caller's own connections: which driver it is, whether a transaction is open, one statement on it."""
+"""The caller's own connections: find the driver, check for a transaction, execute statements."""
 
 from importlib import import_module
 from typing import Any
@@ -40,8 +40,8 @@ KINDS: dict[tuple[str, str], tuple[str, str]] = {
     ("django", "BaseDatabaseWrapper"): ("django", "DjangoHandle"),
     ("django", "ConnectionProxy"): ("django", "DjangoHandle"),
 }
-"""Package and name of a connection's class, and what wraps it. Whoever holds one has imported its driver:
-nothing is imported here that the caller did not import."""
+"""Package and name of a connection's class, and its wrapper. The caller has imported the driver:
+nothing else is imported here."""
 NAMES = (
     "a connection of sqlite3, aiosqlite, psycopg, asyncpg or Django, or a Connection, Session, AsyncConnection or"
     " AsyncSession of SQLAlchemy"
@@ -49,7 +49,7 @@ NAMES = (
 
 
 def handle_for(given: Any) -> CallerConnection | AsyncCallerConnection:
-    """What semel needs of the caller's connection. Raises `TypeError` for something else."""
+    """Wrap the caller's connection. Raises `TypeError` for other objects."""
     for kind in type(given).__mro__:
         found = KINDS.get((kind.__module__.partition(".")[0], kind.__qualname__))
         if found is not None:
@@ -60,6 +60,6 @@ def handle_for(given: Any) -> CallerConnection | AsyncCallerConnection:
             return made
     kind = type(given)
     raise TypeError(
-        f"a {kind.__module__}.{kind.__qualname__} is no handle on a transaction; give the one whose transaction semel"
+        f"a {kind.__module__}.{kind.__qualname__} is not a supported connection; give the one whose transaction semel"
         f" shall join: {NAMES}"
     )

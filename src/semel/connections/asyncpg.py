@@ -1,4 +1,4 @@
-"""Connections of asyncpg, and those that its pool lends."""
+"""Connections of asyncpg, also from its pool."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,17 +18,17 @@ class AsyncpgHandle(AsyncCallerConnection):
         self._connection = connection
 
     async def require_transaction(self) -> None:
-        """The driver opens none by itself."""
+        """Raise `NoTransaction` if none is open; the driver opens none by itself."""
         if not self._connection.is_in_transaction():
             raise no_transaction("open one with connection.transaction()")
 
     async def execute(self, statement: Statement) -> list[Row]:
-        """The rows as tuples."""
+        """Return the rows as tuples."""
         return [tuple(row) for row in await self._connection.fetch(statement.text, *statement.parameters)]
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        """A nested `transaction()`."""
+        """Open a nested `transaction()`."""
         await self.require_transaction()
         async with self._connection.transaction():
             yield

@@ -1,7 +1,7 @@
-"""What a caller's connection is to semel, and how a talk is carried out on it.
+"""The caller's connection, and how a dialogue of statements runs on it.
 
-A talk is a generator that yields statements and is sent their rows. It is written once and runs on blocking
-and on awaited drivers alike. Statements take their parameters by position, each once and in order: `$1`, `$2`
+A dialogue is a generator that yields statements and receives their rows. It is written once and runs on blocking
+and on async drivers. Statements take their parameters by position, each once and in order: `$1`, `$2`
 for PostgreSQL, `?` for SQLite; parameters and answers are text, numbers, bytes and `None`, which every driver
 passes alike.
 """
@@ -41,39 +41,39 @@ class Statement(NamedTuple):
 
 
 class PauseStep(NamedTuple):
-    """Time to let pass before the talk goes on."""
+    """A pause before the next statement."""
 
     wait_s: float
 
 
 Talk: TypeAlias = Generator[Statement | PauseStep, list[Row], T]
-"""What is said on a handle. An error of the driver is thrown into it, so that it may tell what it means."""
+"""A dialogue on a connection. Errors of the driver are thrown into it, so that it can handle them."""
 
 
 class CallerConnection(ABC):
-    """A connection of the caller's that blocks. It joins the caller's transaction and never ends it."""
+    """A blocking connection of the caller. It joins the caller's transaction and never ends it."""
 
     awaits: ClassVar[bool] = False
     dialect: Dialect
 
     @abstractmethod
     def require_transaction(self) -> None:
-        """Raise `NoTransaction` where none is open and the driver will not open one by itself."""
+        """Raise `NoTransaction` if none is open and the driver will not open one."""
 
     @abstractmethod
     def execute(self, statement: Statement) -> list[Row]:
-        """The rows of one statement, untouched by the caller's row factories. Errors are the driver's."""
+        """Return the rows of one statement, without the caller's row factories. Raises the driver's errors."""
 
     @abstractmethod
     def savepoint(self) -> AbstractContextManager[Any]:
-        """A block whose effects are undone when it raises, made by the driver's own means."""
+        """Open a block whose effects are undone if it raises, by the driver's own means."""
 
     def pause(self, wait_s: float) -> None:
-        """Let time pass."""
+        """Sleep."""
         time.sleep(wait_s)
 
     def run(self, talk: Talk[T]) -> T:
-        """Carry out a talk in the caller's transaction."""
+        """Run a dialogue in the caller's transaction."""
         return drive(talk, self._perform)
 
     def _perform(self, step: Statement | PauseStep) -> list[Row]:
@@ -84,25 +84,25 @@ class CallerConnection(ABC):
 
 
 class AsyncCallerConnection(ABC):
-    """A connection of the caller's whose calls are awaited."""
+    """An async connection of the caller."""
 
     awaits: ClassVar[bool] = True
     dialect: Dialect
 
     @abstractmethod
     async def require_transaction(self) -> None:
-        """Raise `NoTransaction` where none is open and the driver will not open one by itself."""
+        """Raise `NoTransaction` if none is open and the driver will not open one."""
 
     @abstractmethod
     async def execute(self, statement: Statement) -> list[Row]:
-        """The rows of one statement, untouched by the caller's row factories. Errors are the driver's."""
+        """Return the rows of one statement, without the caller's row factories. Raises the driver's errors."""
 
     @abstractmethod
     def savepoint(self) -> AbstractAsyncContextManager[Any]:
-        """A block whose effects are undone when it raises, made by the driver's own means."""
+        """Open a block whose effects are undone if it raises, by the driver's own means."""
 
     async def run(self, talk: Talk[T]) -> T:
-        """Carry out a talk in the caller's transaction."""
+        """Run a dialogue in the caller's transaction."""
         return await adrive(talk, self._perform)
 
     async def _perform(self, step: Statement | PauseStep) -> list[Row]:
@@ -113,7 +113,7 @@ class AsyncCallerConnection(ABC):
 
 
 def code_of(error: BaseException | None) -> str | int | None:
-    """How the database itself called an error, whoever wrapped it: an SQLSTATE, or SQLite's extended code."""
+    """Return the database's error code below any wrapper: an SQLSTATE, or SQLite's extended code."""
     while error is not None:
         for name in ("sqlstate", "pgcode", "sqlite_errorcode"):
             code: str | int | None = getattr(error, name, None)
@@ -124,7 +124,7 @@ def code_of(error: BaseException | None) -> str | int | None:
 
 
 def no_transaction(what: str) -> NoTransaction:
-    """The error for a handle on which every statement would be committed by itself."""
+    """Return the error for a connection that would commit every statement by itself."""
     return NoTransaction(
-        f"no transaction is open and the driver will open none, so nothing would hold mark and effect together; {what}"
+        f"no transaction is open and the driver will open none, so mark and effect would not commit together; {what}"
     )

@@ -1,6 +1,6 @@
 """Connections of Django: `django.db.connection`, or one of `connections`, on PostgreSQL and SQLite.
 
-Statements go through Django's own cursors, so that its logging and its wrapped errors are as ever.
+Statements go through Django's own cursors, so that its logging and error wrapping apply.
 """
 
 import re
@@ -27,13 +27,13 @@ class DjangoHandle(CallerConnection):
         self.dialect: Dialect = VENDORS[connection.vendor]
 
     def require_transaction(self) -> None:
-        """Django opens none by itself while autocommit is on, as it is by default."""
+        """Raise `NoTransaction` outside a transaction: with autocommit, the default, Django opens none."""
         connection = self._connection
         if not connection.in_atomic_block and connection.get_autocommit():
             raise no_transaction("open one with transaction.atomic()")
 
     def execute(self, statement: Statement) -> list[Row]:
-        """The rows as tuples."""
+        """Return the rows as tuples."""
         with self._connection.cursor() as cursor:
             if statement.parameters:
                 cursor.execute(_PLACE.sub("%s", statement.text), statement.parameters)
@@ -42,7 +42,7 @@ class DjangoHandle(CallerConnection):
             return list(cursor.fetchall()) if cursor.description else []
 
     def savepoint(self) -> AbstractContextManager[Any]:
-        """A nested `atomic()`."""
+        """Open a nested `atomic()`."""
         from django.db import transaction  # type: ignore[import-untyped]
 
         self.require_transaction()

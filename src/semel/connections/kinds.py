@@ -1,4 +1,4 @@
-"""Which kind of connection a caller gives, for type checkers: no driver is imported for it."""
+"""Kinds of connections as protocols for type checkers; no driver is imported."""
 
 from collections.abc import Awaitable
 from typing import Protocol

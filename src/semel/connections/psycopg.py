@@ -1,4 +1,4 @@
-"""Connections of psycopg 3, blocking and awaited."""
+"""Connections of psycopg 3, blocking and async."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -43,18 +43,18 @@ class PsycopgHandle(CallerConnection):
         self._connection = connection
 
     def require_transaction(self) -> None:
-        """Outside autocommit mode the driver opens a transaction by itself."""
+        """Raise `NoTransaction` in autocommit mode; otherwise the driver opens a transaction."""
         _require_transaction(self._connection)
 
     def execute(self, statement: Statement) -> list[Row]:
-        """The rows, through a cursor of our own kind."""
+        """Return the rows, through a cursor of our own kind."""
         with psycopg.RawCursor(self._connection, row_factory=tuple_row) as cursor:
             cursor.execute(statement.text, statement.parameters or None)  # type: ignore[arg-type,unused-ignore]
             return cursor.fetchall() if cursor.description else []
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """A nested `transaction()`; with none open it would be an outer one, and commit."""
+        """Open a nested `transaction()`; without an outer one it would commit."""
         self.require_transaction()
         if _is_idle(self._connection):
             self.execute(Statement("SELECT 1"))
@@ -71,18 +71,18 @@ class AsyncPsycopgHandle(AsyncCallerConnection):
         self._connection = connection
 
     async def require_transaction(self) -> None:
-        """Outside autocommit mode the driver opens a transaction by itself."""
+        """Raise `NoTransaction` in autocommit mode; otherwise the driver opens a transaction."""
         _require_transaction(self._connection)
 
     async def execute(self, statement: Statement) -> list[Row]:
-        """The rows, through a cursor of our own kind."""
+        """Return the rows, through a cursor of our own kind."""
         async with psycopg.AsyncRawCursor(self._connection, row_factory=tuple_row) as cursor:
             await cursor.execute(statement.text, statement.parameters or None)  # type: ignore[arg-type,unused-ignore]
             return await cursor.fetchall() if cursor.description else []
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        """A nested `transaction()`; with none open it would be an outer one, and commit."""
+        """Open a nested `transaction()`; without an outer one it would commit."""
         await self.require_transaction()
         if _is_idle(self._connection):
             await self.execute(Statement("SELECT 1"))

@@ -1,4 +1,4 @@
-"""SQLAlchemy 2: `Connection` and `Session`, and their awaited forms, on PostgreSQL and SQLite.
+"""SQLAlchemy 2: `Connection` and `Session`, and their async forms, on PostgreSQL and SQLite.
 
 Statements go through SQLAlchemy, which opens its transaction by itself, logs them and wraps their errors.
 """
@@ -39,20 +39,20 @@ class ConnectionHandle(CallerConnection):
         self.dialect: Dialect = dialect_of(connection.dialect.name)
 
     def require_transaction(self) -> None:
-        """SQLAlchemy begins by itself, unless the isolation level is AUTOCOMMIT."""
+        """Raise `NoTransaction` with isolation level AUTOCOMMIT; otherwise SQLAlchemy begins one."""
         driver: Any = self._connection.connection.dbapi_connection
         if self.dialect == "sqlite":
             if driver.isolation_level is None and not self._is_begun():
                 self._connection.exec_driver_sql(
                     "SELECT 1"
-                )  # a listener may say BEGIN where SQLAlchemy begins
+                )  # a listener may execute BEGIN when SQLAlchemy begins
                 if not self._is_begun():
                     raise no_transaction("take the isolation level AUTOCOMMIT off the connection")
         elif driver.autocommit:
             raise no_transaction("take the isolation level AUTOCOMMIT off the connection")
 
     def execute(self, statement: Statement) -> list[Row]:
-        """The rows as tuples."""
+        """Return the rows as tuples."""
         connection = self._connection
         text = statement.text
         if self.dialect == "postgresql" and connection.dialect.paramstyle in ("format", "pyformat"):
@@ -62,13 +62,13 @@ class ConnectionHandle(CallerConnection):
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """A nested transaction."""
+        """Open a nested transaction."""
         self.begin()
         with self._connection.begin_nested():
             yield
 
     def begin(self) -> None:
-        """Have the driver's transaction open: on SQLite a savepoint alone would commit at its end."""
+        """Open the driver's transaction: on SQLite a savepoint alone would commit at its end."""
         self.require_transaction()
         if self.dialect == "sqlite" and not self._is_begun():
             self._connection.exec_driver_sql("BEGIN")
@@ -86,55 +86,55 @@ class SessionHandle(CallerConnection):
         self.dialect: Dialect = dialect_of(self._session.get_bind().dialect.name)
 
     def require_transaction(self) -> None:
-        """As of its connection."""
+        """Check the connection of its transaction."""
         self.current().require_transaction()
 
     def execute(self, statement: Statement) -> list[Row]:
-        """The rows as tuples."""
+        """Return the rows as tuples."""
         return self.current().execute(statement)
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """A nested transaction of the session, so that its objects follow."""
+        """Open a nested transaction of the session, so that its objects are rolled back too."""
         self.current().begin()
         with self._session.begin_nested():
             yield
 
     def current(self) -> ConnectionHandle:
-        """The session has another connection in each transaction."""
+        """Return the connection of the current transaction; each transaction has its own."""
         return ConnectionHandle(self._session.connection())
 
 
 class _AwaitedConnection(ConnectionHandle):
-    """The connection inside an awaited form, where to block would be to block the event loop."""
+    """The sync connection inside an async one; it must not block the event loop."""
 
     def pause(self, wait_s: float) -> None:
-        """Let the loop run meanwhile."""
+        """Sleep without blocking the event loop."""
         await_only(asyncio.sleep(wait_s))
 
 
 class AsyncConnectionHandle(AsyncCallerConnection):
-    """An `AsyncConnection`: a talk runs on the connection inside it."""
+    """An `AsyncConnection`: a dialogue runs on the sync connection inside it."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._outer: AsyncConnection | AsyncSession = connection
         self.dialect: Dialect = dialect_of(connection.dialect.name)
 
     async def require_transaction(self) -> None:
-        """SQLAlchemy begins by itself, unless the isolation level is AUTOCOMMIT."""
+        """Raise `NoTransaction` with isolation level AUTOCOMMIT; otherwise SQLAlchemy begins one."""
         await self._inside(lambda inner: inner.require_transaction())
 
     async def execute(self, statement: Statement) -> list[Row]:
-        """The rows as tuples."""
+        """Return the rows as tuples."""
         return await self._inside(lambda inner: inner.execute(statement))
 
     async def run(self, talk: Talk[T]) -> T:
-        """The whole talk inside."""
+        """Run the whole dialogue on the sync connection."""
         return await self._inside(lambda inner: inner.run(talk))
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        """A nested transaction."""
+        """Open a nested transaction."""
         await self._inside(lambda inner: inner.begin())
         async with self._outer.begin_nested():
             yield
@@ -156,7 +156,7 @@ class AsyncSessionHandle(AsyncConnectionHandle):
 
 
 def dialect_of(name: str) -> Dialect:
-    """The database behind SQLAlchemy. Raises `TypeError` for one that semel has no tables in."""
+    """Return the database of SQLAlchemy's engine. Raises `TypeError` for one that semel does not support."""
     if name not in DIALECTS:
         raise TypeError(f"semel keeps records in PostgreSQL and SQLite, and this is a connection to {name}")
     return DIALECTS[name]

@@ -1,4 +1,4 @@
-"""Connections of `sqlite3`, and of `aiosqlite`, which is one in a thread of its own."""
+"""Connections of `sqlite3`, and of `aiosqlite`, which runs one in a thread."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -29,7 +29,7 @@ class SqliteHandle(CallerConnection):
         self._connection = connection
 
     def require_transaction(self) -> None:
-        """Python's own default opens a transaction before the first write; autocommit does not."""
+        """Raise `NoTransaction` in autocommit mode; by default Python opens a transaction before the first write."""
         connection = self._connection
         if connection.in_transaction:
             return
@@ -38,7 +38,7 @@ class SqliteHandle(CallerConnection):
             raise no_transaction("the connection is in autocommit mode: execute BEGIN first")
 
     def execute(self, statement: Statement) -> list[Row]:
-        """The rows, through a cursor that the caller's factories do not touch."""
+        """Return the rows, through a cursor without the caller's factories."""
         connection = self._connection
         text_factory = connection.text_factory
         cursor = sqlite3.Connection.cursor(connection)
@@ -77,7 +77,7 @@ class SqliteHandle(CallerConnection):
 
 
 class AiosqliteHandle(AsyncCallerConnection):
-    """An `aiosqlite.Connection`. A talk runs in the connection's own thread, as one piece."""
+    """An `aiosqlite.Connection`. A dialogue runs as a whole in the connection's thread."""
 
     dialect: Dialect = "sqlite"
 
@@ -86,15 +86,15 @@ class AiosqliteHandle(AsyncCallerConnection):
         self._inner = SqliteHandle(connection._conn)  # noqa: SLF001 - the connection that its thread uses
 
     async def require_transaction(self) -> None:
-        """As of the connection inside, in its thread: from Python 3.12 on `sqlite3` checks who asks."""
+        """Check the inner connection in its thread: since Python 3.12 `sqlite3` checks the thread."""
         await self._in_thread(self._inner.require_transaction)
 
     async def execute(self, statement: Statement) -> list[Row]:
-        """The rows of one statement."""
+        """Return the rows of one statement."""
         return await self._in_thread(lambda: self._inner.execute(statement))
 
     async def run(self, talk: Talk[T]) -> T:
-        """One hop to the thread for the whole talk. Cancelled, it still goes on to its end there."""
+        """Run the whole dialogue in the thread with one hop. After a cancellation it still runs to its end."""
         return await self._in_thread(lambda: self._inner.run(talk))
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The Idempotency-Key header: what the middlewares for ASGI and WSGI have in common."""
+"""The `Idempotency-Key` header: middleware for ASGI, WSGI and FastAPI."""
 
 from semel.http.rules import PRESETS, Preset, Rules, digest_of_credentials
 

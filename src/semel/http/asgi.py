@@ -1,8 +1,8 @@
-"""The Idempotency-Key middleware for ASGI: FastAPI, Starlette, Litestar, Quart and every other.
+"""The Idempotency-Key middleware for ASGI: FastAPI, Starlette, Litestar, Quart and others.
 
-A keyed request runs in two tasks of its own, so that neither a client that goes away nor a server that cancels its
-request for that cuts the handler short: one runs the protocol, one the application. The response is gathered, the
-record completed, and only then is it sent; what is streamed passes through, all but its end.
+A keyed request runs in two tasks of its own, so that neither a client that disconnects nor a server that then cancels
+the request interrupts the handler: one runs the protocol, one the application. The response is buffered, the
+record is completed, and then the response is sent. A streamed response passes through, except for its end.
 """
 
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -45,13 +45,13 @@ App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 Caller: TypeAlias = Callable[[Scope], str | Awaitable[str | None] | None]
 
 SENT_BY_SERVER = ("http.response.pathsend", "http.response.zerocopysend")
-"""A file that the server sends by itself: there is nothing to gather."""
+"""The server sends a file itself: there is nothing to buffer."""
 GUARDED = "semel.idempotency"
-"""Set in the scope of a request that is guarded already, and never guarded twice."""
+"""Set in the scope of a guarded request, so that it is not guarded twice."""
 
 
 def by_authorization(scope: Scope) -> str | None:
-    """The caller is whoever sends this `Authorization`; `None` without one. A new token is a new caller."""
+    """Identify the caller by `Authorization`; `None` without it. A new token is a new caller."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             return digest_of_credentials(value)
@@ -59,16 +59,16 @@ def by_authorization(scope: Scope) -> str | None:
 
 
 def path_of(scope: Scope) -> str:
-    """The route where no router has said one: the path itself."""
+    """Return the path as the route, if no router has set one."""
     return str(scope["path"])
 
 
 class AsgiIdempotency(Front[AsyncSemel]):
     """Run a request once for its Idempotency-Key; a retry gets the first one's response.
 
-    `caller` tells whose key it is from the scope, and `None` from it refuses the request (401); `caller=None` lets
-    all callers share one space of keys, so choose it only where there is one caller. `route` names what was asked
-    for (by default the path). Two round trips for a first request, one for a retry; none for what is not looked at.
+    `caller` returns the caller of a scope; if it returns `None`, the request is refused (401). `caller=None` lets
+    all callers share one key space, so use it only with one caller. `route` returns the route of a request
+    (by default the path). Two round trips for a first request, one for a retry; none for unguarded requests.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class AsgiIdempotency(Front[AsyncSemel]):
         self._running: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass what is not looked at; guard the rest."""
+        """Guard a request, or pass it on."""
         if scope["type"] != "http" or scope["method"] not in self._methods or GUARDED in scope:
             await self.app(scope, receive, send)
             return
@@ -104,7 +104,7 @@ class AsgiIdempotency(Front[AsyncSemel]):
             await _send(send, refusal.reply)
             return
         if body is None:
-            return  # the client is gone before it has asked for anything
+            return  # the client disconnected before the request was complete
         scope[GUARDED] = key
         exchange = AsgiExchange(self, scope, receive, send, body)
         await self._guard(exchange, record_key(scope["method"], self._route(scope), whose, key))
@@ -120,7 +120,7 @@ class AsgiIdempotency(Front[AsyncSemel]):
         return whose
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body; `None` if the client went away. Raises `RequestRefused` past the limit."""
+        """Read the whole body; `None` if the client disconnected. Raises `RequestRefused` above the limit."""
         bytes_max = self.rules.request_bytes_max
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > bytes_max:
@@ -145,13 +145,13 @@ class AsgiIdempotency(Front[AsyncSemel]):
             await asyncio.shield(conducting)
             await exchange.wind_up()
         except asyncio.CancelledError:
-            # By a server whose client has gone, or that shuts down: both tasks go on until they end or are cancelled.
+            # Cancelled because the client disconnected or the server shuts down: both tasks continue until they end.
             self.adopt(exchange.abandon())
             self.adopt(conducting)
             raise
 
     async def _conduct(self, exchange: "AsgiExchange", key: str) -> None:
-        """Run the protocol around the application, and answer."""
+        """Run the protocol around the application, and respond."""
         try:
             outcome: Outcome[Any] = await self.client.run(key, _serve, exchange)
             if is_stranger(outcome):
@@ -164,12 +164,12 @@ class AsgiIdempotency(Front[AsyncSemel]):
             await exchange.respond(outcome)
 
     async def _forget(self, key: str) -> None:
-        """Keep nothing of a released claim; one that somebody has taken or completed since stays."""
-        with suppress(StoreUnavailable):  # it goes with its window
+        """Forget a released claim, unless it was claimed or completed since."""
+        with suppress(StoreUnavailable):  # it expires with its window
             await self.client.records.forget(key, state="claimed")
 
     def adopt(self, task: "asyncio.Task[None] | None") -> None:
-        """Hold a task that nobody waits for until it ends, and let no error of it get lost."""
+        """Keep a background task until it ends, and log its error."""
         if task is not None and not task.done():
             self._running.add(task)
             task.add_done_callback(self._let_go)
@@ -178,7 +178,9 @@ class AsgiIdempotency(Front[AsyncSemel]):
         self._running.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            logging.getLogger("semel").error("a request failed after its client had gone", exc_info=error)
+            logging.getLogger("semel").error(
+                "a request failed after its client had disconnected", exc_info=error
+            )
 
 
 async def _send(send: Send, reply: Reply, *more: tuple[bytes, bytes]) -> None:
@@ -187,7 +189,7 @@ async def _send(send: Send, reply: Reply, *more: tuple[bytes, bytes]) -> None:
 
 
 class AsgiExchange:
-    """One keyed request, and its response on the way back."""
+    """One keyed request and its response."""
 
     def __init__(
         self, middleware: AsgiIdempotency, scope: Scope, receive: Receive, send: Send, body: bytes
@@ -201,11 +203,11 @@ class AsgiExchange:
         self._receive = receive
         self._body: bytes | None = body
         self._gathered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Ends when the response is whole, or the application has ended without one."""
+        """Done when the response is complete, or the application has ended without one."""
         self._opened = asyncio.Event()
-        """Set when the response begins to stream, or was sent: from then on the client's going away matters."""
+        """Set when the response streams or was sent: from then on a disconnect matters."""
         self._sent = asyncio.Event()
-        """Set when the response was sent: what the application does behind it may begin."""
+        """Set when the response was sent: background work of the application may start."""
         self._task: asyncio.Task[None] | None = None
         self._start: Message | None = None
         self._parts: list[bytes] = []
@@ -221,7 +223,7 @@ class AsgiExchange:
     # --- the application's side ---
 
     async def receive(self) -> Message:
-        """The body, then nothing: a handler is not told that the client has gone, a stream is."""
+        """Return the body, then block: a handler does not see a disconnect, a stream does."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -231,7 +233,7 @@ class AsgiExchange:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Gather the response, or pass it through if it streams."""
+        """Buffer the response, or pass it through if it streams."""
         kind = message["type"]
         if kind == "http.response.start":
             self._start = message
@@ -268,7 +270,7 @@ class AsgiExchange:
             await self._end()
 
     def _ends(self, message: Message) -> bool:
-        """Whether the client would have the whole response with this message."""
+        """Whether this message completes the response."""
         kind = message["type"]
         if kind == "http.response.body":
             self._size += len(message.get("body", b""))
@@ -290,7 +292,7 @@ class AsgiExchange:
             await self.forward(message)
         except OSError:
             self._gone = True
-            raise  # as without us: it is how a stream learns to end
+            raise  # as without the middleware: a stream ends on a disconnect
 
     async def _end(self) -> None:
         self._settle_gathered()
@@ -299,10 +301,10 @@ class AsgiExchange:
     # --- the protocol's side ---
 
     async def run(self) -> Any:
-        """Start the application, and come back with what the record is to keep once its response is whole."""
+        """Run the application; returns the value for the record when its response is complete."""
         self._task = task = asyncio.get_running_loop().create_task(self._apply())
         task.add_done_callback(self._settle_gathered)
-        if self._abandoned:  # while it waited for its claim
+        if self._abandoned:  # it disconnected while it waited for its claim
             self._middleware.adopt(task)
         try:
             await self._gathered
@@ -315,14 +317,14 @@ class AsgiExchange:
         await self._middleware.app(self.scope, self.receive, self.send)
 
     def _verdict(self, task: "asyncio.Task[None]") -> Any:
-        """What the record keeps. Raises what the application raised, or `ResponseFailed`."""
+        """Return the value for the record. Raises the application's error, or `ResponseFailed`."""
         if self._own is not None:
             return verdict(self._rules, self._own.status, self._own)
         error = None
         if task.done():
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if self._streaming and self._start is not None and (error is None or self._gone):
-            return verdict(self._rules, self._start["status"], None)  # whole, or cut short by its reader
+            return verdict(self._rules, self._start["status"], None)  # complete, or cut short by its reader
         if error is None:
             error = RuntimeError("the application ended without a response")
         if isinstance(error, Exception) and not self._streaming and self._middleware.keeps_errors:
@@ -331,16 +333,16 @@ class AsgiExchange:
         raise error
 
     async def _stop(self, task: "asyncio.Task[None]") -> None:
-        """Cancel the application, and wait until it has ended: a claim is never released before."""
+        """Cancel the application and wait for its end: the claim must not be released before."""
         task.cancel()
         while not task.done():
             try:
                 await asyncio.wait({task})
             except asyncio.CancelledError:
-                continue  # told twice; it is ending
+                continue  # cancelled twice; it is ending
 
     async def run_unguarded(self) -> None:
-        """The store cannot be reached, and that is to be no reason to refuse: as if there were no key."""
+        """Run without a claim, as if there were no key: the store cannot be reached, and `fail_open` is set."""
         self._streaming = True
         self._opened.set()
         await self._middleware.app(self.scope, self.receive, self.forward)
@@ -348,9 +350,9 @@ class AsgiExchange:
     # --- the client's side ---
 
     async def respond(self, outcome: Outcome[Any]) -> None:
-        """Send the response that the outcome means, or the end of the one that streams.
+        """Send the response for the outcome, or the end of a streamed one.
 
-        Then the application goes on behind it; where its response does not count, it is stopped instead.
+        Then the application continues in the background; if its response does not count, it is stopped.
         """
         try:
             if self._streaming:
@@ -378,11 +380,11 @@ class AsgiExchange:
                 self._sent.set()
             case Errored(error):
                 raise error
-            case _:  # the client must not take it for whole: it is cut off, and a retry is answered
-                raise ClaimLost(f"a streamed response came to {type(outcome).__name__}; its end is not sent")
+            case _:  # the response must look incomplete: it is cut off, and a retry gets an answer
+                raise ClaimLost(f"a streamed response ended as {type(outcome).__name__}; its end is not sent")
 
     async def wind_up(self) -> None:
-        """Wait for what the application does behind its response; its error there is the request's."""
+        """Wait for the application's background work, and raise its error."""
         task = self._task
         if task is None:
             return
@@ -393,7 +395,7 @@ class AsgiExchange:
             raise error
 
     def abandon(self) -> "asyncio.Task[None] | None":
-        """Nobody waits for the response any more; the application's task, to be held by somebody else."""
+        """Detach from the request; returns the application's task for the caller to keep."""
         self._abandoned = True
         return self._task
 

@@ -1,6 +1,6 @@
 """Idempotency-Keys for single routes of FastAPI, shown in their OpenAPI.
 
-`Idempotent` is the dependency that says by which rules; `IdempotentRoute` is the class of route that keeps them.
+`Idempotent` is the dependency with the rules; `IdempotentRoute` is the class of route that applies them.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,14 +28,14 @@ SHOWN = (
     responses.MISMATCH,
     responses.UNAVAILABLE,
 )
-"""One for each status: what a route's OpenAPI says that it may answer."""
+"""One per status, for a route's OpenAPI responses."""
 
 
 class Idempotent:
     """A dependency: this route runs once for each Idempotency-Key, and its parameter is the key.
 
     Works on routes of the class `IdempotentRoute`; on any other it raises `UsageError` at the first keyed request,
-    rather than let it run unguarded.
+    instead of running unguarded.
     """
 
     def __init__(
@@ -47,20 +47,20 @@ class Idempotent:
         self.__signature__: Signature = self._signature()
 
     def __call__(self, request: Request, idempotency_key: str | None = None) -> str | None:
-        """The key of this request, as the client sent it."""
+        """Return the key of this request, as the client sent it."""
         key: str | None = request.scope.get(GUARDED)
         guarded = request.method in self.rules.methods and (
             idempotency_key is not None or self.rules.required
         )
         if guarded and key is None:
             raise UsageError(
-                f"{request.method} {request.url.path} asks for an Idempotency-Key on a route that keeps none;"
+                f"{request.method} {request.url.path} depends on an Idempotency-Key, but its route class is another;"
                 " use APIRouter(route_class=IdempotentRoute), and name the dependency on the route or its router"
             )
         return key
 
     def middleware(self, app: App) -> AsgiIdempotency:
-        """What guards the route."""
+        """Build the middleware of the route."""
         return AsgiIdempotency(app, self._client, caller=self._caller, route=template_of, rules=self.rules)
 
     def _signature(self) -> Signature:
@@ -82,7 +82,7 @@ class Idempotent:
 
 
 class IdempotentRoute(APIRoute):
-    """A route that keeps the rules of the `Idempotent` it depends on; without one it is like any other."""
+    """A route that applies the rules of its `Idempotent` dependency; without one it is a plain route."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
@@ -105,7 +105,7 @@ class IdempotentRoute(APIRoute):
 
 
 def template_of(scope: Scope) -> str:
-    """The path that the route was declared with, behind whatever it was included under."""
+    """Return the declared path of the route, with the prefixes of its routers."""
     route, path = scope["route"], str(scope["path"])
     try:
         concrete = route.path_format.format(**scope.get("path_params", {}))
@@ -115,7 +115,7 @@ def template_of(scope: Scope) -> str:
 
 
 def _calls(dependant: Dependant) -> Iterator[Any]:
-    """Everything that a route depends on."""
+    """Yield all dependencies of a route."""
     for each in dependant.dependencies:
         yield each.call
         yield from _calls(each)

@@ -1,4 +1,4 @@
-"""A response as it is kept in a record, and what of it must not be kept."""
+"""Responses as stored in records, and the headers that must not be stored."""
 
 import math
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ Headers = list[tuple[bytes, bytes]]
 
 HEADERS_NOT_KEPT = frozenset(
     {
-        b"set-cookie",  # belongs to the one who got it; a replay may go to another browser, or revive a session
-        b"date",  # of that moment, not of this one
+        b"set-cookie",  # personal: a replay may go to another browser, or revive a session
+        b"date",  # valid only for the first response
         b"connection",
         b"keep-alive",
         b"proxy-authenticate",
@@ -26,7 +26,7 @@ HEADERS_NOT_KEPT = frozenset(
         b"upgrade",
     }
 )
-"""And whatever `Connection` names: headers of one connection, not of the response."""
+"""Headers of one connection, as are those that `Connection` names."""
 VERSION = 1
 
 
@@ -44,7 +44,7 @@ _decode = msgspec.msgpack.Decoder(Reply).decode
 
 
 def pack(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:
-    """The bytes that a record keeps of a response."""
+    """Encode a response for a record."""
     lower = [(name.lower(), value) for name, value in headers]
     gone = HEADERS_NOT_KEPT
     for name, value in lower:
@@ -54,7 +54,7 @@ def pack(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> by
 
 
 def unpack(kept: object) -> Reply:
-    """The response of a record. Raises `RecordCorrupt` rather than guess."""
+    """Decode the response of a record. Raises `RecordCorrupt`."""
     if not isinstance(kept, bytes):
         raise RecordCorrupt(
             f"the record holds a {type(kept).__name__}, not a response; give HTTP a consumer of its own"
@@ -62,14 +62,14 @@ def unpack(kept: object) -> Reply:
     try:
         reply = _decode(kept)
     except msgspec.MsgspecError as error:
-        raise RecordCorrupt(f"a kept response does not read any more: {error}") from error
+        raise RecordCorrupt(f"a stored response cannot be decoded: {error}") from error
     if reply.version != VERSION:
-        raise RecordCorrupt(f"a kept response has the version {reply.version}; is this semel too old?")
+        raise RecordCorrupt(f"a stored response has version {reply.version}; upgrade semel")
     return reply
 
 
 RETRY_SOON_S = 1.0
-"""What a client is told where nobody can know: soon, and not at once."""
+"""The default Retry-After if no time is known."""
 
 
 class ProblemType(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ LOST = ProblemType("claim-lost", 503, "Another attempt took over")
 
 
 def problem(kind: ProblemType, detail: str, docs: str, retry_after_s: float | None = None) -> Reply:
-    """The document, with a link to the docs and the time to come back after, where there are any."""
+    """Return the problem document, with a link to the docs and Retry-After, if any."""
     document = {
         "type": f"{docs}#{kind.slug}" if docs else f"urn:semel:{kind.slug}",
         "title": kind.title,

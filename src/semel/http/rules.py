@@ -1,4 +1,4 @@
-"""The settings of the middlewares, and what they make of a request and of a finished handler."""
+"""Settings of the middleware, and the rules for requests and responses."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -44,20 +44,20 @@ __all__ = [
 ]
 
 BEFORE_EXECUTION = frozenset({400, 401, 403, 429})
-"""Refused before anything was done: badly formed, not known, not allowed, too many."""
+"""Refusals before any work: malformed, unauthenticated, forbidden, too many."""
 CLIENT_ERRORS, SERVER_ERRORS = 400, 500
-"""Where they begin."""
+"""The first server error."""
 DAY_S = 86_400.0
 
 
 class Preset(Struct, frozen=True):
-    """What is kept, and for how long at least. Make your own where none of `PRESETS` fits."""
+    """Which responses are stored, and for how long at least. Write your own if none of `PRESETS` fits."""
 
     name: str
     keeps: Callable[[int], bool]
-    """Whether a response with this status answers every retry; else the claim is released and a retry runs."""
+    """Whether a response with this status is stored for retries; else the claim is released and a retry runs."""
     window_s_min: float = 0.0
-    """A shorter window of the client is lengthened to this."""
+    """The least window; a shorter one of the client is raised to this."""
 
 
 PRESETS: dict[str, Preset] = {
@@ -68,29 +68,29 @@ PRESETS: dict[str, Preset] = {
         Preset("stripe-v2", lambda status: status < CLIENT_ERRORS, 30 * DAY_S),
     )
 }
-"""`ietf`: what the handler decided, not its failures. `stripe-v1`: its failures too. `stripe-v2`: successes only."""
+"""`ietf`: all but server errors. `stripe-v1`: server errors too. `stripe-v2`: successes only."""
 
 
 HEADER = b"idempotency-key"
 KEY_CHARS_MAX = 255
-"""As the field's best known clients and servers have it."""
+"""The limit of well-known clients and servers."""
 FIELD_BYTES_MAX = 1024
-"""A string with every character escaped, and parameters: more than that is no key."""
+"""The longest header: every character escaped, and parameters."""
 NOBODY = "*"
-"""Stands for the caller where none is told from another; a caller of that name is written %2A."""
+"""The name of the shared caller; a real caller of that name is written %2A."""
 
 _PLAIN_STRING = re.compile(rb'"([\x20\x21\x23-\x5b\x5d-\x7e]+)"')
 _BARE = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
 
 class KeyMalformed(ValueError):
-    """The header holds no key; the text says why, and goes to the client."""
+    """The header has no valid key; the message goes to the client."""
 
 
 def read(fields: Sequence[bytes], *, strict: bool) -> str:
-    """The key in the header's fields. Raises `KeyMalformed`.
+    """Parse the key in the header's fields. Raises `KeyMalformed`.
 
-    `"8e03"` is a structured string; bare printable ASCII is taken as it is unless `strict`. Both spell one key.
+    `"8e03"` is a structured string; unless `strict`, bare printable ASCII is accepted too. Both are the same key.
     """
     if len(fields) != 1:
         raise KeyMalformed("the header is given more than once")
@@ -101,7 +101,7 @@ def read(fields: Sequence[bytes], *, strict: bool) -> str:
     if found is not None:
         key = found[1].decode("ascii")
     elif strict or field.startswith(b'"'):
-        key = _structured_string(field)
+        key = _parse_string(field)
     elif _BARE.fullmatch(field):
         key = field.decode("ascii")
     else:
@@ -111,8 +111,8 @@ def read(fields: Sequence[bytes], *, strict: bool) -> str:
     return key
 
 
-def _structured_string(field: bytes) -> str:
-    """The value of an RFC 9651 item, which must be a string; its parameters mean nothing here."""
+def _parse_string(field: bytes) -> str:
+    """Parse an RFC 9651 item, which must be a string; its parameters are ignored."""
     from http_sf import StructuredFieldError, parse
 
     try:
@@ -120,15 +120,15 @@ def _structured_string(field: bytes) -> str:
     except StructuredFieldError as error:
         raise KeyMalformed('the key is not a structured-field string such as "8e03978e-40d5"') from error
     value = item[0] if isinstance(item, tuple) else item
-    if not isinstance(value, str):  # a token or a display string is none
+    if not isinstance(value, str):  # a token or a display string is not a string
         raise KeyMalformed('the key is not a structured-field string such as "8e03978e-40d5"')
     return value
 
 
 def record_key(method: str, route: str, caller: str | None, key: str) -> str:
-    """The record's key: what one caller asked of one route under one key, and nobody else elsewhere.
+    """Return the record's key: method, route, caller and key, so that other callers and routes never share it.
 
-    The first three parts hold no space, so that no two scopes read the same. Past what a store takes, its digest.
+    The first three parts contain no space, so the text is unambiguous. A text that is too long becomes a digest.
     """
     whose = NOBODY if caller is None else quote(caller, safe="")
     text = f"{method} {quote(route, safe='/{}:')} {whose} {key}"
@@ -138,12 +138,12 @@ def record_key(method: str, route: str, caller: str | None, key: str) -> str:
 
 
 def payload_of(path: bytes, query: bytes, body: bytes) -> bytes:
-    """What two requests under one key must agree on."""
+    """Return the bytes that must be equal for two requests with one key."""
     return b"%d:%b%d:%b%b" % (len(path), path, len(query), query, body)
 
 
 def digest_of_credentials(authorization: bytes) -> str | None:
-    """A caller's name from what it authenticates with; `None` for nothing. The credentials themselves are not kept."""
+    """Return a caller's name: a digest of its credentials; `None` without any. The credentials are not stored."""
     return sha256(authorization).hexdigest()[:32] if authorization.strip() else None
 
 
@@ -152,7 +152,7 @@ C = TypeVar("C", Semel, AsyncSemel)
 MODES = ("lease", "quarantine", "observe")
 MIB = 1024 * 1024
 HEADERS_BYTES_MAX = 64 * 1024
-"""Kept with a response, beside its body."""
+"""Space for the parts of a stored response besides its body."""
 RESPONSE_BYTES_LIMIT = VALUE_BYTES_LIMIT - HEADERS_BYTES_MAX
 BODY_BYTES_LIMIT = 1024 * MIB
 MAX_AGE = b"idempotency-key-max-age"
@@ -161,22 +161,22 @@ NOT_ACCEPTED = frozenset({401, 403})
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """Settings of the middlewares and of the FastAPI dependency."""
+    """Settings of the middleware and of the FastAPI dependency."""
 
     preset: Preset | str = "ietf"
-    """Which responses are kept: one of `PRESETS` by its name, or your own."""
+    """Which responses are stored: the name of one of `PRESETS`, or your own."""
     required: bool = False
-    """Whether a request without a key is refused with 400; else it passes unguarded."""
+    """Whether a request without a key is refused with 400; else it runs unguarded."""
     strict: bool = False
-    """Whether only structured-field strings are keys; else bare text is one too."""
+    """Whether only structured-field strings are valid keys; else bare text is valid too."""
     wait_s: float = 0.0
-    """How long a duplicate waits for the first one, and takes over if that fails; 0: 409 at once."""
+    """How long a duplicate waits for the first request, and takes over if that fails; 0: 409 at once."""
     methods: tuple[str, ...] = ("POST", "PATCH")
-    """Which requests are looked at; all others pass untouched, with a key or without."""
+    """Which methods are guarded; others run unguarded, with or without a key."""
     request_bytes_max: int = MIB
-    """A longer body with a key is refused with 413: it has to be held to be compared."""
+    """A longer body with a key is refused with 413, because it must be held in memory."""
     response_bytes_max: int = 256 * 1024
-    """Of the body: a longer response passes through and is not kept."""
+    """The longest stored body: a longer response passes through and is not stored."""
     docs: str = ""
     """Where your API's documentation explains keys; problem documents link to it."""
     fail_open: bool = False
@@ -186,20 +186,20 @@ class Rules(Struct, frozen=True, kw_only=True):
         if isinstance(self.preset, str) and self.preset not in PRESETS:
             raise PolicyInvalid(f"preset {self.preset!r} is unknown; choose one of {', '.join(PRESETS)}")
         if not 0 < self.response_bytes_max <= RESPONSE_BYTES_LIMIT:
-            raise PolicyInvalid(f"response_bytes_max must lie between 1 and {RESPONSE_BYTES_LIMIT}")
+            raise PolicyInvalid(f"response_bytes_max must be between 1 and {RESPONSE_BYTES_LIMIT}")
         if not 0 < self.request_bytes_max <= BODY_BYTES_LIMIT:
-            raise PolicyInvalid(f"request_bytes_max must lie between 1 and {BODY_BYTES_LIMIT}")
+            raise PolicyInvalid(f"request_bytes_max must be between 1 and {BODY_BYTES_LIMIT}")
         if not self.docs.isascii() or not self.docs.isprintable() or set(self.docs) & set(" <>"):
             raise PolicyInvalid(f"docs is {self.docs!r}; it goes into a header: give a URL")
 
     @property
     def keeping(self) -> Preset:
-        """The preset itself."""
+        """The preset."""
         return PRESETS[self.preset] if isinstance(self.preset, str) else self.preset
 
 
 class RequestRefused(Exception):
-    """The request is answered with this, and goes no further."""
+    """Refuse the request with this response."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.status)
@@ -207,33 +207,33 @@ class RequestRefused(Exception):
 
 
 class ResponseFailed(Exception):
-    """The handler ran, and the preset does not keep its response: the claim is released, a retry runs."""
+    """The handler ran, and the preset does not store its response: the claim is released, a retry runs."""
 
     def __init__(self, status: int, reply: Reply | None) -> None:
         super().__init__(status)
         self.status = status
         self.reply = reply
-        """What it answered; `None`: it was streamed, and is on its way."""
+        """The response; `None`: it was streamed."""
 
 
 class Unkept(ResponseFailed, NotApplied):
-    """The same where nothing has happened, so that even a quarantined claim is released."""
+    """The same without any effect, so that even a claim in mode quarantine is released."""
 
 
 class Streamed:
-    """The value of a request whose response was not gathered. It cannot be encoded, so no record keeps it."""
+    """The value of a streamed response. It cannot be encoded, so it is not stored."""
 
-    never_kept = True  # as it is meant: nobody is warned
+    never_kept = True  # intended: no warning
 
 
 STREAMED = Streamed()
 
 
 def prepare_client(client: C, rules: Rules, take: Any) -> C:
-    """The client by the policy of HTTP; `take` gets the fingerprint from what the handler is called with.
+    """Return the client with the policy for HTTP; `take` computes the fingerprint from the handler's arguments.
 
-    Attempts are not counted to an end: a client that retries through an outage must find its key usable, and how
-    often it comes is its own affair. Errors are the framework's, so none is permanent.
+    The number of attempts is unlimited: a client that retries through an outage must find its key usable. Errors
+    come from the framework, so none is permanent.
     """
     if client.mode not in MODES:
         raise ModeMismatch(
@@ -253,8 +253,8 @@ def prepare_client(client: C, rules: Rules, take: Any) -> C:
             keep_value=True,
             value_bytes_max=rules.response_bytes_max + HEADERS_BYTES_MAX,
             fingerprint=take,
-            probe=None,  # it would have to answer with a whole response
-            on_unavailable="refuse",  # `rules.fail_open` says what happens then
+            probe=None,  # a probe would have to return a whole response
+            on_unavailable="refuse",  # `rules.fail_open` decides this
         )
     )
     deliver.items_of(made).warns_not_kept = False  # a long response is answered by a problem document instead
@@ -267,12 +267,12 @@ def window_s_of(client: Semel | AsyncSemel) -> float:
 
 
 def keeps_errors(client: Semel | AsyncSemel, rules: Rules) -> bool:
-    """Whether an exception that leaves the application is kept as a response; in quarantine nobody can tell."""
+    """Whether an exception of the application is stored as a response; never in quarantine: its effect is unknown."""
     return client.mode != "quarantine" and rules.keeping.keeps(SERVER_ERRORS)
 
 
 def key_in(rules: Rules, fields: list[bytes]) -> str | None:
-    """The key of a request; `None` where there is none and none is needed. Raises `RequestRefused`."""
+    """Return the key of a request; `None` if there is none and none is required. Raises `RequestRefused`."""
     if not fields:
         if not rules.required:
             return None
@@ -285,20 +285,20 @@ def key_in(rules: Rules, fields: list[bytes]) -> str | None:
 
 
 def caller_unknown(rules: Rules) -> RequestRefused:
-    """Without a caller two of them might share a key, and one get the other's response."""
+    """Return the refusal of an unknown caller: two callers could share a key and get each other's response."""
     return RequestRefused(
         problem(responses.CALLER_UNKNOWN, "Authenticate, and send the request again.", rules.docs)
     )
 
 
 def too_large(rules: Rules) -> RequestRefused:
-    """The body cannot be compared with that of a retry."""
+    """Return the refusal of a body that is too large to compare."""
     detail = f"With an Idempotency-Key a body has at most {rules.request_bytes_max} bytes."
     return RequestRefused(problem(responses.TOO_LARGE, detail, rules.docs))
 
 
 def failure_reply(rules: Rules) -> Reply:
-    """What is kept of a handler that raised, where failures are kept."""
+    """Return the stored response for a handler that raised."""
     detail = (
         "The server failed while it handled this request. A retry with the same key is answered the same."
     )
@@ -306,7 +306,7 @@ def failure_reply(rules: Rules) -> Reply:
 
 
 def streams(headers: list[tuple[bytes, bytes]], bytes_max: int) -> tuple[bool, int | None]:
-    """Whether a response passes through by what its headers say, and the length that it declares."""
+    """Return whether the headers say that a response is streamed, and its declared length."""
     length: int | None = None
     for name, value in headers:
         lower = name.lower()
@@ -318,9 +318,9 @@ def streams(headers: list[tuple[bytes, bytes]], bytes_max: int) -> tuple[bool, i
 
 
 def verdict(rules: Rules, status: int, reply: Reply | None) -> Any:
-    """What the handler's run comes to for its record: bytes that it keeps, or `ResponseFailed` raised.
+    """Return the bytes for the record, or raise `ResponseFailed`.
 
-    `reply`: `None` where it was streamed.
+    `reply`: `None` if it was streamed.
     """
     if rules.keeping.keeps(status):
         return STREAMED if reply is None else pack(reply.status, reply.headers, reply.body)
@@ -328,10 +328,10 @@ def verdict(rules: Rules, status: int, reply: Reply | None) -> Any:
 
 
 def is_stranger(outcome: Outcome[Any]) -> bool:
-    """Whether the application has not accepted the caller of a new key, so that nothing of it is to be kept.
+    """Whether the application has rejected the caller of a new key, so that its record is dropped.
 
-    Else whoever forges an `Authorization` leaves a record for the whole window with each request. A key that was
-    used before stays as it is.
+    Otherwise each request with a forged `Authorization` would leave a record for the whole window. A key that was
+    used before keeps its record.
     """
     match outcome:
         case Errored(Unkept(status=status), attempt=1):
@@ -341,7 +341,7 @@ def is_stranger(outcome: Outcome[Any]) -> bool:
 
 
 class Front(Generic[C]):
-    """The client behind a middleware; an exchange's `payload` is what its requests are told apart by."""
+    """The client of a middleware; `payload` of an exchange is the basis of the fingerprint."""
 
     def __init__(self, client: C, rules: Rules | None) -> None:
         self.rules: Rules = rules or Rules()
@@ -350,7 +350,7 @@ class Front(Generic[C]):
         self._methods = frozenset(self.rules.methods)
 
     def max_age(self) -> tuple[bytes, bytes]:
-        """The header that says how long keys are remembered."""
+        """Return the header with the window of keys."""
         return MAX_AGE, b"%d" % window_s_of(self.client)
 
 
@@ -358,7 +358,7 @@ REPLAYED = (b"idempotent-replayed", b"true")
 
 
 def answer(docs: str, outcome: Outcome[Any], own: Reply | None) -> Reply:
-    """The response to an outcome; `own`: what this request's handler answered. Raises the handler's own error."""
+    """Return the response to an outcome; `own`: the response of this request's handler. Raises the handler's error."""
     match outcome:
         case Done():
             return _reply_of_done(docs, outcome, own)

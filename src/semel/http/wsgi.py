@@ -1,7 +1,7 @@
-"""The Idempotency-Key middleware for WSGI: Flask, Django and every other.
+"""The Idempotency-Key middleware for WSGI: Flask, Django and others.
 
-The application runs in the thread of its request, under a claim that is kept alive meanwhile. The response is
-gathered, the record completed, and only then is it returned; what is streamed is written as it comes, all but its end.
+The application runs in the thread of its request, under a claim that is renewed meanwhile. The response is
+buffered, the record is completed, then the response is returned. A streamed one is written at once, except its end.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,25 +39,25 @@ StartResponse: TypeAlias = Callable[..., Callable[[bytes], object]]
 App: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 GUARDED = "semel.idempotency"
-"""Set in the environ of a request that is guarded already, and never guarded twice."""
+"""Set in the environ of a guarded request, so that it is not guarded twice."""
 
 
 def by_authorization(environ: Environ) -> str | None:
-    """The caller is whoever sends this `Authorization`; `None` without one. A new token is a new caller."""
+    """Identify the caller by `Authorization`; `None` without it. A new token is a new caller."""
     return digest_of_credentials(environ.get("HTTP_AUTHORIZATION", "").encode("latin-1"))
 
 
 def path_of(environ: Environ) -> str:
-    """The route where no router has said one: the path itself."""
+    """Return the path as the route, if no router has set one."""
     return str(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", ""))
 
 
 class WsgiIdempotency(Front[Semel]):
     """Run a request once for its Idempotency-Key; a retry gets the first one's response.
 
-    `caller` tells whose key it is from the environ, and `None` from it refuses the request (401); `caller=None` lets
-    all callers share one space of keys, so choose it only where there is one caller. `route` names what was asked
-    for (by default the path). Two round trips for a first request, one for a retry; none for what is not looked at.
+    `caller` returns the caller of an environ; if it returns `None`, the request is refused (401). `caller=None` lets
+    all callers share one key space, so use it only with one caller. `route` returns the route of a request
+    (by default the path). Two round trips for a first request, one for a retry; none for unguarded requests.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class WsgiIdempotency(Front[Semel]):
         self._route = route
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        """Pass what is not looked at; guard the rest."""
+        """Guard a request, or pass it on."""
         field = environ.get("HTTP_IDEMPOTENCY_KEY")
         if (
             environ["REQUEST_METHOD"] not in self._methods
@@ -99,7 +99,7 @@ class WsgiIdempotency(Front[Semel]):
         return self._guard(exchange, record_key(environ["REQUEST_METHOD"], self._route(environ), whose, key))
 
     def _body(self, environ: Environ) -> bytes:
-        """The whole body. Raises `RequestRefused` past the limit."""
+        """Read the whole body. Raises `RequestRefused` above the limit."""
         bytes_max, stream = self.rules.request_bytes_max, environ["wsgi.input"]
         length = environ.get("CONTENT_LENGTH") or ""
         if length.isdigit():
@@ -107,7 +107,7 @@ class WsgiIdempotency(Front[Semel]):
                 raise too_large(self.rules)
             return bytes(stream.read(int(length)))
         if not environ.get("wsgi.input_terminated"):
-            return b""  # by the specification a body without a length is no body
+            return b""  # by the specification there is no body without a length
         body = bytes(stream.read(bytes_max + 1))
         if len(body) > bytes_max:
             raise too_large(self.rules)
@@ -125,13 +125,13 @@ class WsgiIdempotency(Front[Semel]):
         return exchange.respond(outcome)
 
     def _forget(self, key: str) -> None:
-        """Keep nothing of a released claim; one that somebody has taken or completed since stays."""
-        with suppress(StoreUnavailable):  # it goes with its window
+        """Forget a released claim, unless it was claimed or completed since."""
+        with suppress(StoreUnavailable):  # it expires with its window
             self.client.records.forget(key, state="claimed")
 
 
 class WsgiExchange:
-    """One keyed request, and its response on the way back."""
+    """One keyed request and its response."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class WsgiExchange:
         self._length: int | None = None
         self._gone = False
         self._write: Callable[[bytes], object] | None = None
-        """The server's, once the response streams."""
+        """The server's `write`, once the response streams."""
         self._held = b""
         self._own: Reply | None = None
         self._error: Exception | None = None
@@ -162,7 +162,7 @@ class WsgiExchange:
     # --- under the claim ---
 
     def run(self) -> Any:
-        """Call the application, and come back with what the record is to keep."""
+        """Call the application; returns the value for the record."""
         try:
             self._collect()
         except Exception as error:
@@ -179,7 +179,7 @@ class WsgiExchange:
         chunks = self._middleware.app(self.environ, self._start)
         try:
             coming = iter(chunks)
-            first = next(coming, b"")  # by now it has said status and headers
+            first = next(coming, b"")  # now status and headers are set
             if not self._line:
                 raise RuntimeError("the application ended without start_response")
             streaming, self._length = streams(self._encode_headers(), self._rules.response_bytes_max)
@@ -213,7 +213,7 @@ class WsgiExchange:
             self._push(chunk)
 
     def _stream(self) -> None:
-        """From now on what comes is written at once, what has come first."""
+        """Start streaming: write the buffered parts, then each part as it comes."""
         self._write = self.start_response(self._line, self._headers)
         parts, self._parts = self._parts, []
         for part in parts:
@@ -225,7 +225,7 @@ class WsgiExchange:
             if chunk and not self._gone:
                 self._write(chunk)
         except OSError:
-            self._gone = True  # cut short by its reader: what it did is done
+            self._gone = True  # cut short by its reader: its effect has happened
 
     def _status(self) -> int:
         return int(self._line.split(" ", 1)[0])
@@ -236,16 +236,16 @@ class WsgiExchange:
     # --- after it ---
 
     def respond(self, outcome: Outcome[Any]) -> Iterable[bytes]:
-        """Return the response that the outcome means, or the end of the one that streams."""
+        """Return the response for the outcome, or the end of a streamed one."""
         if self._write is not None:
             match outcome:
                 case Done(recorded=True) | Errored(ResponseFailed()) | Unknown(_, ResponseFailed()):
                     return [self._held]
                 case Errored(error):
                     raise error
-                case _:  # the client must not take it for whole: it is cut off, and a retry is answered
+                case _:  # the response must look incomplete: it is cut off, and a retry gets an answer
                     raise ClaimLost(
-                        f"a streamed response came to {type(outcome).__name__}; its end is not sent"
+                        f"a streamed response ended as {type(outcome).__name__}; its end is not sent"
                     )
         reply = answer(self._rules.docs, outcome, self._own)
         if self._error is not None and reply is self._own:
@@ -254,10 +254,10 @@ class WsgiExchange:
         return _send(self.start_response, reply, self._middleware.max_age(), line=line)
 
     def _log(self, error: Exception) -> None:
-        """The server would have written it where errors go; it is answered with a response that is kept instead."""
+        """Log the error, as the server would have done; the client gets a stored response instead."""
         from semel.runtime.process import logging
 
-        logging.getLogger("semel").error("a request failed, and its failure is kept", exc_info=error)
+        logging.getLogger("semel").error("a request failed, and its failure is stored", exc_info=error)
 
 
 def _serve(exchange: WsgiExchange) -> Any:

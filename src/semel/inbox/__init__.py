@@ -20,7 +20,7 @@ def inbox_for(
     connect: Callable[[], Windows],
     tell: Tell | None = None,
 ) -> Inbox:
-    """The inbox on a handle that blocks. Raises `TypeError` where handle and store are of different kinds."""
+    """Return the inbox on a blocking connection. Raises `TypeError` if connection and store are of different kinds."""
     return Inbox(handle, _words(handle, store, plan), plan, connect, tell)
 
 
@@ -31,7 +31,7 @@ def ainbox_for(
     connect: Callable[[], Awaitable[Windows]],
     tell: Tell | None = None,
 ) -> AsyncInbox:
-    """The inbox on a handle that is awaited."""
+    """Return the inbox on an async connection."""
     return AsyncInbox(handle, _words(handle, store, plan), plan, connect, tell)
 
 

@@ -1,4 +1,4 @@
-"""What every inbox shares: its statements, what becomes of a delivery, and when a transaction is begun again."""
+"""Code that all inboxes share: statements, outcomes of deliveries, and retries of transactions."""
 
 import asyncio
 import os
@@ -29,82 +29,82 @@ __all__ = ["InboxBase", "InboxStatements", "Tell", "Value", "Windows", "aretry",
 ATTEMPT_BYTES = 16
 Windows: TypeAlias = Mapping[tuple[str, str, str], int]
 Tell: TypeAlias = Callable[[Sequence[str], Sequence[bool]], None]
-"""Told which keys were marked, and which of them for the first time."""
+"""Called with the marked keys, and which of them were new."""
 
 
 class Value(NamedTuple):
-    """What is kept with a mark; `None`: nothing."""
+    """The value stored with a mark; `None`: nothing."""
 
     encoded: bytes | None
 
 
 class InboxStatements(ABC):
-    """The talks of one inbox. It knows its consumer and its attempt, and nothing of what was marked."""
+    """The statements of one inbox. It has its consumer and its attempt, and no state of marks."""
 
     def __init__(self, plan: ItemBuilder) -> None:
         self.tenant: str = plan.tenant
         self.consumer: str = plan.consumer
         self.lock_wait_s: float = plan.policy.lock_wait_s
         self.attempt: bytes = os.urandom(ATTEMPT_BYTES)
-        """Written into the marks as their owner, so that they can be told from those of other attempts."""
+        """The owner of the marks; it distinguishes them from those of other attempts."""
 
     @property
     def wait_ms(self) -> int:
-        """How long to wait for others; 0 would mean for ever."""
+        """The lock timeout; never 0, which would mean for ever."""
         return max(1, round(self.lock_wait_s * 1000))
 
     @abstractmethod
     def first_many(
         self, keys: Sequence[str], event_type: str, window_us: int, fingerprint: bytes | None = None
     ) -> Talk[list[bool]]:
-        """Mark keys that differ from one another, all or none: which of them were new.
+        """Mark distinct keys, all or none. Returns which of them were new.
 
-        Raises `PayloadMismatch` where a fingerprint is known that differs; it is given for a single key.
+        Raises `PayloadMismatch` if a stored fingerprint differs; a fingerprint goes with a single key.
         """
 
     @abstractmethod
     def unmark(self, keys: Sequence[str]) -> Talk[None]:
-        """Take back marks that this inbox made in the transaction that is still open."""
+        """Remove marks that this inbox made in the open transaction."""
 
     @abstractmethod
     def store(self, key: str, encoded: bytes) -> Talk[None]:
-        """Keep a value with the mark. Raises `UsageError` where there is no mark."""
+        """Store a value with the mark. Raises `UsageError` if there is no mark."""
 
     @abstractmethod
     def replay(self, key: str) -> Talk[Value | None]:
-        """What was kept with the mark; `None`: there is no mark."""
+        """Return the value stored with the mark; `None` if there is no mark."""
 
     @abstractmethod
     def committed(self, key: str) -> bool:
-        """Whether the mark of this attempt is in the database, as seen from outside the transaction."""
+        """Whether the mark of this attempt is committed, as seen from outside the transaction."""
 
     @abstractmethod
     async def acommitted(self, key: str) -> bool:
-        """The same, awaited."""
+        """The same for event loops."""
 
     def mismatch(self, key: str) -> PayloadMismatch:
-        """The error for a key that was used for another payload."""
+        """Return the error for a key that was used with another payload."""
         return PayloadMismatch(f"{key} was marked with another payload: each event needs a key of its own")
 
     def not_marked(self, key: str) -> UsageError:
-        """The error for a value without a mark."""
+        """Return the error for a value without a mark."""
         return UsageError(f"{key!r} is not marked; call first({key!r}) before store()")
 
 
 T = TypeVar("T")
 UNDONE: frozenset[str | int | None] = frozenset(("40001", "40P01", 517))
-"""Serialisation failure and deadlock in PostgreSQL; in SQLite, a write after a read that others overtook."""
+"""Serialisation failure and deadlock in PostgreSQL; in SQLite, a write after a stale read."""
 TRIES_MAX = 10
 PAUSE_MIN_S, PAUSE_MAX_S = 0.005, 0.5
 
 
 def is_undone(error: BaseException) -> bool:
-    """Whether the database asks for the whole transaction once more, by whichever driver it says so."""
+    """Whether the database asks to retry the whole transaction, with any driver."""
     return code_of(error) in UNDONE
 
 
 def retry(transaction: Callable[[], T], *, tries_max: int = TRIES_MAX) -> T:
-    """Call `transaction` until the database does not undo it; it opens, commits and, on error, rolls back its own.
+    """Call `transaction` until the database does not undo it; it must open, commit and roll back its own transaction.
 
     Other errors are raised at once, and this one too after `tries_max`.
     """
@@ -119,7 +119,7 @@ def retry(transaction: Callable[[], T], *, tries_max: int = TRIES_MAX) -> T:
 
 
 async def aretry(transaction: Callable[[], Awaitable[T]], *, tries_max: int = TRIES_MAX) -> T:
-    """The same, awaited."""
+    """The same for event loops."""
     for tries in range(1, tries_max):
         try:
             return await transaction()
@@ -136,7 +136,7 @@ def _pause_s(tries: int) -> float:
 
 
 class InboxBase:
-    """What both colours share. Nothing that happens is kept here: a rollback brings `True` back."""
+    """Code that the sync and the async inbox share. It holds no state: after a rollback a key is new again."""
 
     def __init__(self, words: InboxStatements, plan: ItemBuilder, tell: Tell | None) -> None:
         self._words = words
@@ -146,7 +146,7 @@ class InboxBase:
     def _spread(
         self, keys: Sequence[str], new: Sequence[bool], first_at: Sequence[int], place_of: Sequence[int]
     ) -> list[bool]:
-        """Which of the keys, as they were given, are new: a later copy of one is not."""
+        """Return which of the given keys are new; a later copy of a key is not."""
         firsts = [new[place] and first_at[place] == at for at, place in enumerate(place_of)]
         if self._tell is not None:
             self._tell(keys, firsts)
@@ -171,7 +171,7 @@ class InboxBase:
 
 
 def by_type(deliveries: Sequence[Delivery[Any]]) -> dict[tuple[str, bytes | None], list[int]]:
-    """The places of the deliveries that one statement marks: of each event type, and of each fingerprint."""
+    """Group the positions of the deliveries by event type and fingerprint; one statement marks a group."""
     places: dict[tuple[str, bytes | None], list[int]] = {}
     for place, delivery in enumerate(deliveries):
         places.setdefault((delivery.event_type, delivery.fingerprint), []).append(place)
@@ -179,17 +179,17 @@ def by_type(deliveries: Sequence[Delivery[Any]]) -> dict[tuple[str, bytes | None
 
 
 def hashed(fingerprint: bytes | None) -> bytes | None:
-    """The fingerprint as records keep it."""
+    """Return the fingerprint as stored in records."""
     return None if fingerprint is None else ids.fingerprint(fingerprint)
 
 
 def is_for_all(error: Exception) -> bool:
-    """Whether an error is no single delivery's."""
+    """Whether an error concerns the whole transaction."""
     return is_undone(error) or isinstance(error, NoTransaction | WrongDatabase | ModeMismatch)
 
 
 def outcome_of(error: Exception) -> Outcome[None]:
-    """What a delivery comes to that could not be run."""
+    """Return the outcome of a delivery that could not run."""
     if isinstance(error, StillRunning):
         return Busy(error.retry_after_s)
     if isinstance(error, OutcomeUnknown):

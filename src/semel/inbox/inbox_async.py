@@ -1,4 +1,4 @@
-"""The inbox as its user sees it."""
+"""The inbox of the public API."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class AsyncInbox(InboxBase):
-    """Marks in the transaction of the caller's connection. It never commits, and never opens a transaction."""
+    """Marks in the transaction of the caller's connection. It never commits and never opens a transaction."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class AsyncInbox(InboxBase):
     async def first(self, key: str, *, event_type: str = "", fingerprint: bytes | None = None) -> bool:
         """Mark the event in the caller's transaction; `False`: it was marked before. One round trip.
 
-        A transaction that has marked the same key is waited for, at most `Policy.lock_wait_s`. Raises
+        Waits for a transaction that has marked the same key, at most `Policy.lock_wait_s`. Raises
         `StillRunning` when it has not ended by then or a claim is running on the key, with the caller's
-        transaction still usable; `NoTransaction` where nothing would hold the mark; `WrongDatabase`. `fingerprint`:
+        transaction still usable; `NoTransaction` if none is open and none would be; `WrongDatabase`. `fingerprint`:
         the payload's bytes, as a claim takes them; `PayloadMismatch` if the key was marked with others.
         """
         return (await self._mark((key,), event_type, fingerprint))[0]
@@ -74,26 +74,26 @@ class AsyncInbox(InboxBase):
         return self._spread(keys, new, first_at, place_of)
 
     async def unmark(self, keys: Sequence[str]) -> None:
-        """Take back marks that this inbox made in the open transaction, for events that did not run after all."""
+        """Remove marks that this inbox made in the open transaction, for events that did not run."""
         await self._handle.run(self._words.unmark(keys))
 
     async def store(self, key: str, value: Any) -> None:
-        """Keep a value with the mark, for `replay`. Raises `UsageError` if the key is not marked."""
+        """Store a value with the mark, for `replay`. Raises `UsageError` if the key is not marked."""
         encoded = self._encode(value)
         await self._connect()
         await self._handle.require_transaction()
         await self._handle.run(self._words.store(key, encoded))
 
     async def replay(self, key: str) -> Done[Any] | None:
-        """What was kept with the mark; `None`: the event is not done. Changes nothing."""
+        """Return the value stored with the mark; `None`: the event is not done. Changes nothing."""
         await self._connect()
         return self._done(await self._handle.run(self._words.replay(key)))
 
     async def committed(self, key: str) -> bool:
-        """Whether a transaction in which this very inbox marked the key was committed: for a COMMIT without an answer.
+        """Whether this inbox's mark of the key was committed. Use it after a COMMIT without an answer.
 
-        It is read on semel's own connection, after waiting for whoever may still be about to commit the key.
-        `False`: it was not, or another's was; run the whole transaction again. Raises `StillRunning` when that
+        It reads on semel's own connection, after waiting for transactions that may still commit the key.
+        `False`: it was not, or another's was; run the whole transaction again. Raises `StillRunning` if that
         takes longer than `Policy.lock_wait_s`.
         """
         await self._connect()
@@ -102,11 +102,11 @@ class AsyncInbox(InboxBase):
     async def run_batch(
         self, deliveries: Sequence[Delivery[T]], handler: Callable[[list[Delivery[T]]], Awaitable[object]]
     ) -> list[Outcome[None]]:
-        """Run `handler` with the deliveries that are new, all at once; their outcomes in input order.
+        """Run `handler` with all new deliveries at once. Returns outcomes in input order.
 
-        If that fails, it is undone and each delivery is tried by itself on a savepoint, so that one bad event
-        does not hold back the rest: its outcome is `Errored`, and nothing of it is left. The caller commits.
-        Raises what concerns the transaction as a whole: begin it again, see `aretry`.
+        If that fails, it is undone and each delivery runs alone on a savepoint, so that one bad event
+        does not block the others: its outcome is `Errored`, and its effects are undone. The caller commits.
+        Raises errors of the whole transaction: retry it, see `aretry`.
         """
         if len(deliveries) == 1:
             return [await self._run_one(deliveries[0], handler)]
@@ -122,7 +122,7 @@ class AsyncInbox(InboxBase):
         return [await self._run_one(delivery, handler) for delivery in deliveries]
 
     async def _first_each(self, deliveries: Sequence[Delivery[Any]]) -> list[bool]:
-        """One statement for each event type, since each has a window of its own, and for each fingerprint."""
+        """Mark with one statement per event type, because each has its own window, and per fingerprint."""
         firsts = [False] * len(deliveries)
         for (event_type, fingerprint), places in by_type(deliveries).items():
             keys = [deliveries[place].key for place in places]
@@ -144,7 +144,7 @@ class AsyncInbox(InboxBase):
             return outcome_of(error)
 
     async def _check_alive(self, error: Exception) -> None:
-        """Raise the error if it is not one delivery's, but the transaction's or the connection's."""
+        """Raise the error if it concerns the transaction or the connection, not one delivery."""
         if is_for_all(error):
             raise error
         await self._handle.execute(Statement("SELECT 1"))

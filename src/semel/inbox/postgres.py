@@ -1,4 +1,4 @@
-"""What an inbox says on a connection to PostgreSQL."""
+"""The statements of an inbox on PostgreSQL."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ REPLAY = (
 
 
 class PostgresInboxStatements(InboxStatements):
-    """The mark is written by a function in the database: one statement and one round trip, on every driver."""
+    """Marks by a function in the database: one statement and one round trip, with every driver."""
 
     def __init__(self, store: PostgresStore | AsyncPostgresStore, plan: ItemBuilder) -> None:
         super().__init__(plan)
@@ -47,7 +47,7 @@ class PostgresInboxStatements(InboxStatements):
     def first_many(
         self, keys: Sequence[str], event_type: str, window_us: int, fingerprint: bytes | None = None
     ) -> Talk[list[bool]]:
-        """Mark keys that differ from one another, in the order of their digests, so that nobody waits in a circle."""
+        """Mark distinct keys in the order of their digests, to avoid deadlocks."""
         digests = digests_of(self.tenant, self.consumer, keys)
         places = sorted(range(len(keys)), key=digests.__getitem__)
         names = None
@@ -75,17 +75,17 @@ class PostgresInboxStatements(InboxStatements):
         return answers
 
     def unmark(self, keys: Sequence[str]) -> Talk[None]:
-        """Take back marks of this transaction."""
+        """Remove marks of this transaction."""
         yield from self._say(UNMARK, "{" + ",".join([self._hex(key) for key in keys]) + "}", self.attempt)
 
     def store(self, key: str, encoded: bytes) -> Talk[None]:
-        """Keep a value with the mark."""
+        """Store a value with the mark."""
         rows = yield from self._say(STORE, encoded, self._hex(key), self._store.identity)
         if not rows:
             raise self.not_marked(key)
 
     def replay(self, key: str) -> Talk[Value | None]:
-        """What was kept with the mark."""
+        """Return the value stored with the mark."""
         ((identity, marked, value),) = yield from self._say(REPLAY, self._hex(key))
         if identity != self._store.identity:
             raise self._elsewhere()
@@ -94,7 +94,7 @@ class PostgresInboxStatements(InboxStatements):
     # --- on the store's own connection ---
 
     def committed(self, key: str) -> bool:
-        """Whether the mark of this attempt is there."""
+        """Whether the mark of this attempt is committed."""
         assert isinstance(self._store, PostgresStore)
         try:
             return self._store.converse(self._look(key))
@@ -102,7 +102,7 @@ class PostgresInboxStatements(InboxStatements):
             raise self._still_open(key, error) from error
 
     async def acommitted(self, key: str) -> bool:
-        """The same, awaited."""
+        """The same for event loops."""
         assert isinstance(self._store, AsyncPostgresStore)
         try:
             return await self._store.aconverse(self._look(key))
@@ -110,7 +110,7 @@ class PostgresInboxStatements(InboxStatements):
             raise self._still_open(key, error) from error
 
     def _look(self, key: str) -> StoreTalk[bool]:
-        """To write the key ourselves waits until whoever has marked it is through; it is rolled back at once."""
+        """Write the key to wait for a transaction that marks it, then roll back and read."""
         parameters = {"digest": self._hex(key)}
         yield SendCalls("begin")
         yield SendCalls("patience", {"wait_ms": str(self.wait_ms)})
@@ -140,7 +140,7 @@ class PostgresInboxStatements(InboxStatements):
             return ModeMismatch(f"consumer {self.consumer!r} works in mode {detail!r}, not 'inbox'")
         if verdict == "waited":
             return StillRunning(
-                f"another transaction has marked one of these keys, and has not ended for {self.lock_wait_s:g} s"
+                f"another transaction has marked one of these keys, and is still open after {self.lock_wait_s:g} s"
             )
         if verdict == "unknown":
             return OutcomeUnknown(f"{key} is quarantined: resolve it first")
@@ -152,7 +152,7 @@ class PostgresInboxStatements(InboxStatements):
 
     def _elsewhere(self) -> WrongDatabase:
         return WrongDatabase(
-            f"the connection does not lead to the table of {self._store.name}; use one database for both"
+            f"the connection is not to the database of {self._store.name}; use one database for both"
         )
 
     def _hex(self, key: str) -> str:
@@ -160,6 +160,6 @@ class PostgresInboxStatements(InboxStatements):
 
 
 def array(texts: Sequence[str]) -> str:
-    """The literal of an array of texts, which every driver can pass."""
+    """Return the literal of an array of texts, which every driver can pass."""
     quoted = ['"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"' for text in texts]
     return "{" + ",".join(quoted) + "}"

@@ -1,4 +1,4 @@
-"""What an inbox says on a connection to SQLite."""
+"""The statements of an inbox on SQLite."""
 
 import asyncio
 import sqlite3
@@ -26,17 +26,17 @@ from semel.types import Id, Record
 __all__ = ["BUSY_SNAPSHOT", "SqliteInboxStatements"]
 
 BUSY_SNAPSHOT = 517
-"""The transaction has read an older state, from which SQLite lets nobody begin to write."""
+"""The transaction has read a stale state, so SQLite refuses its writes."""
 _BARE = STATE_MASK | QUARANTINE | SLIDING
 COLUMNS = ", ".join(
     f"+state & {_BARE}" if name == "state" else f"+{name}" for name in encoding.COLUMNS.split(", ")
 )
-"""The plus takes the columns' declared types away, so that no converter of the caller gets at them. A mark
+"""The plus removes the columns' declared types, so that the caller's converters do not apply. A mark
 needs neither the steps nor the journal of a claim, so the state does not say that there are some."""
 
 
 class SqliteInboxStatements(InboxStatements):
-    """The mark is decided here, under the database's write lock, which the transaction then holds."""
+    """Decides about marks here, under the database's write lock, which the transaction holds."""
 
     def __init__(self, store: SqliteStore, plan: ItemBuilder) -> None:
         super().__init__(plan)
@@ -45,7 +45,7 @@ class SqliteInboxStatements(InboxStatements):
     def first_many(
         self, keys: Sequence[str], event_type: str, window_us: int, fingerprint: bytes | None = None
     ) -> Talk[list[bool]]:
-        """Mark keys that differ from one another, by one statement for all that are new to the database."""
+        """Mark distinct keys, with one statement for all keys that are new to the database."""
         yield from self._check_database()
         now = yield from self._lock()
         rows = yield from self._read(keys)
@@ -67,7 +67,7 @@ class SqliteInboxStatements(InboxStatements):
         return [key in new for key in keys]
 
     def unmark(self, keys: Sequence[str]) -> Talk[None]:
-        """Take back marks of this transaction."""
+        """Remove marks of this transaction."""
         for some in encoding.chunks([digest((self.tenant, self.consumer, key)) for key in keys]):
             places = ",".join("?" * len(some))
             yield from self._say(
@@ -75,7 +75,7 @@ class SqliteInboxStatements(InboxStatements):
             )
 
     def store(self, key: str, encoded: bytes) -> Talk[None]:
-        """Keep a value with the mark."""
+        """Store a value with the mark."""
         yield from self._check_database()
         now = yield from self._lock()
         rowid, stored = (yield from self._read([key]))[key]
@@ -85,7 +85,7 @@ class SqliteInboxStatements(InboxStatements):
         yield from self._say("UPDATE semel_records SET value = ? WHERE id = ?", encoded, rowid)
 
     def replay(self, key: str) -> Talk[Value | None]:
-        """What was kept with the mark. Takes no lock."""
+        """Return the value stored with the mark. Takes no lock."""
         yield from self._check_database()
         ((last_us, offset_us),) = yield from self._say("SELECT +last_us, +offset_us FROM semel_clock")
         now, _ = self._store.clock.tick(last_us, offset_us)
@@ -95,10 +95,10 @@ class SqliteInboxStatements(InboxStatements):
     # --- on the store's own connection ---
 
     def committed(self, key: str) -> bool:
-        """Whether the mark of this attempt is there."""
+        """Whether the mark of this attempt is committed."""
         record_id: Id = (self.tenant, self.consumer, key)
         try:
-            # A renewal of nothing takes the write lock, and so waits until whoever holds it is through.
+            # A renewal of nothing takes the write lock, so it waits for the transaction that holds it.
             record = self._store.send([Renew(record_id, self.attempt, 0, 0), Lookup(record_id)])[1]
         except StoreUnavailable as error:
             raise StillRunning(
@@ -110,12 +110,12 @@ class SqliteInboxStatements(InboxStatements):
         """The same in a thread, as it may wait for the lock."""
         return await asyncio.to_thread(self.committed, key)
 
-    # --- what a key comes to ---
+    # --- decisions ---
 
     def _decide(
         self, record_id: Id, stored: Record | None, now: int, window_us: int, event_type: str
     ) -> Record | None:
-        """The mark to write; `None`: the event is done, or failed for good."""
+        """Return the mark to write; `None`: the event is done, or failed for good."""
         record = standing(stored, now)
         if record is not None and record.state in ("done", "failed"):
             return None
@@ -141,7 +141,7 @@ class SqliteInboxStatements(InboxStatements):
         )
 
     def _read(self, keys: Sequence[str]) -> Talk[dict[str, tuple[int | None, Record | None]]]:
-        """The row number and record of each key."""
+        """Read the row number and record of each key."""
         digests = {digest((self.tenant, self.consumer, key)): key for key in keys}
         found: dict[str, tuple[int | None, Record | None]] = dict.fromkeys(keys, (None, None))
         for some in encoding.chunks(list(digests)):
@@ -172,7 +172,7 @@ class SqliteInboxStatements(InboxStatements):
             )
 
     def _consumer_id(self) -> Talk[int]:
-        """The consumer's number; its mode is recorded with its first mark. Raises `ModeMismatch`."""
+        """Return the consumer's number; the first mark records its mode. Raises `ModeMismatch`."""
         scope = (self.tenant, self.consumer)
         query = "SELECT +id, +mode FROM semel_consumers WHERE tenant = ? AND consumer = ?"
         rows = yield from self._say(query, *scope)
@@ -207,7 +207,7 @@ class SqliteInboxStatements(InboxStatements):
             )
 
     def _lock(self) -> Talk[int]:
-        """Take the write lock in the caller's transaction; the time by the store's clock."""
+        """Take the write lock in the caller's transaction. Returns the time by the store's clock."""
         ((busy_ms,),) = yield from self._say("PRAGMA busy_timeout")
         yield from self._say("PRAGMA busy_timeout = 0")
         try:
@@ -239,7 +239,7 @@ class SqliteInboxStatements(InboxStatements):
             raise to_store_error(raw, self._store.path) from error
         if raw.sqlite_errorcode == BUSY_SNAPSHOT:
             raise StillRunning(
-                "the transaction has read before others wrote, so it cannot write any more: roll it back and try"
+                "the transaction has read a stale state, so it cannot write: roll it back and try"
                 " again; call first() before anything else, or use BEGIN IMMEDIATE"
             ) from error
         if time.monotonic() >= deadline:
@@ -249,7 +249,7 @@ class SqliteInboxStatements(InboxStatements):
 
 
 def driver_error(error: BaseException) -> sqlite3.Error | None:
-    """The driver's own error, whoever wrapped it."""
+    """Return the driver's own error, below any wrapper."""
     for each in _causes(error):
         if isinstance(each, sqlite3.Error):
             return each

@@ -1,7 +1,7 @@
-"""Write a value as the one JSON text of RFC 8785, and settle what JSON leaves open.
+"""Write a value as canonical JSON (RFC 8785), with rules for types that JSON lacks.
 
-Inside the domain of RFC 8785 the bytes are those of the RFC. What the RFC leaves out is settled so that equal
-values get equal texts:
+Inside the domain of RFC 8785 the bytes are those of the RFC. The rules for other values ensure that equal
+values have equal texts:
 
 - an integer beyond 2^53 and a `Decimal` are written with all their digits, in the RFC's layout, without
   trailing zeros: `50`, `Decimal("50")` and `Decimal("50.00")` are one number;
@@ -25,9 +25,9 @@ from semel.errors import KeyInvalid
 __all__ = ["DEPTH_MAX", "DIGITS_MAX", "dumps"]
 
 DEPTH_MAX = 64
-"""Deeper values are refused: no event needs it, and recursion must end before Python's own limit."""
+"""Deeper values are refused: recursion must end before Python's own limit."""
 DIGITS_MAX = 1_000
-"""More digits than this are no number that a business means."""
+"""Numbers with more digits are refused."""
 
 _INT_EXACT_MAX = 2**53 - 1
 _INT_PLAIN_END = 10**21  # from here on the RFC writes an exponent
@@ -61,7 +61,7 @@ def dumps(value: object, *, allow_floats: bool = False, nfc: bool = True) -> byt
 
 
 def _is_plain(value: Any, depth: int, *, nfc: bool) -> bool:
-    """Whether msgspec writes the very bytes of the RFC: exact types, safe integers, names that sort alike."""
+    """Whether msgspec writes the same bytes as the RFC: exact types, safe integers, names in the same order."""
     kind = type(value)
     if kind is str:
         return value.isascii() or not nfc or is_normalized("NFC", value)
@@ -93,7 +93,7 @@ def _sorts_alike(name: str) -> bool:
 
 
 class _CanonicalWriter:
-    """The slow and complete way, in the order of the RFC's section 3.2."""
+    """The slow and complete writer, in the order of the RFC's section 3.2."""
 
     __slots__ = ("_allow_floats", "_nfc", "_out")
 
@@ -195,9 +195,7 @@ def _decimal(number: Decimal) -> str:
     """Lay out a number as ECMAScript does (Number::toString), which is what RFC 8785 prescribes."""
     sign, digits, exponent = number.as_tuple()
     if not isinstance(exponent, int):
-        raise KeyInvalid(
-            f"{number} is no number that JSON can carry; leave the part out, or pass a str for it"
-        )
+        raise KeyInvalid(f"{number} is not a JSON number; leave the part out, or pass a str for it")
     text = "".join(map(str, digits)).lstrip("0")
     point = len(text) + exponent  # the value is 0.text times 10 to the power of point
     text = text.rstrip("0")
@@ -219,7 +217,7 @@ def _decimal(number: Decimal) -> str:
 
 
 def _text_of(value: object) -> str:
-    """The one text of a value that JSON has no form for, or a `TypeError` that says what to pass instead."""
+    """Return the text of a value of a type that JSON lacks. Raises `TypeError` with the alternative."""
     if isinstance(value, Enum):
         raise TypeError(
             f"{value!r} has a name and a value, and either may change; pass .value or .name yourself"
@@ -250,5 +248,5 @@ def _instant(moment: datetime) -> str:
         return moment.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
     except OverflowError as error:
         raise KeyInvalid(
-            f"the datetime {moment.isoformat()} lies outside the years 1 to 9999 in UTC"
+            f"the datetime {moment.isoformat()} is outside the years 1 to 9999 in UTC"
         ) from error

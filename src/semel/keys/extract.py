@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 SEGMENTS_MAX = 32
-"""As deep as any event nests; a longer path is a mistake."""
+"""The most segments of a path; a longer path is a mistake."""
 
 _DOT = re.compile(r"(?<!\\)\.")
 _ABSENT: Final = object()
@@ -54,11 +54,11 @@ def parse(path: str) -> tuple[str, ...]:
 
 
 def walk(root: Any, segments: tuple[str, ...]) -> Any:
-    """Return what the path leads to; `None` is a value. Raises `KeyMissing` where it leads nowhere.
+    """Return the value at the path; `None` is a value. Raises `KeyMissing` if there is none.
 
     In a mapping a segment is a key and never an attribute (`items` is a field, not a method); in a list or tuple a
-    number is an index; everywhere else a segment is an attribute. A mapping that makes up missing values is not
-    asked to.
+    number is an index; everywhere else a segment is an attribute. A mapping with default values does not
+    create any here.
     """
     value = root
     for depth, segment in enumerate(segments):
@@ -90,7 +90,7 @@ KeySpec: TypeAlias = str | Callable[[Any], object]
 
 
 class KeyExtractor(ABC):
-    """What semel's own extractors have in common: their result is checked already."""
+    """The base of semel's own extractors: their result is already checked."""
 
     __slots__ = ()
 
@@ -100,7 +100,7 @@ class KeyExtractor(ABC):
 
 
 class Path(KeyExtractor):
-    """The key is what a path leads to, through attributes, mapping keys and list indexes."""
+    """The key is the value at a path of attributes, mapping keys and list indexes."""
 
     __slots__ = ("_segments", "path")
 
@@ -117,7 +117,7 @@ class Path(KeyExtractor):
 
 
 class CallableKey(KeyExtractor):
-    """The key is what the user's own function returns, checked."""
+    """The key is the checked result of the user's function."""
 
     __slots__ = ("function",)
 
@@ -173,7 +173,7 @@ class Body(KeyExtractor):
                     leaf = leaf.member
                 return as_key(leaf, self.path)
             except (msgspec.DecodeError, AttributeError, RecursionError):
-                pass  # absent or of another type: the full decoder below finds out, and says where
+                pass  # absent or of another type: the full decoder below reports where
         return as_key(walk(json_body(payload), self._segments), f"{self.path} in the body")
 
     def __repr__(self) -> str:
@@ -245,7 +245,7 @@ def content(*paths: str, namespace: str = "content", version: int = 1, allow_flo
 
 
 def extractor(spec: KeySpec) -> Extractor:
-    """Turn what an option may hold into an extractor: a str is a path, a callable's result is checked.
+    """Turn an option into an extractor: a str is a path, a callable's result is checked.
 
     Raises `TypeError` for anything else, `KeyInvalid` for a malformed path.
     """
@@ -261,7 +261,7 @@ def extractor(spec: KeySpec) -> Extractor:
 
 
 def _leaf_decoder(segments: tuple[str, ...]) -> msgspec.json.Decoder[Any] | None:
-    """Make a decoder that reads one nested field and skips the rest; None where an index may be meant."""
+    """Return a decoder that reads one nested field and skips the rest; None if the path may have an index."""
     if any(segment.isdecimal() for segment in segments):
         return None
     kind: Any = str | int

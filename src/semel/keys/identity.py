@@ -1,4 +1,4 @@
-"""Find the key of a message: the places where producers put it, in one order, and never an invented one."""
+"""Find the key of a message in the places where producers put it, in a fixed order; never invent one."""
 
 import re
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _BINDINGS = (("ce-", True), ("ce_", False), ("cloudevents:", False), ("cloudevents_", False))
 _NAMES = {
     name: tuple(prefix + name for prefix, _ in _BINDINGS) for name in ("id", "time", "type")
-}  # a message that is no CloudEvent is told by these at once
+}  # a quick check for messages that are not CloudEvents
 _DATE_DIGITS = 8
 _ESCAPED = re.compile(r"\\(.)")
 
@@ -58,7 +58,7 @@ class CloudEvent(KeyExtractor):
         found = find_cloudevent(headers_of(event), payload_of(event))
         if found is None:
             raise KeyMissing(
-                "the message is no CloudEvent with both source and id (headers ce-*, ce_*, cloudEvents:*, "
+                "the message is not a CloudEvent with both source and id (headers ce-*, ce_*, cloudEvents:*, "
                 "or a JSON body with specversion); have the producer set them"
             )
         return found[0]
@@ -68,7 +68,7 @@ class CloudEvent(KeyExtractor):
 
 
 def cloudevent() -> CloudEvent:
-    """Read the key from a CloudEvent's source and id, in whichever mode it came."""
+    """Read the key from a CloudEvent's source and id, in either mode."""
     return CloudEvent()
 
 
@@ -84,7 +84,7 @@ def compose(source: str, event_id: str) -> str:
 
 
 def find_cloudevent(headers: HeaderIndex, payload: Any) -> tuple[str, str] | None:
-    """Return the key and where it stood, or None for a message that is no complete CloudEvent."""
+    """Return the key and its location, or None for a message that is not a complete CloudEvent."""
     for prefix, encoded in _BINDINGS if headers.first(_NAMES["id"]) else ():
         event_id, source = headers.get(prefix + "id"), headers.get(prefix + "source")
         if event_id is not None and source is not None:
@@ -96,7 +96,7 @@ def find_cloudevent(headers: HeaderIndex, payload: Any) -> tuple[str, str] | Non
 
 
 def attribute_of(headers: HeaderIndex, name: Literal["time", "type"]) -> str | None:
-    """Return one attribute of an event in binary mode, by whichever binding it came."""
+    """Return one attribute of an event in binary mode, with any binding."""
     for prefix, encoded in _BINDINGS if headers.first(_NAMES[name]) else ():
         value = headers.get(prefix + name)
         if value is not None:
@@ -105,7 +105,7 @@ def attribute_of(headers: HeaderIndex, name: Literal["time", "type"]) -> str | N
 
 
 def attributes_of(headers: HeaderIndex) -> dict[str, str]:
-    """Return all attributes of an event in binary mode; none where no binding has both source and id."""
+    """Return all attributes of an event in binary mode; empty if no binding has both source and id."""
     for prefix, encoded in _BINDINGS:
         if headers.get(prefix + "id") is None or headers.get(prefix + "source") is None:
             continue
@@ -131,7 +131,7 @@ def instant(time: str) -> "datetime":
 
 
 def _from_structured_mode(payload: Any) -> tuple[str, str] | None:
-    """Recognise structured mode by its required members: a WebSocket has no content type to tell."""
+    """Recognise structured mode by its required members: a WebSocket message has no content type."""
     members: Any = payload
     if isinstance(payload, bytes):
         if b'"specversion"' not in payload:  # spares other bodies the decoding
@@ -161,7 +161,7 @@ def _members(payload: bytes) -> Mapping[str, Any] | None:
 
 
 def _decode_header(value: str) -> str:
-    """Undo what the HTTP binding does to values, so that both modes give one key: quotes, then percent signs."""
+    """Decode a value of the HTTP binding, so that both modes give the same key: quotes, then percent signs."""
     if len(value) > 1 and value[0] == value[-1] == '"':
         value = _ESCAPED.sub(r"\1", value[1:-1])
     if "%" not in value:
@@ -192,11 +192,11 @@ class FoundKey(msgspec.Struct, frozen=True):
     key: str
     origin: Origin
     where: str
-    """For people: the header, field or path."""
+    """The header, field or path, for messages."""
 
 
 class Identity(KeyExtractor):
-    """How one source's messages are identified; made once, called for every message.
+    """Finds the keys of one source's messages; build it once, call it for every message.
 
     The first hit wins: `key` where it is given; CloudEvents source and id; `Idempotency-Key`; the broker's own field;
     the header `message_id` or `event_id`; the path `body`; a hash of the content only where `content` is given. With
@@ -219,8 +219,8 @@ class Identity(KeyExtractor):
     def find(self, message: Incoming | Mapping[str, Any]) -> FoundKey:
         """Return the key and where it came from; a bare mapping is a body without headers.
 
-        Raises `KeyMissing` where there is none: refuse the message or put it aside. Raises `KeyInvalid` for one
-        that breaks the limits or contradicts itself; the search does not go on, since it *is* the producer's key.
+        Raises `KeyMissing` if there is none: refuse or dead-letter the message. Raises `KeyInvalid` for one
+        that breaks the limits or is ambiguous; the search stops there, because it *is* the producer's key.
         """
         if self._key is not None:
             return FoundKey(self._key(message), "explicit", repr(self._key))

@@ -1,4 +1,4 @@
-"""What a key, a consumer and a namespace may look like."""
+"""Limits of keys, consumers and namespaces."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ __all__ = [
 KEY_BYTES_MAX = 512
 """Longer ids than this are payloads; every store keeps the readable key of this size beside its digest."""
 SHORT_CHARS = KEY_BYTES_MAX // 4
-"""Whatever they are, so many characters fit: printable text of this length needs no second look."""
+"""This many characters always fit, so shorter printable text needs no further check."""
 CONSUMER_BYTES_MAX = 128
 NAMESPACE_BYTES_MAX = 64
 """Leaves room in a key for a digest or a UUID and a version."""

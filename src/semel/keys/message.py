@@ -1,4 +1,4 @@
-"""What keys are read from: an incoming message, its headers and its body."""
+"""Incoming messages, from which keys are read: headers and body."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
@@ -27,7 +27,7 @@ Headers: TypeAlias = Mapping[str, Any] | Iterable[tuple[str | bytes, Any]]
 
 
 class Incoming(Protocol):
-    """The least a message has to offer; every source's deliveries do. Nothing of it is changed."""
+    """The protocol of a message; every source's deliveries have it. Nothing in it is changed."""
 
     @property
     def headers(self) -> Headers:
@@ -36,7 +36,7 @@ class Incoming(Protocol):
 
     @property
     def body(self) -> Any:
-        """The payload: bytes as they came, or what the source already decoded."""
+        """The payload: raw bytes, or the value that the source decoded."""
         ...
 
     @property
@@ -83,12 +83,12 @@ class HeaderIndex:
         return None
 
     def beginning(self, prefix: str) -> Iterator[str]:
-        """The names that begin so, in lower case."""
+        """Return the names with this prefix, in lower case."""
         return (name for name in self._values if name.startswith(prefix))
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """An `Incoming` message made by hand: for sources of one's own, and for tests."""
+    """A simple `Incoming` message, for custom sources and tests."""
 
     headers: Headers = ()
     body: Any = b""
@@ -101,7 +101,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def by_name(self) -> HeaderIndex:
-        """The headers for look-ups: route, key and handler ask for a dozen of them."""
+        """The headers by name, cached: route, key and handler read many of them."""
         return HeaderIndex(self.headers)
 
 
@@ -152,7 +152,7 @@ def text_of(value: object, where: str) -> str:
     if (isinstance(value, int) and not isinstance(value, bool)) or isinstance(value, UUID):
         return str(value) if isinstance(value, UUID) else str(int(value))
     raise KeyInvalid(
-        f"{where} is a {type(value).__name__}, and no id; choose a field that holds a str, int or UUID, "
+        f"{where} is a {type(value).__name__}, not an id; choose a field that holds a str, int or UUID, "
         "or make the key from several with semel.keys.content(...)"
     )
 

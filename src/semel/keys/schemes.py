@@ -15,13 +15,13 @@ __all__ = ["VERSION_MAX", "check_version", "derive", "of", "part_name", "uuid4",
 VERSION_MAX = 2**31 - 1
 
 _LAYOUT = b"semel.key.1"
-"""Names this way of laying out the parts; another way needs another name, or old and new keys could meet."""
+"""The name of this layout of the parts; another layout needs another name, so that keys never collide."""
 
 
 def uuid4(namespace: str) -> str:
     """Mint a random id, like `billing:7b0c...`: once per event, by the producer, stored with the intent to send.
 
-    An id minted anew on each attempt, or by the consumer, makes every delivery a new event. Raises `KeyInvalid`
+    An id that is minted on each attempt, or by the consumer, makes every delivery a new event. Raises `KeyInvalid`
     for a namespace that is not usable.
     """
     return f"{check_namespace(namespace)}:{uuid.uuid4()}"
@@ -54,7 +54,7 @@ def of(*parts: object, namespace: str, version: int = 1, allow_floats: bool = Fa
 
 
 def derive(parts: Iterable[tuple[str, object]], *, namespace: str, version: int, allow_floats: bool) -> str:
-    """Return the id of (name, value) pairs in the order given; what `of` and the content keys share."""
+    """Return the id of (name, value) pairs in the given order, for `of` and the content keys."""
     check_namespace(namespace)
     check_version(version)
     digest = sha256(_LAYOUT)

@@ -1,4 +1,4 @@
-"""Content keys whose window slides: it runs from the acceptance of an event, not from the clock's full minutes."""
+"""Content keys with a sliding window: it starts when an event is accepted, not at full minutes."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ EventTime: TypeAlias = str | Callable[[Any], datetime | str]
 T = TypeVar("T")
 
 LATENESS: Final = "24h"
-"""How far behind the store's clock an event may come unless said otherwise: as long as a window lasts."""
+"""The default lateness: how far behind the store's clock an event may be."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
