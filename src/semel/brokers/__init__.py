@@ -1,6 +1,6 @@
-"""Runners: handlers for what brokers deliver, once for each key.
+"""Runners: run handlers for the messages of brokers, once for each key.
 
-One loop (`runner`) and one small file for each broker; `source` says what a broker has to offer.
+One loop (`runner`) and one module for each broker; `source` has the protocol of a broker.
 """
 
 from semel.brokers.retry_queue import RunnerCounters, RunnerLimits

@@ -1,4 +1,4 @@
-"""Answer the broker for deliveries: acks that gather meanwhile go together, and so do messages given back at once."""
+"""Send acks and nacks to the broker, in batches."""
 
 import logging
 from collections.abc import Callable, Coroutine, Sequence
@@ -14,7 +14,7 @@ __all__ = ["Answers"]
 _log = logging.getLogger("semel.runner")
 
 GATHER_S = 0.02
-"""How long an ack waits for others to go with it, while handlers run: alone, it costs as much as a handler."""
+"""How long an ack waits for others while handlers run: a single ack costs as much as a handler."""
 
 
 class Answers:
@@ -37,16 +37,16 @@ class Answers:
         self._acks: list[Arrival] = []
         self._acking: asyncio.Task[None] | None = None
         self._nacks: dict[float, list[Arrival]] = {}
-        """By delay; they are sent in the next turn of the loop."""
+        """Nacks by delay; sent in the next turn of the loop."""
 
     def ack(self, arrival: Arrival) -> None:
-        """Have it acknowledged, with others."""
+        """Queue an ack."""
         self._acks.append(arrival)
         if self._acking is None:
             self._acking = asyncio.create_task(self._send_acks())
 
     async def _send_acks(self) -> None:
-        """Acknowledge what has gathered, together; what gathers meanwhile goes next."""
+        """Send the queued acks in one call, until the queue is empty."""
         try:
             while self._acks:
                 if len(self._acks) < self._batch and self._more_may_come():
@@ -55,13 +55,13 @@ class Answers:
                 try:
                     await self._source.ack(acks)
                     self._counts.acked += len(acks)
-                except SourceUnavailable as error:  # they come again, as duplicates
-                    _log.warning("%s did not take %d acks: %s", self._source.name, len(acks), error)
+                except SourceUnavailable as error:  # they are redelivered as duplicates
+                    _log.warning("%s did not accept %d acks: %s", self._source.name, len(acks), error)
         finally:
             self._acking = None
 
     def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
-        """Have them delivered again. A stop gives back hundreds: one call for all, not one for each."""
+        """Queue nacks; a stop returns hundreds of messages with one call."""
         self._counts.returned += len(arrivals)
         gathered = self._nacks.setdefault(delay_s, [])
         if not gathered:
@@ -72,10 +72,10 @@ class Answers:
         arrivals = self._nacks.pop(delay_s)
         try:
             await self._source.nack(arrivals, delay_s)
-        except SourceUnavailable as error:  # the broker brings them back by itself
+        except SourceUnavailable as error:  # the broker redelivers them by itself
             _log.warning("%s did not take %d messages back: %s", self._source.name, len(arrivals), error)
 
     async def finish_acks(self, patience_s: float) -> None:
-        """Wait for the acks that are under way."""
+        """Wait for running acks."""
         if self._acking is not None:
             await asyncio.wait([self._acking], timeout=patience_s)

@@ -6,11 +6,11 @@ connection::
 
     suspected message:  claim (attempt n) ──► run ──► done: the mark takes the claim over
                                                ├────► failed: the claim is released, the attempt counts
-                                               ├────► nobody's fault: released, the attempt does not count
+                                               ├────► not its fault: released, the attempt does not count
                                                └────► the process dies: the claim stays, the attempt counts
     any other message:                        run ──► failed: claim and release in one, the attempt counts
 
-A released claim (no owner) therefore says that every attempt ended with an error; a claim with an owner says that one
+A released claim (no owner) therefore means that every attempt ended with an error; a claim with an owner means that one
 attempt did not end.
 """
 
@@ -49,14 +49,14 @@ class Attempts:
         self._plan = deliver.items_of(once)
 
     async def lookup(self, deliveries: Sequence[Delivery[Arrival]]) -> list[Record | None]:
-        """The records of the deliveries; `None` where there is none, or the store gave no answer."""
+        """Return the records of the deliveries; `None` if there is none, or if the store did not answer."""
         if not deliveries:
             return []
         answers = await self._send([Lookup(self._plan.id(each.key)) for each in deliveries])
         return [answer if isinstance(answer, Record) else None for answer in answers]
 
     async def begin(self, delivery: Delivery[Arrival]) -> Attempt | Outcome[Any]:
-        """Record that an attempt begins. Returns the outcome instead where the message is not to be run."""
+        """Record the begin of an attempt. Returns an outcome if the message must not run."""
         claim = await self._claim(delivery)
         if claim.window_us == OFF:
             return Attempt(max(1, delivery.body.deliveries))
@@ -66,7 +66,7 @@ class Attempts:
         return Attempt(answer.attempt, claim, answer)
 
     async def end(self, attempt: Attempt, *, counts: bool) -> None:
-        """Record that an attempt has ended with an error, or, if it does not count, that it never was."""
+        """Record that an attempt ended with an error, or remove it if it does not count."""
         if attempt.claim is not None and attempt.granted is not None:
             await self._send([self._plan.release(attempt.claim, attempt.granted, 0.0, count_attempt=counts)])
 

@@ -1,7 +1,7 @@
 """Messages as CloudEvents: the types of the `cloudevents` package, in binary and structured mode, of every binding.
 
-The package makes up an id and a time where none came; what is made here has what was sent, or is refused. Imported
-only for a handler that is annotated with a type of that package: nobody else needs the extra.
+The package invents a missing id and time; here an event without an id is refused and no time is invented. Imported
+only for a handler that is annotated with a type of that package: only that needs the extra.
 """
 
 import re
@@ -23,24 +23,24 @@ _CONTENT_TYPES = ("content-type", "content_type")
 _REQUIRED = ("specversion", "id", "source", "type")
 _STRUCTURED = re.compile(r"application/cloudevents\b(?!-batch)", re.IGNORECASE)
 _NO_EVENT = (BaseCloudEventException, AttributeError, TypeError, OverflowError, OSError)
-"""What the package raises for attributes that are wrong, JSON that is no object, and times beyond any calendar."""
+"""The package's errors for wrong attributes, JSON that is not an object, and impossible times."""
 _format = JSONFormat()
 
 
 def reads(wanted: type) -> Callable[[Arrival], Any]:
-    """What turns a message into the kind of event that is wanted. It raises `ValueError` for one that is none."""
+    """Return a function that decodes a message as this type of event. It raises `ValueError` for other messages."""
     if BaseCloudEvent not in wanted.__mro__:
         raise UsageError(
             f"{wanted.__module__}.{wanted.__qualname__} is of the package's old interface; annotate the handler"
             " with cloudevents.core.v1.event.CloudEvent"
         )
 
-    def made(attributes: dict[str, Any], data: Any) -> Any:
-        """An event of what was sent, and of nothing else."""
+    def build_event(attributes: dict[str, Any], data: Any) -> Any:
+        """Build an event from the sent attributes only."""
         missing = [name for name in _REQUIRED if not attributes.get(name)]
         if missing:
             raise ValueError(f"it has no {' and no '.join(missing)}")
-        # The protocol stands for whichever version came.
+        # The protocol class means any version.
         kind: Any = get_event_factory_for_version(attributes["specversion"]) if abstract else wanted
         timeless = "time" not in attributes
         event = kind(attributes, data)
@@ -50,7 +50,7 @@ def reads(wanted: type) -> Callable[[Arrival], Any]:
 
     def read(arrival: Arrival) -> Any:
         try:
-            return _event(arrival, made)
+            return _event(arrival, build_event)
         except _NO_EVENT as error:
             raise ValueError(str(error)) from error
 
@@ -58,14 +58,14 @@ def reads(wanted: type) -> Callable[[Arrival], Any]:
     return read
 
 
-def _event(arrival: Arrival, made: Callable[[dict[str, Any], Any], Any]) -> Any:
+def _event(arrival: Arrival, build: Callable[[dict[str, Any], Any], Any]) -> Any:
     headers = arrival.by_name
     content_type = next((found for name in _CONTENT_TYPES if (found := headers.get(name))), None)
     attributes: dict[str, Any] = dict(attributes_of(headers))
     if not attributes or _STRUCTURED.match(content_type or ""):
-        return _format.read(made, arrival.body)
+        return _format.read(build, arrival.body)
     if content_type is not None:
         attributes.setdefault("datacontenttype", content_type)
     if "time" in attributes:
         attributes["time"] = instant(attributes["time"])
-    return made(attributes, _format.read_data(arrival.body, attributes.get("datacontenttype")))
+    return build(attributes, _format.read_data(arrival.body, attributes.get("datacontenttype")))

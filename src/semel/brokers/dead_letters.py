@@ -1,4 +1,4 @@
-"""Write dead letters, and report what keeps one from being written: its message holds up the source until then."""
+"""Write dead letters, and report failures to write one: its message blocks the source until then."""
 
 import logging
 import traceback
@@ -33,9 +33,9 @@ __all__ = [
 _log = logging.getLogger("semel.runner")
 
 ERROR_CHARACTERS = 200
-"""What is left of the error before the body is left out."""
+"""The length of the shortened error, before the body is left out."""
 REMIND_S = 60.0
-"""How often at most the log says that dead letters are stuck."""
+"""The least interval between log lines about stuck dead letters."""
 
 
 def letter_for(
@@ -47,7 +47,7 @@ def letter_for(
     fence: int = 0,
     attempts: int = 0,
 ) -> DeadLetterInfo:
-    """The letter that says why a message was given up."""
+    """Build the dead-letter information: why a message was given up."""
     return DeadLetterInfo(
         reason=reason,
         consumer=consumer,
@@ -67,17 +67,19 @@ class DeadLetters:
         self._counts = counts
         self._failure_log = failure_log
         self._stuck: dict[str, DeadLetterInfo] = {}
-        """Letters that could not be written so far, by key; those without one by position."""
+        """Letters that could not be written yet, by key, or by position without a key."""
         self._said_at = -REMIND_S
 
     async def write(self, arrival: Arrival, letter: DeadLetterInfo, once: AsyncSemel | None) -> None:
         """Put a copy of the message at the dead-letter destination; returns when the broker has confirmed it.
 
-        A message that is too large with its letter goes with less of the error, then without its body, to which the
-        letter then points. What else the broker raises is reported, and raised.
+        If the message is too large with its information, the error is shortened, then the body is left out; the
+        information then says where it is. Other errors of the broker are reported and raised.
         """
         first = self._stuck.get(letter.key or arrival.position or "")
-        if first is not None:  # the same message, whose later attempts did not run: the first letter says why
+        if (
+            first is not None
+        ):  # the same message, whose later attempts did not run: the first letter has the reason
             letter = replace(letter, error=first.error, stack=first.stack, attempts=first.attempts)
         try:
             await self._write(arrival, letter)
@@ -87,7 +89,7 @@ class DeadLetters:
         self.note_written(arrival, letter)
 
     def note_written(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
-        """Count and log a dead letter that is written."""
+        """Count and log a written dead letter."""
         self._stuck.pop(letter.key or arrival.position or "", None)
         self._counts.stuck = len(self._stuck)
         self._counts.dead_lettered += 1
@@ -115,7 +117,7 @@ class DeadLetters:
     def report(
         self, arrival: Arrival, letter: DeadLetterInfo, error: BaseException, once: AsyncSemel | None
     ) -> None:
-        """Report that a dead letter could not be written, and why."""
+        """Report a dead letter that could not be written."""
         self._stuck.setdefault(letter.key or arrival.position or "", letter)
         self._counts.stuck = len(self._stuck)
         if once is not None:
@@ -138,7 +140,7 @@ _PRINTABLE = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 
 def headers_of(letter: DeadLetterInfo) -> dict[str, str]:
-    """The letter as headers: printable ASCII on one line each, everything else percent-encoded."""
+    """Encode the information as headers: printable ASCII on one line each, everything else percent-encoded."""
     fields = {
         "reason": letter.reason,
         "consumer": letter.consumer,
@@ -146,14 +148,14 @@ def headers_of(letter: DeadLetterInfo) -> dict[str, str]:
         "fence": str(letter.fence),
         "attempts": str(letter.attempts),
         "error": letter.error[:STACK_CHARACTERS_MAX],
-        "stack": letter.stack[-STACK_CHARACTERS_MAX:],  # the end says where it happened
+        "stack": letter.stack[-STACK_CHARACTERS_MAX:],  # the end has the location
         "body-at": letter.body_at,
     }
     return {PREFIX + name: quote(text, safe=_PRINTABLE) for name, text in fields.items() if text}
 
 
 def letter_of(headers: Mapping[str, str]) -> DeadLetterInfo | None:
-    """The letter that a dead message carries; `None` for a message that semel did not dead-letter."""
+    """Decode the information of a dead letter; `None` for a message that semel did not dead-letter."""
     lower = {name.lower(): value for name, value in headers.items()}
     fields = {
         name: unquote(lower.get(PREFIX + name, ""))
@@ -170,21 +172,21 @@ def letter_of(headers: Mapping[str, str]) -> DeadLetterInfo | None:
 
 
 RUN_LATE = "semel-run-late"
-"""The header of a late message that somebody decided to run all the same."""
+"""The header of a late message that an operator decided to run."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """A message at the dead-letter destination."""
 
     id: str
-    """By which the broker knows it."""
+    """The broker's id of it."""
     headers: Mapping[str, str]
     body: bytes
     letter: DeadLetterInfo
 
     @classmethod
     def from_message(cls, id_: str, headers: Mapping[str, str], body: bytes) -> "DeadLetter":
-        """What a broker returned; one that semel did not dead-letter has an empty letter."""
+        """Build it from a message of the broker; one that semel did not dead-letter has empty information."""
         return cls(
             id=id_,
             headers=headers,
@@ -198,10 +200,10 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetterQueue(Protocol):
-    """Where a source buries its dead."""
+    """The dead-letter queue of a source."""
 
     async def look(self, limit: int) -> Sequence[DeadLetter]:
-        """The oldest dead letters; they stay where they are."""
+        """Return the oldest dead letters, without removing them."""
         ...
 
     async def republish(self, headers: Mapping[str, str], body: bytes) -> None:
@@ -209,21 +211,21 @@ class DeadLetterQueue(Protocol):
         ...
 
     async def remove(self, dead: DeadLetter) -> None:
-        """Take a dead letter away."""
+        """Remove a dead letter."""
         ...
 
     async def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         ...
 
 
 async def replay(
     queue: DeadLetterQueue, dead: DeadLetter, once: AsyncSemel, *, new_key: str | None = None
 ) -> None:
-    """Let a dead message run again: forget its failure, publish it anew, and only then remove the letter.
+    """Replay a dead letter: forget its failure, publish the message again, and then remove the dead letter.
 
-    Killed in between it may be published twice, which the consumer's record absorbs; it is never lost. Raises
-    `UsageError` where that would be wrong, with what to do instead.
+    After a crash in between it may be published twice, and the record stops the copy; it is never lost. Raises
+    `UsageError` if a replay is wrong, with the alternative.
     """
     letter, headers = dead.letter, dead.original()
     if letter.body_at:
@@ -242,7 +244,7 @@ async def replay(
         record = await once.records.lookup(letter.key)
         if record is not None and record.state == "unknown":
             raise UsageError(
-                f"nobody knows whether {letter.key!r} happened; decide first: semel resolve {letter.key}"
+                f"the outcome of {letter.key!r} is unknown; decide first: semel resolve {letter.key}"
             )
     elif letter.reason == "mismatch":
         raise UsageError(f"{letter.key!r} was used before with another payload; replay it with a new key")
@@ -272,6 +274,6 @@ async def _forget_failure(letter: DeadLetterInfo, once: AsyncSemel) -> None:
         record = await once.records.lookup(letter.key)
         found = "absent" if record is None else record.state
         raise UsageError(
-            f"{letter.key!r} was dealt with since it was dead-lettered: its record is {found} with another fence;"
+            f"{letter.key!r} was settled after it was dead-lettered: its record is {found} with another fence;"
             " remove the letter, or replay it with a new key"
         )

@@ -1,4 +1,4 @@
-"""Log what an operator must know of failing handlers and dead letters, at a rate that cannot flood."""
+"""Log failing handlers and dead letters, at a limited rate."""
 
 import logging
 
@@ -19,7 +19,7 @@ class FailureLog:
         self._letters = RateLimit()
 
     def log_failure(self, key: str, attempt: int, retry_after_s: float, error: BaseException) -> None:
-        """A handler raised; the message will be tried again."""
+        """Log a failed attempt; the message will be retried."""
         left_out = self._failures.take()
         if left_out is not None:
             _log.warning(
@@ -28,7 +28,7 @@ class FailureLog:
             )  # fmt: skip
 
     def log_dead_letter(self, letter: DeadLetterInfo) -> None:
-        """A message was put among the dead letters."""
+        """Log a dead letter."""
         left_out = self._letters.take()
         if left_out is not None:
             _log.warning(

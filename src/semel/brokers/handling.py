@@ -1,4 +1,4 @@
-"""How a batch of deliveries is worked: each message by itself, or all that are new with one call."""
+"""Process a batch of deliveries: one handler call per message, or one call for all new messages."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
@@ -26,26 +26,26 @@ OnOutcome: TypeAlias = Callable[[int, Outcome[Any]], object]
 
 
 class Handling(Protocol):
-    """What a route does with a batch of deliveries."""
+    """Processes the batches of a route."""
 
     @property
     def whole(self) -> bool:
-        """Whether a batch takes the place of one handler, however many messages it has."""
+        """Whether a batch counts as one handler, whatever its size."""
         ...
 
     async def deliver(
         self, deliveries: Deliveries, share: int, before_fail: BeforeFail, on_outcome: OnOutcome, /
     ) -> list[Outcome[Any]]:
-        """Bring each to its outcome, by position; with up to `share` handlers at once."""
+        """Process deliveries with up to `share` handlers at once. Returns outcomes by position."""
         ...
 
     async def close(self) -> None:
-        """Let go of what was opened for it."""
+        """Close its resources."""
         ...
 
 
 def work_for(route: Route, threads: Executor, is_stopping: Callable[[], bool]) -> Handling:
-    """The way of working that a route's client and handler ask for.
+    """Return the handling for a route's client and handler.
 
     `is_stopping`: once it is true no further handler starts; the outcome of the rest is `Errored(NotStarted)`.
     """
@@ -58,7 +58,7 @@ def work_for(route: Route, threads: Executor, is_stopping: Callable[[], bool]) -
 
 
 def call_of(route: Route, threads: Executor) -> Call:
-    """What runs for one message: the middlewares from the outside in, then the handler."""
+    """Return the call for one message: the middleware from the outside in, then the handler."""
     reads, handler = route.reads, route.handler
 
     async def call(arrival: Arrival) -> Any:
@@ -71,7 +71,7 @@ def call_of(route: Route, threads: Executor) -> Call:
 
 
 def probing(route: Route) -> AsyncSemel:
-    """The route's client, whose probe is given the message as the handler would be."""
+    """Return the route's client with a probe that gets the same message as the handler."""
     probe = route.once.policy.probe
     if probe is None:
         return route.once
@@ -84,7 +84,7 @@ def probing(route: Route) -> AsyncSemel:
 
 
 class SingleHandling:
-    """Each message under a claim of its own, and by a call of its own."""
+    """One claim and one handler call per message."""
 
     whole = False
 
@@ -102,11 +102,11 @@ class SingleHandling:
         )
 
     async def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing."""
 
 
 class BatchHandling:
-    """Each message under a claim of its own, and one call for all that are claimed together."""
+    """One claim per message, and one handler call for all that are claimed together."""
 
     whole = True
 
@@ -120,18 +120,18 @@ class BatchHandling:
     async def deliver(
         self, deliveries: Deliveries, _share: int, before_fail: BeforeFail, on_outcome: OnOutcome, /
     ) -> list[Outcome[Any]]:
-        """All claimed in one round trip start together, and so find each other in one group."""
+        """Run the deliveries: those that are claimed in one round trip form one group."""
         call = self._route.around(Groups(self._route.reads, self._call, self._is_stopping))
         return await deliver.deliver(
             self._once, deliveries, call, len(deliveries), before_fail, on_outcome, self._is_stopping
         )
 
     async def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing."""
 
 
 class Groups:
-    """Gives those who call in the same turn of the loop one group."""
+    """Puts calls of the same turn of the loop into one group."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Groups:
         self._open: Group | None = None
 
     async def __call__(self, arrival: Arrival) -> None:
-        """Join the group that is open, or a new one. Raises what the handler raised for this message."""
+        """Join the open group, or a new one. Raises the handler's error for this message."""
         message = self._reads(arrival)
         if self._open is None or self._open.started:
             self._open = Group(self._call, self._is_stopping)
@@ -153,7 +153,7 @@ class Groups:
 
 
 class Group:
-    """One call of a batch handler, and those whose messages are in it."""
+    """One call of a batch handler, and the callers of its messages."""
 
     def __init__(self, call: Callable[[list[Any]], Awaitable[Any]], is_stopping: Callable[[], bool]) -> None:
         self._call = call
@@ -165,9 +165,9 @@ class Group:
         self.started: bool = False
 
     async def join(self, message: Any) -> None:
-        """Have the message handled with the others. The handler is cancelled only when nobody wants it any more.
+        """Handle the message with the others. The handler is cancelled only when all callers are.
 
-        Whoever is cancelled waits for its end all the same: the claim is not free before.
+        A cancelled caller still waits for its end: the claim must not be released before.
         """
         at = len(self._messages)
         self._messages.append(message)
@@ -211,7 +211,7 @@ class Group:
 
 
 def _nobodys() -> Context:
-    """A context in which no single claim is the current one."""
+    """Return a context without a current claim."""
     context = copy_context()
     context.run(running.set, None)
     return context

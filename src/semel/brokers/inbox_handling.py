@@ -1,4 +1,4 @@
-"""Deliveries in transactions of the runner's own: marks and effects commit together, then the broker hears of it.
+"""Deliveries in the runner's own transactions: marks and effects commit together, then the message is acknowledged.
 
 ::
 
@@ -8,7 +8,7 @@
 
 A message that may have killed its process runs alone, after the others, and its attempt is recorded before it runs.
 
-A COMMIT without an answer is not guessed at: nothing is acknowledged, and the marks say at the next try which it was.
+After a COMMIT without an answer nothing is acknowledged: the marks show at the next try whether it was committed.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,9 +43,9 @@ __all__ = ["InboxHandling"]
 
 OFF_DELIVERIES = 2
 """Times `max_attempts`: where the window of an event type is off nothing is recorded, and a message that was delivered
-more often than this is given up."""
+more often than this is dead-lettered."""
 _alone: "WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = WeakKeyDictionary()
-"""One suspected message at a time in a process: only the one that runs when the process dies is charged for it."""
+"""One suspected message at a time in a process, so that a crash counts only for the one that runs."""
 
 
 class InboxHandling:
@@ -76,9 +76,9 @@ class InboxHandling:
     async def deliver(
         self, deliveries: Deliveries, _share: int, before_fail: BeforeFail, on_outcome: OnOutcome, /
     ) -> list[Outcome[Any]]:
-        """Run what is new together, then what failed before one by one, then what may have killed its process.
+        """Run new messages together, then failed ones one by one, then suspects, which may have killed a process.
 
-        Of the last, those with the most attempts come last.
+        Suspects with the most attempts come last.
         """
         first_at, place_of = leaders([each.key for each in deliveries])
         outcomes: list[Any] = [None] * len(first_at)
@@ -135,7 +135,7 @@ class InboxHandling:
     async def _run_alone(
         self, delivery: Delivery[Arrival], number: int, before_fail: BeforeFail
     ) -> Outcome[Any]:
-        """A message whose earlier attempts all ended: it killed nobody."""
+        """Run a message whose earlier attempts all ended without a crash."""
         if self._is_stopping():
             return Errored(NotStarted(), 0)
         async with self._turns:
@@ -158,7 +158,7 @@ class InboxHandling:
         return await self._outcome_of_delivery(delivery, outcome, attempt.number, before_fail, attempt)
 
     async def _run_attempt(self, delivery: Delivery[Arrival], attempt: Attempt) -> Outcome[Any] | None:
-        """The outcome of a recorded attempt; `None`: there were too many before, and it did not run.
+        """Return the outcome of a recorded attempt; `None`: there were too many before, and it did not run.
 
         An attempt that says nothing about the message does not count.
         """
@@ -197,9 +197,9 @@ class InboxHandling:
         before_fail: BeforeFail,
         attempt: Attempt | None = None,
     ) -> Outcome[Any]:
-        """What the runner is to hear of a delivery whose transaction has ended.
+        """Return the outcome for the runner of a delivery whose transaction has ended.
 
-        An attempt that failed is recorded, so that it counts for whoever has the message next.
+        A failed attempt is recorded, so that it counts for the next process.
         """
         if not _is_failure(outcome):
             if isinstance(outcome, Done):
@@ -223,7 +223,7 @@ class InboxHandling:
     async def _give_up(
         self, delivery: Delivery[Arrival], error: Exception, attempt: int, before_fail: BeforeFail
     ) -> Outcome[Any]:
-        """By a claim of the key, as where records count: the dead letter, then `failed`, and nobody in between."""
+        """Claim the key, write the dead letter, then set the record to `failed`."""
 
         async def with_attempt(each: Delivery[Arrival], why: BaseException, granted: Granted) -> None:
             await before_fail(each, why, replace(granted, attempt=attempt))
@@ -233,12 +233,12 @@ class InboxHandling:
             self._tally.forget(delivery.key)
         return outcome
 
-    # --- a transaction, awaited ---
+    # --- async transactions ---
 
     async def _run_async(self, batch: Deliveries, number: int) -> list[Outcome[Any]]:
         windows = await deliver.windows(self._once)
 
-        async def connected() -> Any:
+        async def ensure_connected() -> Any:
             return windows
 
         async with self._connection() as connection:
@@ -247,7 +247,7 @@ class InboxHandling:
 
             async def transaction() -> list[Outcome[Any]]:
                 async with self._desk.transaction(connection):
-                    box: AsyncInbox = ainbox_for(handle, self._once.store, self._plan, connected)
+                    box: AsyncInbox = ainbox_for(handle, self._once.store, self._plan, ensure_connected)
                     outcomes = await box.run_batch(batch, handler)
                     if left:
                         await box.unmark([each.key for each in left])
@@ -258,7 +258,7 @@ class InboxHandling:
     def _handler(
         self, connection: Any, number: int, left: list[Delivery[Arrival]]
     ) -> Callable[[list[Delivery[Arrival]]], Awaitable[None]]:
-        """What runs in the transaction. What a stop keeps from starting is put into `left`."""
+        """Return the handler of the transaction. Deliveries that a stop prevents go into `left`."""
         reads, handler = self._route.reads, self._route.handler
 
         async def each(deliveries: list[Delivery[Arrival]]) -> None:
@@ -284,7 +284,7 @@ class InboxHandling:
         return all_of_them if self._route.batch else each
 
     def _stops(self, deliveries: list[Delivery[Arrival]], at: int, left: list[Delivery[Arrival]]) -> bool:
-        """Whether a stop keeps the deliveries from `at` on from starting. Raises `NotStarted` for a single one."""
+        """Whether a stop prevents the deliveries from `at` on. Raises `NotStarted` for a single one."""
         if not self._is_stopping():
             return False
         if len(deliveries) == 1:
@@ -294,7 +294,7 @@ class InboxHandling:
 
     @asynccontextmanager
     async def _connection(self) -> Any:
-        """A connection outside any transaction; one on which something went wrong is not used again."""
+        """Lend a connection outside any transaction; after an error it is not reused."""
         connection = self._idle.pop() if self._idle else await self._desk.connect()
         try:
             yield connection
@@ -357,14 +357,14 @@ class InboxHandling:
         return HandlerRun(kept, granted, None, 0, unclaimed=True)
 
     async def close(self) -> None:
-        """Close the connections; those in use are closed by their users."""
+        """Close idle connections; users close those in use."""
         idle, self._idle = self._idle, []
         for connection in idle:
             await asyncio.shield(self._desk.let_go(connection))
 
 
 def _without(left: Deliveries, batch: Deliveries, outcomes: Sequence[Outcome[Any]]) -> list[Outcome[Any]]:
-    """The outcomes of a batch of which a stop has left some out."""
+    """Return the outcomes of a batch; deliveries that a stop left out are `Errored(NotStarted)`."""
     out = {id(each) for each in left}
     return [
         Errored(NotStarted(), 0) if id(each) in out else outcome
@@ -373,5 +373,5 @@ def _without(left: Deliveries, batch: Deliveries, outcomes: Sequence[Outcome[Any
 
 
 def _is_failure(outcome: Outcome[Any]) -> bool:
-    """Whether the handler failed, and not only did not start."""
+    """Whether the handler started and failed."""
     return isinstance(outcome, Errored) and not isinstance(outcome.error, NotStarted)

@@ -1,6 +1,6 @@
-"""What can stand around a handler: `Route(charge, once=once, middleware=[tracing(), timeout(5), retry(IOError)])`.
+"""Middleware around a handler: `Route(charge, once=once, middleware=[tracing(), timeout(5), retry(IOError)])`.
 
-The first stands outermost. Each is given the message and what comes next, and awaits that.
+The first is the outermost. Each gets the message and the next call, and awaits it.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ __all__ = ["GiveUp", "dead_letter", "retry", "timeout", "tracing"]
 
 
 def dead_letter(*kinds: type[Exception]) -> Middleware:
-    """Send the message to the dead letters when its handler raises one of these, instead of trying it again."""
+    """Dead-letter the message when its handler raises one of these, instead of retrying it."""
 
     async def final(message: Arrival, call: Call) -> Any:
         try:
@@ -29,10 +29,10 @@ def dead_letter(*kinds: type[Exception]) -> Middleware:
 def retry(
     *kinds: type[Exception], tries: int = 3, wait_s: float = 0.1, wait_max_s: float = 2.0
 ) -> Middleware:
-    """Repeat the handler when it raises one of these, with a growing pause; the last error is the attempt's.
+    """Retry the handler when it raises one of these, with a growing pause; the last error is the attempt's.
 
-    For effects that a repetition does not harm: it is the same attempt, under the same claim. Other errors, and what
-    is left after the last try, are released and come back after the policy's delay.
+    For effects that may be repeated: it is the same attempt, under the same claim. Other errors, and the error
+    of the last try, release the claim; the message comes back after the policy's delay.
     """
     import stamina
 
@@ -48,16 +48,16 @@ def retry(
 
 
 def timeout(after_s: float) -> Middleware:
-    """Cancel the handler after so long: the attempt counts, and ends with `TimeoutError`.
+    """Cancel the handler after this time: the attempt counts, and ends with `TimeoutError`.
 
-    A handler that blocks runs in a thread, which nobody can stop: it is waited for, and its result counts.
+    A blocking handler runs in a thread, which cannot be stopped: its result counts.
     """
 
-    async def limited(message: Arrival, call: Call) -> Any:
+    async def cancel_late(message: Arrival, call: Call) -> Any:
         async with asyncio.timeout(after_s):
             return await call(message)
 
-    return limited
+    return cancel_late
 
 
 def tracing(tracer: Any = None) -> Middleware:
@@ -67,7 +67,7 @@ def tracing(tracer: Any = None) -> Middleware:
 
     spans = tracer or trace.get_tracer("semel")
 
-    async def traced(message: Arrival, call: Call) -> Any:
+    async def open_span(message: Arrival, call: Call) -> Any:
         parent = message.by_name.get("traceparent")
         context = TraceContextTextMapPropagator().extract({"traceparent": parent} if parent else {})
         attributes: dict[str, Any] = {
@@ -83,4 +83,4 @@ def tracing(tracer: Any = None) -> Middleware:
         ):
             return await call(message)
 
-    return traced
+    return open_span

@@ -277,7 +277,7 @@ class Runner:
         ]
         unanswered, kept = set(range(len(batch))), share
 
-        def told(at: int, outcome: Outcome[Any]) -> None:
+        def settle(at: int, outcome: Outcome[Any]) -> None:
             nonlocal kept
             unanswered.discard(at)
             self._settle(batch[at], outcome)
@@ -289,10 +289,10 @@ class Runner:
         try:
             outcomes = await self._works[route].deliver(deliveries, share, self._before_fail, told)
             for at in sorted(unanswered):  # later copies of a key within the batch
-                told(at, outcomes[at])
+                settle(at, outcomes[at])
         except StoreError as error:
             for at in sorted(unanswered):
-                told(at, Unavailable(error))
+                settle(at, Unavailable(error))
         finally:
             for at in unanswered:  # broken off before its turn
                 self._return(batch[at], 0.0)

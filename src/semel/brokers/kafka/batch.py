@@ -1,4 +1,4 @@
-"""What a transaction is made of: records of several partitions, how far each of them may go, and what waits."""
+"""The records of a transaction by partition: which go, and which wait."""
 
 import logging
 from collections import defaultdict, deque
@@ -26,26 +26,26 @@ class Piece(msgspec.Struct, eq=False):
 
     arrival: Arrival
     number: int = 0
-    """Within the transaction that is being made."""
+    """Its number in the current transaction."""
     delivery: Delivery[Arrival] | None = None
     leader: "Piece | None" = None
-    """The first record of its key in the same transaction: this one is a copy, and goes where that one goes."""
+    """The first record of its key in the same transaction: this one is a copy, and shares its result."""
     claim: Claimed | None = None
     runs: bool = False
-    """Its handler is to run, or has run."""
+    """Whether its handler runs or has run."""
     sends: Sequence[ProducedMessage] = ()
     letter: DeadLetterInfo | None = None
-    """What it sends is its dead letter."""
+    """Its output is its dead letter."""
     failure: BaseException | None = None
-    """What its record will say once the letter is committed."""
+    """The failure for its record after the dead letter is committed."""
     again_s: float | None = None
-    """It does not go now; it is looked at again after so long."""
+    """The delay before its next try, if it does not go now."""
     counts: bool = False
     """Its attempt is used up."""
 
     @property
     def place(self) -> RecordPosition:
-        """Where it stands."""
+        """Its position."""
         place: RecordPosition = self.arrival.handle
         return place
 
@@ -56,18 +56,18 @@ class Piece(msgspec.Struct, eq=False):
 
     @property
     def dead_lettered(self) -> bool:
-        """Whether what it sends is its dead letter."""
+        """Whether its output is its dead letter."""
         return self.letter is not None
 
     def renew(self) -> None:
-        """Forget what the last turn found out."""
+        """Reset the results of the last turn."""
         self.leader = self.claim = self.failure = self.letter = self.again_s = None
         self.runs = self.counts = False
         self.sends = ()
 
 
 def cut(pieces: Sequence[Piece]) -> None:
-    """Hold back what is behind a record that does not go, and copies of one that does not."""
+    """Hold back the records behind one that does not go, and its copies."""
     stopped: set[Where] = set()
     before = -1
     while len(stopped) != before:
@@ -84,7 +84,7 @@ def cut(pieces: Sequence[Piece]) -> None:
 
 
 def parts_of(pieces: Sequence[Piece]) -> list[PartitionBatch]:
-    """The transaction of what goes."""
+    """Return the parts of the transaction."""
     found: dict[Where, tuple[Any, int, list[ProducedMessage]]] = {}
     for piece in pieces:
         if piece.again_s is None:
@@ -96,17 +96,17 @@ def parts_of(pieces: Sequence[Piece]) -> list[PartitionBatch]:
 
 
 class _Lane(msgspec.Struct):
-    """The records of one partition that are in hand, in order."""
+    """The pending records of one partition, in order."""
 
     offsets: Any
     pieces: deque[Piece] = msgspec.field(default_factory=deque[Piece])
     due_at: float = 0.0
     alone_until: int = -1
-    """Up to this offset each record goes alone: one of them may have killed its worker."""
+    """Up to this offset each record runs alone: one of them may have killed its worker."""
 
 
 class Backlog:
-    """The records in hand, by partition. They stay until they are committed, or their partition is not ours."""
+    """The pending records by partition, until they are committed or their partition is revoked."""
 
     def __init__(self) -> None:
         self._lanes: dict[Where, _Lane] = {}
@@ -115,7 +115,7 @@ class Backlog:
         return sum(len(lane.pieces) for lane in self._lanes.values())
 
     def add(self, arrivals: Sequence[Arrival]) -> None:
-        """Received just now."""
+        """Add received records."""
         for arrival in arrivals:
             place: RecordPosition = arrival.handle
             lane = self._lanes.get(place.where)
@@ -124,7 +124,7 @@ class Backlog:
             lane.pieces.append(Piece(arrival))
 
     def keep(self, ours: Any) -> None:
-        """Drop the records of partitions that went to others."""
+        """Drop the records of revoked partitions."""
         for where, lane in list(self._lanes.items()):
             if not lane.pieces or not ours(lane.pieces[0].place):
                 del self._lanes[where]
@@ -149,7 +149,7 @@ class Backlog:
         )
 
     def take(self, most: int) -> list[Piece]:
-        """The next records, a fair share of each partition; they stay in hand."""
+        """Return the next records, a fair share of each partition; they stay pending."""
         ready = self._ready()
         for lane in ready:
             if lane.pieces[0].place.offset <= lane.alone_until:
@@ -162,13 +162,13 @@ class Backlog:
         return taken
 
     def alone(self, piece: Piece) -> None:
-        """A record that was tried before may have killed its worker: it goes without neighbours."""
+        """Run a record alone that was tried before: it may have killed its worker."""
         lane = self._lanes.get(piece.where)
         if lane is not None:
             lane.alone_until = max(lane.alone_until, piece.place.offset)
 
     def mark_committed(self, pieces: Sequence[Piece]) -> None:
-        """They are committed."""
+        """Remove committed records."""
         for piece in pieces:
             place = piece.place
             place.offsets.complete(place.offset)
@@ -203,18 +203,18 @@ Tell = Callable[[Sequence[Claimed]], Awaitable[list[SettleAnswer]]]
 
 
 class TransactionClaims:
-    """What is claimed for the records of a transaction, through the client that claimed it."""
+    """The claims of a transaction's records, and their client."""
 
     def __init__(self, once: AsyncSemel) -> None:
         self._once = once
 
     def hold(self, piece: Piece, claim: Claimed) -> None:
-        """Have the claim renewed until it is settled."""
+        """Renew the claim until it is settled."""
         piece.claim = claim
         deliver.keep(claim)
 
     async def check(self, pieces: Sequence[Piece], outage_s: Callable[[BaseException], float]) -> None:
-        """A process that was stopped past its lease does not know it yet: ask before anything is written."""
+        """Check the claims before writing: a process that was paused past its lease does not know it."""
         late = [
             (piece, piece.claim)
             for piece in pieces
@@ -230,7 +230,7 @@ class TransactionClaims:
             self.forsake([piece])
 
     async def settle(self, committed: Sequence[Piece], hurried: Callable[[], bool]) -> int:
-        """Complete what is committed, or fail it where that was its letter; returns how many were not heard."""
+        """Complete committed records, or fail dead-lettered ones. Returns how many could not be recorded."""
         done: list[Claimed] = []
         failed: list[tuple[Claimed, BaseException]] = []
         for piece in committed:
@@ -247,7 +247,7 @@ class TransactionClaims:
         return unheard + await self._tell([claim for claim, _ in failed], fail, hurried)
 
     async def _tell(self, claims: Sequence[Claimed], tell: Tell, hurried: Callable[[], bool]) -> int:
-        """Repeat what a store that is away did not hear, until the claims end: the effect has happened."""
+        """Retry settlements while the store is unavailable, until the claims end: the effect has happened."""
         tries = unheard = 0
         while claims:
             verdicts = await tell(claims)
@@ -267,7 +267,7 @@ class TransactionClaims:
         return unheard
 
     async def give_back(self, pieces: Sequence[Piece]) -> None:
-        """Release what did not go; only an attempt that failed by itself is used up."""
+        """Release the claims of records that did not go; only a failed attempt counts."""
         groups: dict[tuple[float, bool], list[Claimed]] = defaultdict(list)
         for piece in pieces:
             if piece.again_s is not None and piece.claim is not None:
@@ -278,7 +278,7 @@ class TransactionClaims:
                 deliver.drop(claim)  # without an answer too: its lease ends by itself
 
     def forsake(self, pieces: Sequence[Piece]) -> None:
-        """They are others' now, or nobody knows how it ended: leave the claims to their leases."""
+        """Stop renewing claims that are lost, or whose transaction has an unknown end: their leases end."""
         for piece in pieces:
             if piece.claim is not None:
                 deliver.drop(piece.claim)

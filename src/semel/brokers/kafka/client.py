@@ -1,4 +1,4 @@
-"""What every Kafka client here shares: a log that cannot flood, errors sorted by what helps, and a thread."""
+"""Code that all Kafka clients share: a limited log, error classification, and a thread."""
 
 import logging
 import threading
@@ -15,10 +15,10 @@ from semel.errors import Fenced, SemelError, SourceRefused, SourceUnavailable
 __all__ = ["CLIENT_LOG", "ClientErrors", "DaemonThread", "error_of"]
 
 REPEAT_S = 60.0
-"""Lines of one kind are logged this often: while brokers are away the client writes 17 a second."""
+"""The interval between log lines of one kind: while brokers are unreachable the client writes 17 a second."""
 KINDS_MAX = 100
 OUTAGES = ("FAIL", "ERROR")
-"""Kinds of lines about connections: the runner reports an outage itself, so these are for those who want details."""
+"""Kinds of lines about connections, logged as details: the runner reports an outage itself."""
 
 CLIENT_LOG = logging.getLogger("semel.kafka.client")
 """The log of the client library, limited to one line of each kind a minute."""
@@ -38,7 +38,7 @@ _FENCED = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError._FENCED})
 
 
 class _OncePerMinute(logging.Filter):
-    """Lets one line of each kind pass per minute, and says how many were left out."""
+    """Passes one line of each kind per minute, with the number of lines left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class _OncePerMinute(logging.Filter):
         kind = str(record.args[0]) if isinstance(record.args, tuple) and record.args else str(record.msg)
         if kind in OUTAGES:
             record.levelno, record.levelname = logging.INFO, "INFO"
-            if not CLIENT_LOG.isEnabledFor(logging.INFO):  # it was asked before, with the client's own level
+            if not CLIENT_LOG.isEnabledFor(logging.INFO):  # filtered before, with the client's own level
                 return False
         now = monotonic()
         passed_at, left_out = self._passed.get(kind, (-REPEAT_S, 0))
@@ -75,7 +75,7 @@ class ClientErrors:
         """Whether no broker could be reached at the last try; to be confirmed by a call."""
         self._reason = ""
         self.final: KafkaError | None = None
-        """What no time heals."""
+        """An error that a retry cannot fix."""
 
     def __call__(self, error: KafkaError) -> None:
         """Note an error; the client calls this while it is polled."""
@@ -87,17 +87,17 @@ class ClientErrors:
             self._reason = error.str()
 
     def check(self, name: str) -> None:
-        """Raise what no time heals."""
+        """Raise an error that a retry cannot fix."""
         if self.final is not None:
             raise error_of(name, self.final)
 
     def unavailable(self, error: KafkaException) -> SourceUnavailable:
-        """The error for a call without an answer, with the reason that the client gave before."""
+        """Return the error for a call without an answer, with the client's last reason."""
         return SourceUnavailable(self._reason or str(error))
 
 
 def error_of(name: str, error: KafkaError) -> SemelError:
-    """The error to raise for one of the client's: what time may heal is `SourceUnavailable`."""
+    """Translate a client error: `SourceUnavailable` if a retry may help."""
     if error.code() in _FENCED or "fenced" in error.str().lower():
         return Fenced(
             f"{name}: another process joined the group with the same instance id; give each its own"
@@ -109,7 +109,7 @@ def error_of(name: str, error: KafkaError) -> SemelError:
 
 
 class DaemonThread(Executor):
-    """One thread for calls that block. A call without an answer does not keep the process from ending."""
+    """One thread for blocking calls. A call without an answer does not block the exit of the process."""
 
     def __init__(self, name: str) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
@@ -127,13 +127,13 @@ class DaemonThread(Executor):
                 future.set_exception(error)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have it called after those before it."""
+        """Queue a call."""
         future: Future[Any] = Future()
         self._calls.put((future, lambda: fn(*args, **kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - the base's
-        """End the thread after the calls that wait; with `wait`, return when it has ended."""
+        """End the thread after the queued calls; with `wait`, return when it has ended."""
         del cancel_futures
         self._calls.put(None)
         if wait:

@@ -6,7 +6,7 @@ __all__ = ["Offsets"]
 
 
 class Offsets:
-    """The deliveries of one partition that are in hand, in order. O(1) for each."""
+    """The unfinished deliveries of one partition, in order. O(1) per call."""
 
     __slots__ = ("_in_hand",)
 
@@ -14,13 +14,13 @@ class Offsets:
         self._in_hand: OrderedDict[int, bool] = OrderedDict()
 
     def add(self, offset: int) -> None:
-        """A delivery is in hand. After a rewind it may be one that is already."""
+        """Add a delivery. After a rewind it may be there already."""
         self._in_hand.setdefault(offset, False)
 
     def complete(self, offset: int) -> int | None:
-        """A delivery is dealt with; returns what may be committed now, if that has changed.
+        """Mark a delivery as done; returns the offset to commit, if it has changed.
 
-        What is committed is the next offset to read. Compacted topics and transactions leave gaps: only offsets that
+        The committed offset is the next one to read. Compacted topics and transactions leave gaps: only offsets that
         were delivered count.
         """
         if offset not in self._in_hand:

@@ -1,4 +1,4 @@
-"""Send single messages to Kafka, confirmed, and make the topics of dead letters. Everything here blocks."""
+"""Send single confirmed messages to Kafka, and create dead-letter topics. All calls block."""
 
 import logging
 import re
@@ -18,12 +18,12 @@ __all__ = ["CONFIRM_S", "PATTERN", "DeadTopics", "Sender", "is_too_large"]
 _log = logging.getLogger("semel.kafka")
 
 BYTES_MAX = 1_000_000_000
-"""The most that the client lets through: the topic's own limit decides."""
+"""The client's own limit, at its highest, so that the topic's limit decides."""
 CONFIRM_S = 30.0
 UNKNOWN_S = 5.0
-"""How long a topic may be unknown to the brokers before they are believed: one that is new is, for a moment."""
+"""How long a topic may be unknown to the brokers: a new one is unknown for a moment."""
 PATTERN = "^"
-"""How a topic's name begins that stands for all that match; there may be none yet."""
+"""The prefix of a topic pattern."""
 LOOK_S = 3.0
 """How long the brokers have to say which topics there are."""
 AWAY = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
@@ -42,7 +42,7 @@ class Sender:
         self._producer = Producer({**config, **more}, logger=CLIENT_LOG)
 
     def send(self, topic: str, key: bytes | None, body: bytes | None, headers: list[tuple[str, Any]]) -> None:
-        """Produce a message. Raises `SourceUnavailable` where it is not confirmed, `MessageTooLarge` for its size."""
+        """Produce a message. Raises `SourceUnavailable` without a confirmation, `MessageTooLarge` for its size."""
         confirmed: list[KafkaError | None] = []
         self._producer.produce(
             topic, body, key, headers=headers, on_delivery=lambda error, _message: confirmed.append(error)
@@ -54,8 +54,8 @@ class Sender:
         if error is None:
             return
         if is_too_large(KafkaException(error)):
-            raise MessageTooLarge(f"{topic} takes no message of this size")
-        raise SourceUnavailable(f"{topic} did not take it: {error}")
+            raise MessageTooLarge(f"{topic} does not accept a message of this size")
+        raise SourceUnavailable(f"{topic} did not accept it: {error}")
 
 
 def is_too_large(error: BaseException) -> bool:
@@ -68,42 +68,42 @@ def is_too_large(error: BaseException) -> bool:
 
 
 class DeadTopics:
-    """The topics of dead letters, one for each topic that is consumed or one for all; made where they are missing."""
+    """The dead-letter topics, one per consumed topic or one for all; creates missing ones."""
 
     def __init__(self, config: Mapping[str, Any], topics: Sequence[str], dead: str) -> None:
         self._config = config
         self._dead = dead
         self._patterns = [name for name in topics if name.startswith(PATTERN)]
         self._unchecked = {name for name in topics if not name.startswith(PATTERN)}
-        """Topics that are consumed, of which it is not known whether they have one."""
+        """Consumed topics whose dead-letter topic is not yet checked."""
         self._checked: set[str] = set()
 
     def name_for(self, topic: str) -> str:
-        """Where the dead letters of a topic go."""
+        """Return the dead-letter topic of a topic."""
         return self._dead or f"{topic}.dead"
 
     @property
     def names(self) -> str:
-        """A regular expression for them: a pattern of topics must not match them, or dead letters are consumed."""
+        """Return a regular expression of them, to exclude them from a pattern of consumed topics."""
         return f"^{re.escape(self._dead)}$" if self._dead else r"^.*\.dead$"
 
     def make_at_start(self) -> None:
-        """Make those of the topics that there are now. Raises as `make_missing`."""
+        """Create those of the existing topics. Raises as `make_missing`."""
         self._make(at_start=True)
 
     def expect(self, topics: Iterable[str]) -> None:
-        """Note that these topics are consumed from now on."""
+        """Add consumed topics."""
         self._unchecked |= set(topics) - self._checked
 
     def suspect(self, topic: str) -> None:
-        """Note that a dead letter of this topic could not be written: somebody may have removed its topic."""
+        """Check a topic's dead-letter topic again after a failed write: it may have been deleted."""
         self._checked.discard(topic)
         self._unchecked.add(topic)
 
     def make_missing(self) -> None:
-        """Make those that are expected and missing.
+        """Create missing dead-letter topics.
 
-        Raises `UsageError` where the brokers refuse that, and `KafkaException` where they cannot be reached.
+        Raises `UsageError` if the brokers refuse that, and `KafkaException` if they cannot be reached.
         """
         if self._unchecked:
             self._make(at_start=False)
@@ -111,7 +111,7 @@ class DeadTopics:
     def _matches(self, name: str) -> bool:
         if re.match(self.names, name):
             return False
-        # The client knows other expressions too: such a topic is looked at when it is assigned.
+        # The client supports other expressions too: such a topic is checked when it is assigned.
         with suppress(re.error):
             return any(re.match(pattern, name) for pattern in self._patterns)
         return False
@@ -138,7 +138,7 @@ def _make_topic(admin: AdminClient, topic: str) -> None:
         if error.retriable() or error.code() in AWAY:
             raise
         raise UsageError(
-            f"there is no topic {topic} for dead letters, and it cannot be made ({error.str()});"
+            f"there is no topic {topic} for dead letters, and it cannot be created ({error.str()});"
             " create it, or name another with dead="
         ) from refused
-    _log.info("made the topic %s for dead letters", topic)
+    _log.info("created the topic %s for dead letters", topic)

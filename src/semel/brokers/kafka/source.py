@@ -1,7 +1,7 @@
 """Kafka: consumer groups, and offsets that never pass a record that is not done.
 
-A log does not take single messages back: what is to be tried again stays in hand, and the committed offset stays
-before it. The client's calls block, so they have a thread of their own; rebalances are told in that thread.
+A log does not take single messages back: a message to retry stays in memory, and the committed offset stays
+before it. The client's calls block, so they have a thread of their own; rebalance callbacks run in that thread.
 """
 
 import logging
@@ -30,21 +30,21 @@ _log = logging.getLogger("semel.kafka")
 T = TypeVar("T")
 
 CHECK_IN_S = 9.0
-"""How often at least, times three, the client looks in at the broker while nothing is received."""
+"""A third of this is the longest time between polls while nothing is received."""
 CALL_S = 10.0
 """How long one call may block before it is repeated."""
 REACH_S = 1.0
-"""How long brokers that were never reached, or were lost, have to answer before that is reported. Connecting goes on
+"""How long unreachable brokers have to answer before that is reported. Connecting continues
 meanwhile."""
 NEW_TOPIC_S = 3.0
 """How long a topic may take from its creation until every broker knows it."""
 LOOK_AGAIN_S = 0.2
 REMOVED = "semel-dead-removed"
-"""The header of a record that says which dead letter is dealt with: a log takes nothing back."""
+"""The header of a record that marks a dead letter as removed: a log cannot delete."""
 
 
 class KafkaOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the URL says beside where the brokers are."""
+    """Options in the URL."""
 
     group: str
     topic: str = ""
@@ -54,15 +54,15 @@ class KafkaOptions(msgspec.Struct, frozen=True, kw_only=True):
     start: Literal["earliest", "latest"] = "earliest"
     """Where a group without offsets begins."""
     tombstones: Literal["pass", "skip"] = "pass"
-    """What becomes of a record without a value: the handler is given `None`, or nothing runs and the offset moves."""
+    """What to do with a record without a value: call the handler with `None`, or skip it."""
     lane: Literal["partition", "key"] = "partition"
     """What keeps its order under `--order`: a whole partition, or the messages of one key."""
     instance: str = ""
     """The `group.instance.id` of a static member: a quick restart then causes no rebalance."""
     session_s: float = 10.0
-    """After so long without a sign of life the group gives the partitions to others."""
+    """The session timeout: after it the group gives the partitions to other members."""
     poll_s: float = 300.0
-    """After so long without a look at the group it expels the member; semel looks in by itself, well before."""
+    """The poll interval after which the group expels the member; semel polls well before."""
     refresh_s: float = 60.0
     """How soon a new topic is found that matches a pattern."""
     security: str = ""
@@ -73,7 +73,7 @@ class KafkaOptions(msgspec.Struct, frozen=True, kw_only=True):
     ca_file: str = ""
 
     def client(self, servers: str) -> dict[str, Any]:
-        """What every client of this broker is configured with."""
+        """Return the configuration of every client of this broker."""
         said = {
             "bootstrap.servers": servers,
             "security.protocol": self.security,
@@ -89,12 +89,12 @@ AnyOptions = TypeVar("AnyOptions", bound=KafkaOptions)
 
 
 def from_url(url: str) -> "KafkaSource":
-    """The source that `kafka://host:9092/orders?group=billing` names; several hosts with commas."""
+    """Return the source of a URL such as `kafka://host:9092/orders?group=billing`; several hosts with commas."""
     return KafkaSource(*place_of(url, KafkaOptions))
 
 
 def place_of(url: str, kind: type[AnyOptions]) -> tuple[str, AnyOptions]:
-    """Where the brokers are, and what else a URL says. Raises `UsageError`."""
+    """Parse a URL into the brokers and the options. Raises `UsageError`."""
     parts = urlsplit(url)
     options = struct_options(url, kind, {"topic": path} if (path := parts.path.strip("/")) else None)
     if not options.topic or not options.group:
@@ -103,9 +103,9 @@ def place_of(url: str, kind: type[AnyOptions]) -> tuple[str, AnyOptions]:
 
 
 def topics_of(client: Any, needed: Collection[str]) -> dict[str, Any]:
-    """What the brokers know of their topics; waits a little for one that was made a moment ago. Blocks.
+    """Return the brokers' metadata of topics; waits a little for one that was just created. Blocks.
 
-    Raises `SourceRefused` for one that is not there.
+    Raises `SourceRefused` for a missing topic.
     """
     give_up_at = monotonic() + NEW_TOPIC_S
     while True:
@@ -136,9 +136,9 @@ class KafkaSource:
         self._polled_at = 0.0
         self.deadline_s: float = min(CHECK_IN_S, options.poll_s / 2)
         self._offsets: dict[tuple[str, int], Offsets] = {}
-        """Of the partitions that are ours; a partition that comes back has new ones."""
+        """Offsets of assigned partitions; a reassigned partition gets new ones."""
         self._ready: dict[tuple[str, int], int] = {}
-        """Positions that may be committed and are not yet: a rebalance under way refuses commits for a while."""
+        """Positions to commit: a running rebalance refuses commits for a while."""
         self._joined = False
         self._read_up: set[tuple[str, int]] = set()
         """Partitions that were received to their end, as far as we know."""
@@ -157,17 +157,17 @@ class KafkaSource:
             raise error_of(self.name, error.args[0]) from error
 
     async def open(self) -> None:
-        """Join the group. After a break it is the same member: the client reconnects by itself."""
+        """Join the group. The client reconnects by itself and stays the same member."""
         await self.visit()
         await self._in_thread(self._join)
 
     async def visit(self) -> None:
-        """Be ready for the dead letters alone: to join the group would take partitions from those who work."""
+        """Prepare for dead letters only: joining the group would take partitions from workers."""
         if self._thread is None:
             self._thread = DaemonThread("semel-kafka")
 
     def _join(self) -> None:
-        """Subscribe as soon as a broker answers: the client itself would wait for one in silence."""
+        """Subscribe as soon as a broker answers: the client itself would wait silently."""
         if self._consumer is None:
             self._errors = ClientErrors()
             self._consumer = Consumer(self._member(), logger=CLIENT_LOG)
@@ -180,7 +180,7 @@ class KafkaSource:
             self._subscribed = True
 
     def _check_reachable(self, *, poll: bool) -> None:
-        """Raise if no broker answers. `poll`: hear the client's errors first, where no message can come."""
+        """Raise if no broker answers. `poll`: first poll for the client's errors, if no message can come."""
         try:
             self._consumer.list_topics(self._topics[0].lstrip(PATTERN), timeout=REACH_S)
         except KafkaException as error:
@@ -191,7 +191,7 @@ class KafkaSource:
         self._errors.brokers_down = False
 
     def _member(self) -> dict[str, Any]:
-        """How this member of the group is configured."""
+        """Return the configuration of this member of the group."""
         options = self._options
         config: dict[str, Any] = {
             **options.client(self._servers),
@@ -223,10 +223,10 @@ class KafkaSource:
             self._read_up.discard((each.topic, each.partition))
         self._dead_topics.expect(each.topic for each in partitions)
         consumer.incremental_assign(partitions)
-        consumer.resume(partitions)  # lost while it was paused, a partition would come back paused
+        consumer.resume(partitions)  # a partition that is lost while paused would come back paused
 
     def _on_revoke(self, consumer: Any, partitions: Sequence[TopicPartition]) -> None:
-        """They go to others. What runs is finished under its claim; the others find it done, or busy."""
+        """Release partitions. Running handlers finish under their claims; others find the keys done or busy."""
         self._commit()
         self._let_go(partitions)
         consumer.incremental_unassign(partitions)
@@ -244,11 +244,11 @@ class KafkaSource:
 
     @property
     def caught_up(self) -> bool:
-        """Whether nothing is left to receive: to join the group and to fetch for the first time takes a while."""
+        """Whether nothing is left to receive: joining the group and the first fetch take a while."""
         return self._joined and self._offsets.keys() <= self._read_up
 
     async def receive(self, limit: int, wait_s: float) -> Sequence[Arrival]:
-        """What the group has for us: waits for the first, and takes what else is there."""
+        """Return messages: waits for the first, and takes those that are ready."""
         messages = await self._in_thread(self._consume, limit, wait_s)
         return [arrival for message in messages if (arrival := self._arrival(message)) is not None]
 
@@ -302,7 +302,7 @@ class KafkaSource:
         )
 
     async def ack(self, arrivals: Sequence[Arrival]) -> None:
-        """Commit as far as everything before is done."""
+        """Commit up to the first unfinished record."""
         for arrival in arrivals:
             place: RecordPosition = arrival.handle
             if self._offsets.get(place.where) is place.offsets:
@@ -316,7 +316,7 @@ class KafkaSource:
             self._ready[where] = position
 
     def _commit(self) -> None:
-        """Commit what is ready; what is refused stays ready, for the next turn or for nobody."""
+        """Commit ready positions; refused ones stay for the next turn."""
         ready = dict(self._ready)
         if not ready or self._errors.brokers_down or self._consumer is None:
             return
@@ -336,21 +336,21 @@ class KafkaSource:
                 del self._ready[where]
 
     async def nack(self, arrivals: Sequence[Arrival], delay_s: float) -> None:
-        """Nothing to say: what is not committed is delivered to whoever has the partition next."""
+        """Do nothing: uncommitted records go to the next owner of the partition."""
 
     async def extend(self, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
-        """Which partitions are no longer ours; and a sign of life while nothing is received."""
+        """Return deliveries of revoked partitions, and poll while nothing is received."""
         if monotonic() - self._polled_at > self.deadline_s / 3:
             await self._in_thread(self._look_in)
         return [each for each in arrivals if self._offsets.get(each.handle.where) is not each.handle.offsets]
 
     def _look_in(self) -> None:
-        """Poll without taking anything: the group must not think us dead, and rebalances are told here."""
+        """Poll without taking messages, to stay in the group and to run rebalance callbacks."""
         assigned = self._consumer.assignment()
         self._consumer.pause(assigned)
         self._polled_at = monotonic()
         found = self._consumer.consume(1, 0.0)
-        for message in found:  # a partition that was assigned just now delivers before it could be paused
+        for message in found:  # a new partition delivers before it could be paused
             if _is_end(message):
                 self._read_up.add((_not_none(message.topic()), _not_none(message.partition())))
             if message.error() is None:
@@ -363,7 +363,7 @@ class KafkaSource:
     # --- dead letters ---
 
     async def dead_letter(self, arrival: Arrival, letter: DeadLetterInfo) -> None:
-        """Produce a copy with its story to the topic of dead letters."""
+        """Produce a copy with its information to the dead-letter topic."""
         topic = arrival.handle.where[0]
         headers = [*arrival.headers, *((name, value.encode()) for name, value in headers_of(letter).items())]
         await self._in_thread(self._write_letter, topic, arrival.handle.key, arrival.body, headers)
@@ -386,10 +386,10 @@ class KafkaSource:
 
     @property
     def _topic(self) -> str:
-        """The topic whose dead letters are looked at. Raises `UsageError` for a pattern."""
+        """Return the topic whose dead letters are read. Raises `UsageError` for a pattern."""
         topic = self._topics[0]
         if topic.startswith(PATTERN):
-            raise UsageError(f"{topic} stands for several topics; name the one whose letters you mean")
+            raise UsageError(f"{topic} is a pattern; name one topic")
         return topic
 
     def _produce(
@@ -400,7 +400,7 @@ class KafkaSource:
         self._sender.send(topic, key, body, headers)
 
     async def look(self, limit: int) -> Sequence[DeadLetter]:
-        """The oldest dead letters that are not dealt with."""
+        """Return the oldest dead letters that were not removed."""
         return await self._in_thread(self._dig, limit)
 
     def _dig(self, limit: int) -> list[DeadLetter]:
@@ -428,7 +428,7 @@ class KafkaSource:
             reader.close()
 
     def _assign_all(self, reader: Any, topic: str) -> set[int]:
-        """Read a topic from its beginning; returns its partitions, each of which says when it is at its end."""
+        """Assign all partitions of a topic from the beginning, and return them."""
         known = reader.list_topics(topic, timeout=CONFIRM_S).topics[topic]
         reader.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in known.partitions])
         return set(known.partitions)
@@ -439,7 +439,7 @@ class KafkaSource:
         await self._in_thread(self._produce, self._topic, None, body, encoded)
 
     async def remove(self, dead: DeadLetter) -> None:
-        """Say that a dead letter is dealt with."""
+        """Mark a dead letter as removed."""
         await self._in_thread(
             self._produce, self.dead_letter_name(self._topic), None, b"", [(REMOVED, dead.id.encode())]
         )
@@ -450,7 +450,7 @@ class KafkaSource:
         try:
             if self._consumer is not None and thread is not None:
                 await asyncio.get_running_loop().run_in_executor(thread, self._leave, self._consumer)
-        finally:  # also when nobody waits for the broker any more
+        finally:  # also after the timeout of the close
             if thread is not None:
                 thread.shutdown(wait=False)
             self._consumer = None
@@ -468,7 +468,7 @@ class KafkaSource:
 
 
 class RecordPosition(msgspec.Struct, frozen=True, eq=False):
-    """Where a delivery stands, under which assignment of its partition."""
+    """The position of a delivery, and the assignment of its partition."""
 
     where: tuple[str, int]
     offset: int

@@ -1,15 +1,15 @@
-"""Kafka to Kafka: what is consumed, what comes of it and the offsets commit together, once for each key.
+"""Kafka to Kafka: outputs and offsets commit in one transaction, once for each key.
 
 ::
 
     receive ──► key ──► claim together ──► marks ──► handlers ──► one transaction ──► complete together
                            │                                        outputs, marks, dead letters, offsets
                            ├── Done, Failed: nothing is sent, the offset moves
-                           └── Busy, out of reach, to be tried again: its partition waits before it
+                           └── Busy, unavailable, to be retried: its partition waits before it
 
-A handler returns what is to be produced; it produces nothing itself. The transaction is committed before the record
-is completed, never the other way: dying in between leaves a record that looks unfinished and an offset that has
-moved, so that nothing is lost; the other way round a redelivery would find the key done, and its output nowhere.
+A handler returns its outputs; it produces nothing itself. The transaction is committed before the record
+is completed: a crash in between leaves a record that looks unfinished and an offset that has
+moved, so nothing is lost. In the other order a redelivery would find the key done without its output.
 """
 
 import logging
@@ -72,14 +72,14 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class TransactionCounts(RunnerCounters):
-    """What has been done since it was made."""
+    """Counts since its start."""
 
     transactions: int = 0
     aborts: int = 0
     marked: int = 0
-    """Copies that the store did not know to be done, and the marks did."""
+    """Duplicates that only the marks recognized."""
     unrecorded: int = 0
-    """Committed, but the store could not be told: until its lease ends the key is busy, then a copy may run."""
+    """Committed, but not recorded in the store: until its lease ends the key is busy, then a duplicate may run."""
 
 
 class Transform(Route):
@@ -93,8 +93,8 @@ class KafkaTransaction:
     """Consume, transform and produce in transactions. One event loop; stop it with `stop()`.
 
     `handler(message)` returns the `Output`s of a message: one, a list, or `None`. `marks`: a compacted topic, with as
-    many partitions as the one consumed, in which committed keys are kept: it closes the gap between commit and
-    completion for copies that come in the same partition.
+    many partitions as the consumed one, for committed keys: it closes the gap between commit and
+    completion for duplicates in the same partition.
     """
 
     def __init__(
@@ -128,24 +128,24 @@ class KafkaTransaction:
         self._fatal: BaseException | None = None
 
     def stop(self) -> None:
-        """Receive nothing more, finish what runs, and let `run` return. Safe in a signal handler of the loop."""
+        """Receive nothing more, finish running handlers, and let `run` return. Safe in a signal handler of the loop."""
         if not self._stopping:
             self._stopping, self._stopped_at = True, monotonic()
 
     def stop_when_idle(self) -> None:
-        """Stop as soon as there is nothing to consume and nothing in hand."""
+        """Stop when there is nothing to consume and nothing pending."""
         self._until_idle = True
 
     @property
     def left(self) -> int:
-        """Messages that are given back and will be delivered again: none, a log takes nothing back."""
+        """Messages that will be redelivered: none, because a log takes nothing back."""
         return 0
 
     async def run(self) -> None:
-        """Work until `stop`. Raises `Fenced`, `SourceRefused` and what else no repetition cures."""
+        """Run until `stop`. Raises `Fenced`, `SourceRefused` and other permanent errors."""
         with ThreadPoolExecutor(self.pace.concurrency, thread_name_prefix="semel-handler") as threads:
             self._call = call_of(self.route, threads)
-            beating = asyncio.create_task(self._beat())
+            beating = asyncio.create_task(self._poll_group())
             try:
                 await self._retry_while_unavailable(self.source.open)
                 while not self._stopping:
@@ -157,7 +157,7 @@ class KafkaTransaction:
             raise self._fatal
 
     async def _turn(self) -> None:
-        """One transaction, or a short wait where there is nothing for one."""
+        """Run one transaction, or wait shortly."""
         pieces = await self._take_batch()
         if not pieces:
             return
@@ -174,7 +174,7 @@ class KafkaTransaction:
             raise
 
     async def _finish(self, pieces: Sequence[Piece]) -> None:
-        """Commit, then complete; what did not go is given back."""
+        """Commit, then complete; release the rest."""
         committed = await self._commit(pieces)
         await self._record(pieces, committed)
 
@@ -201,15 +201,15 @@ class KafkaTransaction:
         return self._backlog.take(self.pace.batch)
 
     def _wait_s(self) -> float:
-        """Until something else is to be looked at."""
+        """Return the time until the next event."""
         next_at = self._backlog.next_at()
         return RECEIVE_WAIT_S if next_at is None else min(RECEIVE_WAIT_S, max(0.0, next_at - monotonic()))
 
     async def _retry_while_unavailable(self, ask: Callable[[], Any]) -> Any:
         return await self._link.ask(ask)
 
-    async def _beat(self) -> None:
-        """Look in at the group while handlers run: it must not think us dead."""
+    async def _poll_group(self) -> None:
+        """Poll the group while handlers run, to stay a member."""
         while True:
             await asyncio.sleep(self.source.deadline_s / 3)
             with suppress(SourceUnavailable):
@@ -218,7 +218,7 @@ class KafkaTransaction:
     # --- claim ---
 
     async def _claim(self, pieces: Sequence[Piece]) -> None:
-        """Find the keys, claim them in one round trip, and say of each record what becomes of it."""
+        """Find the keys, claim them in one round trip, and decide about each record."""
         firsts: dict[str, Piece] = {}
         for piece in pieces:
             if self._find_key(piece):
@@ -255,7 +255,7 @@ class KafkaTransaction:
         return True
 
     def _follow(self, piece: Piece, leader: Piece) -> None:
-        """A copy within the batch; one with another payload asks for itself, when the first is settled."""
+        """Handle a copy within the batch; one with another payload is claimed after the first is settled."""
         piece.leader = leader
         assert piece.delivery is not None
         assert leader.delivery is not None
@@ -286,7 +286,7 @@ class KafkaTransaction:
                 raise AssertionError(f"no answer to a claim: {answer!r}")
 
     def _is_marked(self, piece: Piece, claim: Claimed) -> bool:
-        """Whether the key was committed by somebody who could not say so."""
+        """Whether the key was committed but not recorded."""
         marks = self.source.marks
         found = marks is not None and marks.has(piece.where, claim.key, claim.claim.window_us)
         self.counts.marked += found
@@ -332,7 +332,7 @@ class KafkaTransaction:
 
     @property
     def _overdue(self) -> bool:
-        """Whether a stop has waited long enough."""
+        """Whether the drain time of a stop is over."""
         return self._stopping and monotonic() - self._stopped_at > self.pace.drain_s
 
     async def _run(self, piece: Piece) -> None:
@@ -360,7 +360,7 @@ class KafkaTransaction:
             self._handle_error(piece, error)
 
     def _sends(self, piece: Piece, claim: Claimed, returned: Any) -> list[ProducedMessage]:
-        """What a handler returned, and the mark of its key."""
+        """Return the handler's outputs and the mark of its key."""
         outputs = [returned] if isinstance(returned, Output) else list(returned or ())
         sends = []
         for each in outputs:
@@ -378,7 +378,7 @@ class KafkaTransaction:
         return sends
 
     def _handle_error(self, piece: Piece, error: BaseException) -> None:
-        """What an error means: to be tried again later, or a dead letter in the same transaction."""
+        """Handle an error: retry later, or dead-letter in the same transaction."""
         claim = piece.claim
         assert claim is not None
         leaving = deliver.items_of(self._once).leaving
@@ -397,7 +397,7 @@ class KafkaTransaction:
             self._failure_log.log_failure(claim.key, claim.attempt, verdict.delay_s, error)
 
     def _dead_letter(self, piece: Piece, reason: str, error: BaseException | None = None) -> None:
-        """The dead letter goes out in the transaction that moves the offset past the message."""
+        """Add the dead letter to the transaction that moves the offset past the message."""
         claim = piece.claim
         letter = letter_for(
             reason,
@@ -421,7 +421,7 @@ class KafkaTransaction:
     # --- commit, then complete ---
 
     async def _commit(self, pieces: Sequence[Piece]) -> Collection[Where]:
-        """Commit one transaction of what goes; returns the partitions whose part of it is committed."""
+        """Commit one transaction; returns the partitions whose part is committed."""
         tries = 0
         while True:
             await self._holdings.check(pieces, self._outage_s)
@@ -444,7 +444,7 @@ class KafkaTransaction:
                 await self.source.look_in()
 
     async def _end_transaction(self, parts: Sequence[PartitionBatch]) -> TransactionResult:
-        """How a transaction ended; asked again until it is known, unless a stop has waited long enough."""
+        """Return how a transaction ended; retries until it is known, or until the drain time is over."""
         tries = 0
         while True:
             try:
@@ -458,7 +458,7 @@ class KafkaTransaction:
                 await asyncio.sleep(delay_s)
 
     def _handle_refusal(self, pieces: Sequence[Piece], refused: Mapping[int, BaseException]) -> None:
-        """What the broker does not take is its handler's error; a dead letter goes without its body, or waits."""
+        """Handle refused messages: an output is its handler's error; a dead letter loses its body, or waits."""
         for number, error in refused.items():
             piece, letter = pieces[number], pieces[number].letter
             if letter is None:
@@ -471,7 +471,7 @@ class KafkaTransaction:
                 piece.again_s = OUTAGE_MAX_S
 
     async def _record(self, pieces: Sequence[Piece], committed: Collection[Where]) -> None:
-        """Say to the store what is committed, and give back what is not."""
+        """Record committed keys in the store, and release the others."""
         for piece in pieces:
             if piece.again_s is None and piece.where not in committed:
                 piece.again_s = 0.0

@@ -1,8 +1,8 @@
 """A member of a consumer group that writes outputs and offsets in one transaction.
 
-All calls of one member are made in one thread, and a transaction is begun and ended within one call: no rebalance is
-ever told while one is open. The group is named with the generation in which the records were received, so that the
-broker refuses the offsets of a member that lost its partitions and does not know it yet, and with them its outputs.
+All calls of one member are in one thread, and a transaction begins and ends within one call: no rebalance callback
+runs while one is open. Offsets carry the generation of the group in which the records were received, so the
+broker refuses offsets and outputs of a member that has lost its partitions and does not know it yet.
 """
 
 import os
@@ -37,17 +37,17 @@ __all__ = [
 ]
 
 Where: TypeAlias = tuple[str, int]
-"""A partition of the topic that is consumed."""
+"""A partition of the consumed topic."""
 
 ASK_S = 30.0
 READ_MAX_S = 120.0
-"""A transaction that a dead worker left open hides what comes behind it until the broker ends it."""
+"""How long to wait for open transactions of dead workers, which hide later records until the broker ends them."""
 PRUNE_FROM = 10_000
-"""Below so many marks of a partition there is nothing to be won by dropping old ones."""
+"""Old marks are dropped only above this number per partition."""
 
 
 class CommittedKeys:
-    """The marks of the partitions that are ours: read whole when one is assigned, kept up from then on."""
+    """The marks of the assigned partitions: read when one is assigned, then kept up to date."""
 
     def __init__(self, client: Mapping[str, Any], topic: str) -> None:
         self._client = client
@@ -65,7 +65,7 @@ class CommittedKeys:
         return at_ms is not None and _now_ms() - at_ms < window_us // 1000
 
     def add(self, where: Where, key: str, window_us: int) -> None:
-        """A mark of ours is committed."""
+        """Add a committed mark."""
         marks = self._at_ms.get(where)
         if marks is None:  # revoked meanwhile; its next owner reads it
             return
@@ -76,14 +76,14 @@ class CommittedKeys:
             self._prune_at[where] = max(PRUNE_FROM, 2 * len(kept))
 
     def drop(self, where: Where) -> None:
-        """The partition is not ours any more."""
+        """Drop the marks of a revoked partition."""
         self._at_ms.pop(where, None)
         self._prune_at.pop(where, None)
 
     def read(self, partitions: Collection[Where]) -> None:
-        """Read the marks of partitions that delivered their first record to us: blocks. `SourceUnavailable`.
+        """Read the marks of partitions that delivered their first record. Blocks. Raises `SourceUnavailable`.
 
-        Not before that record: only then are the offsets of the owner before us settled, and with them its marks.
+        Not before that record: only then the previous owner's offsets and marks are final.
         """
         ends = self._ends({number for _, number in partitions})
         found: dict[int, dict[str, int]] = {number: {} for number in ends}
@@ -101,7 +101,7 @@ class CommittedKeys:
                         _take(found[number], message)
                     elif error.code() != KafkaError._PARTITION_EOF:
                         raise SourceUnavailable(str(error))
-                    elif message.offset() >= ends[number]:  # earlier ends: something undecided is in the way
+                    elif message.offset() >= ends[number]:  # stops earlier: an open transaction is in the way
                         left.discard(number)
         finally:
             reader.close()
@@ -109,7 +109,7 @@ class CommittedKeys:
             self._at_ms[where] = dict(found[where[1]])
 
     def _ends(self, numbers: Collection[int]) -> dict[int, int]:
-        """Where each partition ends, whether decided or not; 0: it is empty."""
+        """Return the end of each partition, including open transactions; 0: it is empty."""
         looker = self._consumer("read_uncommitted")
         try:
             ends = {}
@@ -124,7 +124,7 @@ class CommittedKeys:
         return Consumer(
             {
                 **self._client,
-                "group.id": f"{self.topic}.marks",  # asked for by the client; no group is joined
+                "group.id": f"{self.topic}.marks",  # required by the client; no group is joined
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "isolation.level": isolation,
@@ -135,7 +135,7 @@ class CommittedKeys:
 
 def _take(marks: dict[str, int], message: Any) -> None:
     key = (message.key() or b"").decode("utf-8", "replace")
-    if message.value() is None:  # a tombstone: somebody wants it to run again
+    if message.value() is None:  # a tombstone: an operator wants it to run again
         marks.pop(key, None)
     else:
         marks[key] = message.timestamp()[1]
@@ -146,7 +146,7 @@ def _now_ms() -> int:
 
 
 REPEAT_S = 30.0
-"""How long a call is repeated before the broker counts as out of reach."""
+"""How long a call is retried before the broker counts as unavailable."""
 _FENCED = {
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
@@ -163,24 +163,24 @@ _OWN_FAULT = {
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 }
-"""What is wrong with the message itself; any other error is the transaction's."""
+"""Errors of a single message; other errors concern the transaction."""
 
 
 class TransactionOptions(KafkaOptions, frozen=True, kw_only=True):
-    """What the URL says beside where the brokers are."""
+    """Options in the URL."""
 
     transactional_id: str = ""
     """Of this one instance, never shared: of two with the same id the older is fenced. By default a new one for each
     process; a stable one (a pod's ordinal) ends at its start what its predecessor left open."""
     transaction_s: float = 10.0
-    """After so long the broker aborts what a dead instance left open; until then it holds up readers."""
+    """The timeout after which the broker aborts a dead instance's transaction, which blocks readers until then."""
 
 
 class ProducedMessage(msgspec.Struct, frozen=True):
     """A message to be produced in a transaction."""
 
     number: int
-    """Of the record that it comes from, within the batch."""
+    """The number of its record within the batch."""
     topic: str
     key: bytes | None
     body: bytes | None
@@ -189,7 +189,7 @@ class ProducedMessage(msgspec.Struct, frozen=True):
 
 
 class PartitionBatch(msgspec.Struct, frozen=True):
-    """What a transaction holds of one partition: the position behind its records, and what they send."""
+    """The part of one partition in a transaction: the position after its records, and their outputs."""
 
     where: Where
     offsets: Offsets
@@ -198,12 +198,12 @@ class PartitionBatch(msgspec.Struct, frozen=True):
 
 
 class TransactionResult(msgspec.Struct, frozen=True):
-    """How a transaction ended. `aborted` says why it was undone; empty: it is committed."""
+    """The result of a transaction. `aborted`: the reason; empty if it is committed."""
 
     committed: Collection[Where] = ()
     aborted: str = ""
     refused: dict[int, BaseException] = msgspec.field(default_factory=dict[int, BaseException])
-    """What the broker did not take, by the number of its record."""
+    """Refused messages, by the number of their record."""
 
 
 class Transactor(KafkaSource):
@@ -222,14 +222,14 @@ class Transactor(KafkaSource):
         """The group as of our latest assignment: member and generation."""
         self._is_leaving = False
         self._early: list[Message] = []
-        """Received, but not handed on before their partition's marks are read."""
+        """Received records that wait until their partition's marks are read."""
         self._held: frozenset[Where] = frozenset()
         self._committing: Collection[Where] = ()
-        """What a commit without an answer is about; the call is repeated until there is one."""
+        """The parts of a commit without an answer; the call is retried until there is one."""
         self._aborting = False
 
     def _join(self) -> None:
-        """End what an earlier instance with our id left open, then join the group."""
+        """End an open transaction of an earlier instance with our id, then join the group."""
         if self._writer is None:
             self._prepare()
         super()._join()
@@ -250,7 +250,7 @@ class Transactor(KafkaSource):
         self._writer = writer
 
     def _check_topics(self, writer: Any) -> None:
-        """Topics that are missing would be found out amid the first transaction. Raises `UsageError`."""
+        """Check that all topics exist, before the first transaction. Raises `UsageError`."""
         marks = self.marks.topic if self.marks is not None else ""
         needed = {name for name in (*self._topics, self._output, marks) if name}
         known = topics_of(writer, needed)
@@ -274,7 +274,7 @@ class Transactor(KafkaSource):
         super()._on_revoke(consumer, partitions)
 
     def _leave(self, consumer: Any) -> None:
-        # The client answers no question while it closes: one would wait for ever, and hold up all threads.
+        # A call to the client while it closes would block for ever.
         self._is_leaving = True
         try:
             super()._leave(consumer)
@@ -282,7 +282,7 @@ class Transactor(KafkaSource):
             self._is_leaving = False
 
     def _note_group(self, consumer: Any) -> None:
-        """Note who we are in the group. Never later: a member that was expelled has no name, and is not checked."""
+        """Store our identity in the group. Not later: an expelled member has no name, and is not checked."""
         group = consumer.consumer_group_metadata()
         if consumer.memberid():
             self._group = group
@@ -298,7 +298,7 @@ class Transactor(KafkaSource):
     # --- deliveries ---
 
     def ours(self, place: RecordPosition) -> bool:
-        """Whether the partition is still assigned as it was when the record came."""
+        """Whether the partition's assignment is still that of the record."""
         return self._offsets.get(place.where) is place.offsets
 
     def _consume(self, limit: int, wait_s: float) -> list[Message]:
@@ -313,7 +313,7 @@ class Transactor(KafkaSource):
         return found
 
     async def hold(self, partitions: frozenset[Where]) -> None:
-        """Receive nothing from these, and again from all others."""
+        """Pause these partitions and resume the others."""
         if partitions != self._held:
             await self._in_thread(self._hold, partitions)
 
@@ -329,16 +329,16 @@ class Transactor(KafkaSource):
         self._hold(held)
 
     async def look_in(self) -> None:
-        """Hear what the group has to say."""
+        """Poll the group."""
         await self._in_thread(self._look_in)
 
     # --- transactions ---
 
     async def transact(self, parts: Sequence[PartitionBatch]) -> TransactionResult:
-        """Produce, move the offsets and commit; parts whose partition is no longer ours are left out.
+        """Produce, move the offsets and commit, without the parts of revoked partitions.
 
-        Raises `SourceUnavailable` where nobody knows how it ended: to be called again with the same parts.
-        Raises `Fenced` where another instance has our id, `SourceRefused` where nothing will help.
+        Raises `SourceUnavailable` if its end is not known: call it again with the same parts.
+        Raises `Fenced` if another instance has our id, `SourceRefused` for permanent errors.
         """
         return await self._in_thread(self._transact, parts)
 
@@ -346,7 +346,7 @@ class Transactor(KafkaSource):
         refused: dict[int, BaseException] = {}
         try:
             if self._aborting:
-                return self._abort("its end was not heard of", refused)
+                return self._abort("its end is not known", refused)
             if not self._committing:
                 ours = [part for part in parts if self._offsets.get(part.where) is part.offsets]
                 if not ours or self._group is None:
@@ -361,15 +361,15 @@ class Transactor(KafkaSource):
         return TransactionResult(committed)
 
     def _fill(self, parts: Sequence[PartitionBatch], refused: dict[int, BaseException]) -> None:
-        """Begin, and put everything in that is to be committed together."""
+        """Begin, and add all outputs and offsets."""
         self._steadily(self._writer.begin_transaction, None)
         for part in parts:
             for send in part.sends:
                 self._send(send, refused)
         try:
             left = self._writer.flush(self._transaction_s)
-        except (KafkaException, SystemError) as error:  # a fatal error, let loose amid a delivery report
-            raise _Abort(str(error)) from error  # the abort will say what it is
+        except (KafkaException, SystemError) as error:  # a fatal error, raised during a delivery report
+            raise _Abort(str(error)) from error  # the abort reports it
         if left or refused:
             raise _Abort("not everything could be produced")
         positions = [TopicPartition(*part.where, part.position) for part in parts]
@@ -378,16 +378,16 @@ class Transactor(KafkaSource):
         )
 
     def _send(self, send: ProducedMessage, refused: dict[int, BaseException]) -> None:
-        def delivered(error: KafkaError | None, _message: Message) -> None:
+        def on_delivery(error: KafkaError | None, _message: Message) -> None:
             if error is not None and error.code() in _OWN_FAULT:
                 refused[send.number] = KafkaException(error)
 
         while True:
             try:
                 self._writer.produce(
-                    send.topic, send.body, send.key, send.partition, delivered, headers=list(send.headers)
+                    send.topic, send.body, send.key, send.partition, on_delivery, headers=list(send.headers)
                 )
-            except BufferError:  # as much as it holds is under way
+            except BufferError:  # its queue is full
                 self._writer.poll(0.1)
             except KafkaException as exception:
                 if exception.args[0].code() not in _OWN_FAULT:
@@ -398,14 +398,14 @@ class Transactor(KafkaSource):
                 return
 
     def _abort(self, reason: str, refused: dict[int, BaseException]) -> TransactionResult:
-        refused = dict(refused)  # what is purged now was not refused
+        refused = dict(refused)  # purged messages were not refused
         self._aborting = True
         self._steadily(self._writer.abort_transaction)
         self._aborting = False
         return TransactionResult(aborted=reason, refused=refused)
 
     def _steadily(self, call: Callable[..., Any], wait_s: float | None = CALL_S) -> None:
-        """Make a call until it is answered: done, to be aborted, refused for good, or out of reach."""
+        """Retry a call until it is done, must abort, is refused, or the broker is unavailable."""
         give_up_at = monotonic() + REPEAT_S
         while True:
             try:
@@ -427,7 +427,7 @@ class Transactor(KafkaSource):
                 return
 
     async def close(self) -> None:
-        """Leave the group. A transaction whose end is not known is ended by the broker."""
+        """Leave the group. The broker ends a transaction whose end is not known."""
         self._writer = None
         await super().close()
 
