@@ -110,11 +110,11 @@ if TYPE_CHECKING:
 else:
 
     def __dir__() -> list[str]:
-        """What is there, and what would be."""
+        """List the public names, including lazy ones."""
         return sorted({*globals(), *__all__})
 
     def __getattr__(name: str) -> object:
-        """What is slow to find or to load, and not always needed."""
+        """Load names that are slow to import on first use."""
         if name in ("aproducer", "producer"):
             from semel.outbox import publish
 

@@ -1,4 +1,4 @@
-"""Time as an argument: what a client or an embedded store asks for the time."""
+"""Time as an argument: the clock of a client or an embedded store."""
 
 import time
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Values to bytes and back, exactly as they went in. One codec byte first; never code that runs on reading.
+"""Encode values to bytes and back, without loss. The first byte is the codec; decoding never runs code.
 
 ======  ==========================================================================================
 ``j``   JSON: None, bool, int, float, str, list, dict with text keys, and nothing else inside
@@ -6,7 +6,7 @@
 ``r``   raw bytes
 ``o``   JSON of an object (dataclass, msgspec, attrs, pydantic, enum) that the handler's return annotation names
 ``p``   the plain data of an object whose handler has no annotation, as ``m``
-``x``   no value: the text says why it was not kept
+``x``   no value: the text is the reason why it was not stored
 ======  ==========================================================================================
 """
 
@@ -35,7 +35,7 @@ DEPTH_MAX = 64
 """Deeper values are refused: they are cycles, or would overflow the reader's stack."""
 ERROR_CHARS_MAX = 4096
 REASON_CHARS_MAX = 500
-"""Of why a value was not kept: a class with a long text must not fill the store."""
+"""The longest reason for a missing value: a long text must not fill the store."""
 _INT64 = 2**63
 
 _json = msgspec.json.Encoder()
@@ -47,10 +47,10 @@ _BY_IDENTITY: Any = object.__eq__
 def encode(
     value: Any, returns: Any = None, bytes_max: int | None = None, *, as_plain_data: bool = True
 ) -> bytes:
-    """The bytes of a value. `returns`: the annotated type of an object that is not built of plain parts.
+    """Encode a value. `returns`: the annotated type of an object that is not plain data.
 
     Without a type, an object comes back as its plain data, unless `as_plain_data` is `False`. Raises
-    `ValueNotEncodable` where it would not come back, `ValueTooLarge` past `bytes_max`.
+    `ValueNotEncodable` if it could not be decoded again, `ValueTooLarge` above `bytes_max`.
     """
     if value is None:
         return _NULL
@@ -59,7 +59,7 @@ def encode(
     except ValueNotEncodable:
         raise
     except Exception as error:
-        # Whatever it is, also from the value's own class: the effect has happened and must be completed.
+        # Any error, also of the value's own class: the effect has happened and must be completed.
         raise ValueNotEncodable(f"a {type(value).__name__} cannot be stored: {error}") from error
     if bytes_max is not None and len(encoded) > bytes_max:
         raise ValueTooLarge(
@@ -69,12 +69,12 @@ def encode(
 
 
 def decode(encoded: bytes, returns: Any = None) -> Any:
-    """The value that `encode` was given. Raises `RecordCorrupt` rather than guess, `ValueNotKept` if there is none."""
+    """Decode a value. Raises `RecordCorrupt` for malformed data, `ValueNotKept` if there is none."""
     codec, body = encoded[:1], encoded[1:]
     if codec == b"x":
         raise ValueNotKept(f"the value was not kept: {reason_in(encoded)}")
     if codec not in (b"j", b"m", b"r", b"o", b"p"):
-        raise RecordCorrupt(f"a stored value has the unknown codec {codec!r}; is this semel too old?")
+        raise RecordCorrupt(f"a stored value has the unknown codec {codec!r}; upgrade semel")
     try:
         match codec:
             case b"j":
@@ -90,21 +90,21 @@ def decode(encoded: bytes, returns: Any = None) -> Any:
     except RecordCorrupt:
         raise
     except Exception as error:  # an unknown time zone, a number out of range, a class that refuses
-        raise RecordCorrupt(f"a stored value does not decode any more: {error}") from error
+        raise RecordCorrupt(f"a stored value cannot be decoded: {error}") from error
 
 
 def encode_reason(error: ValueInvalid) -> bytes:
-    """What is kept in place of a value that cannot be: the reason, for those who ask for it later."""
+    """Encode the reason why a value is not stored."""
     return b"x" + str(error)[:REASON_CHARS_MAX].encode("utf-8", "replace")
 
 
 def reason_in(encoded: bytes | None) -> str:
-    """Why there is no value, where that was kept; else empty."""
+    """Return the reason why there is no value, or an empty text."""
     return encoded[1:].decode("utf-8", "replace") if encoded is not None and encoded[:1] == b"x" else ""
 
 
 def encode_error(error: BaseException) -> bytes:
-    """What is kept of a permanent failure: its type and message, never the object."""
+    """Encode a permanent failure: its type and message, never the object."""
     kind = type(error)
     try:
         text = str(error)
@@ -115,7 +115,7 @@ def encode_error(error: BaseException) -> bytes:
 
 
 def decode_error(encoded: bytes | None) -> HandlerFailed:
-    """The stored failure, as the error that a duplicate gets. Raises `RecordCorrupt` for what we never wrote."""
+    """Decode a stored failure into the error for a duplicate. Raises `RecordCorrupt` for malformed data."""
     if encoded is None:
         return HandlerFailed("unknown", "the error was not kept")
     if encoded[:1] == b"x":
@@ -163,7 +163,7 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 def _pack_datetime(moment: datetime) -> list[Any]:
-    """A datetime's text, fold and zone; a named zone comes back as that zone, not as an offset."""
+    """Encode a datetime's text, fold and zone; a named zone stays a named zone."""
     from zoneinfo import ZoneInfo  # slow to import, and rarely needed
 
     zone = moment.tzinfo
@@ -232,7 +232,7 @@ def _to_tagged(value: Any, depth: int) -> Any:
 
 def _untag(code: int, data: memoryview) -> Any:
     if code not in _BY_CODE:
-        raise RecordCorrupt(f"a stored value has the unknown tag {code}; is this semel too old?")
+        raise RecordCorrupt(f"a stored value has the unknown tag {code}; upgrade semel")
     return _BY_CODE[code](*_unpack.decode(data))
 
 
@@ -243,7 +243,7 @@ _unpack = msgspec.msgpack.Decoder(ext_hook=_untag)
 
 
 def _encode_object(value: Any, returns: Any) -> bytes:
-    """JSON of an object, after a look that the annotation really brings it back."""
+    """Encode an object as JSON, and check that the annotation decodes it."""
     try:
         body = _object_json(value)
         back = _decode_object(body, returns)
@@ -253,21 +253,21 @@ def _encode_object(value: Any, returns: Any) -> bytes:
             return body
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise ValueNotEncodable(f"a {type(value).__name__} cannot be stored: {error}") from error
-    raise ValueNotEncodable(f"a {type(value).__name__} does not come back from the annotation {returns!r}")
+    raise ValueNotEncodable(f"a {type(value).__name__} cannot be decoded as the annotation {returns!r}")
 
 
 _KEPT_AS_THEY_ARE = (bytes, bytearray, memoryview, datetime, date, time, timedelta, UUID, Decimal)
 
 
 def _plain_data(value: Any) -> Any:
-    """The data of an object, as dicts, lists and values that the codec knows. Raises `ValueNotEncodable`."""
+    """Return an object as dicts, lists and supported values. Raises `ValueNotEncodable`."""
     return msgspec.to_builtins(value, builtin_types=_KEPT_AS_THEY_ARE, enc_hook=_dump_object)
 
 
 def _dump_object(value: Any) -> Any:
     if hasattr(type(value), "model_dump"):
         return value.model_dump()
-    return _to_tagged(value, 0)  # which says what is wrong with it
+    return _to_tagged(value, 0)  # its error is the message
 
 
 def _from_plain_data(data: Any, returns: Any) -> Any:

@@ -5,7 +5,7 @@
     SemelError
     ├── UsageError                 the call is wrong; repeating it cannot help
     │   ├── KeyInvalid             too long, empty, control characters (also a ValueError)
-    │   ├── KeyMissing             no key was found in the event, and none is invented
+    │   ├── KeyMissing             no key was found in the event
     │   ├── PolicyInvalid          a setting is out of its bounds (also a ValueError)
     │   ├── ModeMismatch           the consumer works in another mode
     │   ├── IdsMismatch            the consumer is recorded with another kind of ids
@@ -19,15 +19,15 @@
     │   └── SourceRefused          the broker refuses for good: credentials, rights, a missing topic
     │       └── Fenced             another instance has this one's transactional or instance id
     ├── StoreError
-    │   ├── StoreUnavailable       no answer; nothing is known, try again
+    │   ├── StoreUnavailable       no answer; whether it acted is not known, try again
     │   │   ├── StoreUncertain     a mark without an answer: it may or may not be written
-    │   │   └── StoreFull          no room; what is stored still answers
+    │   │   └── StoreFull          no space for new records; existing ones still answer
     │   ├── StoreRefused           damaged, foreign, too new, or on a network file system
     │   ├── StoreClosed            used after close()
     │   └── RecordCorrupt          stored data breaks the table of states
     ├── SourceUnavailable          the broker gave no answer; it will deliver again
-    │   └── MessageTooLarge        the broker takes no message of this size
-    ├── GiveUp                     raised BY a runner's handler: "to the dead letters, now"
+    │   └── MessageTooLarge        the broker does not accept a message of this size
+    ├── GiveUp                     raised BY a runner's handler: dead-letter the message now
     │   └── MessageInvalid         a message is not what its handler's annotation says
     ├── SinkUnavailable            a relay's broker gave no answer; its messages stay in the outbox
     ├── ValueInvalid               a value cannot be stored as it is
@@ -40,8 +40,8 @@
         ├── ClaimLost              another attempt took over
         ├── PayloadMismatch        the key was used before with another payload
         ├── LateEvent              older than the window, so nobody can tell
-        ├── OutcomeUnknown         quarantined: somebody has to decide
-        ├── NotRecorded            the handler ran, the store could not be told
+        ├── OutcomeUnknown         quarantined: an operator must resolve it
+        ├── NotRecorded            the handler ran, but the store could not record it
         └── ValueNotKept           the handler ran earlier, its value was not stored
 
     NotApplied                     raised BY a handler: "nothing happened, run me again"
@@ -110,7 +110,7 @@ class KeyInvalid(UsageError, ValueError):
 
 
 class KeyMissing(UsageError):
-    """No key was found where one was looked for; semel never invents one."""
+    """No key was found; semel never invents one."""
 
 
 class PolicyInvalid(UsageError, ValueError):
@@ -126,7 +126,7 @@ class IdsMismatch(UsageError):
 
 
 class StepRepeated(UsageError):
-    """A step name was used twice in one attempt, so the two could not be told apart on the next."""
+    """A step name was used twice in one attempt, so the next attempt could not distinguish them."""
 
 
 class NotInHandler(UsageError):
@@ -142,19 +142,19 @@ class WrongDatabase(UsageError):
 
 
 class StoreUnknown(UsageError):
-    """No store answers to this URL, or the package it needs is not installed."""
+    """No store has this URL scheme, or its package is not installed."""
 
 
 class SinkUnknown(UsageError):
-    """No sink answers to this URL, or the package it needs is not installed."""
+    """No sink has this URL scheme, or its package is not installed."""
 
 
 class SinkRefused(UsageError):
-    """The broker that a relay publishes to refuses it, and would again; what it was given stays in the outbox."""
+    """The broker of a relay refuses permanently; the messages stay in the outbox."""
 
 
 class SinkUnavailable(SemelError):
-    """The broker that a relay publishes to gave no answer; what it was given stays in the outbox."""
+    """The broker of a relay did not answer; the messages stay in the outbox."""
 
 
 class StoreError(SemelError):
@@ -162,7 +162,7 @@ class StoreError(SemelError):
 
 
 class StoreUnavailable(StoreError):
-    """The store gave no answer; whether it acted is not known."""
+    """The store did not answer; whether it acted is not known."""
 
 
 class StoreUncertain(StoreUnavailable):
@@ -170,7 +170,7 @@ class StoreUncertain(StoreUnavailable):
 
 
 class StoreFull(StoreUnavailable):
-    """The store has no room for a new record; what it holds still answers."""
+    """The store has no space for a new record; existing records still answer."""
 
 
 class StoreRefused(StoreError):
@@ -186,15 +186,15 @@ class RecordCorrupt(StoreError):
 
 
 class SourceUnavailable(SemelError):
-    """The broker cannot be reached, or did not confirm; what was not acknowledged it delivers again."""
+    """The broker cannot be reached, or did not confirm; it redelivers unacknowledged messages."""
 
 
 class MessageTooLarge(SourceUnavailable):
-    """The broker takes no message of this size. A dead letter is then sent without its body."""
+    """The broker does not accept a message of this size. A dead letter is then sent without its body."""
 
 
 class SourceRefused(UsageError):
-    """The broker refuses what is asked of it, and would again: a right or a setting is missing."""
+    """The broker refuses permanently: a right or a setting is missing."""
 
 
 class Fenced(SourceRefused):
@@ -202,11 +202,11 @@ class Fenced(SourceRefused):
 
 
 class GiveUp(SemelError):
-    """Raised by a handler of a runner: no repetition cures this, so the message goes to the dead letters."""
+    """Raised by a handler of a runner: a retry cannot help, so the message is dead-lettered."""
 
 
 class MessageInvalid(GiveUp):
-    """A message does not read as what its handler's annotation says; no repetition cures that."""
+    """A message cannot be decoded as its handler's annotation; a retry cannot help."""
 
 
 class ValueInvalid(SemelError):
@@ -214,7 +214,7 @@ class ValueInvalid(SemelError):
 
 
 class ValueNotEncodable(ValueInvalid):
-    """The value has a type that would not come back as it went in."""
+    """The value has a type that cannot be stored without loss."""
 
 
 class ValueTooLarge(ValueInvalid):
@@ -258,7 +258,7 @@ class PayloadMismatch(OutcomeError):
 
 
 class LateEvent(OutcomeError):
-    """The event is older than its window, so whether it ran cannot be told any more."""
+    """The event is older than its window, so whether it ran is not known."""
 
 
 class OutcomeUnknown(OutcomeError):
@@ -266,7 +266,7 @@ class OutcomeUnknown(OutcomeError):
 
 
 class NotRecorded(OutcomeError):
-    """The handler ran, but the store could not be told; `value` is what it returned."""
+    """The handler ran, but the store could not record it; `value` is its result."""
 
     def __init__(self, message: str, value: Any = None) -> None:
         super().__init__(message)
@@ -278,8 +278,8 @@ class ValueNotKept(OutcomeError):
 
 
 class NotApplied(Exception):
-    """Raised by a handler to say that nothing happened, so that even a quarantined claim is released."""
+    """Raised by a handler: nothing happened, so even a claim in mode quarantine is released."""
 
 
 class EventLoopBlocked(RuntimeWarning):
-    """A sync client is used inside a running event loop: each call holds up all tasks of the loop."""
+    """A sync client is used inside a running event loop: each call blocks all tasks of the loop."""

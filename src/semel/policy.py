@@ -1,4 +1,4 @@
-"""How a client treats a delivery: frozen, keyword-only, checked on birth."""
+"""Settings of a client for its deliveries: frozen, keyword-only, checked when made."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
@@ -13,7 +13,7 @@ from semel.windows import duration_us
 __all__ = ["LEASE_MAX_S", "LEASE_MIN_S", "VALUE_BYTES_LIMIT", "OnUnavailable", "Policy", "check_fits"]
 
 LEASE_MIN_S = 0.02
-"""Below this a lease ends while its own renewal is under way."""
+"""A shorter lease would end during its own renewal."""
 LEASE_MAX_S = 12 * 3600.0
 """The hard cap: as long as a forgotten key keeps its fence."""
 VALUE_BYTES_LIMIT = 1024 * 1024
@@ -23,7 +23,7 @@ DURATIONS = ("lease_s", "window_s", "wait_s", "lock_wait_s", "run_max_s", "retry
 
 
 PROBED_MODES: tuple[Mode, ...] = ("lease", "quarantine", "observe")
-"""Where a policy may have a probe; observe runs everything, and takes the policy that will be in force later."""
+"""Modes that allow a probe; observe accepts the policy of a later mode."""
 TRANSACTION_MODES: tuple[Mode, ...] = ("inbox", "transaction")
 
 OnUnavailable: TypeAlias = Literal["refuse", "run"]
@@ -44,17 +44,17 @@ class Policy(Struct, frozen=True, kw_only=True):
     lock_wait_s: float = 2.0
     """How long the inbox waits for a transaction that has marked the same key, or holds SQLite's lock."""
     run_max_s: float = 900.0
-    """After this a handler's lease is not renewed any more, so that a hung one frees its key."""
+    """After this time a handler's lease is not renewed, so that a hung handler frees its key."""
     max_attempts: int = 10
-    """The last of these attempts that fails, fails for good; so does a claim after that many that did not end."""
+    """The most attempts: if the last one fails, the event fails for good; so does a claim after that many crashes."""
     retry_delay_s: float = 0.0
-    """After a transient failure the key is free again after this, doubled with each attempt up to 5 min."""
+    """The delay before a retry after a transient failure, doubled with each attempt up to 5 min."""
     permanent: tuple[type[Exception], ...] = ()
-    """Errors that no repetition cures: stored, and replayed to every duplicate."""
+    """Permanent errors: stored, and replayed to every duplicate."""
     late: Literal["run", "hold", "reject"] = "run"
     """What to do with an event older than its window: run it, or answer `Late`."""
     keep_value: bool = True
-    """`False`: duplicates learn that it was done, not what came of it."""
+    """`False`: the value is not stored; duplicates get `None`."""
     value_bytes_max: int = 256 * 1024
     event_type: str = ""
     fingerprint: Callable[..., bytes] | None = None
@@ -85,7 +85,7 @@ class Policy(Struct, frozen=True, kw_only=True):
         ]
         for name, setting, low, high in bounds:
             if setting is not None and not low <= setting <= high:
-                raise PolicyInvalid(f"Policy.{name} is {setting}; it must lie between {low:g} and {high:g}")
+                raise PolicyInvalid(f"Policy.{name} is {setting}; it must be between {low:g} and {high:g}")
         if self.late not in ("run", "hold", "reject"):
             raise PolicyInvalid(f"Policy.late is {self.late!r}; it must be run, hold or reject")
         if self.probe is not None and not callable(self.probe):
@@ -100,7 +100,7 @@ class Policy(Struct, frozen=True, kw_only=True):
             )
 
     def _read_near_misses(self) -> None:
-        """Read what is meant where the type is another: durations as text, one error instead of a tuple."""
+        """Convert accepted forms: durations as text, one error instead of a tuple."""
         for name in DURATIONS:
             duration = getattr(self, name)
             if duration is not None and (type(duration) not in (int, float) or duration < 0):
@@ -123,7 +123,7 @@ class Policy(Struct, frozen=True, kw_only=True):
 
 
 def check_fits(mode: Mode, *, probe: bool, on_unavailable: OnUnavailable) -> None:
-    """Refuse what a policy asks for and the mode cannot give. Raises `PolicyInvalid`."""
+    """Raise `PolicyInvalid` for settings that the mode does not support."""
     if probe and mode not in PROBED_MODES:
         raise PolicyInvalid(
             f"Policy.probe is for mode lease or quarantine, not {mode!r}: there no outcome is left to ask about"

@@ -1,4 +1,4 @@
-"""The words of the protocol as types: outcomes, deliveries, records.
+"""The types of the protocol: outcomes, deliveries, records.
 
 Outcomes are frozen and exhaustive: `match` them and end with `assert_never`.
 """
@@ -47,7 +47,7 @@ State: TypeAlias = Literal["claimed", "done", "failed", "unknown", "forgotten"]
 Mode: TypeAlias = Literal["inbox", "lease", "quarantine", "mark", "transaction", "observe"]
 
 FOREVER = 2**53 - 1
-"""The expiry of what only a decision ends; exact in JSON and in Lua's doubles."""
+"""The expiry of records that only `resolve` ends; exact in JSON and in Lua's doubles."""
 
 
 class Done(Struct, Generic[T], frozen=True, repr_omit_defaults=True):
@@ -58,9 +58,9 @@ class Done(Struct, Generic[T], frozen=True, repr_omit_defaults=True):
     kept: bool = True
     """False: the value was too large or not encodable, so a duplicate gets `None`."""
     recorded: bool = True
-    """False: the handler ran but the store could not be told; the source must not be acknowledged."""
+    """False: the handler ran but the store could not record it; do not acknowledge the source."""
     reason: str = ""
-    """Why the value was not kept; empty where the policy keeps none, or the value was kept."""
+    """Why the value was not stored; empty if it was, or if the policy stores none."""
     guarded: bool = True
     """False: the store could not be reached, and `Policy(on_unavailable="run")` let the handler run without a claim."""
 
@@ -73,7 +73,7 @@ class Failed(Struct, frozen=True):
 
 
 class Errored(Struct, frozen=True):
-    """The handler failed this time; the claim was released and the event may run again."""
+    """The handler failed; the claim was released and the event may run again."""
 
     error: BaseException
     attempt: int
@@ -98,14 +98,14 @@ class Lost(Struct, Generic[T], frozen=True):
 
 
 class Late(Struct, frozen=True):
-    """The event is older than what is remembered, so whether it ran before cannot be told."""
+    """The event is older than the window, so whether it ran before is not known."""
 
     age_s: float
     """By the store's clock; below zero for an event whose own time is too far ahead of it."""
 
 
 class Unknown(Struct, frozen=True, rename={"since_us": "since"}):
-    """An attempt ended without saying what happened; `resolve` decides. `since_us`: store clock, microseconds."""
+    """The outcome of an attempt is unknown; `resolve` decides. `since_us`: store clock, microseconds."""
 
     since_us: int
     error: BaseException | None = None
@@ -113,13 +113,13 @@ class Unknown(Struct, frozen=True, rename={"since_us": "since"}):
 
 
 class Unavailable(Struct, frozen=True):
-    """The store gave no answer for this item."""
+    """The store did not answer this item."""
 
     error: BaseException
 
 
 Outcome: TypeAlias = Done[T] | Failed | Errored | Busy | Mismatch | Lost[T] | Late | Unknown | Unavailable
-"""What one delivery came to."""
+"""The outcome of one delivery."""
 
 
 class Happened(Struct, Generic[T], frozen=True):
@@ -133,7 +133,7 @@ class DidNotHappen(Struct, frozen=True):
 
 
 class CannotTell(Struct, frozen=True):
-    """A probe's answer: nobody knows. Lease runs the handler again, quarantine leaves the decision to a person."""
+    """A probe's answer: not known. Lease runs the handler again, quarantine leaves the decision to an operator."""
 
     reason: str = ""
 
@@ -142,13 +142,13 @@ ProbeAnswer: TypeAlias = Happened[T] | DidNotHappen | CannotTell
 
 
 class Inquiry(Struct, frozen=True, kw_only=True, rename={"first_seen_us": "first_seen"}):
-    """What a probe is asked about: an event whose earlier attempt may have had its effect."""
+    """The argument of a probe: an event whose earlier attempt may have had its effect."""
 
     tenant: str
     consumer: str
     key: str
     idempotency_key: str
-    """What the handler found in `current().idempotency_key`, on every attempt."""
+    """The value of `current().idempotency_key` in every attempt."""
     attempt: int
     """The attempt that asks, in mode lease; the one that ended without a result, in mode quarantine."""
     first_seen_us: int
@@ -157,7 +157,7 @@ class Inquiry(Struct, frozen=True, kw_only=True, rename={"first_seen_us": "first
     steps: tuple[str, ...] = ()
     """The steps that earlier attempts have noted: those effects have happened."""
     args: tuple[Any, ...] = ()
-    """What the handler is called with."""
+    """The handler's arguments."""
     kwargs: dict[str, Any] = {}
 
 
@@ -165,7 +165,7 @@ Probe: TypeAlias = Callable[[Inquiry], ProbeAnswer[Any] | Awaitable[ProbeAnswer[
 
 
 class Completed(Struct, frozen=True, rename={"at_us": "at"}):
-    """The record says what the caller said. `already`: it did before. `recreated`: the store had lost it."""
+    """The settlement is recorded. `already`: it was before. `recreated`: the store had lost the record."""
 
     already: bool = False
     recreated: bool = False
@@ -180,7 +180,7 @@ class Renewed(Struct, frozen=True, rename={"lease_until_us": "lease_until"}):
 
 
 class Forgotten(Struct, frozen=True):
-    """The record is gone; a late completion of its run is told `Lost`."""
+    """The record is forgotten; a late completion of its run gets `Lost`."""
 
     fence: int
 
@@ -190,11 +190,11 @@ class Absent(Struct, frozen=True):
 
 
 SettleAnswer: TypeAlias = Completed | Lost[Any] | Unavailable
-"""What became of a complete, fail or release."""
+"""The answer to a complete, fail or release."""
 
 
 class Delivery(Struct, Generic[T], frozen=True, kw_only=True):
-    """One arrival of an event: its key and what the handler is called with."""
+    """One delivery of an event: its key and the handler's arguments."""
 
     key: str
     body: T
@@ -202,21 +202,21 @@ class Delivery(Struct, Generic[T], frozen=True, kw_only=True):
     event_time_us: int | None = None
     """When it happened, in microseconds since 1970."""
     sliding_us: int | None = None
-    """Remembered for so long from its claim, whatever the consumer's window; `keys.sliding` says it."""
+    """The window from its claim, instead of the consumer's; set by `keys.sliding`."""
     lateness_us: int | None = None
-    """With `sliding_us`: event times decide, and one may come so much behind the store's clock."""
+    """With `sliding_us`: event times decide, and this is how far one may be behind the store's clock."""
     fingerprint: bytes | None = None
-    """What the payload is known by: two deliveries of one key must agree on it."""
+    """Identifies the payload: two deliveries of one key must have the same."""
     journal: Any = None
-    """Kept with the claim, for sources that never send again."""
+    """Stored with the claim, for sources that never send again."""
     meta: dict[str, str] | None = None
-    """Kept with the record, for whoever looks at it later."""
+    """Stored with the record, for operators."""
     source: str = ""
     """Where it came from, for metrics and traces: a topic, a queue."""
     redelivered: bool | None = None
-    """Whether its source says that it sends it again; `None`: it does not say. Told of, never decided by."""
+    """Whether its source marks it as redelivered; `None`: unknown. Reported to hooks only; never affects the outcome."""
     again: bool = False
-    """Whether this very delivery was tried before and kept in hand. Reported to hooks only, which count it once."""
+    """Whether this delivery was tried before and held back. Reported to hooks only, which count it once."""
 
 
 class Record(
@@ -238,7 +238,7 @@ class Record(
     id: Id
     state: State
     owner: bytes
-    """Empty: nobody's (released or forgotten)."""
+    """Empty: no owner (released or forgotten)."""
     fence: int
     lease_until_us: int
     attempt: int
@@ -255,18 +255,18 @@ class Record(
     quarantine: bool = False
     sliding: bool = False
     anchor_us: int | None = None
-    """The accepted event's own time, where equal keys are told apart by it."""
+    """The accepted event's own time, if event times distinguish equal keys."""
     horizon_us: int = 0
-    """With an anchor: when it may be forgotten, because whatever could be its copy is late by then."""
+    """With an anchor: when it may be removed, because later copies count as late."""
 
     @property
     def tenant(self) -> str:
-        """Whose record it is; empty where there are no tenants."""
+        """The tenant; empty without tenants."""
         return self.id[0]
 
     @property
     def consumer(self) -> str:
-        """Who processes the event."""
+        """The consumer that processes the event."""
         return self.id[1]
 
     @property
@@ -280,7 +280,7 @@ class Stats(Struct, frozen=True, kw_only=True, rename={"now_us": "now"}):
 
     now_us: int
     states: dict[str, int] = field(default_factory=dict[str, int])
-    """`released`: claims that nobody holds. Their attempt failed, and the next delivery runs."""
+    """`released`: claims without an owner. Their attempt failed, and the next delivery runs."""
     consumers: dict[str, int] = field(default_factory=dict[str, int])
     marks: int = 0
     expired: int = 0
@@ -289,6 +289,6 @@ class Stats(Struct, frozen=True, kw_only=True, rename={"now_us": "now"}):
     """How long the oldest of those has been waiting."""
     bytes_used: int | None = None
     tiers: dict[str, float] = field(default_factory=dict[str, float])
-    """Of a tiered store: how often which tier answered, by name; empty for any other."""
+    """For a tiered store: the answers of each tier by name; empty for others."""
     ahead_s: float | None = None
-    """How far ahead there are partitions for the ids to come; `None`: the store has none."""
+    """How far ahead partitions exist; `None`: the store has none."""

@@ -32,11 +32,11 @@ PRESETS: Mapping[str, str] = {
     "analytics": "5m",
     "webhooks": "96h",
 }
-"""Windows by what the events are about; a name stands wherever a duration does."""
+"""Windows by the kind of events; a name is valid wherever a duration is."""
 
 WINDOW_MIN_S = 0.02
 WINDOW_MAX_S = 90 * 86400
-"""Longer than the redelivery horizon of any broker we know; beyond it a record is an archive."""
+"""The longest window; longer than the redelivery time of any known broker."""
 
 _UNITS_US = {"us": 1, "ms": 1000, "s": 10**6, "m": 60 * 10**6, "h": 3600 * 10**6, "d": 86400 * 10**6}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)")

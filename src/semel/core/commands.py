@@ -1,4 +1,4 @@
-"""What flows ask for and what they get back: one small frozen struct each.
+"""The commands of flows and their answers: one small frozen struct each.
 
 *Items* go to a store, many in one round trip, each atomic on its own. The other commands are for
 the driver that runs the flow. `answer = yield from command` is typed: a command knows its answer.
@@ -36,11 +36,11 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 Flow: TypeAlias = Generator["Command[Any]", Any, T]
-"""A piece of protocol: yields commands, is sent their answers, returns its result."""
+"""A piece of protocol: yields commands, receives their answers, returns its result."""
 
 
 class Command(Struct, Generic[R], frozen=True, gc=False):
-    """Something a flow asks for, answered with an `R`."""
+    """A command of a flow, answered with an `R`."""
 
     def __iter__(self) -> Generator["Command[R]", R, R]:
         return (yield self)
@@ -65,7 +65,7 @@ class Granted(
 class Known(
     Struct, frozen=True, gc=False, rename={"settled_at_us": "settled_at", "first_seen_us": "first_seen"}
 ):
-    """The key is settled: what a duplicate is answered with."""
+    """The key is settled: the answer to a duplicate."""
 
     state: Literal["done", "failed"]
     value: bytes | None
@@ -73,7 +73,7 @@ class Known(
     settled_at_us: int
     first_seen_us: int
     rest_us: int = 0
-    """How much longer it is remembered, from this answer on; 0: the store does not say."""
+    """How much longer it is remembered; 0: the store does not say."""
 
 
 class Marked(Struct, frozen=True, gc=False):
@@ -83,7 +83,7 @@ class Marked(Struct, frozen=True, gc=False):
 
 
 class Page(Struct, frozen=True, gc=False):
-    """Some records, and where to go on (`None`: that was all)."""
+    """Some records, and the cursor of the next page (`None` after the last)."""
 
     records: list[Record]
     cursor: str | None = None
@@ -98,7 +98,7 @@ class Purged(Struct, frozen=True, gc=False):
     partitions: int = 0
     """How many partitions were removed, with all that was in them; their records are not counted."""
     cleaner: str = ""
-    """Who cleans this store at the moment, so that nothing was done here; empty: we did."""
+    """The name of another running cleaner, so that nothing was done here; empty: we cleaned."""
 
 
 class StoreSettings(Struct, frozen=True, gc=False):
@@ -121,7 +121,7 @@ RenewAnswer: TypeAlias = Renewed | Lost[Any] | Unavailable
 
 
 class Claim(Command[ClaimAnswer], frozen=True, gc=False, tag="claim"):
-    """The exclusive right to run, or what a duplicate needs to know. Repeating it is safe: same owner."""
+    """Claim the exclusive right to run, or get the answer for a duplicate. Safe to repeat with the same owner."""
 
     id: Id
     owner: bytes
@@ -160,16 +160,16 @@ class Settle(Command[SettleAnswer], frozen=True, gc=False, tag="settle"):
     value: bytes | None = None
     window_us: int = 0
     lease_us: int = 0
-    """With `window_us` it says when a record that the store lost would have expired."""
+    """With `window_us`: the time from which a lost record's expiry is computed."""
     sliding: bool = False
     delay_us: int = 0
     count_attempt: bool = True
     event_time_us: int | None = None
-    """What the window counts from, where events are told apart by their own times."""
+    """The start of the window, if event times decide."""
 
 
 class Mark(Command[Marked | Unavailable], frozen=True, gc=False, tag="mark"):
-    """Note each key as done, at once. The keys differ from one another; each is atomic on its own."""
+    """Mark each key as done, at once. The keys are distinct; each is atomic on its own."""
 
     tenant: str
     consumer: str
@@ -178,7 +178,7 @@ class Mark(Command[Marked | Unavailable], frozen=True, gc=False, tag="mark"):
 
 
 class Lookup(Command[Record | Absent | Unavailable], frozen=True, gc=False, tag="lookup"):
-    """The record as it stands, without any effect on it."""
+    """Read the record; changes nothing."""
 
     id: Id
 
@@ -195,7 +195,7 @@ class Forget(
 
 
 class Resolve(Command[Completed | Forgotten | Lost[Any] | Unavailable], frozen=True, gc=False, tag="resolve"):
-    """Decide an unknown record, compare-and-set on the fence that was seen."""
+    """Resolve an unknown record, compare-and-set on its fence."""
 
     id: Id
     fence: int
@@ -216,7 +216,7 @@ class Scan(Command[Page | Unavailable], frozen=True, gc=False, tag="scan"):
     prefix: str = ""
     seen_before: int | None = None
     orphaned: bool = False
-    """Only journaled claims whose lease is over: what `sweep` takes."""
+    """Only journaled claims whose lease is over, for `sweep`."""
     cursor: str | None = None
     limit: int = 100
 
@@ -224,7 +224,7 @@ class Scan(Command[Page | Unavailable], frozen=True, gc=False, tag="scan"):
 class Purge(Command[Purged | Unavailable], frozen=True, gc=False, tag="purge"):
     """Remove up to `limit` records whose expiry and lease are over. It never changes an answer.
 
-    A store with other upkeep to do, such as partitions to make and to remove, does it here too.
+    A store also does its other maintenance here, such as creating and dropping partitions.
     """
 
     limit: int = 5000
@@ -232,9 +232,9 @@ class Purge(Command[Purged | Unavailable], frozen=True, gc=False, tag="purge"):
 
 
 class Count(Command[Stats | Unavailable], frozen=True, gc=False, tag="count"):
-    """How much the store holds, or one tenant. Semel's own records count only if a tenant of semel's own is named.
+    """Count the records of the store or of one tenant. Semel's own records count only if their tenant is named.
 
-    `expired`, `purge_lag_s` and `bytes_used` are about the upkeep of the store, and leave nothing out.
+    `expired`, `purge_lag_s` and `bytes_used` cover the whole store.
     """
 
     tenant: str | None = None
@@ -263,8 +263,8 @@ class SetWindow(Command[None | Unavailable], frozen=True, gc=False, tag="set_win
 class Admit(Command[Mode | Unavailable], frozen=True, gc=False, tag="admit"):
     """Record the consumer's mode if it has none; answers with the recorded one.
 
-    A consumer that the store has not met is recorded with its kind of ids too, which is then never changed;
-    `ReadSettings` tells it.
+    A new consumer is recorded with its kind of ids too, which never changes;
+    `ReadSettings` returns it.
     """
 
     tenant: str
@@ -282,7 +282,7 @@ class SwitchMode(Command[int | Unavailable], frozen=True, gc=False, tag="switch_
 
 
 RecordItem: TypeAlias = Claim | Renew | Settle | Lookup | Forget | Resolve
-"""Items on one record each: what `machine.decide` decides."""
+"""Items on one record each, for `machine.decide`."""
 
 Item: TypeAlias = RecordItem | Mark | Scan | Purge | Count | ReadSettings | SetWindow | Admit | SwitchMode
 Answer: TypeAlias = Any
@@ -299,7 +299,7 @@ class Returned(Struct, frozen=True):
 
 
 class Raised(Struct, frozen=True):
-    """The handler raised. `interrupted`: from outside (cancelled, Ctrl-C), not by its own doing."""
+    """The handler raised. `interrupted`: from outside (cancelled, Ctrl-C)."""
 
     error: BaseException
     interrupted: bool = False
@@ -311,9 +311,9 @@ Ran: TypeAlias = Returned | Raised
 
 
 class Invoke(Command[Ran], frozen=True):
-    """Call the handler. Never throws: the answer says how it ended.
+    """Call the handler. Never raises: the answer has the result.
 
-    Without `granted` it runs under no claim; without `claim` it is no handler but a part of one.
+    Without `granted` it runs without a claim; without `claim` it is a step of a handler.
     """
 
     call: Callable[[], Any]
@@ -322,7 +322,7 @@ class Invoke(Command[Ran], frozen=True):
 
 
 class Ask(Command[Ran], frozen=True):
-    """Ask the other system about an earlier attempt. Never throws: the answer says how the probe ended."""
+    """Ask the policy's probe about an earlier attempt. Never raises: the answer has the result."""
 
     probe: Probe
     inquiry: Inquiry
@@ -349,7 +349,7 @@ class Unwatch(Command[None], frozen=True):
 
 
 class Pause(Command[bool], frozen=True, gc=False):
-    """Back off before asking an unreachable store again; `False` when there is no time left.
+    """Back off before retrying an unreachable store; `False` when there is no time left.
 
     With an owner the time is that claim's own deadline; without, the policy's `wait_s`.
     """
@@ -360,12 +360,12 @@ class Pause(Command[bool], frozen=True, gc=False):
 
 
 def answer_or_raise(answer: T | Unavailable) -> T:
-    """Return the answer. Raises `StoreError` where the store gave none."""
+    """Return the answer. Raises `StoreError` if the store gave none."""
     return raise_unavailable(answer) if isinstance(answer, Unavailable) else answer
 
 
 def raise_unavailable(answer: Unavailable) -> NoReturn:
-    """Raise what kept the store from answering, as a `StoreError`."""
+    """Raise the store's failure as a `StoreError`."""
     if isinstance(answer.error, StoreError):
         raise answer.error
     raise StoreUnavailable(str(answer.error)) from answer.error

@@ -1,7 +1,7 @@
-"""The protocol, written once: generators that yield commands and are sent their answers.
+"""The protocol, written once: generators that yield commands and receive their answers.
 
 No I/O, no clock, no thread and no event loop in here; `semel.runtime.executor` runs a flow either way. A process may
-die at any `yield`: what then holds is the table in `docs/explain/guarantees.md`, proved by killing it there.
+die at any `yield`: `docs/explain/guarantees.md` has the guarantees, and tests kill a flow at each of them.
 
     claim ──► Granted ──► Invoke ──► Settle(done | failed | released | unknown) ──► Outcome
       │          └──────► Ask, where an earlier attempt may have had its effect: the probe may save the Invoke
@@ -47,11 +47,11 @@ from semel.core.settlement import (
     inquiry,
     is_interrupted,
     outcome_of,
+    outcome_without_claim,
     plain,
     replay,
     retry_later,
     settlement_for,
-    unguarded_outcome,
 )
 from semel.errors import StoreUnavailable
 from semel.types import (
@@ -82,7 +82,7 @@ def once(task: Task) -> Flow[Outcome[Any]]:
             answer = yield from resolve_quarantined(task, answer)
         if not isinstance(answer, Granted):
             if runs_unguarded(task, answer):
-                return unguarded_outcome((yield Invoke(task.call, task.claim)))
+                return outcome_without_claim((yield Invoke(task.call, task.claim)))
             return replay(answer, task.returns)
     ran: Ran | None = None
     if answer.attempt > 1 and task.policy.probe is not None:
@@ -114,10 +114,10 @@ def before_settling_error(
 
 
 def ask_probe(task: Task, granted: Granted) -> Flow[Ran | None]:
-    """What an earlier attempt came to, by the probe; `None`: the handler is to run.
+    """Ask the probe about an earlier attempt. Returns its outcome, or `None` if the handler must run.
 
-    In quarantine a claim is granted again only where nothing had happened. Past the last attempt the probe is asked
-    once more, and not for ever: it may be the probe that kills its worker.
+    In quarantine a claim is granted again only if nothing had happened. After the last attempt the probe is asked
+    once more, but not for ever: the probe itself may kill its worker.
     """
     policy = task.policy
     if policy.probe is None or task.claim.quarantine or granted.attempt > policy.max_attempts + 1:
@@ -132,10 +132,10 @@ def ask_probe(task: Task, granted: Granted) -> Flow[Ran | None]:
 def ask_probe_after_error(
     task: Task, granted: Granted, ran: Ran, verdict: Settlement
 ) -> Flow[tuple[Ran, Settlement]]:
-    """A handler raised in quarantine: ask the probe, under the claim, before a person is asked."""
+    """Ask the probe, under the claim, after a handler raised in quarantine, before an operator has to decide."""
     probe = task.policy.probe
     if probe is None or not isinstance(ran, Raised) or ran.lost or not isinstance(ran.error, Exception):
-        return ran, verdict  # stopped from outside: whoever comes next asks
+        return ran, verdict  # stopped from outside: the next delivery asks
     record = yield from Lookup(task.claim.id)  # this attempt may have noted steps
     steps = record.steps if isinstance(record, Record) else granted.steps
     asked = yield from Ask(probe, inquiry(task, granted.attempt, granted.first_seen_us, steps))
@@ -151,8 +151,8 @@ def ask_probe_after_error(
 def resolve_quarantined(task: Task, unknown: Unknown) -> Flow[Any]:
     """Ask the probe about a quarantined event: its outcome, the claim to run it, or the answer as it was.
 
-    Nobody holds the claim meanwhile. What the probe says is written only over the fence that was seen, so that of
-    several who ask at once one decides; the others claim again and learn what came of it.
+    No owner holds the claim meanwhile. The probe's answer is written only over the same fence, so that of
+    several concurrent callers one decides; the others claim again and get the result.
     """
     policy = task.policy
     record = yield from Lookup(task.claim.id)
@@ -177,7 +177,7 @@ def resolve_quarantined(task: Task, unknown: Unknown) -> Flow[Any]:
         if isinstance(settled, Completed) or _no_answer(settled):
             return outcome_of(ran, verdict, settled, record.attempt)
     else:
-        # Ours in the same step: were it nobody's, a crash before the claim would leave it to nobody.
+        # Claimed in the same step: otherwise a crash before the claim would leave it without an owner.
         mine, lease_us = task.claim.owner, task.claim.lease_us
         settled = yield from Resolve(task.claim.id, record.fence, "claimed", owner=mine, lease_us=lease_us)
         if _no_answer(settled):
@@ -188,7 +188,7 @@ def resolve_quarantined(task: Task, unknown: Unknown) -> Flow[Any]:
 
 
 def claim_again(task: Task) -> Flow[ClaimAnswer]:
-    """Claim once more, and wait for whoever was faster."""
+    """Claim once more, and wait for another owner."""
     answer = yield from task.claim
     if isinstance(answer, Busy | Unavailable):
         answer = yield from claim_with_wait(task.claim, task.policy.wait_s, answer)
@@ -196,7 +196,7 @@ def claim_again(task: Task) -> Flow[ClaimAnswer]:
 
 
 def runs_unguarded(task: Task, answer: Any) -> bool:
-    """Whether the policy lets the handler run without an answer of the store. A record that does not read is one."""
+    """Whether the policy lets the handler run without an answer of the store. A corrupt record is an answer."""
     return task.policy.on_unavailable == "run" and _no_answer(answer)
 
 
@@ -205,13 +205,13 @@ def _no_answer(answer: Any) -> TypeGuard[Unavailable]:
 
 
 def claim_with_wait(claim: Claim, wait_s: float, answer: ClaimAnswer) -> Flow[ClaimAnswer]:
-    """Where another attempt holds the claim: wait for that one's end, or take over from it."""
+    """Claim; if another attempt holds the claim, wait for its end or take over."""
     answer = yield from retry_while_unavailable(claim, wait_s, answer)
     if not isinstance(answer, Busy) or not wait_s:
         return answer
     watch = yield from Watch(claim.id, wait_s)
     while isinstance(answer, Busy):
-        # Again, now that we listen: the owner may have finished between our claim and our watch.
+        # Claim again after watching: the owner may have finished between our claim and our watch.
         answer = yield from retry_while_unavailable(claim, wait_s, (yield from claim))
         if isinstance(answer, Busy) and not (yield from Sleep(watch, answer.retry_after_s)):
             break
@@ -220,7 +220,7 @@ def claim_with_wait(claim: Claim, wait_s: float, answer: ClaimAnswer) -> Flow[Cl
 
 
 def retry_while_unavailable(claim: Claim, wait_s: float, answer: ClaimAnswer) -> Flow[ClaimAnswer]:
-    """The same claim again, with the same owner, while the store is out of reach and time is left."""
+    """Retry the claim with the same owner while the store is unavailable and time is left."""
     tries = 0
     while isinstance(answer, Unavailable) and (yield from Pause(tries, wait_s=wait_s)):
         answer = yield from claim
@@ -229,7 +229,7 @@ def retry_while_unavailable(claim: Claim, wait_s: float, answer: ClaimAnswer) ->
 
 
 def settle(claim: Claim, granted: Granted, verdict: Settlement) -> Flow[SettleAnswer]:
-    """Say how it ended, again and again until the claim's deadline: an effect must not go unrecorded."""
+    """Settle the claim; retries until its deadline, because an effect must not go unrecorded."""
     item = Settle(
         claim.id,
         claim.owner,
@@ -287,11 +287,11 @@ def sweep(
 
 
 def mark_then_run(mark: Mark, task: Task) -> Flow[Outcome[Any]]:
-    """Mark, then run: at most once, by its honest name. A crash in between loses the event."""
+    """Mark, then run: at most once. A crash in between loses the event."""
     answer = yield from mark
     if isinstance(answer, Unavailable):
         if runs_unguarded(task, answer):
-            return unguarded_outcome((yield from Invoke(task.call, task.claim)))
+            return outcome_without_claim((yield from Invoke(task.call, task.claim)))
         return answer
     if not answer.firsts[0]:
         return Done(None, replayed=True, kept=False)
@@ -299,7 +299,7 @@ def mark_then_run(mark: Mark, task: Task) -> Flow[Outcome[Any]]:
 
 
 def run_observed(task: Task, duplicate: Callable[[ClaimAnswer], None]) -> Flow[Outcome[Any]]:
-    """Run whatever the store says, and report what would have been suppressed."""
+    """Run in any case, and report duplicates that another mode would have stopped."""
     answer = yield from task.claim
     if not isinstance(answer, Granted):
         duplicate(answer)
@@ -310,10 +310,10 @@ def run_observed(task: Task, duplicate: Callable[[ClaimAnswer], None]) -> Flow[O
 
 
 def run_unrecorded(task: Task) -> Flow[Outcome[Any]]:
-    """The event type's window is off: run, and remember nothing."""
+    """Run without a record: the event type's window is off."""
     return plain((yield from Invoke(task.call, task.claim)))
 
 
 def without_store(task: Task) -> Flow[Outcome[Any]]:
-    """The store could not be opened, and the policy says to run all the same."""
-    return unguarded_outcome((yield from Invoke(task.call, task.claim)))
+    """Run without a store: it could not be opened, and the policy allows it."""
+    return outcome_without_claim((yield from Invoke(task.call, task.claim)))

@@ -16,13 +16,13 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 View: TypeAlias = Callable[[Answer], Answer]
-"""What one taker sees of the answer to a shared item."""
+"""Turns the answer to a shared item into the answer for one caller."""
 
 
 def leaders(keys: Sequence[K]) -> tuple[Sequence[int], Sequence[int]]:
     """Positions of each key's first appearance, and for every input its place among those."""
     if len(set(keys)) == len(keys):
-        return range(len(keys)), range(len(keys))  # no two are equal, as is usual
+        return range(len(keys)), range(len(keys))  # the usual case: all are distinct
     first_at: list[int] = []
     places: dict[K, int] = {}
     place_of: list[int] = []
@@ -61,19 +61,19 @@ def _folds(leader: Claim, claim: Claim) -> bool:
 
 
 def copy_of_claim(leader: Claim, copy: Claim, answer: ClaimAnswer) -> ClaimAnswer:
-    """What a claim gets whose key was already in the batch."""
+    """Return the answer to a claim whose key was already in the batch."""
     if copy.fingerprint and leader.fingerprint and copy.fingerprint != leader.fingerprint:
         return Mismatch()
     apart = bool(copy.apart_us) and copy.event_time_us != leader.event_time_us
     if isinstance(answer, Granted) and copy.owner != leader.owner:
         return Busy(leader.lease_us / 1e6, answer.journal is not None and not apart)
     if apart:
-        return Busy(0.0)  # what holds at one time need not at another: it is to be asked by itself
+        return Busy(0.0)  # its event time differs, so it needs a claim of its own
     return answer
 
 
 class Slot(Generic[T]):
-    """One item for the store, and everybody who waits for its answer."""
+    """One item for the store, and all callers that wait for its answer."""
 
     __slots__ = ("item", "takers")
 
@@ -97,7 +97,7 @@ class Fold(Generic[T]):
         self._renews: dict[Id, Slot[T]] = {}
         self._marks: dict[tuple[str, str, int], tuple[Slot[T], dict[str, int]]] = {}
         for item, taker in entries:
-            kind = type(item)  # a question that fails costs ten times as much to isinstance()
+            kind = type(item)  # a failing isinstance() costs ten times as much
             if kind is Claim:
                 self._claim(item, taker)  # type: ignore[arg-type]
             elif kind is Settle:
@@ -111,7 +111,7 @@ class Fold(Generic[T]):
         for (tenant, consumer, window_us), (slot, places) in self._marks.items():
             slot.item = Mark(tenant, consumer, list(places), window_us)
         if self._settles and self._renews:
-            self.slots = [slot for slot in self.slots if not self._outrun(slot)]
+            self.slots = [slot for slot in self.slots if not self._is_superseded(slot)]
 
     def _claim(self, item: Claim, taker: T) -> None:
         slot = self._claims.get(item.id)
@@ -121,7 +121,7 @@ class Fold(Generic[T]):
             return
         leader = slot.item
         assert isinstance(leader, Claim)
-        if _weighs_the_same(leader, item):
+        if _can_share(leader, item):
             slot.takers.append((taker, partial(copy_of_claim, leader, item)))
         else:
             self.later.append((item, taker))
@@ -137,7 +137,7 @@ class Fold(Generic[T]):
         if rival == item:
             slot.takers.append((taker, None))
         elif item.fence == rival.fence and item.owner == rival.owner:
-            self.later.append((item, taker))  # the same claim says two different things: one after the other
+            self.later.append((item, taker))  # the same claim with different content: one after the other
         elif item.fence > rival.fence:
             self.ready.extend((loser, Lost()) for loser, _ in slot.takers)
             slot.item, slot.takers = item, [(taker, None)]
@@ -160,7 +160,7 @@ class Fold(Generic[T]):
             share = [None if key in places else places.setdefault(key, len(places)) for key in item.keys]
         slot.takers.append((taker, partial(_share_of_mark, share)))
 
-    def _outrun(self, slot: Slot[T]) -> bool:
+    def _is_superseded(self, slot: Slot[T]) -> bool:
         """Whether this is a plain renewal whose claim is settled in the same batch."""
         item = slot.item
         if not isinstance(item, Renew) or item.step is not None or item.id not in self._settles:
@@ -173,8 +173,8 @@ class Fold(Generic[T]):
         return True
 
 
-def _weighs_the_same(one: Claim, other: Claim) -> bool:
-    """Whether two callers' claims may share one item: nothing that the store weighs differs."""
+def _can_share(one: Claim, other: Claim) -> bool:
+    """Whether two callers' claims may share one item: all fields that matter to the store are equal."""
     return (
         one.fingerprint == other.fingerprint
         and one.journal == other.journal

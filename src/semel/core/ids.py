@@ -1,4 +1,4 @@
-"""Digests of keys: what stores use instead of raw text, and what handlers hand to other systems.
+"""Digests of keys for stores, idempotency keys for other systems, and times in ids.
 
 The parts are length-prefixed, so that no two different (tenant, consumer, key) read the same.
 """
@@ -32,23 +32,23 @@ __all__ = [
 DIGEST_BYTES = 16
 FINGERPRINT_VERSION = b"\x01"
 OWN = "semel."
-"""How the names of tenants and consumers begin under which semel keeps records of its own."""
+"""The prefix of tenants and consumers for semel's own records."""
 
 
 def is_own(tenant: str, consumer: str) -> bool:
-    """Whether the records there are semel's own: tokens, figures, audit, progress. Users do not see them unasked."""
+    """Whether the records there are semel's own: tokens, figures, audit, progress. Lists leave them out by default."""
     return tenant.startswith(OWN) or consumer.startswith(OWN)
 
 
 @lru_cache(maxsize=1024)
 def scope(tenant: str, consumer: str) -> bytes:
-    """The part of a digest's input that a consumer's keys have in common."""
+    """Return the common part of the digest input of a consumer's keys."""
     whose, who = tenant.encode(), consumer.encode()
     return b"%d:%b%d:%b" % (len(whose), whose, len(who), who)
 
 
 def digest(record_id: Id) -> bytes:
-    """The 16 bytes that stand for (tenant, consumer, key) in a store."""
+    """Return the 16-byte digest of (tenant, consumer, key)."""
     return sha256(scope(record_id[0], record_id[1]) + record_id[2].encode()).digest()[:DIGEST_BYTES]
 
 
@@ -66,7 +66,7 @@ def idempotency_key(record_id: Id, step: str = "") -> str:
 
 
 def fingerprint(payload: bytes) -> bytes:
-    """What tells two payloads under one key apart, from the caller's bytes. The first byte is the version."""
+    """Return the fingerprint of a payload's bytes. The first byte is the version."""
     if not isinstance(payload, bytes | bytearray | memoryview):
         raise UsageError(
             f"a fingerprint is made of bytes, not of a {type(payload).__name__}; encode it first"
@@ -139,13 +139,13 @@ def check_kind(kind: str) -> str:
     if not epoch:
         return kind
     if not re.fullmatch(r"[0-9]{1,13}", epoch) or int(epoch) >= EPOCH_MS_MAX:
-        raise PolicyInvalid(f"the epoch {epoch!r} of ids is no number of milliseconds since 1970")
+        raise PolicyInvalid(f"the epoch {epoch!r} of ids is not a number of milliseconds since 1970")
     return name if int(epoch) == TWITTER_EPOCH_MS else f"{name}:{int(epoch)}"
 
 
 @lru_cache(maxsize=64)
 def time_reader(kind: str) -> TimeOf:
-    """How the time is read from ids of a declared kind."""
+    """Return the function that reads the time from ids of a declared kind."""
     name, _, epoch = kind.partition(":")
     if not epoch:
         return KINDS[name]

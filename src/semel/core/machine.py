@@ -1,8 +1,8 @@
-"""Decide what one item does to one record: the specification that every store carries out.
+"""Decide what one item does to one record: the specification of every store.
 
 `decide(record, item, now)` answers the item and says what to write. Memory and SQLite call it under
-their lock; the Lua and SQL of the other stores say the same in their own words, and one contract suite
-holds them to it.
+their lock; the Lua and SQL of the other stores implement the same rules, and one contract suite
+compares them.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ TOMBSTONE_US = 12 * 3600 * 1_000_000
 """How long a forgotten key keeps its fence: the longest that a lease may last, so no run outlives it."""
 
 AHEAD_US = 5 * 60 * 1_000_000
-"""How far an event's own time may be ahead of the store's clock: more than clocks differ that somebody sets."""
+"""How far an event's own time may be ahead of the store's clock; larger than usual clock skew."""
 
 NOBODY = b""
 """The owner of a released or forgotten record; no claim call has it."""
@@ -60,7 +60,7 @@ def decide(record: Record | None, item: RecordItem, now: int) -> Decision:
 
 
 def standing(record: Record | None, now: int) -> Record | None:
-    """What a stored record means at `now`.
+    """Return the effective record at `now`.
 
     Expired with no running lease is absent in every respect, and a quarantined claim whose owner let its
     lease run out is unknown: whether somebody purged or swept it meanwhile never changes an answer.
@@ -77,7 +77,7 @@ def standing(record: Record | None, now: int) -> Record | None:
 
 
 def differs(mine: bytes | None, stored: bytes | None) -> bool:
-    """Whether two fingerprints say "another payload". The first byte is their version."""
+    """Whether two fingerprints mean different payloads. The first byte is their version."""
     return bool(mine) and bool(stored) and mine[0] == stored[0] and mine != stored  # type: ignore[index]
 
 
@@ -98,7 +98,7 @@ def _claim(record: Record | None, item: Claim, now: int, stored: Record | None) 
             # Our own, repeated because the reply was lost. Its lease runs from now: the caller counts from this try.
             lease_until = now + item.lease_us
             mine = replace(
-                record, lease_until_us=lease_until, expires_at_us=_moved_expiry(record, lease_until)
+                record, lease_until_us=lease_until, expires_at_us=_renew_expiry(record, lease_until)
             )
             return _to_granted(mine), mine
         return Busy((record.lease_until_us - now) / 1e6, record.journal is not None), None
@@ -115,7 +115,7 @@ def _claim(record: Record | None, item: Claim, now: int, stored: Record | None) 
 
 
 def _begin(item: Claim, now: int, stored: Record | None) -> Decision:
-    """The first of its key as far as is known, unless what is known does not reach back to it."""
+    """Begin a new record, or answer `Late` if the event is older than the window."""
     if item.event_time_us is not None:
         age_us = now - item.event_time_us
         if item.apart_us:
@@ -137,8 +137,8 @@ def is_apart(record: Record, item: Claim) -> bool:
 def _repeat(record: Record, item: Claim, now: int, stored: Record | None) -> Decision:
     """Equal content at another time. One record holds one event: the later one follows when the former is settled.
 
-    A former that nobody takes up again gives way after `apart_us`, unless only a decision may end it. Whoever is
-    told `Busy` here is no copy of what is journaled, so it is never recoverable.
+    A former event that does not continue is replaced after `apart_us`, unless only `resolve` may end it. A caller
+    answered `Busy` here is not a copy of the journaled event, so it is never recoverable.
     """
     assert record.anchor_us is not None
     assert item.event_time_us is not None
@@ -213,7 +213,7 @@ def _renew(record: Record | None, item: Renew, now: int, _stored: Record | None)
     if item.step is not None and item.step[0] not in {name for name, _ in steps}:
         steps = (*steps, item.step)
     renewed = replace(
-        record, lease_until_us=lease_until, expires_at_us=_moved_expiry(record, lease_until), steps=steps
+        record, lease_until_us=lease_until, expires_at_us=_renew_expiry(record, lease_until), steps=steps
     )
     return Renewed(lease_until), renewed
 
@@ -251,13 +251,13 @@ def _settle(record: Record | None, item: Settle, now: int, _stored: Record | Non
         record,
         owner=NOBODY,
         lease_until_us=lease_until,
-        expires_at_us=_moved_expiry(record, lease_until),
+        expires_at_us=_renew_expiry(record, lease_until),
         attempt=record.attempt if item.count_attempt else record.attempt - 1,
     )
 
 
 def _recreate(item: Settle, now: int) -> Decision:
-    """The store lost the record of an effect that exists; remember it for as long as it would have been."""
+    """Recreate the record of an effect that the store lost, with its original expiry."""
     if item.event_time_us is not None:
         expires_at = item.event_time_us + item.window_us
     else:
@@ -301,20 +301,20 @@ def _resolve(record: Record | None, item: Resolve, now: int, _stored: Record | N
     if item.to == "claimed":
         return _take(replace(record, attempt=record.attempt + 1), item.owner, now, now + item.lease_us)
     if item.to == "absent":
-        return _to_tombstone(record, now) if record.journal is None else _anew(record, now)
+        return _to_tombstone(record, now) if record.journal is None else _as_released(record, now)
     expires_at = now + item.window_us if record.anchor_us is None else record.horizon_us
     return Completed(at_us=now), replace(
         record, state="done", value=item.value, settled_at_us=now, expires_at_us=expires_at, journal=None
     )
 
 
-def _anew(record: Record, now: int) -> Decision:
-    """As if it had just come and been released: whoever sweeps runs it, for its source will not send it again."""
+def _as_released(record: Record, now: int) -> Decision:
+    """Return the record as released: a sweep runs it, because its source will not send it again."""
     return _take(replace(record, attempt=0, steps=()), NOBODY, now, now)
 
 
 def _take(record: Record, owner: bytes, now: int, lease_until: int) -> Decision:
-    """Give an unknown record to somebody, or to nobody, with a fence by which its late owner is refused."""
+    """Give an unknown record to an owner, or to none, with a new fence that refuses its late owner."""
     taken = replace(
         record,
         state="claimed",
@@ -348,15 +348,15 @@ def _mine(record: Record, item: Renew | Settle) -> bool:
     return record.fence == item.fence and record.owner == item.owner and bool(item.owner)
 
 
-def _moved_expiry(record: Record, lease_until: int) -> int:
-    """The expiry after the lease moved: by as much, except where a decision or the first claim sets it."""
+def _renew_expiry(record: Record, lease_until: int) -> int:
+    """Return the expiry after a renewal: moved as the lease, unless a decision or the first claim sets it."""
     if record.sliding or record.expires_at_us == FOREVER:
         return record.expires_at_us
     return record.expires_at_us + lease_until - record.lease_until_us
 
 
 def check(record: Record) -> Record:
-    """Refuse a record that breaks the table of states, before it is written and after it was read."""
+    """Raise `RecordCorrupt` for a record that breaks the table of states; called before writes and after reads."""
     sound = (
         record.state in ("claimed", "done", "failed", "unknown", "forgotten")
         and record.fence > 0
@@ -384,9 +384,9 @@ _RULES: dict[type, Callable[[Record | None, Any, int, Record | None], Decision]]
 
 
 RELEASED = "released"
-"""How statistics count a claim that nobody holds: its attempt failed, and the next delivery runs."""
+"""The counted state of a claim without an owner: its attempt failed, and the next delivery runs."""
 UNFINISHED: tuple[State, ...] = ("claimed", "unknown")
-"""The counted states that forbid another mode."""
+"""The counted states that forbid a change of mode."""
 
 
 def mark_record(record_id: Id, expires_at: int) -> Record:
@@ -404,12 +404,12 @@ def mark_record(record_id: Id, expires_at: int) -> Record:
 
 
 def counted_state(record: Record) -> str:
-    """The state as which statistics count a record: its own, or `released`."""
+    """Return the state for statistics: the record's own, or `released`."""
     return RELEASED if record.state == "claimed" and not record.owner else record.state
 
 
 def fits(record: Record, item: Scan, now: int) -> bool:
-    """Whether a record is looked for."""
+    """Whether a record matches a scan."""
     return (
         item.tenant in (None, record.id[0])
         and item.consumer in (None, record.id[1])

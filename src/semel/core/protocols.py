@@ -1,4 +1,4 @@
-"""What a store must be: five methods, the same in both colours, and an honest list of its powers."""
+"""The protocol of a store: five methods, the same for sync and async, and its capabilities."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -9,14 +9,14 @@ from semel.core.commands import Answer, Item
 from semel.types import Id
 
 Listener: TypeAlias = Callable[[Id], None]
-"""Told the id of a record that was settled, released or forgotten; must not block."""
+"""Called with the id of a record that was settled, released or forgotten; must not block."""
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What a store can promise; picks its contract tests, refuses bad pairs, fills the docs table."""
+    """The guarantees of a store; they select its contract tests, refuse bad pairs, and fill the docs table."""
 
     durable: bool
-    """An answered write survives the death of every process."""
+    """A confirmed write survives the end of every process."""
     exact: bool = True
     """Its answers are facts, not guesses."""
     fenced: bool = True
@@ -24,33 +24,33 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     transactional: bool = False
     """The caller's own transaction can hold its records: an inbox is possible."""
     single_writer: bool = False
-    """One open transaction keeps out every other writer: beside the caller's own, nothing can be written."""
+    """One open transaction blocks every other writer."""
     shared: bool = False
     """Other processes see the same records."""
     notifies: bool = False
-    """`watch` tells of changes made through this object."""
+    """`watch` reports changes made through this object."""
     instant: bool = False
-    """`send` never waits, so callers are not gathered into batches."""
+    """`send` never waits, so calls are not batched."""
     audits: bool = False
-    """Whoever is behind it writes the audit of what its callers do: they write none themselves."""
+    """The server writes the audit of its callers' actions: they write none."""
 
 
 @runtime_checkable
 class Store(Protocol):
-    """A store that blocks. Thread-safe; `open` after a fork starts afresh.
+    """A blocking store. Thread-safe; `open` after a fork starts with new connections.
 
-    `send` raises `StoreUnavailable` when no answer can be had, or answers single items with
+    `send` raises `StoreUnavailable` if the store does not answer, or answers single items with
     `Unavailable`. Either way a caller repeats the same item, with the same owner.
     """
 
     @property
     def name(self) -> str:
-        """How it is called in errors and logs; never holds a password."""
+        """The name in errors and logs; never contains a password."""
         ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can promise, as configured."""
+        """Its guarantees, as configured."""
         ...
 
     def open(self) -> None:
@@ -58,24 +58,24 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything; idempotent, and safe while another thread is inside `send`."""
+        """Close all connections; idempotent, and safe while another thread is inside `send`."""
         ...
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
-        """Carry out the items, in order, in as few round trips as it takes; answers by position."""
+        """Execute the items, in order, in as few round trips as possible; returns answers by position."""
         ...
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
-        """Tell `listener` of changes until the returned function is called; a no-op without `notifies`."""
+        """Call `listener` on changes until the returned function is called; a no-op without `notifies`."""
         ...
 
 
 @runtime_checkable
 class HasAsyncTwin(Protocol):
-    """A store that blocks and has a native async twin: one that lives behind a network."""
+    """A blocking store with a native async twin: one behind a network."""
 
     def twin(self) -> "AsyncStore":
-        """The same store for an event loop, not yet connected."""
+        """Return the same store for an event loop, not yet connected."""
         ...
 
 
@@ -85,12 +85,12 @@ class AsyncStore(Protocol):
 
     @property
     def name(self) -> str:
-        """How it is called in errors and logs; never holds a password."""
+        """The name in errors and logs; never contains a password."""
         ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can promise, as configured."""
+        """Its guarantees, as configured."""
         ...
 
     async def aopen(self) -> None:
@@ -98,13 +98,13 @@ class AsyncStore(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Let go of everything; idempotent."""
+        """Close all connections; idempotent."""
         ...
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
-        """Carry out the items, in order, in as few round trips as it takes; answers by position."""
+        """Execute the items, in order, in as few round trips as possible; returns answers by position."""
         ...
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
-        """Tell `listener` of changes until the returned function is called; a no-op without `notifies`."""
+        """Call `listener` on changes until the returned function is called; a no-op without `notifies`."""
         ...

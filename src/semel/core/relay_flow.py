@@ -1,7 +1,7 @@
-"""One step of a relay, as a pure flow: take rows, publish them, settle what the broker has answered.
+"""One step of a relay, as a pure flow: take rows, publish them, settle them by the broker's answers.
 
-A process may die at any `yield`. A row is settled only after its broker confirmed it, so what a death leaves
-behind is published again, under the same id; it is never lost.
+A process may die at any `yield`. A row is settled only after its broker confirmed it, so a crash means that it
+is published again, with the same id; it is never lost.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,11 @@ __all__ = [
 
 US = 1_000_000
 WAVES_MAX = 32
-"""Of a sink that cannot keep an order within a batch; what is left waits for the next step."""
+"""The most rounds for a sink without order within a batch; the rest waits for the next step."""
 
 
 class OutboxRow(Struct, frozen=True, gc=False):
-    """A message as it lies in the outbox."""
+    """A message in the outbox."""
 
     seq: int
     id: str
@@ -61,15 +61,15 @@ class Published(Struct, frozen=True, gc=False):
 
 
 class PublishRefused(Struct, frozen=True, gc=False):
-    """The broker, or the destination, has said no. It counts as an attempt."""
+    """The broker or the destination refused it. It counts as an attempt."""
 
     reason: str
     of_message: bool = False
-    """The message is what is wrong; others to the same destination may go on."""
+    """Whether only the message is wrong; others to the same destination may continue."""
 
 
 class NotPublished(Struct, frozen=True, gc=False):
-    """Not tried, or nothing is known about it: it stays as it is and is tried again."""
+    """Not tried, or without an answer: it stays unchanged and is retried."""
 
     reason: str = ""
 
@@ -81,38 +81,38 @@ Sent: TypeAlias = Published | PublishRefused | NotPublished
 
 
 class RowFailure(Struct, frozen=True, gc=False):
-    """A row that did not go out, and what becomes of it."""
+    """A row that was not published, and its next state."""
 
     id: str
     delay_us: int
     reason: str | None = None
-    """`None`: it was not tried, because its destination is being left alone."""
+    """`None`: it was not tried, because its destination is paused."""
     dead: bool = False
     passed: bool = False
-    """Dead, and those behind it may go on."""
+    """Dead, and later rows may continue."""
     pauses: str | None = None
-    """The destination that is to be left alone as long."""
+    """The destination to pause for that time."""
 
 
 class Taken(Struct, frozen=True, gc=False):
-    """Rows whose turn it is, oldest first, and the destinations that are left alone, with the time that is left."""
+    """Due rows, oldest first, and the paused destinations with the remaining time."""
 
     rows: Sequence[OutboxRow]
     paused: dict[str, int] = field(default_factory=dict[str, int])
 
 
 class TakeRows(Command[Taken], frozen=True, gc=False):
-    """Rows that may be published now: none is behind one of its aggregate that waits or is dead."""
+    """Take rows that may be published now: none is behind a waiting or dead row of its aggregate."""
 
 
 class PublishRows(Command[list[Sent]], frozen=True, gc=False):
-    """Hand the rows to the broker and wait for what it says of each."""
+    """Publish the rows and wait for the broker's answer to each."""
 
     rows: Sequence[OutboxRow]
 
 
 class SettleRows(Command[None], frozen=True, gc=False):
-    """Remember what was confirmed, and when to try the others again."""
+    """Record confirmed rows, and the next attempt of the others."""
 
     published: Sequence[str]
     failures: Sequence[RowFailure]
@@ -122,13 +122,13 @@ class SettleRows(Command[None], frozen=True, gc=False):
 
 
 class Retrying(Struct, frozen=True, kw_only=True):
-    """How often, and how long after each other, a row is tried."""
+    """How often a row is tried, and the delays."""
 
     attempts_max: int = 10
     first_s: float = 1.0
     max_s: float = 300.0
     skip: bool = False
-    """A dead row does not stop its aggregate."""
+    """Whether rows may pass a dead row of their aggregate."""
 
     def delay_us(self, attempts: int) -> int:
         """How long to wait after this many attempts."""
@@ -136,20 +136,20 @@ class Retrying(Struct, frozen=True, kw_only=True):
 
 
 class RelayResult(Struct, frozen=True, gc=False):
-    """What a step came to."""
+    """The result of a step."""
 
     taken: int = 0
     published: int = 0
     refused: int = 0
     died: int = 0
     unsent: str | None = None
-    """Why the broker could not be asked, if it could not."""
+    """Why the broker was unavailable, if it was."""
 
 
 def relay_step(retrying: Retrying, *, ordered: bool) -> Flow[RelayResult]:
-    """Take, publish, settle. Behind a row that did not go out, no other of its aggregate goes.
+    """Take, publish, settle. A row that was not published blocks the later rows of its aggregate.
 
-    `ordered`: the sink keeps to that rule within one batch by itself.
+    `ordered`: the sink ensures that within one batch.
     """
     taken = yield from TakeRows()
     if not taken.rows:
@@ -168,18 +168,18 @@ def relay_step(retrying: Retrying, *, ordered: bool) -> Flow[RelayResult]:
 
 
 class _Tally(Struct):
-    """What is known, in the middle of a step."""
+    """The state of a running step."""
 
     retrying: Retrying
     paused: dict[str, int]
     stopped: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    """Aggregates of which a row did not go out."""
+    """Blocked aggregates: a row of them was not published."""
     published: list[str] = field(default_factory=list[str])
     failures: list[RowFailure] = field(default_factory=list[RowFailure])
     unsent: str | None = None
 
     def due(self, wave: Sequence[OutboxRow]) -> list[OutboxRow]:
-        """The rows of a wave that may go; the first of an aggregate whose destination is left alone waits as long."""
+        """Return the rows of a wave to publish; the first of an aggregate whose destination is paused waits as long."""
         rows: list[OutboxRow] = []
         for row in wave:
             if row.aggregate in self.stopped:
@@ -192,7 +192,7 @@ class _Tally(Struct):
         return rows
 
     def note(self, row: OutboxRow, sent: Sent) -> None:
-        """The broker's word on a row."""
+        """Note the broker's answer to a row."""
         if isinstance(sent, Published):
             self.published.append(row.id)
             return
@@ -206,13 +206,13 @@ class _Tally(Struct):
             self.paused[row.destination] = max(failure.delay_us, self.paused.get(row.destination, 0))
 
     def stop(self, row: OutboxRow) -> None:
-        """Let nothing go that is behind this row."""
+        """Block the later rows of this row's aggregate."""
         if row.aggregate is not None:
             self.stopped.add(row.aggregate)
 
 
 def failure_of_row(row: OutboxRow, refused: PublishRefused, retrying: Retrying) -> RowFailure:
-    """What becomes of a row that was refused once more."""
+    """Return the next state of a row that was refused."""
     attempts = row.attempts + 1
     dead = attempts >= retrying.attempts_max
     return RowFailure(
@@ -226,7 +226,7 @@ def failure_of_row(row: OutboxRow, refused: PublishRefused, retrying: Retrying) 
 
 
 def waves(rows: Sequence[OutboxRow]) -> list[list[OutboxRow]]:
-    """The rows in rounds: in each at most one of every aggregate, in their order."""
+    """Split the rows into rounds: in each at most one row per aggregate, in order."""
     made: list[list[OutboxRow]] = []
     depth: dict[tuple[str, str], int] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""What the end of a handler means: for its record, and for the caller."""
+"""Turn the end of a handler into a settlement for its record, and an outcome for the caller."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +33,7 @@ RETRY_DELAY_MAX_S = 300.0
 
 
 class NotStarted(NotApplied):
-    """A stop came before the handler was called: the delivery is to be given back, and no attempt counts."""
+    """A stop came before the handler was called: the delivery is returned, and no attempt counts."""
 
     def __init__(self) -> None:
         super().__init__("stopped before it started")
@@ -52,7 +52,7 @@ class Task(Struct, frozen=True):
 
 
 class Settlement(Struct, frozen=True, gc=False):
-    """What a handler's end means for its record."""
+    """The settlement of a record after its handler."""
 
     to: Any
     value: bytes | None = None
@@ -68,7 +68,7 @@ def plain(ran: Ran) -> Outcome[Any]:
 
 
 def replay(answer: Any, returns: Any) -> Outcome[Any]:
-    """What a duplicate gets: the stored value or failure, or the store's own answer."""
+    """Return the outcome of a duplicate: the stored value or failure, or the store's answer."""
     if not isinstance(answer, Known):
         return answer  # type: ignore[no-any-return]  # Busy, Mismatch, Late, Unknown, Unavailable
     if answer.state == "failed":
@@ -79,13 +79,13 @@ def replay(answer: Any, returns: Any) -> Outcome[Any]:
 
 
 def settlement_for(ran: Ran, task: Task, attempt: int) -> Settlement:
-    """What the record shall say. A finished handler is always `done`, with or without its value."""
+    """Return the settlement. A handler that returned is always `done`, with or without its value."""
     policy = task.policy
     if isinstance(ran, Returned):
         try:
             kept = encode(ran.value, task.returns, policy.value_bytes_max) if policy.keep_value else None
-        except ValueInvalid as error:  # the effect has happened, so it is completed all the same
-            if getattr(ran.value, "never_kept", False):  # as it is meant
+        except ValueInvalid as error:  # the effect has happened, so it is completed anyway
+            if getattr(ran.value, "never_kept", False):  # as intended
                 return Settlement("done")
             return Settlement("done", encode_reason(error), reason=str(error))
         return Settlement("done", kept)
@@ -101,7 +101,7 @@ def settlement_for(ran: Ran, task: Task, attempt: int) -> Settlement:
 
 
 def attempts_exhausted(error: BaseException | None, attempt: int, limit: int) -> AttemptsExhausted:
-    """The error of a message that is given up after its last attempt, with the handler's own error as its cause."""
+    """Return the error after the last attempt, with the handler's error as its cause."""
     if error is None:
         return AttemptsExhausted(
             f"attempt {attempt} of {limit} allowed: no end of the earlier ones was recorded"
@@ -112,7 +112,7 @@ def attempts_exhausted(error: BaseException | None, attempt: int, limit: int) ->
 
 
 def is_last(ran: Ran, verdict: Settlement, attempt: int, policy: Policy) -> bool:
-    """Whether an attempt failed after which no other is allowed; a probe is asked about it first, at the next one."""
+    """Whether this failed attempt is the last one. With a probe one more follows, which asks it."""
     return (
         isinstance(ran, Raised)
         and isinstance(ran.error, Exception)
@@ -125,7 +125,7 @@ def is_last(ran: Ran, verdict: Settlement, attempt: int, policy: Policy) -> bool
 
 
 def fail_if_last_attempt(ran: Ran, verdict: Settlement, task: Task, attempt: int) -> tuple[Ran, Settlement]:
-    """The same, or for the last attempt that is allowed a failure with the handler's error as its cause."""
+    """Return the settlement, or a failure if this was the last attempt."""
     if not is_last(ran, verdict, attempt, task.policy):
         return ran, verdict
     assert isinstance(ran, Raised)
@@ -138,8 +138,8 @@ def retry_later(policy: Policy, attempt: int) -> Settlement:
     return Settlement("released", delay_s=backoff_s(attempt - 1, policy.retry_delay_s, RETRY_DELAY_MAX_S))
 
 
-def unguarded_outcome(ran: Ran) -> Outcome[Any]:
-    """The outcome of a handler that ran although the store could not be reached."""
+def outcome_without_claim(ran: Ran) -> Outcome[Any]:
+    """Return the outcome of a handler that ran while the store was unavailable."""
     if isinstance(ran, Returned):
         return Done(ran.value, kept=False, recorded=False, guarded=False)
     return Errored(ran.error, 1)
@@ -148,7 +148,7 @@ def unguarded_outcome(ran: Ran) -> Outcome[Any]:
 def inquiry(
     task: Task, attempt: int, first_seen: int, steps: tuple[tuple[str, bytes | None], ...]
 ) -> Inquiry:
-    """What the probe is asked."""
+    """Build the inquiry for the probe."""
     tenant, consumer, key = task.claim.id
     call = task.call
     args, kwargs = (call.args, call.keywords) if isinstance(call, partial) else ((), {})
@@ -167,7 +167,7 @@ def inquiry(
 
 
 def answer_of(ran: Ran) -> ProbeAnswer[Any]:
-    """What a probe says. One that raises, or returns something else, cannot tell."""
+    """Return a probe's answer. One that raises, or returns something else, cannot tell."""
     if isinstance(ran, Raised):
         return CannotTell(f"the probe raised {ran.error!r}")
     if isinstance(ran.value, Happened | DidNotHappen | CannotTell):
@@ -178,7 +178,7 @@ def answer_of(ran: Ran) -> ProbeAnswer[Any]:
 
 
 def outcome_of(ran: Ran, verdict: Settlement, settled: SettleAnswer, attempt: int) -> Outcome[Any]:
-    """What the caller gets, from how the handler ended and what the store said to it."""
+    """Return the caller's outcome, from the handler's end and the store's answer."""
     if isinstance(ran, Returned):
         if isinstance(settled, Lost):
             return Lost(ran.value)
@@ -196,5 +196,5 @@ def outcome_of(ran: Ran, verdict: Settlement, settled: SettleAnswer, attempt: in
 
 
 def is_interrupted(outcome: Outcome[Any]) -> bool:
-    """Whether the handler was stopped from outside: what remains to be done is not begun."""
+    """Whether the handler was stopped from outside, so that no further work starts."""
     return isinstance(outcome, Errored) and not isinstance(outcome.error, Exception)
