@@ -214,7 +214,7 @@ class Delivery(Struct, Generic[T], frozen=True, kw_only=True):
     source: str = ""
     """Where it came from, for metrics and traces: a topic, a queue."""
     redelivered: bool | None = None
-    """Whether its source marks it as redelivered; `None`: unknown. Reported to hooks only; never affects the outcome."""
+    """Whether its source redelivers it; `None`: unknown. Reported to hooks only; never affects the outcome."""
     again: bool = False
     """Whether this delivery was tried before and held back. Reported to hooks only, which count it once."""
 

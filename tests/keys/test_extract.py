@@ -78,7 +78,7 @@ def test_field_that_is_no_id_is_refused(value: object) -> None:
 
 
 def test_method_is_no_id() -> None:
-    with pytest.raises(KeyInvalid, match="no id"):
+    with pytest.raises(KeyInvalid, match="not an id"):
         keys.path("name.upper")({"name": "x"})
 
 

@@ -96,7 +96,7 @@ class SingleHandling:
     async def deliver(
         self, deliveries: Deliveries, share: int, before_fail: BeforeFail, on_outcome: OnOutcome, /
     ) -> list[Outcome[Any]]:
-        """As `run_many` does."""
+        """Run the deliveries as `run_many` does."""
         return await deliver.deliver(
             self._once, deliveries, self._call, share, before_fail, on_outcome, self._is_stopping
         )

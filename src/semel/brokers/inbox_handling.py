@@ -99,7 +99,7 @@ class InboxHandling:
         return copies(outcomes, place_of, first_at, [None] * len(deliveries))
 
     async def _sort(self, deliveries: Deliveries) -> tuple[list[int], list[tuple[int, int]], list[int]]:
-        """The places of what is new, of what failed before (with the next attempt's number), and of suspects."""
+        """Return the positions of new messages, of failed ones (with the next attempt's number), and of suspects."""
         await deliver.windows(self._once)
         await self._progress.look([each.body for each in deliveries])
         new, retries, doubtful = list[int](), list[tuple[int, int]](), list[int]()
@@ -143,7 +143,7 @@ class InboxHandling:
         return await self._outcome_of_delivery(delivery, outcome, number, before_fail)
 
     async def _run_suspect(self, delivery: Delivery[Arrival], before_fail: BeforeFail) -> Outcome[Any]:
-        """A message that may have killed its process: its attempt is recorded before it runs."""
+        """Run a message that may have killed its process: its attempt is recorded before it runs."""
         async with _alone.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             if self._is_stopping():
                 return Errored(NotStarted(), 0)
@@ -349,7 +349,7 @@ class InboxHandling:
     # --- both ---
 
     def _handler_run(self, delivery: Delivery[Arrival], number: int) -> HandlerRun:
-        """What the handler can ask about itself: there is no claim, so it has no fence and no steps to note."""
+        """Return the handler's context: there is no claim, so it has no fence and no steps."""
         once = self._once
         claim = self._plan.claim_for_delivery({}, delivery)  # a name for the context; it is never sent
         granted = Granted(fence=0, attempt=number, lease_until_us=0, first_seen_us=0)

@@ -287,7 +287,7 @@ class Runner:
                 self._launch()
 
         try:
-            outcomes = await self._works[route].deliver(deliveries, share, self._before_fail, told)
+            outcomes = await self._works[route].deliver(deliveries, share, self._before_fail, settle)
             for at in sorted(unanswered):  # later copies of a key within the batch
                 settle(at, outcomes[at])
         except StoreError as error:

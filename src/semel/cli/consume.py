@@ -50,7 +50,7 @@ async def warn_of_short_windows(once: AsyncSemel, urls: Sequence[str]) -> None:
     """Warn if a broker redelivers for longer than the window. The runner reports a broker that does not answer."""
     if once.mode == "observe":
         return
-    with suppress(StoreError):  # then the client's own counts
+    with suppress(StoreError):  # then the client's own window counts
         await deliver.refresh_windows(once)
     window_us = deliver.known_window_us(once)
     from semel.brokers.probes import look_at

@@ -106,7 +106,7 @@ def before_settling_error(
         ran, verdict = yield from ask_probe_after_error(task, granted, ran, verdict)
     ran, verdict = fail_if_last_attempt(ran, verdict, task, granted.attempt)
     if verdict.to == "failed" and task.before_fail is not None and isinstance(ran, Raised):
-        # Before the record is closed: a crash in between says it twice, the other order would never say it.
+        # Before the record is closed: a crash in between writes the dead letter twice; the other order could lose it.
         said = yield from Invoke(partial(task.before_fail, ran.error, granted))
         if isinstance(said, Raised):
             verdict = retry_later(task.policy, granted.attempt)

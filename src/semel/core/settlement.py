@@ -48,7 +48,7 @@ class Task(Struct, frozen=True):
     returns: Any = None
     """The handler's return annotation, for values that are objects."""
     before_fail: Callable[[BaseException, Granted], Any] | None = None
-    """Called before the record is closed as `failed`; where it raises, the claim is released instead."""
+    """Called before the record becomes `failed`; if it raises, the claim is released instead."""
 
 
 class Settlement(Struct, frozen=True, gc=False):

@@ -262,7 +262,7 @@ def prepare_client(client: C, rules: Rules, take: Any) -> C:
 
 
 def window_s_of(client: Semel | AsyncSemel) -> float:
-    """How long the client remembers a finished key, as far as it knows without asking."""
+    """Return how long the client remembers a finished key, without reading the store."""
     return deliver.known_window_us(client) / 1e6
 
 

@@ -184,7 +184,7 @@ class Intake:
             _log.warning("the store does not answer yet: %s", error)
         for place in (self._handler, getattr(self._handler, "__self__", None)):
             if (check := getattr(place, "check_at_start", None)) is not None:
-                await check()  # as of a table of events: what cannot be written is not accepted
+                await check()  # for a table of events: refuse events that it cannot hold
         deliver.check_journal(self._once, b"")  # before anything is accepted
         self._sweeper = asyncio.create_task(self._sweep_on(), name="semel-sweeper")
         return self

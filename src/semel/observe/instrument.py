@@ -140,7 +140,7 @@ class FlowObserver:
         return replace(command, meta=msgspec.json.encode({**mine, **carried}))
 
     def note_claim_answer(self, answer: Any) -> bool:
-        """Note the answer to a claim; whether there is an earlier delivery whose words are wanted."""
+        """Report the answer to a claim. Returns whether to read the metadata of an earlier delivery."""
         self._answer = answer
         kind = type(answer)
         if kind is Granted:

@@ -275,7 +275,7 @@ class TransactionClaims:
         for (delay_s, counts), claims in groups.items():
             await self._once.release_many(claims, delay_s=delay_s, count_attempt=counts)
             for claim in claims:
-                deliver.drop(claim)  # without an answer too: its lease ends by itself
+                deliver.drop(claim)  # without an answer the lease ends by itself
 
     def forsake(self, pieces: Sequence[Piece]) -> None:
         """Stop renewing claims that are lost, or whose transaction has an unknown end: their leases end."""

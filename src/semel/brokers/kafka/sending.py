@@ -25,7 +25,7 @@ UNKNOWN_S = 5.0
 PATTERN = "^"
 """The prefix of a topic pattern."""
 LOOK_S = 3.0
-"""How long the brokers have to say which topics there are."""
+"""The timeout of a metadata request."""
 AWAY = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 
 
