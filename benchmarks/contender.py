@@ -209,7 +209,7 @@ def semel_batches(url: str) -> Iterator[BatchCall]:
     with semel.open(url, consumer="bench") as once:
 
         def call(keys: list[str]) -> Any:
-            deliveries = [semel.Delivery(key, key) for key in keys]
+            deliveries = [(key, key) for key in keys]
             return [value_of(outcome) for outcome in once.run_many(deliveries, handle)]
 
         yield call
