@@ -149,7 +149,9 @@ class Bench:
         """`run`, one after the other."""
         run = self.once.run
         for key in keys:
-            assert run(key, charge).value == {"cents": 1250}
+            outcome = run(key, charge)
+            assert isinstance(outcome, semel.Done)
+            assert outcome.value == {"cents": 1250}
 
     def arun(self, keys: list[str]) -> None:
         """The same in one task."""
@@ -157,7 +159,9 @@ class Bench:
         async def pour() -> None:
             run = self.tasks.run
             for key in keys:
-                assert (await run(key, acharge)).value == {"cents": 1250}
+                outcome = await run(key, acharge)
+                assert isinstance(outcome, semel.Done)
+                assert outcome.value == {"cents": 1250}
 
         self.runner.run(pour())
 

@@ -32,7 +32,7 @@ def claim(key: str = "k", owner: bytes | None = None, **more: Any) -> Claim:
 
 
 def settle(sent: Claim, granted: Granted, **more: Any) -> Settle:
-    chosen = {"to": "done", "value": b"j1", "window_us": DAY_US, "lease_us": MINUTE_US} | more
+    chosen: dict[str, Any] = {"to": "done", "value": b"j1", "window_us": DAY_US, "lease_us": MINUTE_US} | more
     return Settle(sent.id, sent.owner, granted.fence, **chosen)
 
 
@@ -227,7 +227,7 @@ class Script:
         return made
 
     def next_settle(self, sent: Claim) -> Settle:
-        to = self.random.choice(("done", "done", "failed", "released", "unknown"))
+        to: Any = self.random.choice(("done", "done", "failed", "released", "unknown"))
         fence = self.granted.get(sent.owner, 1) + self.random.choice((0,) * 9 + (1,))
         value = self.random.choice((None, b"", b"j1")) if to in ("done", "failed") else None
         return Settle(
