@@ -99,13 +99,13 @@ class Bench:
         client.run("warm", charge)
         return client
 
-    def works(self) -> Iterator[tuple[str, Work, str | None, float | None]]:
-        """What is measured with fresh keys and then, as a replay, with the same; the aims of both."""
-        yield "by hand", lambda keys: [self.hand.run(key, charge) for key in keys], None, None
-        yield "run", lambda keys: [self.single.run(key, charge) for key in keys], "by hand", None
-        yield f"run, {CALLERS} threads", self.in_threads, None, None
-        yield f"run, {CALLERS} tasks", self.in_tasks, None, None
-        yield f"run_many of {BATCH}", self.in_batches, None, None
+    def works(self) -> Iterator[tuple[str, Work]]:
+        """What is measured with fresh keys and then, as a replay, with the same ones."""
+        yield "by hand", lambda keys: [self.hand.run(key, charge) for key in keys]
+        yield "run", lambda keys: [self.single.run(key, charge) for key in keys]
+        yield f"run, {CALLERS} threads", self.in_threads
+        yield f"run, {CALLERS} tasks", self.in_tasks
+        yield f"run_many of {BATCH}", self.in_batches
 
     def in_threads(self, keys: Keys) -> None:
         """Many threads that call `run` one by one."""
@@ -142,6 +142,7 @@ class Bench:
             )
 
 
+BY_HAND = {"run, first": "by hand, first", "run, replay": "by hand, replay"}
 AIMS = {"run, first": 1.9, "run, replay": 1.7}
 
 
@@ -150,7 +151,7 @@ def costs(folder: Path, count: int, repeats: int) -> list[Cost]:
     works = list(Bench(folder).works())
     spent: dict[str, list[tuple[float, float]]] = {}
     for _ in range(repeats):
-        for what, work, *_ in works:
+        for what, work in works:
             keys = [str(uuid.uuid4()) for _ in range(count)]
             for turn in ("first", "replay"):
                 cpu, wall = time.process_time(), time.perf_counter()
@@ -158,17 +159,12 @@ def costs(folder: Path, count: int, repeats: int) -> list[Cost]:
                 cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
                 spent.setdefault(f"{what}, {turn}", []).append((cpu * 1e6 / count, count / wall))
     cpus = {what: median(cpu for cpu, _ in rounds) for what, rounds in spent.items()}
-    beside = {
-        f"{what}, {turn}": limit and f"{limit}, {turn}"
-        for what, _, limit, _ in works
-        for turn in ("first", "replay")
-    }
     return [
         Cost(
             what=what,
             cpu_us=round(cpus[what], 1),
             rate=round(median(rate for _, rate in rounds)),
-            ratio=round(cpus[what] / cpus[limit], 2) if (limit := beside[what]) else None,
+            ratio=round(cpus[what] / cpus[BY_HAND[what]], 2) if what in BY_HAND else None,
             aim=AIMS.get(what),
         )
         for what, rounds in spent.items()

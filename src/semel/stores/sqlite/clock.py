@@ -37,6 +37,15 @@ class StoreClock:
             self._last_us = now
             return now, self._offset_us
 
+    def peek(self) -> tuple[int, int]:
+        """The time now and the offset, to look by and not to write: the next tick may be the same, never earlier."""
+        with self._lock:
+            wall_us = time.time_ns() // 1000 if self._clock is None else self._clock.now_us()
+            now = wall_us + self._offset_us
+            if now > self._last_us:
+                self._last_us = now - 1
+            return self._last_us + 1, self._offset_us
+
     def after_fork(self) -> None:
         """Another thread of the parent may have held the lock, and is not here to let go."""
         self._lock = Lock()

@@ -88,7 +88,7 @@ class SingleItems:
         if not consumer_id:
             return None
         key = digest(item.id)
-        now, offset_us = self._clock.tick(0, 0)
+        now, offset_us = self._clock.peek()
         found = self._connection.execute(_FIND, (key, now, item.fingerprint, offset_us)).fetchone()
         if found is None:
             return self._insert(item, key, consumer_id) if _is_plain(item) else None
