@@ -433,7 +433,8 @@ class SlowRenewals(SqliteStore):
 
 
 def test_renewals_of_the_service_are_charged_to_the_tenant_of_the_event(tmp_path: Path) -> None:
-    store = opened(SlowRenewals(tmp_path / "semel.db"))
+    store = SlowRenewals(tmp_path / "semel.db")
+    store.open()
     (loud, _), (quiet, _) = token_for(store, "loud"), token_for(store, "quiet")
     handler = f"{__name__}:{hang.__name__}"
     limits = Limits(store_share=0.001)
@@ -477,6 +478,16 @@ def test_renewals_leave_nothing_behind() -> None:
         live.drop("a", ("", "c", f"settled {at}"))
     assert len(live._ends["a"]) < 100
     assert live.room("a") == 9
+
+
+def test_renewals_are_items_and_too_many_are_answered_429(tmp_path: Path) -> None:
+    limits = Limits(items_per_s=5)
+    with serving(ServeSettings(auth="none", store=url(tmp_path), port=0, limits=limits)) as running:
+        claim = {"claim": running.claim("k")["claim"]}
+        answers = [running.post("/v1/claims/renew", {"claims": [claim] * 5}) for _ in range(5)]
+        assert answers[0].status_code == 200
+        assert (answers[-1].status_code, answers[-1].json()["type"]) == (429, "urn:semel:too-costly")
+        assert "items" in answers[-1].json()["detail"]
 
 
 def test_steps_of_a_record_are_bounded(tmp_path: Path) -> None:
