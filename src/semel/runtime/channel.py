@@ -114,7 +114,7 @@ class Coalescer:
         self.on_store_time: OnStoreTime | None = None
         self.on_posted_time: OnPostedTime | None = None
         self.before_send: Callable[[], None] | None = None
-        """Called by `send`, which blocks its thread, where there may be an event loop."""
+        """Called by `send`, which blocks its thread, inside a running event loop."""
         self.after_fork()
         restart_after_fork(self)
         _coalescers.add(self)
@@ -133,7 +133,11 @@ class Coalescer:
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
         """Straight to the store when nobody else is there, else with everybody's next batch."""
-        if self.before_send is not None and "asyncio" in sys.modules:
+        if (
+            self.before_send is not None
+            and "asyncio" in sys.modules
+            and asyncio._get_running_loop() is not None  # one call in C, and none of ours outside a loop
+        ):
             self.before_send()
         if self._closed:
             refuse(self._store, items)

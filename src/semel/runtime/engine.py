@@ -98,7 +98,7 @@ class Runtime:
     def warn_in_loop(self) -> None:
         """Say once that a client which blocks is used inside a running event loop, where it holds up all tasks.
 
-        Called with each batch that a thread sends to a store that blocks, if anybody has imported asyncio.
+        Called with each batch that a thread with a running event loop sends to a store that blocks.
         """
         channel = self.channel
         if not isinstance(channel, Coalescer) or channel.before_send is None or "asyncio" not in sys.modules:
