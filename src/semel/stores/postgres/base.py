@@ -101,7 +101,7 @@ class PostgresStoreBase:
         now = None if self.clock is None else self.clock.now_us()
         return single_call(item, consumer, now, readable_keys=self.place.readable_keys)
 
-    def answered(self, call: SingleCall, answer: Answer) -> list[Answer]:
+    def report_answer(self, call: SingleCall, answer: Answer) -> list[Answer]:
         """The answer of a single call, after everybody in this process was told of what changed."""
         if isinstance(answer, Completed):
             self.ears.tell((call.item.id,))

@@ -38,7 +38,7 @@ class SingleClaim:
     def __init__(self, item: Claim, consumer: int, now: int | None, *, readable_keys: bool) -> None:
         """Raises `UnicodeEncodeError` for names that are no text."""
         pack = _BIGINT.pack
-        self.item = item
+        self.item: Claim = item
         self.parameters: Parameters = [
             None if now is None else pack(now),
             digest(item.id),
@@ -95,7 +95,7 @@ class SingleSettle:
     def __init__(self, item: Settle, now: int | None) -> None:
         """Raises `UnicodeEncodeError` for names that are no text."""
         pack = _BIGINT.pack
-        self.item = item
+        self.item: Settle = item
         self.parameters: Parameters = [
             None if now is None else pack(now),
             digest(item.id),

@@ -105,7 +105,7 @@ class PostgresStore(PostgresStoreBase):
             self.forget_consumers()
             time.sleep(pause_s(0))
             return self._send_all(lines, items, tries=1)
-        return self._send_all(lines, items) if answer is None else self.answered(call, answer)
+        return self._send_all(lines, items) if answer is None else self.report_answer(call, answer)
 
     def converse(self, talk: Talk[T]) -> T:
         """Carry out a talk on a connection of the store's own; a transaction that it leaves open is rolled back."""

@@ -110,7 +110,7 @@ class AsyncPostgresStore(PostgresStoreBase):
             self.forget_consumers()
             await asyncio.sleep(pause_s(0))
             return await self._send_all(lines, items, tries=1)
-        return await self._send_all(lines, items) if answer is None else self.answered(call, answer)
+        return await self._send_all(lines, items) if answer is None else self.report_answer(call, answer)
 
     async def aconverse(self, talk: Talk[T]) -> T:
         """Carry out a talk on a connection of the store's own; a transaction that it leaves open is rolled back."""

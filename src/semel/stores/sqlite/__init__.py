@@ -9,7 +9,7 @@ from semel.stores.sqlite.store import SqliteStore
 
 __all__ = ["SqliteStore", "from_url", "schema_sql"]
 
-OPTIONS = {"synchronous": str, "readable_keys": bool, "adopt": bool, "busy_wait_s": float}
+OPTIONS: dict[str, type] = {"synchronous": str, "readable_keys": bool, "adopt": bool, "busy_wait_s": float}
 
 
 def from_url(url: str) -> SqliteStore:
