@@ -52,7 +52,7 @@ class SqliteHandle(CallerConnection):
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """A savepoint inside the transaction, which is opened first: a savepoint alone would commit at its end."""
+        """Open a savepoint inside a transaction, which is opened first: a savepoint alone would commit at its end."""
         self.set_savepoint()
         try:
             yield
@@ -99,7 +99,7 @@ class AiosqliteHandle(AsyncCallerConnection):
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        """As of the connection inside."""
+        """Open a savepoint on the inner connection."""
         await self._in_thread(self._inner.set_savepoint)
         try:
             yield

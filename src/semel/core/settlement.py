@@ -134,7 +134,7 @@ def fail_if_last_attempt(ran: Ran, verdict: Settlement, task: Task, attempt: int
 
 
 def retry_later(policy: Policy, attempt: int) -> Settlement:
-    """Try again, later with each attempt."""
+    """Return a release with a delay that grows with each attempt."""
     return Settlement("released", delay_s=backoff_s(attempt - 1, policy.retry_delay_s, RETRY_DELAY_MAX_S))
 
 

@@ -131,7 +131,7 @@ async def aretry(transaction: Callable[[], Awaitable[T]], *, tries_max: int = TR
 
 
 def _pause_s(tries: int) -> float:
-    """Longer each time, and random, so that those who were in each other's way do not meet again."""
+    """Return a growing random pause, so that conflicting transactions do not collide again."""
     return jitter.uniform(0, backoff_s(tries, PAUSE_MIN_S, PAUSE_MAX_S))
 
 

@@ -364,7 +364,7 @@ class Intake:
     # --- orphans ---
 
     async def _sweep_on(self) -> None:
-        """Now and then, and when a repetition is due: run what nobody holds. A look without progress backs off."""
+        """Sweep regularly and when a retry is due. Backs off without progress."""
         stuck = 0
         while True:
             with suppress(TimeoutError):

@@ -226,7 +226,7 @@ class Backoff(Struct, frozen=True, kw_only=True):
     max_s: float = 30.0
 
     def delay_s(self, tries: int, chance: float) -> float:
-        """Before attempt `tries` + 1; `chance` lies between 0 and 1."""
+        """Return the delay before attempt `tries` + 1; `chance` is between 0 and 1."""
         return backoff_s(tries, self.first_s, self.max_s) * (0.5 + chance / 2)
 
 

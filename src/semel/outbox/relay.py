@@ -247,7 +247,7 @@ class Relay:
             self._on_counts(await self.rows.counts())
 
     async def _back_off(self, error: Exception) -> None:
-        """The other side does not answer: connect anew, after a while that grows."""
+        """Reconnect after a growing delay."""
         delay_s = backoff_s(self._failures, BACKOFF_FIRST_S, BACKOFF_MAX_S)
         self._failures += 1
         self._outage.report(error)

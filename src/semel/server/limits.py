@@ -174,7 +174,7 @@ class Costs:
 
 
 def account_of(caller: Caller) -> str:
-    """Who pays: the tenant, whichever of its tokens is used; a token of all tenants pays for itself."""
+    """Return the account: the tenant for all of its tokens; a token of all tenants has its own."""
     return caller.name if caller.tenant is None else _account_of_tenant(caller.tenant)
 
 

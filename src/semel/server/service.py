@@ -163,7 +163,7 @@ class Service:
         self._modes: dict[tuple[str, str], Mode] = {}
 
     async def open(self) -> None:
-        """Connect to the store, and see whom to let in. Raises `StoreError`, and `PolicyInvalid` for an open door."""
+        """Connect to the store, check tokens. Raises `StoreError`; `PolicyInvalid` for `--auth none` with tokens."""
         self._charge_posted_in(asyncio.get_running_loop())
         await self.runtime.aconnect(tokens.TENANT, tokens.CONSUMER, "lease", "")
         settings = self.settings

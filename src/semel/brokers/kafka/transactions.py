@@ -453,7 +453,7 @@ class KafkaTransaction:
                 if self._overdue:
                     raise
                 delay_s = outage_pause_s(tries)
-                _log.warning("%s: no word of a transaction's end (%s)", self.source.name, error)
+                _log.warning("%s: the end of a transaction is not known (%s)", self.source.name, error)
                 tries += 1
                 await asyncio.sleep(delay_s)
 
