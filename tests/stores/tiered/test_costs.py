@@ -50,8 +50,8 @@ def _count_round_trips(send: Callable[[list[Item]], list[Answer]], proxy: Proxy)
         return send(items), proxy.turns - before
 
     for warm in ("one", "two"):  # the consumer's number, and statements that are prepared at their second use
-        held = claim(warm)
-        send([done(held, send([held])[0])])
+        pair = [claim(f"{warm} {number}") for number in range(2)]  # one item alone takes another statement
+        send([done(each, answer) for each, answer in zip(pair, send([*pair]), strict=True)])
     claims = [claim(f"evt {number}") for number in range(200)]
     answers, trips = asked([*claims])
     assert (set(kinds(answers)), trips) == ({"Granted"}, 1)
