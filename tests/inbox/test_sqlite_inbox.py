@@ -372,7 +372,7 @@ def test_claims_that_the_store_remembers_do_not_hide_a_mark(
 def test_the_handle_picks_the_inbox(store: SqliteStore, connection: sqlite3.Connection) -> None:
     assert inbox(connection, store).first("evt_1")
     connection.rollback()
-    with pytest.raises(TypeError, match=r"builtins\.str is no handle.*sqlite3"):
+    with pytest.raises(TypeError, match=r"builtins\.str is not a supported connection.*sqlite3"):
         inbox("conn", store)
     with pytest.raises(TypeError, match="needs a sqlite: store, and this one is memory:"):
         inbox(connection, MemoryStore())

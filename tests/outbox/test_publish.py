@@ -437,7 +437,7 @@ def test_a_database_without_the_tables_says_what_to_do(sqlite_place: Place, tmp_
 
 
 def test_a_thing_that_is_no_handle_is_a_type_error(sqlite_place: Place) -> None:
-    with pytest.raises(TypeError, match="handle"):
+    with pytest.raises(TypeError, match="supported connection"):
         sqlite_place.once.outbox(object())  # type: ignore[call-overload]
 
 

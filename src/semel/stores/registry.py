@@ -51,7 +51,7 @@ def memory(url: str) -> MemoryStore:
     from semel.runtime.urls import read_options
 
     store = MemoryStore(**read_options(url, {"records_max": int, "compact": bool}))
-    name = url.partition(":")[2].partition("?")[0]
+    name = url.partition(":")[2].partition("?")[0].removeprefix("//")
     if not name:
         return store
     with _named_lock:
