@@ -52,7 +52,7 @@ def test_an_outage_is_reported_at_once_then_once_a_minute_then_its_end(
     said = [record.getMessage() for record in caplog.records]
     assert said == [
         "nats://away cannot be reached: refused; retrying until it answers",
-        "nats://away has been away for 60 s: refused",
-        "nats://away has been away for 120 s: refused",
+        "nats://away has been unreachable for 60 s: refused",
+        "nats://away has been unreachable for 120 s: refused",
         "nats://away answers again after 149.0 s",
     ]
