@@ -235,5 +235,5 @@ def test_a_client_takes_marks_of_both_kinds(url: str) -> None:
 
 
 def test_an_unknown_way_to_be_compact_is_refused() -> None:
-    with pytest.raises(semel.errors.StoreUnknown, match="compact=true"):
-        semel.open("memory:?compact=1", consumer="m", mode="mark")
+    with pytest.raises(semel.errors.PolicyInvalid, match="compact"):
+        semel.open("memory:?compact=perhaps", consumer="m", mode="mark")
