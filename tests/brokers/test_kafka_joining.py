@@ -8,7 +8,6 @@ import threading
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 import semel
@@ -35,7 +34,7 @@ class Announced(Topic):
     def __init__(self) -> None:
         self.address = service.servers()
         self.name = f"t-{os.urandom(6).hex()}"
-        self.admin = AdminClient({"bootstrap.servers": self.address})
+        self.admin = service.admin()
         self._topics: list[NewTopic] = []
 
     def make(self) -> None:

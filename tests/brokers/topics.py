@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
@@ -31,7 +30,7 @@ class Topic:
     def __init__(self) -> None:
         self.address = service.servers()
         self.name = f"t-{os.urandom(6).hex()}"
-        self.admin = AdminClient({"bootstrap.servers": self.address})
+        self.admin = service.admin()
         self._topics = self.topics()
         for each in self.admin.create_topics(self._topics).values():
             each.result(30)

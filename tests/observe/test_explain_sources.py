@@ -15,7 +15,6 @@ import aio_pika
 import boto3
 import nats
 import pytest
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from nats.js.api import ConsumerConfig, StorageType
 from nats.js.errors import NotFoundError
@@ -391,7 +390,7 @@ def test_a_rabbitmq_queue_that_loses(tmp_path: Path, management: str) -> None:
 @contextmanager
 def topic(**config: str) -> Iterator[str]:
     name, at = f"t-{os.urandom(6).hex()}", kafka.servers()
-    admin = AdminClient({"bootstrap.servers": at})
+    admin = kafka.admin()
     settings = {each.replace("_", "."): value for each, value in config.items()}
     admin.create_topics([NewTopic(name, 2, 1, config=settings)])[name].result(30)
     assert await_true(lambda: name in admin.list_topics(timeout=10).topics, 30)  # not known at once
@@ -413,8 +412,7 @@ def test_a_kafka_topic_that_keeps_longer_than_the_window(tmp_path: Path) -> None
         one(told, "The lease of 10m is longer than the 5m")
         one(told, "one copy of each message")
         assert explained(url, "--window", "8d", cwd=tmp_path).code == 0
-        admin = AdminClient({"bootstrap.servers": kafka.servers()})
-        groups = {each.group_id for each in admin.list_consumer_groups().result(30).valid}
+        groups = {each.group_id for each in kafka.admin().list_consumer_groups().result(30).valid}
         assert url.rpartition("=")[2] not in groups  # no group was joined by looking
 
 

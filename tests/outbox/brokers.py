@@ -138,10 +138,11 @@ class Kafka:
         self.where = f"s-{uuid4().hex}"
 
     async def prepare(self) -> None:
-        from confluent_kafka.admin import AdminClient
         from confluent_kafka.cimpl import NewTopic
 
-        admin = AdminClient({"bootstrap.servers": self.servers})
+        from tests.services import kafka as service
+
+        admin = service.admin()
         await asyncio.to_thread(
             admin.create_topics([NewTopic(self.where, 3, 1, config={"max.message.bytes": str(SIZE_MAX)})])[
                 self.where

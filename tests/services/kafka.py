@@ -1,9 +1,12 @@
 """A Kafka broker for tests, in KRaft mode: from `SEMEL_TEST_KAFKA_SERVERS`, or the real one by Maven and Java 17."""
 
+import os
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +23,22 @@ def servers() -> str:
     """The one broker of this run; tests use topics of their own."""
     found: str = server.shared("kafka", _start)["servers"]
     return found
+
+
+def admin() -> Any:
+    """A client of this process that makes topics and asks about groups.
+
+    It is shared and never ended. Each client has threads of its own, and one that the garbage collector ends inside a
+    callback of that client waits for itself for ever, with a processor busy.
+    """
+    return _admin(servers(), os.getpid())
+
+
+@cache
+def _admin(address: str, _pid: int) -> Any:
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient({"bootstrap.servers": address})
 
 
 def secured() -> str:

@@ -118,19 +118,24 @@ class DeadTopics:
 
     def _make(self, *, at_start: bool) -> None:
         admin = AdminClient(dict(self._config), logger=CLIENT_LOG)
-        known = admin.list_topics(timeout=LOOK_S).topics.keys()
-        if at_start:
-            self._unchecked |= {name for name in known if self._matches(name)}
-        there = self._unchecked & known
-        for topic in {self.name_for(each) for each in there} - known:
-            _make_topic(admin, topic)
+        try:
+            known = admin.list_topics(timeout=LOOK_S).topics.keys()
+            if at_start:
+                self._unchecked |= {name for name in known if self._matches(name)}
+            there = self._unchecked & known
+            for topic in {self.name_for(each) for each in there} - known:
+                _make_topic(admin, topic)
+        finally:
+            del admin  # an error would keep it: the garbage collector may end it inside a callback of its own, for ever
         self._checked |= there
         self._unchecked.clear()
 
 
 def _make_topic(admin: AdminClient, topic: str) -> None:
     try:
-        admin.create_topics([NewTopic(topic, 1, -1)])[topic].result(CONFIRM_S)
+        made = admin.create_topics([NewTopic(topic, 1, -1)])[topic]
+        del admin
+        made.result(CONFIRM_S)
     except KafkaException as refused:
         error = refused.args[0]
         if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:

@@ -28,8 +28,8 @@ async def look(url: str) -> SourceFacts:
 def _look(servers: str, options: KafkaOptions) -> SourceFacts:
     name = f"kafka://{servers}/{options.topic}?group={options.group}"
     topics = options.topic.split(",")
+    admin = AdminClient(options.client(servers), logger=CLIENT_LOG)
     try:
-        admin = AdminClient(options.client(servers), logger=CLIENT_LOG)
         known = admin.list_topics(timeout=ASK_S).topics
         missing = [topic for topic in topics if topic not in known]
         if missing:
@@ -41,6 +41,10 @@ def _look(servers: str, options: KafkaOptions) -> SourceFacts:
         ]
     except KafkaException as error:
         raise SourceUnavailable(f"{name} does not answer: {error}") from error
+    finally:
+        del (
+            admin
+        )  # an error would keep it: the garbage collector may end it inside a callback of its own, for ever
     copies = min(len(each.replicas) for topic in topics for each in known[topic].partitions.values())
     return SourceFacts(
         name=name,
