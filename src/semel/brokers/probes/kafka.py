@@ -28,8 +28,9 @@ async def look(url: str) -> SourceFacts:
 def _look(servers: str, options: KafkaOptions) -> SourceFacts:
     name = f"kafka://{servers}/{options.topic}?group={options.group}"
     topics = options.topic.split(",")
-    admin = AdminClient(options.client(servers), logger=CLIENT_LOG)
+    admin = None
     try:
+        admin = AdminClient(options.client(servers), logger=CLIENT_LOG)
         known = admin.list_topics(timeout=ASK_S).topics
         missing = [topic for topic in topics if topic not in known]
         if missing:
