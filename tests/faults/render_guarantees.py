@@ -4,6 +4,7 @@
 """
 
 import sys
+import textwrap
 from pathlib import Path
 
 from tests.faults.table import GUARANTEES, LOST, NEVER, ONCE, STEPS, WINDOWS, Cell
@@ -81,45 +82,49 @@ INTRODUCTION = """\
 
 <!-- Rendered from the table in tests/faults/table.py by `python -m tests.faults.render_guarantees`; do not edit. -->
 
-The number is how often the effect is in the world in the end, when the source delivers the event again until it is
-acknowledged. It is measured: each flow is stopped at each of its steps, on every embedded store, the inbox on
-PostgreSQL as well, and real processes are killed with `kill -9` or stopped past their lease; a test fails where a
-measurement and this page differ. How that is done is told in [how it is proved](how-it-is-proved.md). The columns of
-transactions are measured on a real Kafka broker, with the event delivered again by the group and sent again by its
-producer.
+The number is how often the effect is in the world in the end, when the source delivers the event
+again until it is acknowledged. It is measured: each flow is stopped at each of its steps, on every
+embedded store, the inbox on PostgreSQL as well, and real processes are killed with `kill -9` or
+stopped past their lease; a test fails where a measurement and this page differ. How that is done is
+told in [how it is proved](how-it-is-proved.md). The columns of transactions are measured on a real
+Kafka broker, with the event delivered again by the group and sent again by its producer.
 """
 
 READING = """\
-*flagged*: the record is `unknown` and waits for a decision, and every duplicate is told so. A dash: the window does
-not exist in that mode, because there is no such message.
+*flagged*: the record is `unknown` and waits for a decision, and every duplicate is told so. A dash:
+the window does not exist in that mode, because there is no such message.
 
-The rows in which nothing dies are as important as the others. A reply that is lost costs nothing where the same call
-may be repeated with the same owner, and a message that arrives after its sender gave up must not undo what others did
-since. `mark` has neither owner nor claim, so a mark without an answer is not repeated: it is reported, because
-guessing would lose or repeat the event.
+The rows in which nothing dies are as important as the others. A reply that is lost costs nothing
+where the same call may be repeated with the same owner, and a message that arrives after its sender
+gave up must not undo what others did since. `mark` has neither owner nor claim, so a mark without
+an answer is not repeated: it is reported, because guessing would lose or repeat the event.
 
-*The store loses the record* means after the event was done: a flush, an eviction, a failover to an empty node. With
-an inbox the effect goes with the record, so they are gone or kept together. A keyed sink still knows the key.
+*The store loses the record* means after the event was done: a flush, an eviction, a failover to an
+empty node. With an inbox the effect goes with the record, so they are gone or kept together. A
+keyed sink still knows the key.
 """
 
 STEPS_TEXT = """\
 ## Steps
 
-An effect inside `semel.step` is noted in the record when it returns; a later attempt does not repeat it. Lease, plain
-sink, effect inside a step:
+An effect inside `semel.step` is noted in the record when it returns; a later attempt does not
+repeat it. Lease, plain sink, effect inside a step:
 """
 
 LIMITS = """\
 ## What this does not say
 
 - A key is remembered for its window. The same key after that is a new event.
-- The sink's own memory counts: a keyed sink that forgets its keys earlier than semel retries is a plain one.
-- A plain or fenced effect that was sent and not answered may still be under way when the next attempt runs.
-- With `Policy(on_unavailable="run")` nothing of this holds while the store cannot be reached: handlers then run without
-  a claim, and so do duplicates.
-- `max_attempts` bounds the attempts: an event that kills its worker each time is failed for good, not lost, and its
-  record says so.
-- A store that forgets more than it should (see the last row) cannot be made up for by any protocol above it.
+- The sink's own memory counts: a keyed sink that forgets its keys earlier than semel retries is a
+  plain one.
+- A plain or fenced effect that was sent and not answered may still be under way when the next
+  attempt runs.
+- With `Policy(on_unavailable="run")` nothing of this holds while the store cannot be reached:
+  handlers then run without a claim, and so do duplicates.
+- `max_attempts` bounds the attempts: an event that kills its worker each time is failed for good,
+  not lost, and its record says so.
+- A store that forgets more than it should (see the last row) cannot be made up for by any protocol
+  above it.
 """
 
 
@@ -146,7 +151,14 @@ def promises() -> str:
     for mode, sentence in PROMISES.items():
         if STRONGEST in sentence.lower():
             assert all(value in (ONCE, NEVER) for value in GUARANTEES[mode].values()), mode
-    return "".join(f"- **{mode}**, for {USE_FOR[mode]}. {PROMISES[mode]}\n" for mode in GUARANTEES)
+    return "".join(item(f"**{mode}**, for {USE_FOR[mode]}. {PROMISES[mode]}") for mode in GUARANTEES)
+
+
+def item(text: str) -> str:
+    """One item of a list, wrapped as all pages are."""
+    return (
+        textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False) + "\n"
+    )
 
 
 def steps() -> str:
