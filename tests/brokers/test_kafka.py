@@ -17,6 +17,7 @@ from semel.brokers.kafka.source import from_url
 from semel.errors import Fenced
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Scene, Sent
+from tests.brokers.cut_off import CutOff
 from tests.brokers.storm import Storm
 from tests.brokers.topics import Topic
 from tests.services import kafka as service
@@ -31,6 +32,12 @@ class TestKafka(broker_contract.BrokerSuite):
 
     async def broker(self) -> Topic:
         return await asyncio.to_thread(Topic)
+
+    async def cut_off_broker(self) -> CutOff:
+        broker = await self.broker()
+        behind, advertised = service.behind_a_proxy()
+        url = broker.url.replace(broker.address, behind)
+        return CutOff(broker, f"{url}&session_s=1.5", from_url, at=advertised)
 
     def away(self) -> Source:
         return from_url(f"kafka://127.0.0.1:{NOBODY}/t?group=g")

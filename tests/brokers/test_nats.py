@@ -14,6 +14,7 @@ from semel.brokers.nats import from_url
 from semel.brokers.source import Source
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
+from tests.brokers.cut_off import CutOff
 from tests.brokers.storm import Storm
 from tests.services import nats as service
 from tests.services.server import NOBODY
@@ -72,6 +73,10 @@ class Stream:
 class TestNats(broker_contract.BrokerSuite):
     async def broker(self) -> Stream:
         return await Stream().connect()
+
+    async def cut_off_broker(self) -> CutOff:
+        broker = await self.broker()
+        return CutOff(broker, broker.url(), from_url)
 
     def away(self) -> Source:
         return from_url(f"nats://127.0.0.1:{NOBODY}?stream=S&durable=d")

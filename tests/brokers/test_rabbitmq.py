@@ -14,6 +14,7 @@ from semel.brokers.rabbitmq import from_url
 from semel.brokers.source import Source
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
+from tests.brokers.cut_off import CutOff
 from tests.brokers.storm import Storm
 from tests.services import rabbitmq as service
 from tests.services.server import NOBODY
@@ -76,6 +77,10 @@ class Queue:
 class TestRabbitmq(broker_contract.BrokerSuite):
     async def broker(self) -> Queue:
         return await Queue().connect()
+
+    async def cut_off_broker(self) -> CutOff:
+        broker = await self.broker()
+        return CutOff(broker, broker.url, from_url)
 
     def away(self) -> Source:
         return from_url(f"amqp://127.0.0.1:{NOBODY}/?queue=q")

@@ -14,6 +14,7 @@ from semel.brokers.redis_streams import LOWEST, TRIM, from_url
 from semel.brokers.source import Source
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
+from tests.brokers.cut_off import CutOff
 from tests.brokers.storm import Storm
 from tests.services import redis as service
 from tests.services.server import NOBODY
@@ -61,6 +62,10 @@ class Stream:
 class TestRedisStreams(broker_contract.BrokerSuite):
     async def broker(self) -> Stream:
         return Stream()
+
+    async def cut_off_broker(self) -> CutOff:
+        broker = await self.broker()
+        return CutOff(broker, f"{broker.url}?stream={broker.name}&group=g&deadline_s=1", from_url)
 
     def away(self) -> Source:
         return from_url(f"redis://127.0.0.1:{NOBODY}/0?stream=s&group=g")

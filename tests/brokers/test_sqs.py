@@ -17,6 +17,7 @@ from semel.errors import SourceUnavailable
 from semel.outbox.sinks.sqs import entry_of
 from semel.testing import broker_contract
 from semel.testing.broker_contract import Sent
+from tests.brokers.cut_off import CutOff
 from tests.brokers.storm import Storm
 from tests.outbox.brokers import rows
 from tests.services import sqs as service
@@ -95,6 +96,10 @@ class Queue:
 class TestSqs(broker_contract.BrokerSuite):
     async def broker(self) -> Queue:
         return await asyncio.to_thread(Queue, fifo=False)
+
+    async def cut_off_broker(self) -> CutOff:
+        broker = await self.broker()
+        return CutOff(broker, broker.url(), from_url)
 
     def away(self) -> Source:
         return from_url(f"sqs://eu-west-1/q?endpoint=http://127.0.0.1:{NOBODY}")

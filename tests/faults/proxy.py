@@ -22,9 +22,10 @@ LOOK_S = 0.02
 class Proxy:
     """Stands between clients and one server on loopback; what it does may be changed at any time."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", *, at: int = 0) -> None:
+        """To the server's port; `at` is its own, any by default."""
         self._target = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", at))
         self.port: int = self._listener.getsockname()[1]
         self.mode: Mode = "pass"
         self.cuts_left: int | None = None

@@ -16,6 +16,7 @@ from tests.services.server import Missing, State
 
 READY_S = 120.0
 HEAP_MB = 384
+PROTOCOLS = "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT,SASL:SASL_PLAINTEXT"
 LOGIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 
@@ -49,12 +50,23 @@ def secured() -> str:
     return found
 
 
+def behind_a_proxy() -> tuple[str, int]:
+    """Where the same broker listens for a proxy, and the port at which it says that the proxy is.
+
+    A client of Kafka connects to where the broker says that it is, so one test at a time can have this proxy.
+    """
+    found: tuple[str, int] | None = server.shared("kafka", _start).get("proxied")
+    if found is None:
+        pytest.skip("the broker that was given has no such listener")
+    return found
+
+
 def _start(folder: Path) -> State:
     given = programs.given("kafka")
     if given:
         return {"servers": given}
     run = java.command("kafka", HEAP_MB)
-    port, control, guarded = server.free_port(), server.free_port(), server.free_port()
+    port, control, guarded, behind, advertised = (server.free_port() for _ in range(5))
     settings = folder / "server.properties"
     settings.write_text(
         "\n".join(
@@ -62,10 +74,10 @@ def _start(folder: Path) -> State:
                 "process.roles=broker,controller",
                 "node.id=1",
                 f"controller.quorum.voters=1@127.0.0.1:{control}",
-                f"listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{control},SASL://127.0.0.1:{guarded}",
-                f"advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL://127.0.0.1:{guarded}",
+                f"listeners={_listeners(PLAINTEXT=port, CONTROLLER=control, SASL=guarded, PROXIED=behind)}",
+                f"advertised.listeners={_listeners(PLAINTEXT=port, SASL=guarded, PROXIED=advertised)}",
                 "controller.listener.names=CONTROLLER",
-                "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
+                f"listener.security.protocol.map={PROTOCOLS}",
                 "sasl.enabled.mechanisms=PLAIN",
                 f'listener.name.sasl.plain.sasl.jaas.config={LOGIN} required user_semel="secret";',
                 f"log.dirs={folder / 'data'}",
@@ -92,7 +104,16 @@ def _start(folder: Path) -> State:
     log = folder / "log"
     pid = server.spawn([*run, "kafka.Kafka", str(settings)], log)
     server.await_ready(lambda: _is_ready(pid, port, log), "kafka", log, READY_S)
-    return {"servers": f"127.0.0.1:{port}", "secured": f"127.0.0.1:{guarded}", "pids": [pid]}
+    return {
+        "servers": f"127.0.0.1:{port}",
+        "secured": f"127.0.0.1:{guarded}",
+        "proxied": (f"127.0.0.1:{behind}", advertised),
+        "pids": [pid],
+    }
+
+
+def _listeners(**ports: int) -> str:
+    return ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items())
 
 
 def _is_ready(pid: int, port: int, log: Path) -> bool:

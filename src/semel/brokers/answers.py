@@ -1,17 +1,16 @@
 """Send acks and nacks to the broker, in batches."""
 
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from semel.brokers.outages import SourceLink
 from semel.brokers.retry_queue import RunnerCounters
 from semel.brokers.source import Arrival, Source
 from semel.errors import SourceUnavailable
+from semel.observe.formatting import plural
 from semel.runtime.process import asyncio
 
 __all__ = ["Answers"]
-
-_log = logging.getLogger("semel.runner")
 
 GATHER_S = 0.02
 """How long an ack waits for others while handlers run: a single ack costs as much as a handler."""
@@ -23,6 +22,7 @@ class Answers:
     def __init__(
         self,
         source: Source,
+        link: SourceLink,
         counts: RunnerCounters,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         *,
@@ -30,6 +30,7 @@ class Answers:
         more_may_come: Callable[[], bool],
     ) -> None:
         self._source = source
+        self._link = link
         self._counts = counts
         self._spawn = spawn
         self._batch = batch
@@ -56,7 +57,7 @@ class Answers:
                     await self._source.ack(acks)
                     self._counts.acked += len(acks)
                 except SourceUnavailable as error:  # they are redelivered as duplicates
-                    _log.warning("%s did not accept %d acks: %s", self._source.name, len(acks), error)
+                    self._link.report(f"{plural(len(acks), 'ack')} failed: {error}")
         finally:
             self._acking = None
 
@@ -73,7 +74,7 @@ class Answers:
         try:
             await self._source.nack(arrivals, delay_s)
         except SourceUnavailable as error:  # the broker redelivers them by itself
-            _log.warning("%s did not take %d messages back: %s", self._source.name, len(arrivals), error)
+            self._link.report(f"{plural(len(arrivals), 'nack')} failed: {error}")
 
     async def finish_acks(self, patience_s: float) -> None:
         """Wait for running acks."""

@@ -48,6 +48,7 @@ class SourceLink:
         self._is_stopping = is_stopping
         self._outage = OutageLog(_log, source.name)
         self._broken_off = False
+        self._failed_at = 0.0
 
     @property
     def away(self) -> bool:
@@ -66,19 +67,25 @@ class SourceLink:
         """
         tries = 0
         while not self._is_stopping():
+            started_at = monotonic()
             try:
                 if tries and call != self._source.open:
                     await self._call(self._source.open)
                 answer = await self._call(call)
             except SourceUnavailable as error:
-                self._outage.report(error)
+                self.report(error)
                 await self._pause(outage_pause_s(tries))
                 tries += 1
             else:
-                if not self._is_stopping():
+                if not self._is_stopping() and started_at > self._failed_at:
                     self._outage.end()
                 return answer
         return None
+
+    def report(self, error: object) -> None:
+        """Report a call without an answer. The outage ends with the answer to a call that started later."""
+        self._failed_at = monotonic()
+        self._outage.report(error)
 
     async def close(self) -> None:
         """Close the source; a broker that is away is not waited for."""

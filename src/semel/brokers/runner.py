@@ -104,8 +104,10 @@ class Runner:
         self._hand: set[HeldDelivery] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._free = self.pace.concurrency
+        self._link = SourceLink(source, lambda: self._stopping)
         self._answers = Answers(
             source,
+            self._link,
             self.counts,
             self._spawn,
             batch=self.pace.batch,
@@ -114,7 +116,6 @@ class Runner:
         self._outages = 0
         self._outage_until = 0.0
         self._stopping = False
-        self._link = SourceLink(source, lambda: self._stopping)
         self._left: set[str] = set()
         self._until_idle = False
         self._fatal: BaseException | None = None

@@ -59,7 +59,7 @@ class OutageLog:
     """Logs the outages of one server."""
 
     def __init__(self, log: logging.Logger, name: str, steady_s: Callable[[], float] = monotonic) -> None:
-        self._log = log
+        self._log = LimitedLog(log, steady_s)
         self._name = name
         self._steady_s = steady_s
         self._since: float | None = None

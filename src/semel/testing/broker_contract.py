@@ -20,11 +20,11 @@ from semel.brokers.source import Arrival, DeadLetterInfo
 from semel.client.claims import Claimed
 from semel.policy import Policy
 from semel.testing import broker_operations
-from semel.testing.broker_outages import Outages
+from semel.testing.broker_outages import CutOffBroker, Outages
 from semel.testing.broker_scene import SCENARIOS, WITHIN_S, Broker, Scene, Sent, needs_order, scenario, sent
 from semel.testing.contract.harness import check, equal
 
-__all__ = ["SCENARIOS", "Broker", "BrokerSuite", "Scene", "Sent", "arun", "broker_operations"]
+__all__ = ["SCENARIOS", "Broker", "BrokerSuite", "CutOffBroker", "Scene", "Sent", "arun", "broker_operations"]
 
 NOTICED_S = 1.0
 """Longer than a runner takes to notice that it is to stop, which it tells nobody."""

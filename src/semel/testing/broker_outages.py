@@ -1,14 +1,15 @@
 """The part of a source's contract that is about brokers that do not answer, or refuse: said, and never waited for.
 
-A suite names sources of an address where nobody listens, and sources that the broker refuses. Both are optional:
-without them these scenarios are left out.
+A suite names sources of an address where nobody listens, sources that the broker refuses, and a broker that can be
+cut off from its sources. Each is optional: without it, its scenarios are left out.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import asynccontextmanager
 from time import monotonic
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from semel.brokers.runner import Runner
 from semel.brokers.source import Arrival, Source
@@ -16,9 +17,10 @@ from semel.client.client import aopen
 from semel.client.client_async import AsyncSemel
 from semel.errors import SourceRefused
 from semel.stores.memory.store import MemoryStore
+from semel.testing.broker_scene import WITHIN_S, Broker, Scene, sent
 from semel.testing.contract.harness import check, equal
 
-__all__ = ["Outages", "Reports"]
+__all__ = ["CutOffBroker", "Outages", "Reports"]
 
 REPORTED_WITHIN_S = 15.0
 """An outage is reported within three seconds; the rest is for a computer that is busy with other tests."""
@@ -27,6 +29,8 @@ QUIET_S = 3.0
 STOPPED_WITHIN_S = 3.0
 """A stop is heard within a second; the rest is for a busy computer."""
 REFUSED_WITHIN_S = 30.0
+KEYS = [f"k{number:02}" for number in range(60)]
+HANDLER_S = 0.02
 
 
 class Reports(logging.Handler):
@@ -50,6 +54,18 @@ class Reports(logging.Handler):
         logging.getLogger("semel").removeHandler(self)
 
 
+class CutOffBroker(Broker, Protocol):
+    """A broker that can be cut off from its sources; whoever looks at it from outside still reaches it."""
+
+    async def cut_off(self) -> None:
+        """Cut the connections of the sources, and refuse new ones."""
+        ...
+
+    async def reconnect(self) -> None:
+        """Let sources reach the broker again."""
+        ...
+
+
 class Outages:
     """Scenarios of outages, for pytest to collect with a broker's suite."""
 
@@ -61,6 +77,10 @@ class Outages:
         """Sources that the broker refuses, whatever the time: wrong credentials, a missing queue or stream."""
         return ()
 
+    async def cut_off_broker(self) -> CutOffBroker | None:
+        """A fresh broker that can be cut off; `None` leaves the scenario out."""
+        return None
+
     def test_an_outage_is_reported_once_and_a_stop_is_heard(self) -> None:
         """A broker that is away at the start: one line at once, no flood, and a stop within a second."""
         source = self.away()
@@ -71,6 +91,22 @@ class Outages:
         """Wrong credentials, or no such queue: the runner ends with the reason instead of trying for ever."""
         for source in self.refused():
             asyncio.run(_refusal(source))
+
+    def test_an_outage_in_the_middle_loses_nothing_and_a_stop_is_heard(self) -> None:
+        """A broker that goes away while handlers run: one line, nothing lost, nothing twice, also after a stop."""
+
+        async def scenario() -> None:
+            broker = await self.cut_off_broker()
+            if broker is None:
+                return
+            try:
+                await _outage_in_the_middle(broker)
+                await _stop_in_an_outage(broker)
+            finally:
+                await broker.reconnect()
+                await broker.close()
+
+        asyncio.run(scenario())
 
 
 def _client() -> AsyncSemel:
@@ -97,6 +133,56 @@ async def _outage(source: Source) -> None:
                 await task
     took_s = monotonic() - stopped_at
     check(took_s < STOPPED_WITHIN_S, f"a stop took {took_s:.1f} s while {source.name} was away")
+
+
+async def _outage_in_the_middle(broker: CutOffBroker) -> None:
+    scene = Scene(broker)
+    with Reports() as reports:
+        async with _in_the_middle(scene):
+            await _cut_off(broker, reports)
+            await asyncio.sleep(QUIET_S)
+            equal(len(reports.lines), 1, f"lines about the outage: {reports.lines}")
+            await broker.reconnect()
+            await scene.settled()
+    equal(sorted(scene.ran), KEYS, "what ran")
+    equal(len(reports.lines), 2, f"lines about the outage and its end: {reports.lines}")
+
+
+async def _stop_in_an_outage(broker: CutOffBroker) -> None:
+    scene = Scene(broker)
+    with Reports() as reports:
+        async with _in_the_middle(scene):
+            await _cut_off(broker, reports)
+            stopped_at = monotonic()
+    took_s = monotonic() - stopped_at
+    check(took_s < STOPPED_WITHIN_S, f"a stop took {took_s:.1f} s while the broker was away")
+    await broker.reconnect()
+    async with scene.running(source=broker.source(deadline_s=1.0)):
+        await scene.settled()
+    equal(sorted(scene.ran), KEYS, "what ran")
+
+
+@asynccontextmanager
+async def _in_the_middle(scene: Scene) -> Any:
+    """A runner that has done some of the messages, and has more."""
+
+    async def slow(message: Arrival) -> None:
+        await asyncio.sleep(HANDLER_S)
+        await scene.note(message)
+
+    await scene.broker.send(sent(*KEYS))
+    source = scene.broker.source(deadline_s=1.0)
+    async with scene.running(slow, source=source, concurrency=2, batch=10):
+        async with asyncio.timeout(WITHIN_S):
+            while not scene.ran:  # noqa: ASYNC110 - a handler has no event
+                await asyncio.sleep(HANDLER_S)
+        yield
+
+
+async def _cut_off(broker: CutOffBroker, reports: Reports) -> None:
+    await broker.cut_off()
+    async with asyncio.timeout(REPORTED_WITHIN_S):
+        await reports.first.wait()
 
 
 async def _refusal(source: Source) -> None:
