@@ -1,16 +1,22 @@
 """Every route of the endpoints and of the pages, with every role, against one literal table."""
 
+import asyncio
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from semel.core.commands import Count, Lookup, Scan
 from semel.server import tokens
+from semel.server.auth import Caller
 from semel.server.dashboard.auth import COOKIE
+from semel.server.dashboard.store_reader import StoreReader
+from semel.server.limits import PAYER
+from semel.server.problems import HttpProblem
 from semel.server.settings import Limits, ServeSettings
 from semel.stores.sqlite import SqliteStore
 from semel.types import Id
@@ -256,3 +262,27 @@ def test_nobody_writes_records_of_semel_itself(town: Town, place: Id) -> None:
             assert not is_let_in(answer) or answer.status_code == 404, (who, path, answer.status_code)
     assert carry_out(town.store, tokens.tokens()) == before
     assert carry_out(town.store, tokens.were_made())
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Lookup(("other", "orders", "k")),
+        Lookup((tokens.TENANT, "tokens", "k")),
+        Scan(None),
+        Scan("other", "orders"),
+        Count(None),
+        Count(tokens.TENANT),
+    ],
+)
+def test_a_page_reads_nothing_that_its_user_may_not_reach(item: Lookup | Scan | Count) -> None:
+    """Whatever a page asks for: the reader of all pages compares it with the tenant of the request's user."""
+    reader = StoreReader(service=cast("Any", None))  # never reached
+
+    async def read() -> None:
+        PAYER.set(Caller("token 1", "acme", "admin"))
+        with pytest.raises(HttpProblem) as refused:
+            await (reader.quick((item,)) if isinstance(item, Lookup) else reader.slow(item))
+        assert refused.value.status == 403
+
+    asyncio.run(read())

@@ -35,7 +35,7 @@ from semel.server.problems import HttpProblem
 from semel.server.tokens import ROLES, Role, Token
 from semel.types import Record, Stats
 
-__all__ = ["ANYBODY", "Caller", "caller_for", "permit", "to_caller_answer", "to_store_item"]
+__all__ = ["ANYBODY", "Caller", "caller_for", "permit", "permit_tenant", "to_caller_answer", "to_store_item"]
 
 R = TypeVar("R", bound=Claim | Renew | Settle | Lookup | Forget | Resolve)
 
@@ -105,6 +105,14 @@ def permit(caller: Caller, item: Item) -> None:
     The only check, for endpoints and pages: the service makes it for every item that it executes for a caller.
     """
     caller.require("write" if isinstance(item, Scan) and item.orphaned else NEEDED[type(item)])
+    permit_tenant(caller, item)
+
+
+def permit_tenant(caller: Caller, item: Item) -> None:
+    """Check that this caller may reach what this item names. Raises `HttpProblem`.
+
+    A page makes this check alone for what it reads and shows without keys, such as the number of running claims.
+    """
     if caller.tenant is None and _writes_figures(item):
         return
     match item:
@@ -113,16 +121,16 @@ def permit(caller: Caller, item: Item) -> None:
         case Purge():
             caller.require_all_tenants("purging affects all tenants")
         case Scan() | Count():
-            _permit_tenant(caller, item.tenant)
+            _check_tenant(caller, item.tenant)
         case Mark() | SetWindow() | Admit() | SwitchMode():
-            _permit_tenant(caller, item.tenant)
+            _check_tenant(caller, item.tenant)
             _not_own_consumer(item.consumer)
         case Lookup():
-            _permit_tenant(caller, item.id[0])
+            _check_tenant(caller, item.id[0])
             if item.id[1].startswith(OWN):
                 caller.require("admin")
         case Claim() | Renew() | Settle() | Forget() | Resolve():
-            _permit_tenant(caller, item.id[0])
+            _check_tenant(caller, item.id[0])
             _not_own_consumer(item.id[1])
 
 
@@ -208,7 +216,7 @@ def _writes_figures(item: Item) -> bool:
             return False
 
 
-def _permit_tenant(caller: Caller, tenant: str | None) -> None:
+def _check_tenant(caller: Caller, tenant: str | None) -> None:
     if caller.tenant is not None and caller.tenant != tenant:
         raise _tenant_named_problem()
     _not_own(tenant or "")

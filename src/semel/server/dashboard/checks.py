@@ -121,7 +121,7 @@ async def _audit_entries(desk: Dashboard, viewer: Viewer) -> list[audit.AuditEnt
     rows: list[audit.AuditEntry] = []
     prefix, cursor = audit.prefix_of(viewer.tenant), None
     while True:
-        page: Page = await desk.looks.slow(
+        page: Page = await desk.looks.scan_own(
             Scan(audit.TENANT, audit.CONSUMER, prefix=prefix, cursor=cursor, limit=AUDIT_ROWS)
         )
         rows += [audit.entry_of(record) for record in page.records]

@@ -170,7 +170,7 @@ class RollupReader:
             if known is None or now - known.read_at > live_s:
                 stale.append(hour)
         for at in range(0, len(stale), READ_H):
-            read: dict[int, list[MinuteCounts]] = await self._looks.ask(hours(stale[at : at + READ_H]))
+            read: dict[int, list[MinuteCounts]] = await self._looks.ask_own(hours(stale[at : at + READ_H]))
             for hour, parts in read.items():
                 self._hours[hour] = _Hour(now, _fold_cells(parts, _fold(this_hour - hour)))
                 await asyncio.sleep(0)

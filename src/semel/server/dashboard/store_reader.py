@@ -11,6 +11,7 @@ from semel.errors import StoreUnavailable
 from semel.observe.rollups import Asking
 from semel.observe.window_in_force import SAMPLE, WindowInForce, window_in_force
 from semel.runtime.generators import adrive
+from semel.server.auth import permit_tenant
 from semel.server.limits import PAYER, account_of
 from semel.server.service import Service
 from semel.server.slow_lane import send_to
@@ -35,7 +36,8 @@ LANE = "dashboard"
 class StoreReader:
     """Reads the store for the pages.
 
-    Lists and counts read every record: they go through the service's slow lane.
+    Lists and counts read every record: they go through the service's slow lane. Every item is checked against the
+    tenant of the user whose request it serves.
     """
 
     def __init__(self, service: Service) -> None:
@@ -51,19 +53,29 @@ class StoreReader:
         await asyncio.gather(*self._counting.values(), return_exceptions=True)
 
     async def quick(self, items: Sequence[Item]) -> list[Answer]:
-        """Read records by key, without batching with other callers. Raises `StoreUnavailable`."""
+        """Read records by key, without batching with other callers. Raises `StoreUnavailable`, `HttpProblem`."""
+        for item in items:
+            _permit(item)
+        return await self._send(items)
+
+    async def ask_own(self, asking: Asking) -> Any:
+        """Run a generator of items for semel's own records."""
+        return await adrive(asking, self._send)
+
+    async def _send(self, items: Sequence[Item]) -> list[Answer]:
         answers: list[Answer] = []
         store, charge = self._service.runtime.store, self._service.costs.charge_store
         for at in range(0, len(items), ITEMS_MAX):
             answers += await send_to(store, items[at : at + ITEMS_MAX], charge)
         return answers
 
-    async def ask(self, asking: Asking) -> Any:
-        """Run a generator of items with quick lookups."""
-        return await adrive(asking, self.quick)
-
     async def slow(self, item: Count | Scan) -> Any:
-        """List or count. Raises `StoreUnavailable`."""
+        """List or count. Raises `StoreUnavailable`, `HttpProblem`."""
+        _permit(item)
+        return await self.scan_own(item)
+
+    async def scan_own(self, item: Count | Scan) -> Any:
+        """List semel's own records. Raises `StoreUnavailable`."""
         payer = PAYER.get()
         answer, took_s = await self._service.slow.ask(LANE if payer is None else account_of(payer), item)
         self._service.costs.charge_scan(took_s)
@@ -109,6 +121,12 @@ class StoreReader:
         now = time.monotonic()
         self._stats[tenant] = (now, stats)
         self._due[tenant] = now + max(COUNT_EVERY_S, (now - began) / COUNT_SHARE)
+
+
+def _permit(item: Item) -> None:
+    caller = PAYER.get()
+    if caller is not None:
+        permit_tenant(caller, item)
 
 
 def records_of(answers: Sequence[Answer]) -> list[Record]:
