@@ -39,7 +39,7 @@ def admin() -> Any:
 def _admin(address: str, _pid: int) -> Any:
     from confluent_kafka.admin import AdminClient
 
-    return AdminClient({"bootstrap.servers": address})
+    return AdminClient({"bootstrap.servers": address, "log_level": 0})
 
 
 def secured() -> str:

@@ -214,6 +214,20 @@ async def a_message_without_a_key_goes_to_the_dead_letters(scene: Scene) -> None
 
 
 @scenario
+async def an_empty_body_arrives_as_it_was_sent(scene: Scene) -> None:
+    """A message may be its key alone."""
+    bodies: list[object] = []
+
+    async def handler(message: Arrival) -> None:
+        bodies.append(message.body)
+
+    await scene.broker.send([Sent("a", b"")])
+    async with scene.running(handler):
+        await scene.settled()
+    equal(bodies, [b""], "the bodies")
+
+
+@scenario
 async def a_busy_message_waits_for_its_owner_and_is_not_dropped(scene: Scene) -> None:
     """Another worker holds the claim, and dies."""
     once = scene.client(lease="700ms")
