@@ -42,6 +42,7 @@ class Topic:
             for each in self.admin.list_offsets(dict.fromkeys(self._places(), LATEST)).values():
                 each.result(30)
         except KafkaException:
+            self.admin.list_topics(self.name, 30)  # the client keeps a leader that it was told too early
             return False
         return True
 

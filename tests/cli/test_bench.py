@@ -53,7 +53,7 @@ def end_amid(url: str, cwd: Path, number: signal.Signals, under_way: Callable[[]
         process.kill()
         process.wait(PATIENCE_S)
     assert "Traceback" not in err
-    assert out == ""
+    assert (out, err) == ("", "")
     return process.returncode
 
 

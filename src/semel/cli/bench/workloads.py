@@ -100,7 +100,7 @@ def _pour(leases: Semel, fresh: Fresh, size: int) -> None:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Block signals. An event loop that an interrupt leaves half built prints a traceback when it is collected."""
+    """Block signals: a client or an event loop that an interrupt leaves half open cannot be closed."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -117,9 +117,8 @@ class Crowd:
     def __init__(self, client: AsyncSemel) -> None:
         self._client = client
         self._runner = asyncio.Runner()
-        with _signals_held():
-            # An interrupt ends every task and the command reports it, so the loop does not.
-            self._runner.get_loop().set_exception_handler(lambda _loop, _context: None)
+        # An interrupt ends every task and the command reports it, so the loop does not.
+        self._runner.get_loop().set_exception_handler(lambda _loop, _context: None)
 
     def __enter__(self) -> Self:
         self._runner.run(self._client.__aenter__())
@@ -175,9 +174,12 @@ Measure: TypeAlias = tuple[str, Callable[[float], Measurement]]
 def measures(scratch: Scratch) -> Iterator[list[Measure]]:
     """Yield all comparisons; the clients stay open until the end."""
     with ExitStack() as stack:
-        marks = stack.enter_context(client.open(scratch.target, consumer="marks", mode="mark", window=WINDOW))
-        leases = stack.enter_context(client.open(scratch.target, consumer="leases", window=WINDOW))
-        crowd = stack.enter_context(Crowd(client.aopen(scratch.target, consumer="crowd", window=WINDOW)))
+        with _signals_held():  # a client that an interrupt leaves half open goes on writing
+            marks = stack.enter_context(
+                client.open(scratch.target, consumer="marks", mode="mark", window=WINDOW)
+            )
+            leases = stack.enter_context(client.open(scratch.target, consumer="leases", window=WINDOW))
+            crowd = stack.enter_context(Crowd(client.aopen(scratch.target, consumer="crowd", window=WINDOW)))
         singles = [
             ("run, one by one", running(leases, SINGLES)),
             (f"run, {CALLERS} at once", crowd.running(CALLERS, CALLERS * 2)),
