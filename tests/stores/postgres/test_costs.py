@@ -82,7 +82,7 @@ def explain(store: PostgresStore, items: list[Any]) -> dict[str, Any]:
     """How the server carries out the statement of these items, and what it did."""
     batch = batching.PostgresBatch(items, store.consumers)
     (stage,) = batching.stages(batch)
-    ask = next(queries.say(batch, stage))
+    ask = next(queries.talk_of(batch, stage))
     with store._open_pool().connection() as line:
         line.execute("BEGIN")
         cursor = line.execute(

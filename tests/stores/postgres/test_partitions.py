@@ -33,7 +33,7 @@ from semel.core.commands import (
 )
 from semel.errors import IdsMismatch, PolicyInvalid, StoreUnavailable, UsageError
 from semel.stores.postgres import PostgresStore, batch, from_url, partitions
-from semel.stores.postgres.queries import say
+from semel.stores.postgres.queries import talk_of
 from semel.testing import ManualClock
 from semel.types import Absent, Completed, Late, Lost, Renewed, Unavailable
 from tests.cli.shell import semel as run_semel
@@ -225,7 +225,7 @@ def test_a_statement_looks_into_the_partitions_of_its_ids_alone(
     for sent in (ends, fresh, [Lookup(item.id) for item in items], list(items)):
         said = batch.PostgresBatch(sent, timed.consumers, timed.kinds, now=clock.now_us())
         (stage,) = batch.stages(said)
-        ask = next(say(said, stage))
+        ask = next(talk_of(said, stage))
         assert ask.name.endswith("_timed")
         with timed._open_pool().connection() as line:
             line.execute("BEGIN")

@@ -23,9 +23,9 @@ from semel.core.machine import standing
 from semel.errors import PolicyInvalid
 from semel.stores.admin_rules import StatsCounter, build_page, cursor_refused, item_unknown, lag_s
 from semel.stores.postgres import encoding
-from semel.stores.postgres.batch import PostgresBatch, SendCalls, Talk, ask_for
+from semel.stores.postgres.batch import PostgresBatch, SendCalls, Talk, query_consumers
 from semel.stores.postgres.calendar import ALARM_US
-from semel.stores.postgres.partitions import live_us, look, set_up, tend, warn
+from semel.stores.postgres.partitions import live_us, look, maintain, set_up, warn
 from semel.stores.rows import CODES, COUNTED
 from semel.types import Mode, Record, Stats
 
@@ -126,7 +126,7 @@ def _purge(batch: PostgresBatch, position: int, item: Purge) -> Talk[Purged]:
         messages = yield SendCalls("purge_outbox", {"now": batch.now, "limit": item.limit})
         purged = replace(purged, count=purged.count + len(messages), more=len(messages) == item.limit)
     yield SendCalls("commit")
-    found = yield from tend(batch, position, batch.schema)
+    found = yield from maintain(batch, position, batch.schema)
     if found.low is not None:
         yield SendCalls("purge_extras", {"low": found.low, "limit": item.limit})
     return replace(purged, lag_s=max(purged.lag_s, found.lag_s()))
@@ -245,7 +245,7 @@ def _set_window(batch: PostgresBatch, item: SetWindow) -> Talk[None]:
         yield SendCalls("drop_window", name)
         return
     scope = (item.tenant, item.consumer)
-    timed = bool((yield from ask_for(batch, {scope: False})).get(scope))
+    timed = bool((yield from query_consumers(batch, {scope: False})).get(scope))
     if timed:
         yield from _check_live(item.window_us)
     yield SendCalls("begin")

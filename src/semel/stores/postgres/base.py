@@ -119,7 +119,8 @@ class PostgresStoreBase:
     ) -> bool:
         """Answer the items of a failed stage with the error. Returns whether the rest is worth trying.
 
-        Raises the error if no item has been answered before.
+        Raises the error if it is not `StoreUnavailable`, or if no item has been answered. `StoreFull` never raises,
+        and refuses only this stage.
         """
         if not isinstance(error, StoreUnavailable):
             raise error

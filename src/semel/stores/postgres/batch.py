@@ -13,7 +13,7 @@ from semel.stores.postgres.calendar import Retention
 from semel.stores.postgres.encoding import Row
 from semel.types import Absent, Id, Unavailable
 
-__all__ = ["RACES_MAX", "ask_for", "know", "meet"]
+__all__ = ["RACES_MAX", "number_consumers", "query_consumers", "read_consumers"]
 
 T = TypeVar("T")
 
@@ -259,7 +259,7 @@ RACES_MAX = 8
 """How often a read is repeated that races with other transactions."""
 
 
-def know(batch: PostgresBatch, scopes: set[Scope], *, timed: bool | None = None) -> Talk[None]:
+def number_consumers(batch: PostgresBatch, scopes: set[Scope], *, timed: bool | None = None) -> Talk[None]:
     """Find or create a number for each consumer; the numbers are cached.
 
     `timed`: whether the items were treated as ids with a time. Raises `StoreUnavailable` if that is not so.
@@ -272,25 +272,25 @@ def know(batch: PostgresBatch, scopes: set[Scope], *, timed: bool | None = None)
         unknown = dict.fromkeys(sorted(scopes - batch.consumers.keys()), True)
         if not unknown:
             return
-        for scope, ids in (yield from ask_for(batch, unknown)).items():
+        for scope, ids in (yield from query_consumers(batch, unknown)).items():
             if timed is not None and bool(ids) is not timed:
                 raise StoreUnavailable(f"consumer {scope[1]!r} was created or removed meanwhile; try again")
             batch.consumers[scope] = batch.known[scope]
     raise StoreUnavailable("consumers are created and removed at the same time; try again")
 
 
-def meet(batch: PostgresBatch, _positions: Sequence[int]) -> Talk[None]:
+def read_consumers(batch: PostgresBatch, _positions: Sequence[int]) -> Talk[None]:
     """Read the consumers of the items before routing them; creates consumers for items that create records."""
     unknown = batch.unknown()
     for _ in range(RACES_MAX):
         if not unknown:
             return
-        found = yield from ask_for(batch, dict(sorted(unknown.items())))
+        found = yield from query_consumers(batch, dict(sorted(unknown.items())))
         # A consumer that another transaction created after our snapshot is in neither half of the answer: query again.
         unknown = {scope: make for scope, make in unknown.items() if make and scope not in found}
 
 
-def ask_for(batch: PostgresBatch, unknown: Mapping[Scope, bool]) -> Talk[dict[Scope, str]]:
+def query_consumers(batch: PostgresBatch, unknown: Mapping[Scope, bool]) -> Talk[dict[Scope, str]]:
     """Create numbers for the consumers that need one; returns the kinds of ids of all consumers that have one."""
     rows = yield SendCalls(
         "consumers",

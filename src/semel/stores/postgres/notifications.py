@@ -91,7 +91,7 @@ class ChangeListeners:
 
 
 RETRY_S = 1.0
-HEAR_S = 0.5
+LISTEN_S = 0.5
 """How often a listening thread checks whether it should end."""
 
 _log = logging.getLogger("semel")
@@ -144,12 +144,12 @@ class ServerListener:
         while not ended.is_set():
             try:
                 with PostgresConnection.connect(**self._place.parameters(), context=CONTEXT) as connection:
-                    self._hear(connection, ended)
+                    self._listen(connection, ended)
             except psycopg.Error as error:
                 _log.debug("listening to %s failed: %s", self._place.name, error)
                 ended.wait(RETRY_S)
 
-    def _hear(self, connection: PostgresConnection, ended: Event) -> None:
+    def _listen(self, connection: PostgresConnection, ended: Event) -> None:
         connection.wait_s = self._place.wait_s
         connection.execute(f'LISTEN "{channel_of(self._place.schema)}"')
         try:
@@ -160,7 +160,7 @@ class ServerListener:
             connection.execute(self._statements["listen"])
         self._changes.look_again()
         while not ended.is_set():
-            for notify in connection.notifies(timeout=HEAR_S):
+            for notify in connection.notifies(timeout=LISTEN_S):
                 self._changes.on_payload(notify.payload)
                 if ended.is_set():
                     break
@@ -224,16 +224,16 @@ class AsyncServerListener:
                 async with await AsyncPostgresConnection.connect(
                     **self._place.parameters(), context=CONTEXT
                 ) as connection:
-                    await self._hear(connection)
+                    await self._listen(connection)
             except psycopg.Error as error:
                 _log.debug("listening to %s failed: %s", self._place.name, error)
                 await asyncio.sleep(RETRY_S)
 
-    async def _hear(self, connection: AsyncPostgresConnection) -> None:
+    async def _listen(self, connection: AsyncPostgresConnection) -> None:
         connection.wait_s = self._place.wait_s
         await connection.execute(f'LISTEN "{channel_of(self._place.schema)}"')
         try:
-            await self._enter(connection)
+            await self._register(connection)
             self._changes.look_again()
             while True:
                 async for notify in connection.notifies(timeout=self._place.wait_s / 2):
@@ -242,7 +242,7 @@ class AsyncServerListener:
             with suppress(psycopg.Error):
                 await connection.execute(self._statements["unlisten"])
 
-    async def _enter(self, connection: AsyncPostgresConnection) -> None:
+    async def _register(self, connection: AsyncPostgresConnection) -> None:
         try:
             async with connection.transaction():
                 await connection.execute(self._statements["lock_listeners"], prepare=False)

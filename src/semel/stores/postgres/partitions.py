@@ -16,7 +16,7 @@ from semel.stores.postgres.batch import PostgresBatch, SendCalls, Talk
 from semel.stores.postgres.calendar import ALARM_US, GRACE_US, LIVE_US, STEP, Partition, PartitionStep
 from semel.windows import duration_us
 
-__all__ = ["PartitionState", "live_us", "look", "make", "remove", "set_up", "tend"]
+__all__ = ["PartitionState", "live_us", "look", "maintain", "make", "remove", "set_up"]
 
 OLDEST = 140000
 """The first PostgreSQL that detaches a partition without blocking others."""
@@ -162,7 +162,7 @@ def warn(found: PartitionState, schema: str, why: str = "") -> None:
 # --- removing -----------------------------------------------------------------------------------
 
 
-def tend(batch: PostgresBatch, position: int, schema: str) -> Talk[PartitionState]:
+def maintain(batch: PostgresBatch, position: int, schema: str) -> Talk[PartitionState]:
     """Create partitions ahead, raise the low-water mark, and note which partitions may be removed now.
 
     Once the mark is raised, ids below it are `Late`. Partitions below it are removed in a later round, after the

@@ -26,7 +26,16 @@ from semel.core.ids import digest
 from semel.core.machine import decide, mark_record, standing
 from semel.errors import KeyInvalid, RecordCorrupt, StoreUnavailable, UsageError
 from semel.stores.postgres import encoding
-from semel.stores.postgres.batch import BIGINT, RACES_MAX, PostgresBatch, SendCalls, Stage, Talk, know, meet
+from semel.stores.postgres.batch import (
+    BIGINT,
+    RACES_MAX,
+    PostgresBatch,
+    SendCalls,
+    Stage,
+    Talk,
+    number_consumers,
+    read_consumers,
+)
 from semel.stores.postgres.calendar import FUTURE_US
 from semel.stores.postgres.encoding import Packed, Row
 from semel.stores.rows import QUARANTINE, SLIDING, has_extras, pack_steps
@@ -37,7 +46,7 @@ LOST, WRITTEN, ALREADY, DEFERRED = 0, 1, 2, 8
 """The verdicts of the statement `settle`."""
 
 
-def say(batch: PostgresBatch, stage: Stage) -> Talk[None]:
+def talk_of(batch: PostgresBatch, stage: Stage) -> Talk[None]:
     """Return the talk of one stage, which stores the answers in the batch. A stage may be started again."""
     return TALKS[stage.kind](batch, stage.positions)
 
@@ -47,7 +56,9 @@ def say(batch: PostgresBatch, stage: Stage) -> Talk[None]:
 
 def claims(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     """Grant claims, or answer duplicates: one statement, and another only for keys that raced with other callers."""
-    yield from know(batch, {batch.items[at].id[:2] for at in positions}, timed=positions[0] in batch.id_times)
+    yield from number_consumers(
+        batch, {batch.items[at].id[:2] for at in positions}, timed=positions[0] in batch.id_times
+    )
     waiting = {batch.digests[position]: position for position in positions}
     deferred: list[int] = []
     for _ in range(RACES_MAX):
@@ -230,7 +241,9 @@ def lock_and_decide(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None
 
 def reserve_and_decide(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     """As `lock_and_decide`, for items that may create a record: rows are reserved for records that do not exist yet."""
-    yield from know(batch, {batch.items[at].id[:2] for at in positions}, timed=positions[0] in batch.id_times)
+    yield from number_consumers(
+        batch, {batch.items[at].id[:2] for at in positions}, timed=positions[0] in batch.id_times
+    )
     chosen = sorted(positions, key=batch.digests.__getitem__)
     yield SendCalls("begin")
     outside = (yield from _outside(batch, chosen)) if chosen[0] in batch.id_times else set[int]()
@@ -364,7 +377,7 @@ def _write(batch: PostgresBatch, changes: list[tuple[int, Record | None, Record]
 def marks(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     """Store the keys of all marks: one statement. Keys that it does not return were known before or meanwhile."""
     items: list[Mark] = [batch.items[position] for position in positions]
-    yield from know(batch, {(item.tenant, item.consumer) for item in items})
+    yield from number_consumers(batch, {(item.tenant, item.consumer) for item in items})
     digests = [batch.marked[position] for position in positions]
     rows: list[tuple[bytes, int, int]] = []
     for item, theirs in zip(items, digests, strict=True):
@@ -420,7 +433,7 @@ TALKS: dict[str, Callable[[PostgresBatch, Sequence[int]], Talk[None]]] = {
     "reserved": reserve_and_decide,
     "mark": marks,
     "apart": apart,
-    "meet": meet,
+    "read_consumers": read_consumers,
     "remove": removals,
     "extend": extend,
 }

@@ -21,7 +21,7 @@ from semel.stores.postgres.batch import PostgresBatch, SendCalls, Stage, Talk, s
 from semel.stores.postgres.errors import is_cut, is_unplaced, to_store_error
 from semel.stores.postgres.notifications import ServerListener
 from semel.stores.postgres.pool import PostgresConnection, PostgresPool
-from semel.stores.postgres.queries import say
+from semel.stores.postgres.queries import talk_of
 from semel.stores.postgres.schema import has_tables, prepare
 from semel.stores.postgres.settings import PostgresOptions, PostgresTarget
 from semel.stores.postgres.single import SingleCall
@@ -140,7 +140,7 @@ class PostgresStore(PostgresStoreBase):
         """Execute the items by the statements for many. `tries`: how often the connection was lost already."""
         batch = self.batch(items)
         if not tries and batch.unknown():
-            self._stage(pool, batch, Stage("meet", []))
+            self._stage(pool, batch, Stage("read_consumers", []))
         plan = stages(batch)
         for number, stage in enumerate(plan):
             try:
@@ -182,7 +182,7 @@ class PostgresStore(PostgresStoreBase):
         for tries in range(tries_made, REPEATS_MAX):
             try:
                 with pool.connection() as connection:
-                    self._converse(connection, say(batch, stage))
+                    self._converse(connection, talk_of(batch, stage))
                     return
             except psycopg.Error as error:
                 if not self.may_retry(batch, stage, error, tries):
@@ -195,7 +195,7 @@ class PostgresStore(PostgresStoreBase):
         """Remove partitions, on a separate connection; those that cannot be removed now are left for the next round."""
         try:
             with pool.connect() as connection:
-                self._converse(connection, say(batch, Stage("remove", list(batch.leaving))))
+                self._converse(connection, talk_of(batch, Stage("remove", list(batch.leaving))))
         except psycopg.Error as error:
             _log.warning("%s: partitions were not removed: %s", self.name, to_store_error(error, self.name))
 

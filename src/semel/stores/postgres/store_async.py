@@ -21,7 +21,7 @@ from semel.stores.postgres.batch import PostgresBatch, SendCalls, Stage, Talk, s
 from semel.stores.postgres.errors import is_cut, is_unplaced, to_store_error
 from semel.stores.postgres.notifications import AsyncServerListener
 from semel.stores.postgres.pool_async import AsyncPostgresConnection, AsyncPostgresPool
-from semel.stores.postgres.queries import say
+from semel.stores.postgres.queries import talk_of
 from semel.stores.postgres.schema import has_tables, prepare
 from semel.stores.postgres.settings import PostgresOptions, PostgresTarget
 from semel.stores.postgres.single import SingleCall
@@ -143,7 +143,7 @@ class AsyncPostgresStore(PostgresStoreBase):
         """Execute the items by the statements for many. `tries`: how often the connection was lost already."""
         batch = self.batch(items)
         if not tries and batch.unknown():
-            await self._stage(pool, batch, Stage("meet", []))
+            await self._stage(pool, batch, Stage("read_consumers", []))
         plan = stages(batch)
         for number, stage in enumerate(plan):
             try:
@@ -200,7 +200,7 @@ class AsyncPostgresStore(PostgresStoreBase):
         for tries in range(tries_made, REPEATS_MAX):
             try:
                 async with pool.connection() as connection:
-                    await self._converse(connection, say(batch, stage))
+                    await self._converse(connection, talk_of(batch, stage))
                     return
             except psycopg.Error as error:
                 if not self.may_retry(batch, stage, error, tries):
@@ -213,7 +213,7 @@ class AsyncPostgresStore(PostgresStoreBase):
         """Remove partitions, on a separate connection; those that cannot be removed now are left for the next round."""
         try:
             async with await pool.connect() as connection:
-                await self._converse(connection, say(batch, Stage("remove", list(batch.leaving))))
+                await self._converse(connection, talk_of(batch, Stage("remove", list(batch.leaving))))
         except psycopg.Error as error:
             _log.warning("%s: partitions were not removed: %s", self.name, to_store_error(error, self.name))
 
