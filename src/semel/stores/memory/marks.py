@@ -106,9 +106,7 @@ class MemoryMarks:
                 ):
                     self._note(now + window, window, list(keys))
                     return [True] * len(keys)
-                batched.difference_update(
-                    keys
-                )  # some are copies of each other or of single marks: add one by one
+                batched.difference_update(keys)  # some are copies of each other or of singles: add one by one
             add, held = batched.add, singles.get
             firsts = [not (key in batched or held(key, 0) > now or add(key)) for key in keys]
             self._note(now + window, window, [key for key, new in zip(keys, firsts, strict=True) if new])

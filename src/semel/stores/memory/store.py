@@ -335,9 +335,7 @@ class MemoryStore:
 
     def after_fork(self) -> None:
         """Replace the locks in a forked child, whose records are its own from now on."""
-        self._lock = (
-            Lock()
-        )  # another thread of the parent may have held it, and does not exist here to release it
+        self._lock = Lock()  # another thread of the parent may have held it, and cannot release it here
         for marks in self._marks.values():
             marks.after_fork()
 

@@ -113,9 +113,7 @@ class PostgresTarget(Struct, frozen=True, kw_only=True):
             "autocommit": True,
             "prepare_threshold": None if self.pooler else 0,
         }
-        if (
-            not self.pooler
-        ):  # a pooler may use another session for each transaction, so a setting would not last
+        if not self.pooler:  # a pooler gives each transaction another session, so a setting would not last
             ours = " ".join(f"-c {name}={value}" for name, value in SESSION.items())
             chosen["options"] = f"{ours} {self.conninfo.get('options', '')}".strip()
         return chosen

@@ -156,9 +156,7 @@ class SqliteBatch:
                         continue
                     current[key] = record if _is_plain(record) else _fit(check(record))
                     dirty[key] = None
-                    if (
-                        kind is not Claim and kind is not Renew
-                    ):  # these two do not end a claim that others wait for
+                    if kind is not Claim and kind is not Renew:  # these do not end a claim that others await
                         self.changed.append(item.id)
                 answers[position] = answer
             except (RecordCorrupt, KeyInvalid) as error:
