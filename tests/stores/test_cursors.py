@@ -34,7 +34,7 @@ def test_a_strange_cursor_is_refused(kind: str, cursor: str, tmp_path: Path) -> 
     assert isinstance(store, Store)
     store.open()
     try:
-        with pytest.raises(PolicyInvalid, match="is no cursor that this store gave out"):
+        with pytest.raises(PolicyInvalid, match="is not a cursor of this store"):
             raise_refusal(store.send([Scan(cursor=cursor)]))
     finally:
         store.close()

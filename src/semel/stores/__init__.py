@@ -1,4 +1,4 @@
-"""Where records live: one package for each store, picked by URL in `registry`; and what a store of your own needs."""
+"""Stores of records: one package for each store, chosen by URL in `registry`, and the types for a store of your own."""
 
 from semel.core.commands import Purged, StoreSettings
 from semel.core.protocols import AsyncStore, Capabilities, Store

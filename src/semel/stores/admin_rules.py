@@ -1,4 +1,4 @@
-"""Rules of the items that are not about one record, the same in every store: pages, counts, windows, refusals."""
+"""Rules that every store shares for items that are not about one record: pages, counts, windows and errors."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ T = TypeVar("T")
 def build_page(
     found: Sequence[T], item: Scan, read: Callable[[T], Record | None], cursor_of: Callable[[T], str]
 ) -> Page:
-    """The page of a scan from one row more than it may hold: the last one says only that there are more."""
+    """Build the page of a scan. `found` has one row more than the page if there are more rows; that row is left out."""
     rows = found[: item.limit]
     records: list[Record] = []
     for row in rows:
@@ -23,7 +23,7 @@ def build_page(
             record = read(row)
         except RecordCorrupt:
             if item.orphaned:
-                continue  # one that does not read must not keep the others from being taken over
+                continue  # a record that cannot be decoded must not keep the others from being taken over
             raise
         if record is not None:
             records.append(record)
@@ -31,30 +31,30 @@ def build_page(
 
 
 def cursor_refused(cursor: str | None) -> PolicyInvalid:
-    """The error for a cursor that does not read."""
-    return PolicyInvalid(f"{cursor!r} is no cursor that this store gave out")
+    """Build the error for a cursor that cannot be decoded."""
+    return PolicyInvalid(f"{cursor!r} is not a cursor of this store; pass the cursor of the previous page")
 
 
 def item_unknown(item: Item) -> TypeError:
-    """The error for an item that no store knows."""
-    return TypeError(f"{type(item).__name__} is no item that a store knows")
+    """Build the error for an item of an unknown type."""
+    return TypeError(f"{type(item).__name__} is not an item that a store knows")
 
 
 def window_in_force(
     windows: Collection[tuple[str, str, str]], tenant: str, consumer: str, event_type: str
 ) -> tuple[str, str, str]:
-    """The name of the window that a record has: of its own type where there is one, else of its consumer."""
+    """Return the name of the window of a record: that of its event type if there is one, else that of its consumer."""
     own = (tenant, consumer, event_type)
     return own if own in windows else (tenant, consumer, "")
 
 
 def lag_s(now_us: int, oldest_us: int | None) -> float:
-    """For how long the oldest of those that are over has been over."""
+    """Return how long ago the oldest expired record expired, in seconds; 0 if there is none."""
     return 0.0 if oldest_us is None else (now_us - oldest_us) / 1e6
 
 
 class StatsCounter:
-    """Counts what a store holds; what the item does not ask for is left out."""
+    """Counts the records and marks of a store that the item covers."""
 
     def __init__(self, item: Count, now_us: int) -> None:
         self._item = item
@@ -76,12 +76,12 @@ class StatsCounter:
             self._consumers[consumer] = self._consumers.get(consumer, 0) + number
 
     def add_expired(self, number: int, oldest_us: int) -> None:
-        """Count records that are over and still there."""
+        """Count expired records that are still stored."""
         self._expired += number
         self._oldest_us = min(self._oldest_us, oldest_us)
 
     def stats(self, *, purge_lag_s: float = 0.0, **others: Any) -> Stats:
-        """The sums. `purge_lag_s`: a lag of something else; the longer one is reported."""
+        """Return the totals. `purge_lag_s`: the lag of something else; the longer one is reported."""
         return Stats(
             now_us=self._now_us,
             states=self._states,

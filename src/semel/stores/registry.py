@@ -1,4 +1,4 @@
-"""Find the store for a URL. Drivers are imported when their URL is opened, not before.
+"""Find the store for a URL. A driver is imported only when its URL is used.
 
 Third parties add a scheme by an entry point in the group `semel.stores`: a function from URL to store.
 """
@@ -39,7 +39,7 @@ _named_lock = Lock()
 
 
 def store_for(url: str) -> AnyStore:
-    """The store that a URL names, not yet connected. Raises `StoreUnknown` with what to do."""
+    """Return the store for a URL, not yet connected. Raises `StoreUnknown`; the message says what to do."""
     scheme, colon, _ = url.partition(":")
     if not colon:
         raise StoreUnknown(f"{url!r} is not a store URL; for a file write sqlite:///{url}")
@@ -47,7 +47,7 @@ def store_for(url: str) -> AnyStore:
 
 
 def memory(url: str) -> MemoryStore:
-    """`memory:` is a store of its own; `memory:name` is the same one wherever this process opens it."""
+    """Return a new store for `memory:`; for `memory:name`, the same store each time within this process."""
     from semel.runtime.urls import read_options
 
     store = MemoryStore(**read_options(url, {"records_max": int, "compact": bool}))
@@ -67,4 +67,6 @@ def _maker(scheme: str) -> Callable[[str], AnyStore]:
     for point in entry_points(group="semel.stores", name=scheme):
         return point.load()  # type: ignore[no-any-return]
     known = ", ".join(f"{name}:" for name in _BUILT_IN)
-    raise StoreUnknown(f"no store answers to {scheme}: here; known are {known} and what plug-ins register")
+    raise StoreUnknown(
+        f"no store answers to {scheme}: here; known are {known} and those of installed plug-ins"
+    )

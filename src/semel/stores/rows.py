@@ -1,4 +1,4 @@
-"""What the stores that keep records in rows have in common: a state with its flags as one number, steps as bytes."""
+"""Encoding shared by the stores that keep records in rows: the state with its flags as one number, steps as bytes."""
 
 import msgspec
 
@@ -8,15 +8,15 @@ from semel.types import Record, State
 STATES: tuple[State, ...] = ("claimed", "done", "failed", "unknown", "forgotten")
 CODES: dict[State, int] = {state: code for code, state in enumerate(STATES)}
 FREE = 7
-"""Stands for no state: how a count of rows names a claim that nobody holds."""
+"""Not a state: in counts, the code of a claim that nobody holds."""
 COUNTED: dict[int, str] = {0: "claimed", 1: "done", 2: "failed", 3: "unknown", FREE: RELEASED}
 STATE_MASK = 7
 QUARANTINE = 8
 SLIDING = 16
 EXTRAS = 32
-"""It has steps, metadata or an anchor, which lie beside it."""
+"""The record has steps, metadata or an anchor, in a row of another table."""
 JOURNAL = 64
-"""It has a journaled payload, which lies beside it."""
+"""The record has a journaled payload, in a row of another table."""
 STATE_MAX = STATE_MASK | QUARANTINE | SLIDING | EXTRAS | JOURNAL
 
 _steps_encoder = msgspec.msgpack.Encoder()
@@ -24,7 +24,7 @@ _steps_decoder = msgspec.msgpack.Decoder(tuple[tuple[str, bytes | None], ...])
 
 
 def flags_of(record: Record) -> int:
-    """The state with its flags, as the column holds them."""
+    """Return the state with its flags, as the column stores them."""
     flags = CODES[record.state]
     if record.quarantine:
         flags |= QUARANTINE
@@ -38,15 +38,15 @@ def flags_of(record: Record) -> int:
 
 
 def has_extras(record: Record) -> bool:
-    """Whether something of it lies in a row beside it: steps, metadata, or the time it was accepted at."""
+    """Whether part of the record is in another table: steps, metadata, or the time of the accepted event."""
     return bool(record.steps) or record.meta is not None or record.anchor_us is not None
 
 
 def pack_steps(steps: tuple[tuple[str, bytes | None], ...]) -> bytes | None:
-    """The steps of a record as one column."""
+    """Encode the steps of a record as one column."""
     return _steps_encoder.encode(steps) if steps else None
 
 
 def unpack_steps(steps: bytes) -> tuple[tuple[str, bytes | None], ...]:
-    """The steps as they were."""
+    """Decode the steps."""
     return _steps_decoder.decode(steps)

@@ -148,7 +148,7 @@ def test_purging_and_taking_over_the_same_keys(store: PostgresStore) -> None:
 
     def purger() -> None:
         while not stop.is_set():
-            with store._open_pool().line() as line:  # at once, not when its minute has come
+            with store._open_pool().connection() as line:  # at once, not when its minute has come
                 line.execute(
                     f"UPDATE {store.place.schema}.records SET purge_at = 0 WHERE ctid = ANY (ARRAY("
                     f"SELECT ctid FROM {store.place.schema}.records WHERE state = 1 FOR UPDATE SKIP LOCKED))"

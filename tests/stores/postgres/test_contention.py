@@ -143,7 +143,7 @@ def test_a_key_that_others_keep_changing_is_busy_in_the_end() -> None:
     item = Claim(("", "c", "k"), b"o" * 16, MINUTE_US, MINUTE_US)
     batch = batching.PostgresBatch([item], {("", "c"): 1})
     (stage,) = batching.stages(batch)
-    said = queries.say(batch, stage)
+    said = queries.talk_of(batch, stage)
     asked = [next(said).name]
     with contextlib.suppress(StopIteration):
         while len(asked) < 100:

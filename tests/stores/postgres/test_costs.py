@@ -57,7 +57,7 @@ def written_by_duplicates(store: PostgresStore, place: str) -> int:
     def written() -> tuple[int, int]:
         """Bytes of log, and transaction numbers used."""
         at = store._open_pool()
-        with at.line() as line:
+        with at.connection() as line:
             row = line.execute(
                 "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint,"
                 " pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
@@ -82,8 +82,8 @@ def explain(store: PostgresStore, items: list[Any]) -> dict[str, Any]:
     """How the server carries out the statement of these items, and what it did."""
     batch = batching.PostgresBatch(items, store.consumers)
     (stage,) = batching.stages(batch)
-    ask = next(queries.say(batch, stage))
-    with store._open_pool().line() as line:
+    ask = next(queries.talk_of(batch, stage))
+    with store._open_pool().connection() as line:
         line.execute("BEGIN")
         cursor = line.execute(
             f"EXPLAIN (ANALYZE, FORMAT JSON) {store.statements[ask.name]}",
@@ -198,7 +198,7 @@ def bytes_without_dead_rows(table: str) -> int:
 
 def test_packed_arrays_are_what_the_server_reads(store: PostgresStore) -> None:
     digests = [os.urandom(16) for _ in range(3)]
-    with store._open_pool().line() as line:
+    with store._open_pool().connection() as line:
         row = line.execute(
             "SELECT %(u)b, %(b)b, %(i)b, %(s)b, %(y)b, %(t)b, %(e)b",
             {

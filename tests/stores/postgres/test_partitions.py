@@ -33,7 +33,7 @@ from semel.core.commands import (
 )
 from semel.errors import IdsMismatch, PolicyInvalid, StoreUnavailable, UsageError
 from semel.stores.postgres import PostgresStore, batch, from_url, partitions
-from semel.stores.postgres.queries import say
+from semel.stores.postgres.queries import talk_of
 from semel.testing import ManualClock
 from semel.types import Absent, Completed, Late, Lost, Renewed, Unavailable
 from tests.cli.shell import semel as run_semel
@@ -225,9 +225,9 @@ def test_a_statement_looks_into_the_partitions_of_its_ids_alone(
     for sent in (ends, fresh, [Lookup(item.id) for item in items], list(items)):
         said = batch.PostgresBatch(sent, timed.consumers, timed.kinds, now=clock.now_us())
         (stage,) = batch.stages(said)
-        ask = next(say(said, stage))
+        ask = next(talk_of(said, stage))
         assert ask.name.endswith("_timed")
-        with timed._open_pool().line() as line:
+        with timed._open_pool().connection() as line:
             line.execute("BEGIN")
             row = line.execute(
                 f"EXPLAIN (ANALYZE, FORMAT JSON) {timed.statements[ask.name]}", ask.parameters
@@ -548,7 +548,7 @@ def consistent(store: PostgresStore, place: str, clock: ManualClock) -> None:
 
 def test_the_mark_never_falls(timed: PostgresStore, place: str) -> None:
     for low in ("1900000000000000", "1800000000000001"):
-        with timed._open_pool().line() as line:
+        with timed._open_pool().connection() as line:
             line.execute(timed.statements["raise_low"], {"low": low, "at": "1"})
     assert rows(timed, place, "SELECT value FROM {s}.meta WHERE name = 'low_water'") == [
         ("1900000000000000",)

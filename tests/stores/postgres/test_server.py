@@ -222,7 +222,7 @@ def test_a_store_that_is_closed_while_it_connects_keeps_no_connection(
             await asyncio.sleep(0)
         go.set()
         await asyncio.gather(opening, closing)
-        assert store._lines is None
+        assert store._pool is None
         with pytest.raises(StoreClosed):
             await store.asend([claim("late")])
 
@@ -265,7 +265,7 @@ def test_a_roles_own_isolation_is_not_ours(own: Own) -> None:
     assert postgres.execute(at, "SHOW transaction_isolation") == [("serializable",)]
     store = PostgresStore(at, schema="isolation")
     store.open()
-    with store._open_pool().line() as line:
+    with store._open_pool().connection() as line:
         assert line.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
     store.close()
 

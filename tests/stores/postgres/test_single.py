@@ -43,14 +43,14 @@ class Spy(PostgresStore):
         super().__init__(*args, **more)
         self.ways: list[str] = []
 
-    def _ask(self, lines: Any, call: SingleCall) -> Answer:
-        answer = super()._ask(lines, call)
+    def _ask(self, pool: Any, call: SingleCall) -> Answer:
+        answer = super()._ask(pool, call)
         self.ways.append(call.name if answer is not None else f"{call.name}, undecided")
         return answer
 
-    def _send_all(self, lines: Any, items: Sequence[Item], tries: int = 0) -> list[Answer]:
+    def _send_all(self, pool: Any, items: Sequence[Item], tries: int = 0) -> list[Answer]:
         self.ways.append("full")
-        return super()._send_all(lines, items, tries)
+        return super()._send_all(pool, items, tries)
 
     def way_of(self, item: Item) -> tuple[list[str], Answer]:
         """How one item is answered, and what."""

@@ -1,1 +1,1 @@
-"""The store in this process's memory: records, and marks that need no lock."""
+"""The store in the memory of this process: records, and marks that need no lock."""

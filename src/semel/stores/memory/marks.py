@@ -1,11 +1,11 @@
-"""Marks in memory: the smallest thing that can be remembered, as fast as a dict or a set.
+"""Marks in memory: the smallest kind of record, as fast as a dict or a set.
 
-Single marks are a dict from key to expiry, and are made without a lock: `dict.setdefault` is atomic, and the
-expiry that comes back is the caller's own object or somebody else's. Batches of marks are a set, with a log of
-what to take out of it and when. While there are batches, single marks go through the lock too.
+Single marks are a dict from key to expiry, and are added without a lock: `dict.setdefault` is atomic, and the
+expiry that it returns is either the caller's own object or another thread's. Batches of marks are a set, with a log
+of the keys to remove and when. While there are batches, single marks take the lock too.
 
-A batch and a single mark must see each other: that needs the global interpreter lock, which orders what all
-threads read and write. A free-threaded build has none, so there every mark goes through the lock.
+A batch and a single mark must see each other. That needs the global interpreter lock, which orders the reads and
+writes of all threads. A free-threaded build has none, so there every mark takes the lock.
 """
 
 import sys
@@ -25,27 +25,27 @@ from semel.types import Absent, Forgotten, Record
 __all__ = ["CompactMarks", "Marker", "MemoryMarks", "Steady"]
 
 REFRESH_NS = 5_000_000_000
-"""How long a window is used before it is asked for again."""
+"""How long a window is used before it is read again."""
 SCAN_EVERY_NS = 1_000_000_000
-"""How often a full store looks at all single marks, where several windows have mixed their order."""
+"""How often a full store scans all single marks, if several windows have mixed their order."""
 MARK_NS = 20
-"""No mark takes less: so long the room for one mark lasts, without counting them."""
+"""The least time that one mark takes. So free room for n marks lasts at least n times this, without counting."""
 BATCH_MIN = 16
-"""Fewer keys than this are single marks: a batch costs a list and an entry in the log."""
+"""Fewer keys than this become single marks: a batch costs a list and an entry in the log."""
 HAS_GIL = "t" not in sys.abiflags
-"""Whether this build of Python orders the steps of all threads. A free-threaded build may run with the lock
+"""Whether this build of Python always has the global interpreter lock. A free-threaded build may run with the lock
 switched on, but may also switch it off later: it counts as having none."""
 
 Marker = Callable[..., bool]
 
 
 class Steady:
-    """Nanoseconds of a clock that never goes back, whatever becomes of the date."""
+    """A clock in nanoseconds that never goes back, even if the computer's date is changed."""
 
     def __init__(self, clock: Clock, last_us: Callable[[], int] = lambda: 0) -> None:
-        """`last_us`: what the store has already taken for now, where its clock is not the computer's own."""
+        """`last_us`: the latest time that the store has used, if its clock is not the computer's own."""
         self.real: bool = type(clock) is SystemClock
-        """Whether it is the computer's own, so that time passes while marks are made."""
+        """Whether the clock is the computer's own, so that time passes while marks are added."""
         self._epoch_ns = time.time_ns() - time.monotonic_ns() if self.real else 0
         self._clock = clock
         self._last_us = last_us
@@ -53,7 +53,7 @@ class Steady:
         self.now: Callable[[], int] = time.monotonic_ns if self.real else self._forward
 
     def date_us(self, moment: int) -> int:
-        """The date of a moment, in microseconds."""
+        """Convert a time of this clock to microseconds since 1970."""
         return (moment + self._epoch_ns) // 1000
 
     def _forward(self) -> int:
@@ -62,41 +62,41 @@ class Steady:
 
 
 class MemoryMarks:
-    """The marks of one consumer. Times in here are nanoseconds of a clock that never goes back."""
+    """The marks of one consumer. Times here are nanoseconds of a clock that never goes back."""
 
     def __init__(self, steady: Steady, *, lock_free: bool = HAS_GIL) -> None:
-        """`lock_free`: whether single marks may be made without the lock."""
+        """`lock_free`: whether single marks may be added without the lock."""
         self._steady = steady
         self._lock_free = lock_free
         self._clock = steady.now
         self._singles: dict[str, int] = {}
-        """Key to expiry; what is over stays until there is a reason to clear it away."""
+        """Key to expiry; expired keys stay until there is a reason to remove them."""
         self._batched: set[str] = set()
         self._log: dict[int, deque[tuple[int, list[str]]]] = {}
-        """By window, because with one window what comes first expires first: (expiry, keys) of each batch."""
+        """(expiry, keys) of each batch, by window: batches of one window expire in the order in which they came."""
         self._batching = False
-        """Whether single marks must go through the lock."""
+        """Whether single marks must take the lock."""
         self._windows: set[int] = set()
-        """The windows of single marks: with one of them, the dict is in the order of expiry."""
+        """The windows of single marks: if there is only one, the dict is in the order of expiry."""
         self._scanned_at = 0
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock."""
+        """Replace the lock: another thread of the parent may have held it."""
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._singles) + len(self._batched)
 
     def add(self, keys: Sequence[str], window_us: int) -> list[bool]:
-        """Mark the keys; says for each whether it was the first, a later copy is not."""
+        """Mark the keys. Returns for each whether it was new; a second copy within the batch is not."""
         with self._lock:
             now, window = self._clock(), window_us * 1000
             if len(keys) < BATCH_MIN:
                 self._windows.add(window)
                 return [self._add_one(key, now, now + window) for key in keys]
             self._drop_batches(now)
-            self._batching = True  # before the singles are looked at: whoever is not seen there, sees this
+            self._batching = True  # before reading the singles: a mark that is not seen there sees this flag
             batched, singles, before = self._batched, self._singles, len(self._batched)
             if batched.isdisjoint(keys):
                 batched.update(keys)
@@ -106,7 +106,7 @@ class MemoryMarks:
                 ):
                     self._note(now + window, window, list(keys))
                     return [True] * len(keys)
-                batched.difference_update(keys)  # copies of each other, or of single marks: one by one
+                batched.difference_update(keys)  # some are copies of each other or of singles: add one by one
             add, held = batched.add, singles.get
             firsts = [not (key in batched or held(key, 0) > now or add(key)) for key in keys]
             self._note(now + window, window, [key for key, new in zip(keys, firsts, strict=True) if new])
@@ -119,10 +119,10 @@ class MemoryMarks:
         full: Callable[[], StoreFull],
         of_type: Callable[[str, str], bool] | None = None,
     ) -> Marker:
-        """A function that marks one key. A closure: attribute look-ups would cost as much as the mark.
+        """Return a function that marks one key. It is a closure: attribute lookups would cost as much as the mark.
 
-        It asks for the window every few seconds, and for room before what there was can be used up. `of_type` marks
-        a key whose event type was named, which may have another window.
+        It reads the window every few seconds, and reads the free room again before the last known room can be used
+        up. `of_type` marks a key with an event type, which may have another window.
         """
         clock, setdefault = self._clock, self._singles.setdefault
         real, lock_free = self._steady.real, self._lock_free
@@ -137,7 +137,7 @@ class MemoryMarks:
                 mine = now + window
                 held = setdefault(key, mine)
                 if held is mine:
-                    # Looked at after the mark is there: a batch that began before this line has seen it.
+                    # Read after the mark is stored: a batch that sets the flag later than this line sees the mark.
                     if not self._batching and 0 < len(key) <= SHORT_CHARS and key.isprintable():
                         return True
                     self._take_back(key, mine)
@@ -168,7 +168,7 @@ class MemoryMarks:
             return self._knows(key, self._clock())
 
     def make_room(self) -> None:
-        """Clear away what is over, as far as that is cheap."""
+        """Remove expired marks, as far as that is cheap."""
         with self._lock:
             now = self._clock()
             self._drop_batches(now)
@@ -177,13 +177,13 @@ class MemoryMarks:
                 self._clear_all(now)
 
     def purge(self) -> int:
-        """Clear away all that is over; returns how many that were."""
+        """Remove all expired marks; returns their number."""
         with self._lock:
-            now = self._clock()  # counted one by one: marks are added meanwhile, without the lock
+            now = self._clock()  # removals are counted one by one: other threads add marks without the lock
             return self._drop_batches(now) + self._clear_all(now)
 
-    def expired(self) -> int:
-        """How many are over and still held."""
+    def count_expired(self) -> int:
+        """Return the number of expired marks that are still held."""
         with self._lock:
             now = self._clock()
             singles = sum(expiry <= now for _, expiry in self._all_singles())
@@ -192,7 +192,7 @@ class MemoryMarks:
             )
 
     def apply(self, item: Lookup | Forget, now_us: int) -> Record | Absent | Forgotten:
-        """Answer for a single mark: it is a done record without owner or value."""
+        """Apply the item to one mark, which is answered as a done record without owner or value."""
         key = item.id[2]
         with self._lock:
             now = self._clock()
@@ -200,7 +200,7 @@ class MemoryMarks:
                 return Absent()
             batch = next(
                 ((expiry, keys) for log in self._log.values() for expiry, keys in log if key in keys), None
-            )  # a walk through the log, which only people ask for
+            )  # a scan of the log: only operators ask for this
             if isinstance(item, Forget):
                 self._singles.pop(key, None)
                 if batch is not None:
@@ -213,7 +213,7 @@ class MemoryMarks:
     # --- under the lock ---
 
     def _add_one(self, key: str, now: int, mine: int) -> bool:
-        """Mark one key until `mine`, an int that nobody else holds."""
+        """Mark one key until `mine`, an int object that no other thread holds. Returns whether the key was new."""
         if self._batching:
             self._drop_batches(now)
             if key in self._batched:
@@ -223,7 +223,7 @@ class MemoryMarks:
             return True
         if held > now:
             return False
-        del self._singles[key]  # over: it goes to the end, in the order of expiry
+        del self._singles[key]  # expired: add it again at the end, to keep the order of expiry
         return self._singles.setdefault(key, mine) is mine
 
     def _knows(self, key: str, now: int) -> bool:
@@ -235,7 +235,7 @@ class MemoryMarks:
             self._log.setdefault(window, deque()).append((expiry, keys))
 
     def _drop_batches(self, now: int) -> int:
-        """Take away the batches that are over; returns how many marks that were."""
+        """Remove the expired batches; returns the number of their marks."""
         dropped = 0
         for window, log in list(self._log.items()):
             while log and log[0][0] <= now:
@@ -249,7 +249,7 @@ class MemoryMarks:
         return dropped
 
     def _clear_front(self, now: int) -> None:
-        """Take away the single marks that are over, up to the first that is not."""
+        """Remove expired single marks, up to the first that is not expired."""
         over: list[str] = []
         try:
             for key, expiry in self._singles.items():
@@ -257,12 +257,12 @@ class MemoryMarks:
                     break
                 over.append(key)
         except RuntimeError:
-            pass  # somebody marked meanwhile, without the lock; what was found so far is over all the same
+            pass  # another thread added a mark without the lock; the keys found so far are expired all the same
         for key in over:
             del self._singles[key]
 
     def _clear_all(self, now: int) -> int:
-        """Take away every single mark that is over; returns how many that were."""
+        """Remove every expired single mark; returns their number."""
         self._scanned_at = now
         over = [key for key, expiry in self._all_singles() if expiry <= now]
         for key in over:
@@ -273,11 +273,11 @@ class MemoryMarks:
         while True:
             try:
                 return list(self._singles.items())
-            except RuntimeError:  # somebody marked meanwhile, without the lock; seldom, so it ends
+            except RuntimeError:  # another thread added a mark without the lock; rare, so the loop ends
                 continue
 
     def _take_back(self, key: str, mine: int) -> None:
-        """The mark was not ours to make: a batch is under way, or the key is none."""
+        """Remove a mark that should not have been added: a batch is running, or the key is invalid."""
         with self._lock:
             if self._singles.get(key) is mine:
                 del self._singles[key]
@@ -285,16 +285,16 @@ class MemoryMarks:
 
 DIGEST = 16
 ENTRY = DIGEST + 6
-"""Microseconds since this table was made fit into six bytes for nine years."""
+"""Six bytes hold the microseconds since this table was created for nine years."""
 FULL_BYTES = 32 * ENTRY
-"""How much a string holds on average: longer ones take longer to search, shorter ones cost more room for each mark."""
+"""Average size of a bucket: a longer one takes longer to search, a shorter one costs more memory for each mark."""
 NEVER = b"\xff" * (ENTRY - DIGEST)
 SWEEP_EVERY = 16
-"""Added marks for each string that is looked through: what is over stays for half a lap at most."""
+"""One bucket is swept for this many added marks: an expired mark stays for half a round at most."""
 
 
 class CompactMarks:
-    """The packed marks of one consumer; the same verbs as `Marks`. A linear hash table of strings of bytes."""
+    """The packed marks of one consumer, with the methods of `MemoryMarks`. A linear hash table of byte strings."""
 
     def __init__(self, steady: Steady, tenant: str, consumer: str) -> None:
         self._steady = steady
@@ -302,32 +302,32 @@ class CompactMarks:
         self._scope = (tenant, consumer)
         self._buckets: list[bytes] = [b""]
         self._mask = 0
-        """Of the digests' bits, those that chose a bucket before the present lap of splitting."""
+        """The bits of a digest that chose its bucket before the current round of splits."""
         self._split = 0
-        """The next bucket to be split; those before it use one bit more."""
+        """The next bucket to split; the buckets before it use one more bit."""
         self._hand = 0
         self._until_sweep = SWEEP_EVERY
         self._soonest = NEVER
-        """Nothing was ever added that is over before this: until then there is nothing to sweep."""
+        """The earliest expiry that was ever added: until then there is nothing to sweep."""
         self._count = 0
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock."""
+        """Replace the lock: another thread of the parent may have held it."""
         self._lock = Lock()
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, keys: Sequence[str], window_us: int) -> list[bool]:
-        """Mark the keys; says for each whether it was the first, a later copy is not."""
+        """Mark the keys. Returns for each whether it was new; a second copy within the batch is not."""
         digests = digests_of(*self._scope, keys)
         with self._lock:
             now_us = self._now_us()
             now, expiry = _pack(now_us), _pack(now_us + window_us)
             before, buckets, mask, split = self._count, self._buckets, self._mask, self._split
             number_of, firsts = int.from_bytes, list[bool]()
-            for digest in digests:  # as `_place` and `_find` do, without the calls
+            for digest in digests:  # `_place` and `_find` inlined, to save the calls
                 number = number_of(digest[:4], "little")
                 at = number & mask
                 if at < split:
@@ -351,7 +351,7 @@ class CompactMarks:
         full: Callable[[], StoreFull],
         of_type: Callable[[str, str], bool] | None = None,
     ) -> Marker:
-        """A function that marks one key; `of_type` marks one whose event type was named."""
+        """Return a function that marks one key; `of_type` marks a key with an event type."""
 
         def mark(key: str, *, event_type: str = "", meta: object = None) -> bool:  # noqa: ARG001 - for hooks
             if event_type and of_type is not None:
@@ -368,25 +368,25 @@ class CompactMarks:
             return self._expiry(self._digest(key)) is not None
 
     def make_room(self) -> None:
-        """Take out what is over."""
+        """Remove expired marks."""
         self.purge()
 
     def purge(self) -> int:
-        """Take out all that is over; returns how many that were."""
+        """Remove all expired marks; returns their number."""
         with self._lock:
             before, now = self._count, _pack(self._now_us())
             for at in range(len(self._buckets)):
                 self._sweep(at, now)
             return before - self._count
 
-    def expired(self) -> int:
-        """How many are over and still held."""
+    def count_expired(self) -> int:
+        """Return the number of expired marks that are still held."""
         with self._lock:
             now = _pack(self._now_us())
             return sum(entry[DIGEST:] <= now for bucket in self._buckets for entry in _entries(bucket))
 
     def apply(self, item: Lookup | Forget, now_us: int) -> Record | Absent | Forgotten:
-        """Answer for a single mark: it is a done record without owner or value."""
+        """Apply the item to one mark, which is answered as a done record without owner or value."""
         with self._lock:
             digest = self._digest(item.id[2])
             expiry = self._expiry(digest)
@@ -410,20 +410,20 @@ class CompactMarks:
         return digests_of(*self._scope, (key,))[0]
 
     def _place(self, digest: bytes) -> int:
-        """The bucket that a digest belongs to."""
+        """Return the index of the bucket that a digest belongs to."""
         number = int.from_bytes(digest[:4], "little")
         at = number & self._mask
         return at if at >= self._split else number & (2 * self._mask + 1)
 
     def _expiry(self, digest: bytes) -> bytes | None:
-        """The expiry of a mark whose window runs."""
+        """Return the expiry of a mark whose window runs, else `None`."""
         bucket = self._buckets[self._place(digest)]
         found = _find(bucket, digest)
         expiry = bucket[found + DIGEST : found + ENTRY]
         return expiry if found >= 0 and expiry > _pack(self._now_us()) else None
 
     def _tidy(self, added: int, now: bytes, expiry: bytes) -> None:
-        """After marks were added: sweep as many strings as are due for it, and split where they grow too long."""
+        """After adding marks: sweep the buckets that are due, and split buckets while they are too long on average."""
         self._soonest = min(self._soonest, expiry)
         self._until_sweep -= added
         while self._until_sweep <= 0:
@@ -439,7 +439,7 @@ class CompactMarks:
         self._buckets[at] = bucket[:found] + entry + bucket[found + ENTRY :]
 
     def _sweep(self, at: int, now: bytes) -> None:
-        """Take what is over out of one bucket."""
+        """Remove the expired marks of one bucket."""
         bucket = self._buckets[at]
         kept = [entry for entry in _entries(bucket) if entry[DIGEST:] > now]
         over = len(bucket) // ENTRY - len(kept)
@@ -448,7 +448,7 @@ class CompactMarks:
             self._count -= over
 
     def _grow(self) -> None:
-        """Split the next bucket in two, by one bit more of the digests."""
+        """Split the next bucket in two, by one more bit of the digests."""
         bit = self._mask + 1
         stays: list[bytes] = []
         goes: list[bytes] = []
@@ -462,7 +462,7 @@ class CompactMarks:
 
 
 def _pack(time_us: int) -> bytes:
-    """Big end first: such bytes compare as their numbers do."""
+    """Encode big-endian: such bytes compare as their numbers do."""
     return time_us.to_bytes(ENTRY - DIGEST, "big")
 
 
@@ -471,7 +471,7 @@ def _entries(bucket: bytes) -> list[bytes]:
 
 
 def _find(bucket: bytes, digest: bytes) -> int:
-    """Where the entry of a digest starts; -1: there is none. What straddles two entries is no digest."""
+    """Return where the entry of a digest starts, or -1. A match that spans two entries does not count."""
     found = bucket.find(digest)
     while found >= 0 and found % ENTRY:
         found = bucket.find(digest, found + 1)

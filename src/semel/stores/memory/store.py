@@ -1,4 +1,4 @@
-"""Records in this process's memory: for tests, and for programs of one process that may forget on exit.
+"""Records in the memory of this process: for tests, and for single-process programs that may forget on exit.
 
 Every operation is O(1): a dict, one lock, and a wheel of expiry times instead of scans.
 """
@@ -41,18 +41,18 @@ from semel.stores.memory.marks import CompactMarks, Marker, MemoryMarks, Steady
 from semel.types import FOREVER, Id, Mode, Record, Stats, Unavailable
 
 GRANULE_US = 1_000_000
-"""Records expire exactly; they are *removed* by the wheel's buckets of a second."""
+"""Records expire exactly; they are *removed* by the wheel, in buckets of one second."""
 
 
 class Wheel:
-    """Ids by the second in which they expire. Adding and taking what is due are O(1) per id."""
+    """Ids by the second in which they expire. Adding an id and removing a due id are O(1)."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, list[Id]] = {}
         self._order: list[int] = []
 
     def add(self, record_id: Id, expires_at: int) -> None:
-        """Remember to look at this record once `expires_at` is over."""
+        """Schedule a check of this record after `expires_at`."""
         granule = expires_at // GRANULE_US + 1
         bucket = self._buckets.get(granule)
         if bucket is None:
@@ -61,11 +61,11 @@ class Wheel:
         bucket.append(record_id)
 
     def due(self, now: int) -> bool:
-        """Whether anything is to be looked at."""
+        """Whether any record is due for a check."""
         return bool(self._order) and self._order[0] * GRANULE_US <= now
 
     def pop(self, now: int, limit: int) -> list[Id]:
-        """Up to `limit` ids whose time has come."""
+        """Remove and return up to `limit` due ids."""
         taken: list[Id] = []
         while len(taken) < limit and self.due(now):
             bucket = self._buckets[self._order[0]]
@@ -77,15 +77,15 @@ class Wheel:
 
 RECORDS_MAX = 1_000_000
 PURGE_STEP = 32
-"""How many expired records one claim clears away, so that no claim pays for a backlog."""
+"""How many expired records one claim removes at most, so that no claim pays for a backlog."""
 
 
 class MemoryStore:
-    """A bounded store in memory. Its name: `memory:`.
+    """A bounded store in memory. Its name is `memory:`.
 
-    When `records_max` live records are held, new keys are answered with `StoreFull`; keys it knows
-    go on. `compact=True` packs marks into a fifth of the room, at two to three microseconds each.
-    A fork copies it: the child's changes are its own.
+    When it holds `records_max` live records, new keys are answered with `StoreFull`; known keys
+    still work. `compact=True` packs marks into a fifth of the memory, at two to three microseconds each.
+    A fork copies the store: parent and child do not see each other's changes.
     """
 
     name: str = "memory:"
@@ -112,13 +112,13 @@ class MemoryStore:
         self._offset_us = 0
 
     def open(self) -> None:
-        """Nothing to connect."""
+        """Do nothing: there is nothing to connect."""
 
     def close(self) -> None:
-        """Nothing to let go: the records stay, for a client opened on the same object."""
+        """Do nothing: the records stay, for a client opened on the same object."""
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
-        """Tell `listener` of every settled, released or forgotten record."""
+        """Call `listener` for every settled, released or forgotten record. Returns a function that stops it."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
 
@@ -129,7 +129,7 @@ class MemoryStore:
         return stop
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
-        """Carry out the items one after the other, under the lock."""
+        """Execute the items one after the other, under the lock."""
         changed: list[Id] = []
         with self._lock:
             now = self._now()
@@ -155,7 +155,7 @@ class MemoryStore:
         answer, record = decide(stored, item, now)  # type: ignore[arg-type]
         if record is not None:
             self._write(stored, record)
-            if kind is not Claim and kind is not Renew:  # neither ends what others wait for
+            if kind is not Claim and kind is not Renew:  # these two do not end a claim that others wait for
                 changed.append(record_id)
         return answer
 
@@ -173,7 +173,7 @@ class MemoryStore:
             self._journaled.pop(record.id, None)
 
     def _now(self) -> int:
-        """The wall clock, made to go forward only and never to stand still."""
+        """Return the wall clock's time, later than every time returned before."""
         now = self._clock.now_us() + self._offset_us
         if now <= self._last_us:
             self._offset_us += self._last_us + 1 - now
@@ -195,11 +195,11 @@ class MemoryStore:
         )
 
     def _marks_held(self) -> int:
-        # Asked without the lock, too: a consumer may be added while they are counted.
+        # Also called without the lock: another thread may add a consumer during the count.
         return sum(map(len, tuple(self._marks.values()))) if self._marks else 0
 
     def _clear(self, now: int, limit: int) -> Purged:
-        """Remove expired records: only those whose time has come are looked at."""
+        """Remove expired records; checks only those that are due."""
         count, oldest = 0, now
         for record_id in self._wheel.pop(now, limit):
             record = self._records.get(record_id)
@@ -220,7 +220,7 @@ class MemoryStore:
         keys = item.keys
         if self._room() < len(keys):
             marks.make_room()
-            new = sum(not marks.knows(key) for key in keys)  # what is known goes on
+            new = sum(not marks.knows(key) for key in keys)  # known keys still work
             if new and self._room() < new:
                 return Unavailable(self._full())
         return Marked(marks.add(keys, item.window_us))
@@ -232,7 +232,7 @@ class MemoryStore:
         window_us: Callable[[], int],
         of_type: Callable[[str, str], bool] | None = None,
     ) -> Marker:
-        """A function that marks one key of a consumer, without the ceremony of an item."""
+        """Return a function that marks one key of a consumer, without building an item."""
         with self._lock:
             marks = self._marks_of(tenant, consumer)
 
@@ -276,7 +276,7 @@ class MemoryStore:
     def _purge(self, item: Purge, now: int) -> Purged:
         if item.dry_run:
             gone = [record for record in self._records.values() if standing(record, now) is None]
-            marks = sum(marks.expired() for marks in self._marks.values())
+            marks = sum(marks.count_expired() for marks in self._marks.values())
             oldest = min((record.expires_at_us for record in gone), default=now)
             return Purged(len(gone) + marks, (now - oldest) / 1e6)
         marks = sum(marks.purge() for marks in self._marks.values())
@@ -294,7 +294,7 @@ class MemoryStore:
             elif record.state != "forgotten":
                 counter.add_records(record.tenant, record.consumer, counted_state(record))
         for (tenant, consumer), held in self._marks.items():
-            counter.add_marks(tenant, consumer, len(held) - held.expired())
+            counter.add_marks(tenant, consumer, len(held) - held.count_expired())
         return counter.stats()
 
     def _read_settings(self, _item: ReadSettings, _now: int) -> StoreSettings:
@@ -312,7 +312,7 @@ class MemoryStore:
             if name != window_in_force(self._windows, *stored.id[:2], stored.event_type):
                 continue
             if stored.anchor_us is not None:
-                continue  # its key says how long
+                continue  # the window of its key counts instead
             if stored.state in ("done", "failed") and standing(stored, now) is not None:
                 start = stored.first_seen_us if stored.sliding else stored.settled_at_us
                 self._write(stored, replace(stored, expires_at_us=start + item.window_us))
@@ -334,14 +334,14 @@ class MemoryStore:
         return unfinished
 
     def after_fork(self) -> None:
-        """The records are the child's own from here on."""
-        self._lock = Lock()  # another thread of the parent may have held it, and is not here to let go
+        """Replace the locks in a forked child, whose records are its own from now on."""
+        self._lock = Lock()  # another thread of the parent may have held it, and cannot release it here
         for marks in self._marks.values():
             marks.after_fork()
 
 
 def _place(cursor: str | None) -> Id:
-    """The record behind which a page begins."""
+    """Decode the cursor: the id of the record after which a page starts."""
     try:
         return msgspec.json.decode(cursor, type=Id) if cursor else ("", "", "")
     except msgspec.DecodeError:

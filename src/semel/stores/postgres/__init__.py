@@ -20,19 +20,19 @@ OPTIONS = get_type_hints(PostgresOptions)
 
 
 def from_url(url: str) -> PostgresStore:
-    """The store that the URL names; nothing is connected. Raises `PolicyInvalid` for options it does not know.
+    """Return the store for the URL, not yet connected. Raises `PolicyInvalid` for unknown options.
 
-    Options that are not semel's own are the driver's: `sslmode`, `connect_timeout`, `application_name` ...
+    Options that are not semel's own go to the driver: `sslmode`, `connect_timeout`, `application_name` ...
     """
     driver_url, options = split_url(url)
     return PostgresStore(driver_url, **options)
 
 
 def split_url(url: str) -> tuple[str, dict[str, Any]]:
-    """The URL as the driver reads it, and semel's own options. Raises `PolicyInvalid`."""
+    """Split a URL into the driver's URL and semel's own options. Raises `PolicyInvalid`."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES or parts.fragment:
-        raise PolicyInvalid("this is no PostgreSQL URL; write postgresql://user@host:5432/database")
+        raise PolicyInvalid("this is not a PostgreSQL URL; write postgresql://user@host:5432/database")
     theirs = {each.keyword.decode() for each in pq.Conninfo.get_defaults()}
     options = read_options(url, OPTIONS, others=theirs)
     rest = {name: options.pop(name) for name in list(options) if name not in OPTIONS}
@@ -41,7 +41,7 @@ def split_url(url: str) -> tuple[str, dict[str, Any]]:
 
 
 try:
-    import psycopg as _driver  # noqa: F401 - to say what to do where it is missing
+    import psycopg as _driver  # noqa: F401 - the error below says how to install it
 except ImportError as _missing:
     raise StoreUnknown(
         f"postgresql: needs a driver; install the extra: {install_command('postgres')}"

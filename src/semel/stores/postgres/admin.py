@@ -23,27 +23,27 @@ from semel.core.machine import standing
 from semel.errors import PolicyInvalid
 from semel.stores.admin_rules import StatsCounter, build_page, cursor_refused, item_unknown, lag_s
 from semel.stores.postgres import encoding
-from semel.stores.postgres.batch import PostgresBatch, SendCalls, Talk, ask_for
+from semel.stores.postgres.batch import PostgresBatch, SendCalls, Talk, query_consumers
 from semel.stores.postgres.calendar import ALARM_US
-from semel.stores.postgres.partitions import live_us, look, set_up, tend, warn
+from semel.stores.postgres.partitions import live_us, look, maintain, set_up, warn
 from semel.stores.rows import CODES, COUNTED
 from semel.types import Mode, Record, Stats
 
 MARKS_PER_BLOCK = 128
-"""About how many marks share a page of the table."""
+"""About how many marks are on one page of the table."""
 EXAMINED_PER_REMOVED = 4
 EARLY_PER_REMOVED = 4
-"""For so many that are removed one more is looked at: it may have been renewed, and is then put off."""
+"""For this many removed records one more is read: it may have been renewed, and is then postponed."""
 MARKS, BYTES, TIMED = 1, 2, 3
-"""The second column of what is counted: what is counted there; 0: records."""
+"""The kinds of rows that the count queries return, in their second column; 0: records."""
 TIMED_MODES: tuple[Mode, ...] = ("lease", "observe")
-"""The modes whose records may go with a partition."""
+"""The modes whose records may be removed with their partition."""
 
 _CURSOR = re.compile(r"(?:(-?\d{1,18}):)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.ASCII)
 
 
 def answer(batch: PostgresBatch, position: int) -> Talk[Answer]:
-    """The talk of one such item."""
+    """Return the talk that answers one such item."""
     item: Item = batch.items[position]
     match item:
         case Scan():
@@ -65,7 +65,7 @@ def answer(batch: PostgresBatch, position: int) -> Talk[Answer]:
 
 
 def _scan(batch: PostgresBatch, item: Scan) -> Talk[Page]:
-    """A page of records as they stand: in the order of their digests, then those in partitions by their ids' time."""
+    """Return a page of effective records: by their digests, then those in partitions by the time of their ids."""
     after_time, after = _place(item.cursor)
     found: list[encoding.Row] = []
     parameters: dict[str, Any] = {
@@ -88,7 +88,7 @@ def _scan(batch: PostgresBatch, item: Scan) -> Talk[Page]:
 
 
 def _read(row: encoding.Row) -> Record | None:
-    """The record of a row as it stands."""
+    """Decode the effective record of a row."""
     now, key, tenant, consumer, _, *columns = row
     name = str(columns[0]).replace("-", "") if key is None else encoding.original(key)
     record_id = (encoding.original(tenant), encoding.original(consumer), name)
@@ -96,12 +96,12 @@ def _read(row: encoding.Row) -> Record | None:
 
 
 def _cursor(row: encoding.Row) -> str:
-    """Where to go on: behind this row, of either table."""
+    """Return the cursor that continues after this row, of either table."""
     return str(row[5]) if row[4] is None else f"{row[4]}:{row[5]}"
 
 
 def _place(cursor: str | None) -> tuple[int | None, str | None]:
-    """What a cursor says: a time of an id, where it is in partitions, and a digest."""
+    """Decode a cursor: the time of the id, if the record is in a partition, and a digest."""
     if cursor is None:
         return None, None
     found = _CURSOR.fullmatch(cursor)
@@ -111,9 +111,9 @@ def _place(cursor: str | None) -> tuple[int | None, str | None]:
 
 
 def _purge(batch: PostgresBatch, position: int, item: Purge) -> Talk[Purged]:
-    """Remove what is over, oldest first, then walk on through the marks; one at a time does it.
+    """Remove expired records, oldest first, then continue through the marks. Only one cleaner runs at a time.
 
-    The lock of whoever is at it ends with its transaction, so that one who is killed leaves nothing behind.
+    Its lock ends with its transaction, so that a killed cleaner leaves no lock behind.
     """
     yield SendCalls("begin")
     ((elected,),) = yield SendCalls("elect")
@@ -126,7 +126,7 @@ def _purge(batch: PostgresBatch, position: int, item: Purge) -> Talk[Purged]:
         messages = yield SendCalls("purge_outbox", {"now": batch.now, "limit": item.limit})
         purged = replace(purged, count=purged.count + len(messages), more=len(messages) == item.limit)
     yield SendCalls("commit")
-    found = yield from tend(batch, position, batch.schema)
+    found = yield from maintain(batch, position, batch.schema)
     if found.low is not None:
         yield SendCalls("purge_extras", {"low": found.low, "limit": item.limit})
     return replace(purged, lag_s=max(purged.lag_s, found.lag_s()))
@@ -148,7 +148,7 @@ def _purge_batch(batch: PostgresBatch, item: Purge) -> Talk[Purged]:
 
 
 def _purge_marks(batch: PostgresBatch, limit: int) -> Talk[tuple[int, bool]]:
-    """Walk on through the table from where the last purge stopped, as many pages as hold a few times `limit`."""
+    """Continue through the table from where the last purge stopped; reads the pages of a few times `limit` marks."""
     ((block, blocks),) = yield SendCalls("marks_cursor")
     if block >= blocks:
         block = 0
@@ -181,7 +181,7 @@ def _would_purge(batch: PostgresBatch) -> Talk[Purged]:
 
 
 def _count(batch: PostgresBatch, item: Count) -> Talk[Stats]:
-    """How much is held, counted row by row: a full scan, for which the planner may choose as for no single key."""
+    """Count all records and marks, row by row: a full scan, for which the planner may choose any plan."""
     parameters = {"now": batch.now, "tenant": None if item.tenant is None else _text(item.tenant)}
     found = yield from look(batch)
     rows: list[encoding.Row] = []
@@ -197,7 +197,7 @@ def _count(batch: PostgresBatch, item: Count) -> Talk[Stats]:
         if kind == BYTES:
             bytes_used = extreme
         elif not live:
-            if kind != TIMED:  # those go with their partition, when its time has come
+            if kind != TIMED:  # those are removed with their partition
                 counter.add_expired(number, extreme)
         elif kind == MARKS:
             counter.add_marks(encoding.original(tenant), who, number)
@@ -235,7 +235,7 @@ def _read_settings() -> Talk[StoreSettings]:
 
 
 def _set_window(batch: PostgresBatch, item: SetWindow) -> Talk[None]:
-    """Store or remove a window; with `existing`, move the expiries of settled records that still stand."""
+    """Store or remove a window; with `existing`, also move the expiries of settled records that are still live."""
     name: dict[str, Any] = {
         "tenant": _text(item.tenant),
         "consumer": _text(item.consumer),
@@ -245,7 +245,7 @@ def _set_window(batch: PostgresBatch, item: SetWindow) -> Talk[None]:
         yield SendCalls("drop_window", name)
         return
     scope = (item.tenant, item.consumer)
-    timed = bool((yield from ask_for(batch, {scope: False})).get(scope))
+    timed = bool((yield from query_consumers(batch, {scope: False})).get(scope))
     if timed:
         yield from _check_live(item.window_us)
     yield SendCalls("begin")
@@ -257,7 +257,7 @@ def _set_window(batch: PostgresBatch, item: SetWindow) -> Talk[None]:
 
 
 def _check_live(window_us: int) -> Talk[None]:
-    """Refuse a window that outlives the partitions."""
+    """Raise `PolicyInvalid` if a window is longer than partitions are kept."""
     lived_us = yield from live_us()
     if lived_us and window_us >= lived_us:
         raise PolicyInvalid(
@@ -267,7 +267,7 @@ def _check_live(window_us: int) -> Talk[None]:
 
 
 def _admit(batch: PostgresBatch, item: Admit) -> Talk[Mode]:
-    """The consumer's mode, recorded now if it had none; the kind of its ids with its first appearance."""
+    """Return the consumer's mode; stores it if there was none. The kind of its ids is stored when it is first seen."""
     rows = yield SendCalls(
         "admit",
         {
@@ -284,7 +284,7 @@ def _admit(batch: PostgresBatch, item: Admit) -> Talk[Mode]:
 
 
 def _switch_mode(batch: PostgresBatch, item: SwitchMode) -> Talk[int]:
-    """Change the mode; answers how many unfinished records forbid it."""
+    """Change the mode if there are no unfinished records; returns the number of unfinished records."""
     yield SendCalls("begin")
     ((consumer, ids),) = yield SendCalls(
         "lock_mode", {"tenant": _text(item.tenant), "consumer": _text(item.consumer)}
@@ -292,8 +292,8 @@ def _switch_mode(batch: PostgresBatch, item: SwitchMode) -> Talk[int]:
     if ids and item.mode not in TIMED_MODES:
         yield SendCalls("rollback")
         raise PolicyInvalid(
-            f"consumer {item.consumer!r} has ids={ids!r}, so that its records go with their partition;"
-            f" its mode is {' or '.join(TIMED_MODES)}"
+            f"consumer {item.consumer!r} has ids={ids!r}, so that its records are removed with their partition;"
+            f" its mode must be {' or '.join(TIMED_MODES)}"
         )
     unfinished: int
     name = "unfinished_timed" if ids else "unfinished"
@@ -305,5 +305,5 @@ def _switch_mode(batch: PostgresBatch, item: SwitchMode) -> Talk[int]:
 
 
 def _text(text: str) -> str:
-    text.encode()  # raises where it is no text at all
+    text.encode()  # raises UnicodeEncodeError if it is not valid text
     return encoding.storable(text)

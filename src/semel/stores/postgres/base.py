@@ -1,4 +1,4 @@
-"""What both colours of the store share: its place, what is known of it, and what becomes of an error."""
+"""The part of the store that sync and async share: its settings, its caches, and the handling of errors."""
 
 import logging
 import time
@@ -23,19 +23,19 @@ from semel.types import Busy, Completed
 __all__ = ["EXTEND", "REPEATS_MAX", "PostgresStoreBase", "error_as_rows", "pause_s"]
 
 REPEATS_MAX = 20
-"""How often a stage is begun again that the server has undone for the sake of others."""
+"""How often a stage is tried that the server rolls back because of other transactions."""
 PAUSE_MAX_S = 0.02
 CLOCK_OFF_S = 2.0
-"""By how much the server's clock may differ from ours without a word: it harms nothing, and explains a lot."""
+"""A larger difference between the server's clock and ours is logged: it does no harm, but explains a lot."""
 EXTENDS_MAX = 3
 EXTEND = Stage("extend", [])
-"""Partitions are made ahead by whoever cleans; where nobody did for days, a claim that finds none has them made."""
+"""The cleaner creates partitions ahead of time. If it has not run for days, a claim that finds none creates them."""
 
 _log = logging.getLogger("semel")
 
 
 class PostgresStoreBase:
-    """What both colours have in common: the place, what is known of it, and who listens."""
+    """The settings, caches and listeners of a store, for sync and async."""
 
     batch_type: type[PostgresBatch] = PostgresBatch
 
@@ -43,11 +43,11 @@ class PostgresStoreBase:
         self.place = place
         self.name: str = place.name
         self.weaknesses: tuple[str, ...] = ()
-        """What weakens the guarantee, as found by the start checks."""
+        """What weakens the guarantee, from the start checks."""
         self.identity: str = ""
-        """Which table of which database this is, once it is open."""
+        """The identity of the table and its database, once the store is open."""
         self.clock = clock
-        self.ears: ChangeListeners = ChangeListeners()
+        self.changes: ChangeListeners = ChangeListeners()
         self.consumers: dict[Scope, int] = {}
         self.kinds: dict[Scope, str] = {}
         self.statements: dict[str, str] = statements(place.schema)
@@ -59,19 +59,19 @@ class PostgresStoreBase:
     def _powers(self, *, durable: bool) -> Capabilities:
         return Capabilities(durable=durable, transactional=True, shared=True, notifies=True)
 
-    def found(self, found: SchemaState) -> None:
-        """Take over what the start checks found out."""
+    def apply_state(self, found: SchemaState) -> None:
+        """Store the results of the start checks, and log warnings about them."""
         for weakness in found.weaknesses:
             _log.warning("%s: %s", self.name, weakness)
         ahead_s = found.clock_us / 1e6 - time.time()
         if abs(ahead_s) > CLOCK_OFF_S:
-            _log.info("%s: its clock is %+.1f s from ours; its own decides", self.name, ahead_s)
+            _log.info("%s: its clock is %+.1f s from ours; the server's clock decides", self.name, ahead_s)
         self.weaknesses = found.weaknesses
         self.identity = found.identity
         self.capabilities = self._powers(durable=found.durable)
 
     def batch(self, items: Sequence[Item]) -> PostgresBatch:
-        """The items as they are to be said."""
+        """Build the batch of these items."""
         now = None if self.clock is None else self.clock.now_us()
         place = self.place
         return self.batch_type(
@@ -85,7 +85,7 @@ class PostgresStoreBase:
         )
 
     def single(self, items: Sequence[Item]) -> SingleCall | None:
-        """The items as one statement, if they are one item of the plain case and its consumer is known.
+        """Return a single statement for the items, or `None`: it needs one plain item of a cached consumer.
 
         Behind a pooler nothing can be prepared; records of consumers with declared ids are in partitions.
         """
@@ -102,20 +102,26 @@ class PostgresStoreBase:
         return single_call(item, consumer, now, readable_keys=self.place.readable_keys)
 
     def report_answer(self, call: SingleCall, answer: Answer) -> list[Answer]:
-        """The answer of a single call, after everybody in this process was told of what changed."""
+        """Return the answer of a single call, after notifying the listeners of this process."""
         if isinstance(answer, Completed):
-            self.ears.tell((call.item.id,))
+            self.changes.notify((call.item.id,))
         elif isinstance(answer, Busy):
-            self.ears.note((call.item,), (answer,))
+            self.changes.note((call.item,), (answer,))
         return [answer]
 
     def forget_consumers(self) -> None:
-        """Forget the numbers of consumers: perhaps the next connection leads to another server."""
+        """Clear the cached numbers of consumers: the next connection may lead to another server."""
         self.consumers.clear()
         self.kinds.clear()
 
-    def failed(self, batch: PostgresBatch, stage: Stage, rest: Sequence[Stage], error: StoreError) -> bool:
-        """Answer what could not be said; `True`: the rest is worth trying. Raises where nothing was answered."""
+    def refuse_stages(
+        self, batch: PostgresBatch, stage: Stage, rest: Sequence[Stage], error: StoreError
+    ) -> bool:
+        """Answer the items of a failed stage with the error. Returns whether the rest is worth trying.
+
+        Raises the error if it is not `StoreUnavailable`, or if no item has been answered. `StoreFull` never raises,
+        and refuses only this stage.
+        """
         if not isinstance(error, StoreUnavailable):
             raise error
         lost = [stage] if isinstance(error, StoreFull) else [stage, *rest]
@@ -126,8 +132,8 @@ class PostgresStoreBase:
                 batch.refuse(position, error)
         return isinstance(error, StoreFull)
 
-    def again(self, batch: PostgresBatch, stage: Stage, error: psycopg.Error, tries: int) -> bool:
-        """Whether a stage that ended in an error is begun again: undone, cut off, or without partition."""
+    def may_retry(self, batch: PostgresBatch, stage: Stage, error: psycopg.Error, tries: int) -> bool:
+        """Whether to retry a failed stage: it was rolled back, cut off, or found no partition."""
         if is_cut(error):
             batch.start_over()
             return not tries and _repeatable(batch, stage)
@@ -135,29 +141,29 @@ class PostgresStoreBase:
             return tries < EXTENDS_MAX
         return is_transient(error) and tries < REPEATS_MAX - 1
 
-    def done(self, batch: PostgresBatch) -> list[Answer]:
-        """The answers, after everybody in this process was told of what changed."""
-        self.ears.tell(batch.changed)
-        self.ears.note(batch.items, batch.answers)
+    def finish(self, batch: PostgresBatch) -> list[Answer]:
+        """Return the answers, after notifying the listeners of this process."""
+        self.changes.notify(batch.changed)
+        self.changes.note(batch.items, batch.answers)
         return batch.answers
 
     def closed_error(self) -> StoreClosed:
-        """Used after `close`."""
+        """Return the error for calls made after `close()`."""
         return StoreClosed(f"{self.name} is closed; open() it again to use it")
 
 
 def _repeatable(batch: PostgresBatch, stage: Stage) -> bool:
-    """Whether saying it twice is harmless: all but marks carry an owner or a fence."""
+    """Whether a stage may be repeated: all items but marks carry an owner or a fence."""
     return not any(isinstance(batch.items[position], Mark) for position in stage.positions)
 
 
 def error_as_rows(ask: SendCalls, error: psycopg.Error) -> list[Any]:
-    """The error as a row, where the talk has asked for that; otherwise it goes on its way."""
-    if error.sqlstate in ask.told:
+    """Return the error as a row, if the talk expects it; else raise it."""
+    if error.sqlstate in ask.expected_errors:
         return [(error.sqlstate,)]
     raise error
 
 
 def pause_s(tries: int) -> float:
-    """How long to wait before a stage is begun again."""
+    """Return how long to wait before a stage is retried."""
     return jitter.uniform(0, PAUSE_MAX_S) * (tries + 1)

@@ -1,4 +1,4 @@
-"""A batch of items: what is asked for them, in which stages, and what has been answered so far."""
+"""A batch of items: its stages, their statements, and the answers so far."""
 
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -13,34 +13,35 @@ from semel.stores.postgres.calendar import Retention
 from semel.stores.postgres.encoding import Row
 from semel.types import Absent, Id, Unavailable
 
-__all__ = ["RACES_MAX", "ask_for", "know", "meet"]
+__all__ = ["RACES_MAX", "number_consumers", "query_consumers", "read_consumers"]
 
 T = TypeVar("T")
 
 FAR_US = 2**52
-"""Times beyond are left to the machine in Python, which refuses what no row can hold."""
+"""Larger times are left to the machine in Python, which refuses times that no row can hold."""
 BIGINT = range(-(2**62), 2**62)
 RECORD_ITEMS = (Claim, Renew, Settle, Lookup, Forget, Resolve)
 
 
 class SendCalls(Struct, frozen=True):
-    """A statement by name, and its parameters. `script`: statements in their own words instead.
+    """A statement by name, and its parameters. `script`: the SQL text to execute instead.
 
-    `told`: errors of the server (SQLSTATE) that are an answer: the one row then is the state itself.
+    `expected_errors`: errors of the server (SQLSTATE) that count as a result: its only row is then the SQLSTATE.
     """
 
     name: str
     parameters: Mapping[str, Any] = {}
     script: str = ""
-    told: frozenset[str] = frozenset()
+    expected_errors: frozenset[str] = frozenset()
 
 
 Talk: TypeAlias = Generator[SendCalls, list[Row], T]
+"""A generator that yields statements, receives their rows, and returns a result."""
 Scope: TypeAlias = tuple[str, str]
 
 
 class PostgresBatch:
-    """The items of one call, their answers so far, and what the statements need to know beside them."""
+    """The items of one call, their answers so far, and the other inputs of the statements."""
 
     def __init__(
         self,
@@ -56,14 +57,14 @@ class PostgresBatch:
         self.items: Sequence[Any] = items
         self.answers: list[Answer] = [None] * len(items)
         self.known = known
-        """The numbers of consumers, kept by the store between calls; other threads may clear it."""
+        """The numbers of consumers, cached by the store between calls; other threads may clear it."""
         self.kinds: dict[Scope, str] = {} if kinds is None else kinds
-        """The kinds of ids of those among `known` that declared one."""
+        """The kinds of ids of the consumers in `known` that declared one."""
         self.consumers: dict[Scope, int] = {}
-        """Those that this batch needs."""
+        """The numbers of the consumers that this batch needs."""
         self.schema = schema
         self.retention: Retention = retention or Retention()
-        """What this store was told about partitions."""
+        """The store's options for partitions."""
         self.now = now
         """`None`: the server's own clock."""
         self.readable_keys = readable_keys
@@ -71,9 +72,9 @@ class PostgresBatch:
         self.marked: dict[int, list[bytes]] = {}
         """The digests of the keys of marks, by position."""
         self.changed: list[Id] = []
-        """What whoever waits is to be told of, once it is committed."""
+        """Records to notify waiters about after the commit."""
         self.id_times: dict[int, int] = {}
-        """The times inside the ids, by position: of items whose records are in partitions."""
+        """The times inside the ids, by position, for items whose records are in partitions."""
         self.leaving: dict[int, list[str]] = {}
         """Partitions to remove, by the position of the purge that found them."""
 
@@ -82,13 +83,13 @@ class PostgresBatch:
         self.answers[position] = Unavailable(error)
 
     def start_over(self) -> None:
-        """The connection was cut: perhaps the next one leads to another server, with other numbers."""
+        """Clear the numbers of consumers after a lost connection: the next one may lead to another server."""
         self.known.clear()
         self.kinds.clear()
         self.consumers.clear()
 
     def unknown(self) -> dict[Scope, bool]:
-        """The consumers of the items that have no number yet, and whether one is to be made for them."""
+        """Return the consumers whose numbers are not cached, and whether to create a number for each."""
         missing: dict[Scope, bool] = {}
         for item in self.items:
             if isinstance(item, RECORD_ITEMS):
@@ -102,25 +103,25 @@ class PostgresBatch:
         return missing
 
     def times_of(self, positions: Sequence[int]) -> dict[str, Any]:
-        """The parameter that a statement on partitions has beside the others."""
+        """Return the additional parameter of a statement on partitions; empty for the other table."""
         if not positions or positions[0] not in self.id_times:
             return {}
         return {"id_times": encoding.bigints([self.id_times[position] for position in positions])}
 
     def ask(self, name: str, positions: Sequence[int], parameters: Mapping[str, Any]) -> SendCalls:
-        """A statement for the table in which these items' records are; all of them are in one."""
+        """Return the statement for the table of these items' records; all must be in the same table."""
         times = self.times_of(positions)
         return SendCalls(f"{name}_timed" if times else name, {**parameters, **times})
 
     @staticmethod
     def must_stay(item: RecordItem) -> bool:
-        """Whether only a decision may end the record: what a partition cannot promise."""
+        """Whether the record must not expire before a decision, which a partition cannot promise."""
         if isinstance(item, Claim):
             return item.quarantine or item.journal is not None
         return isinstance(item, Settle) and item.to == "unknown"
 
     def key_of(self, item: RecordItem, *, needed: bool) -> str | None:
-        """The readable key, where it is kept."""
+        """Return the readable key if it is to be stored, else `None`."""
         return encoding.storable(item.id[2]) if self.readable_keys or needed else None
 
 
@@ -129,12 +130,12 @@ def _is_text(scope: Scope) -> bool:
         encoding.check_name(scope[0])
         encoding.check_name(scope[1])
     except KeyInvalid:
-        return False  # refused by itself when its turn comes
+        return False  # the item itself is refused later
     return True
 
 
 class Stage(Struct, frozen=True):
-    """Items of one kind, on one table, that are said together."""
+    """Items of one kind, on one table, that are sent together."""
 
     kind: str
     positions: list[int]
@@ -144,10 +145,10 @@ class Stage(Struct, frozen=True):
 
 
 def stages(batch: PostgresBatch) -> list[Stage]:
-    """Gather the items by kind, keeping the order of any two that touch the same record.
+    """Group the items by kind, keeping the order of any two that touch the same record.
 
-    An item joins the latest stage of its kind unless its record was touched in that one or since; what is
-    not about single records stays where it is.
+    An item joins the latest stage of its kind unless its record was touched in that stage or later. Items that
+    are not about single records keep their place.
     """
     kinds = [kind_of(item) for item in batch.items]
     keys = [_keys_of(batch, position, kind) for position, kind in enumerate(kinds)]
@@ -175,7 +176,7 @@ def stages(batch: PostgresBatch) -> list[Stage]:
 
 
 def _is_plain(kinds: list[str], keys: list[Any]) -> bool:
-    """Whether the whole batch is one stage: what most batches are."""
+    """Whether the whole batch is one stage, as most batches are."""
     if len(kinds) == 1:
         return True
     return (
@@ -187,15 +188,15 @@ def _is_plain(kinds: list[str], keys: list[Any]) -> bool:
 
 
 def kind_of(item: Item) -> str:
-    """How an item is said: by one statement for many, or under locks, decided here."""
+    """Return how an item is executed: by one statement for many items, or decided in Python under locks."""
     match item:
         case Claim():
             bare = item.journal is None and item.meta is None and not item.apart_us
             plain = bare and item.lease_us + item.window_us < FAR_US
-            return "claim" if plain else "making"
+            return "claim" if plain else "reserved"
         case Settle():
             plain = item.window_us + item.delay_us < FAR_US and item.fence in BIGINT
-            return "settle" if plain else "making"
+            return "settle" if plain else "reserved"
         case Renew():
             plain = item.step is None and item.fence in BIGINT and item.lease_us < FAR_US
             return "renew" if plain else "locked"
@@ -210,7 +211,7 @@ def kind_of(item: Item) -> str:
 
 
 def _keys_of(batch: PostgresBatch, position: int, kind: str) -> Sequence[bytes] | None:
-    """The digests that an item touches; `None`: it is refused, and has its answer."""
+    """Return the digests that an item touches; `None`: the item was refused and has its answer."""
     item = batch.items[position]
     if kind == "apart":
         return ()
@@ -232,9 +233,9 @@ def _keys_of(batch: PostgresBatch, position: int, kind: str) -> Sequence[bytes] 
 
 
 def _route(batch: PostgresBatch, position: int, ids: str) -> bool:
-    """Find the time inside the id, which says in which partition its record is; `False`: the item is answered.
+    """Find the time inside the id, which chooses the partition of its record. `False`: the item has its answer.
 
-    It depends on nothing but the id, or two copies of an event could be in two partitions.
+    The time must depend only on the id: otherwise two copies of an event could be in two partitions.
     """
     item = batch.items[position]
     try:
@@ -255,13 +256,13 @@ def _route(batch: PostgresBatch, position: int, ids: str) -> bool:
 
 
 RACES_MAX = 8
-"""How often something is looked at again that others change under our hands."""
+"""How often a read is repeated that races with other transactions."""
 
 
-def know(batch: PostgresBatch, scopes: set[Scope], *, timed: bool | None = None) -> Talk[None]:
-    """Have a number for each consumer; they are remembered, so this is said once.
+def number_consumers(batch: PostgresBatch, scopes: set[Scope], *, timed: bool | None = None) -> Talk[None]:
+    """Find or create a number for each consumer; the numbers are cached.
 
-    `timed`: whether their items were taken for ids with a time, so that one that turns out otherwise is refused.
+    `timed`: whether the items were treated as ids with a time. Raises `StoreUnavailable` if that is not so.
     """
     for _ in range(RACES_MAX):
         for scope in scopes - batch.consumers.keys():
@@ -271,26 +272,26 @@ def know(batch: PostgresBatch, scopes: set[Scope], *, timed: bool | None = None)
         unknown = dict.fromkeys(sorted(scopes - batch.consumers.keys()), True)
         if not unknown:
             return
-        for scope, ids in (yield from ask_for(batch, unknown)).items():
+        for scope, ids in (yield from query_consumers(batch, unknown)).items():
             if timed is not None and bool(ids) is not timed:
-                raise StoreUnavailable(f"consumer {scope[1]!r} was entered or removed meanwhile; try again")
+                raise StoreUnavailable(f"consumer {scope[1]!r} was created or removed meanwhile; try again")
             batch.consumers[scope] = batch.known[scope]
-    raise StoreUnavailable("consumers are entered and removed at the same time; try again")
+    raise StoreUnavailable("consumers are created and removed at the same time; try again")
 
 
-def meet(batch: PostgresBatch, _positions: Sequence[int]) -> Talk[None]:
-    """Learn what the routes of the items depend on; consumers of items that make records are entered."""
+def read_consumers(batch: PostgresBatch, _positions: Sequence[int]) -> Talk[None]:
+    """Read the consumers of the items before routing them; creates consumers for items that create records."""
     unknown = batch.unknown()
     for _ in range(RACES_MAX):
         if not unknown:
             return
-        found = yield from ask_for(batch, dict(sorted(unknown.items())))
-        # One that another transaction has entered after our snapshot is in neither half of the answer: ask again.
+        found = yield from query_consumers(batch, dict(sorted(unknown.items())))
+        # A consumer that another transaction created after our snapshot is in neither half of the answer: query again.
         unknown = {scope: make for scope, make in unknown.items() if make and scope not in found}
 
 
-def ask_for(batch: PostgresBatch, unknown: Mapping[Scope, bool]) -> Talk[dict[Scope, str]]:
-    """Have numbers for those that are to have one; answers with the kinds of ids of all that have one."""
+def query_consumers(batch: PostgresBatch, unknown: Mapping[Scope, bool]) -> Talk[dict[Scope, str]]:
+    """Create numbers for the consumers that need one; returns the kinds of ids of all consumers that have one."""
     rows = yield SendCalls(
         "consumers",
         {
@@ -304,6 +305,6 @@ def ask_for(batch: PostgresBatch, unknown: Mapping[Scope, bool]) -> Talk[dict[Sc
         scope = (encoding.original(tenant), encoding.original(consumer))
         found[scope] = ids
         if ids:
-            batch.kinds[scope] = ids  # before its number: who finds that one asks no more
+            batch.kinds[scope] = ids  # before its number: a thread that finds the number does not query
         batch.known[scope] = number
     return found

@@ -1,4 +1,4 @@
-"""Where partitions begin and end, how long they live, and what is to be done about them. Pure."""
+"""Bounds and lifetimes of partitions, and which to create or remove. Pure functions."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -13,19 +13,19 @@ __all__ = ["AHEAD_US", "ALARM_US", "FUTURE_US", "LIVE_US", "STEP", "Partition", 
 
 DAY_US = 86400 * 10**6
 AHEAD_US = 7 * DAY_US
-"""How far ahead partitions are made: whoever makes them may be down for a week."""
+"""How far ahead partitions are created: the cleaner that creates them may be down for a week."""
 ALARM_US = 2 * DAY_US
-"""Fewer than this ahead is told of: nobody makes new ones."""
+"""A warning is logged when partitions reach less far ahead than this: nobody creates new ones."""
 LIVE_US = 8 * DAY_US
-"""How long a partition lives, unless told otherwise: a window of a day, and the longest outage, a week."""
+"""How long a partition is kept by default: a window of a day, and the longest outage, a week."""
 FUTURE_US = 300 * 10**6
 """How far ahead of the server's clock the time inside an id may be: producers' clocks differ."""
 GRACE_US = 10 * 10**6
-"""How long the low-water mark has to be in force before what is below it goes: statements under way end first."""
+"""How long a low-water mark is in force before partitions below it are removed: running statements end first."""
 STEP = "1 day"
 STEP_MIN_US = 3600 * 10**6
 PARTITIONS_MAX = 400
-"""The server plans with each of them, so that more cost every statement."""
+"""The planner looks at each partition, so more of them slow down every statement."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STEP = re.compile(r"(\d{1,4}) ?(hour|day|week|month|year|h|d|w)s?")
@@ -33,14 +33,14 @@ _UNIT_US = {"h": 3600 * 10**6, "d": DAY_US, "w": 7 * DAY_US}
 
 
 class PartitionStep(Struct, frozen=True):
-    """How much time a partition holds: so many microseconds, or so many months of the calendar (UTC)."""
+    """How much time a partition holds: a number of microseconds, or of calendar months (UTC)."""
 
     us: int = 0
     months: int = 0
 
     @classmethod
     def of(cls, text: str) -> "PartitionStep":
-        """The step of `"1 day"`, `"1 month"`, `"6 hours"`, `"2w"`. Raises `PolicyInvalid`."""
+        """Parse `"1 day"`, `"1 month"`, `"6 hours"`, `"2w"`. Raises `PolicyInvalid`."""
         match = _STEP.fullmatch(text.strip())
         count = int(match[1]) if match else 0
         if match is None or not count:
@@ -53,18 +53,18 @@ class PartitionStep(Struct, frozen=True):
 
     @property
     def about_us(self) -> int:
-        """Its length; of months, the shortest that there can be."""
+        """The length of the step; for months, the shortest possible."""
         return self.us or self.months * 28 * DAY_US
 
     def floor(self, time_us: int) -> int:
-        """The boundary at or before a time."""
+        """Return the boundary at or before a time."""
         if self.us:
             return time_us - time_us % self.us
         at = _EPOCH + timedelta(microseconds=time_us)
         return _month(_months(at) // self.months * self.months)
 
     def next(self, time_us: int) -> int:
-        """The boundary after a time."""
+        """Return the boundary after a time."""
         if self.us:
             return self.floor(time_us) + self.us
         at = _EPOCH + timedelta(microseconds=self.floor(time_us))
@@ -81,7 +81,7 @@ def _month(number: int) -> int:
 
 
 class Retention(Struct, frozen=True):
-    """What a store is told about partitions; `None`: as recorded, and at first the defaults."""
+    """The store's options for partitions; `None`: the value stored in the database, else the default."""
 
     step: str | None = None
     live: str | None = None
@@ -96,10 +96,10 @@ class Retention(Struct, frozen=True):
 
 
 def check(step: str, live_us: int) -> None:
-    """Refuse what cannot work together. Raises `PolicyInvalid`."""
+    """Raise `PolicyInvalid` if the step and the lifetime do not fit together."""
     about_us = PartitionStep.of(step).about_us
     if about_us < STEP_MIN_US:
-        raise PolicyInvalid(f"partition_step is {step!r}; an hour is the least")
+        raise PolicyInvalid(f"partition_step is {step!r}; it must be an hour or more")
     if live_us <= 0 or (live_us + AHEAD_US) // about_us > PARTITIONS_MAX:
         raise PolicyInvalid(
             f"partition_live of {live_us / 1e6:g}s in steps of {step} makes more than {PARTITIONS_MAX} partitions,"
@@ -108,7 +108,7 @@ def check(step: str, live_us: int) -> None:
 
 
 class Partition(Struct, frozen=True):
-    """A partition, and how far it has come: attached, on its way out (`leaving`), detached, or gone."""
+    """A partition and its state: attached, being detached (`leaving`), detached, or gone."""
 
     name: str
     lower: int
@@ -117,15 +117,15 @@ class Partition(Struct, frozen=True):
 
 
 def name_of(lower: int) -> str:
-    """The name of the partition that begins there: readable, and one for each time."""
+    """Return the name of the partition that starts at `lower`: readable, and unique for each time."""
     at = _EPOCH + timedelta(microseconds=lower)
     return at.strftime("timed_%Y%m%d" if lower % DAY_US == 0 else "timed_%Y%m%d_%H%M")
 
 
-def missing(
+def missing_bounds(
     step: PartitionStep, live_us: int, low: int | None, partitions: list[Partition], now: int
 ) -> list[tuple[int, int]]:
-    """The bounds of the partitions to be made: from the last one on, never below the low-water mark."""
+    """Return the bounds of the partitions to create: after the last one, never below the low-water mark."""
     end = max(
         [step.floor(now - live_us), *(each.upper for each in partitions), *([] if low is None else [low])]
     )
@@ -137,6 +137,6 @@ def missing(
 
 
 def low_water(live_us: int, low: int | None, partitions: list[Partition], now: int) -> int | None:
-    """Up to where ids are too old: the end of the last partition that has lived; it never falls."""
+    """Return the time below which ids are too old: the end of the last overdue partition. It never decreases."""
     ends = [each.upper for each in partitions if each.upper <= now - live_us]
     return max([*ends, *([] if low is None else [low])], default=None)

@@ -1,4 +1,4 @@
-"""Turn items into parameters of statements, and rows into records and answers. No input or output here."""
+"""Turn items into parameters of statements, and rows into records and answers. No I/O here."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -24,11 +24,11 @@ from semel.types import FOREVER, Id, Record
 Row: TypeAlias = tuple[Any, ...]
 
 GRANULE_US = 60_000_000
-"""Records expire exactly; what is indexed is the minute in which to look at them."""
+"""Records expire exactly; the purge index holds the minute in which to check them."""
 BIGINT_MAX = 2**63 - 1
 
 RELEASED = 5
-"""What a settle aims at when it is no state."""
+"""The goal of a settle that releases the claim; it is not a state."""
 GOALS: dict[str, int] = {"done": 1, "failed": 2, "unknown": 3, "released": RELEASED}
 
 
@@ -36,7 +36,7 @@ GOALS: dict[str, int] = {"done": 1, "failed": 2, "unknown": 3, "released": RELEA
 
 
 class Packed:
-    """A parameter in the binary form of an array; its class says of what."""
+    """An array parameter in binary form; its class is the element type."""
 
     __slots__ = ("data",)
 
@@ -94,32 +94,32 @@ def _head(kind: type[Packed], count: int, *, nulls: bool = False) -> bytes:
 
 
 def uuids(digests: Sequence[bytes]) -> Uuids:
-    """Digests of 16 bytes each."""
+    """Encode digests of 16 bytes each."""
     return Uuids(_head(Uuids, len(digests)) + _UUID_LENGTH.join([b"", *digests]))
 
 
 def bigints(numbers: Sequence[int | None]) -> Bigints:
-    """Numbers of 64 bits, or NULL."""
+    """Encode 64-bit numbers or NULL."""
     return Bigints(_numbers(Bigints, _BIGINT, 8, numbers))
 
 
 def integers(numbers: Sequence[int | None]) -> Integers:
-    """Numbers of 32 bits, or NULL."""
+    """Encode 32-bit numbers or NULL."""
     return Integers(_numbers(Integers, _INTEGER, 4, numbers))
 
 
 def smallints(numbers: Sequence[int | None]) -> Smallints:
-    """Numbers of 16 bits, or NULL."""
+    """Encode 16-bit numbers or NULL."""
     return Smallints(_numbers(Smallints, _SMALLINT, 2, numbers))
 
 
 def byteas(values: Sequence[bytes | None]) -> Byteas:
-    """Byte strings, or NULL."""
+    """Encode byte strings or NULL."""
     return Byteas(_strings(Byteas, values))
 
 
 def texts(values: Sequence[str | None]) -> Texts:
-    """Texts, or NULL. They have to be `storable`."""
+    """Encode texts or NULL. The texts must be `storable`."""
     return Texts(_strings(Texts, [None if value is None else value.encode() for value in values]))
 
 
@@ -152,14 +152,14 @@ _NUL = "\ue000\u2400"
 
 
 def storable(text: str) -> str:
-    """The text as a column holds it: PostgreSQL takes every character but NUL. Keeps what is a prefix of what."""
+    """Escape NUL, the only character that PostgreSQL does not store. Prefixes stay prefixes."""
     if "\0" in text or _ESCAPE in text:
         return text.replace(_ESCAPE, _ESCAPE * 2).replace("\0", _NUL)
     return text
 
 
 def original(text: str) -> str:
-    """What `storable` was given."""
+    """Undo `storable`."""
     if _ESCAPE not in text:
         return text
     parts = text.split(_ESCAPE * 2)
@@ -168,7 +168,7 @@ def original(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def check_name(text: str) -> None:
-    """Refuse what is no text at all, before it spoils a statement for the others."""
+    """Raise `KeyInvalid` if the text cannot be encoded, before it makes a statement fail for other items."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -179,15 +179,15 @@ def check_name(text: str) -> None:
 
 
 def minute_after(time_us: int) -> int:
-    """The first whole minute that is not before `time_us`."""
+    """Return the first whole minute that is not before `time_us`."""
     return -(-time_us // GRANULE_US)
 
 
 def purge_at(record: Record) -> int | None:
-    """The minute in which to look at the record again.
+    """Return the minute in which to check the record for removal.
 
     For a claim it is when it would expire if it were completed within the next minute, so that
-    completing it seldom moves the index; a purge that comes too early looks again later.
+    completing it seldom moves the index; a purge that comes too early checks again later.
     """
     if record.expires_at_us == FOREVER:
         return None
@@ -197,7 +197,7 @@ def purge_at(record: Record) -> int | None:
 
 
 def to_columns(records: Sequence[tuple[bytes, Record]], keys: Sequence[str | None]) -> dict[str, Packed]:
-    """The parameters of the statement `write`."""
+    """Return the parameters of the statement `write`."""
     only = [record for _, record in records]
     return {
         "digests": uuids([digest for digest, _ in records]),
@@ -218,7 +218,7 @@ def to_columns(records: Sequence[tuple[bytes, Record]], keys: Sequence[str | Non
 
 
 def from_row(row: Row, record_id: Id) -> Record:
-    """The record of the fragment `columns`. Raises `RecordCorrupt` where the row is none that semel writes."""
+    """Decode a row of the fragment `columns`. Raises `RecordCorrupt` if semel does not write such rows."""
     (
         _, state, owner, fence, first_seen, attempt, lease_until, settled_at, expires_at, value, fingerprint,
         event_type, steps, meta, anchor, horizon, journal,
@@ -255,12 +255,12 @@ def from_row(row: Row, record_id: Id) -> Record:
                 )
             )
     except (TypeError, IndexError, ValueError, msgspec.MsgspecError) as error:
-        raise RecordCorrupt(f"record {record_id!r} does not read: {error}") from error
+        raise RecordCorrupt(f"record {record_id!r} cannot be decoded: {error}") from error
     raise RecordCorrupt(f"record {record_id!r} has columns that semel does not write")
 
 
 def fit(record: Record) -> Record:
-    """Refuse what a row cannot hold, before it spoils the statement for the others."""
+    """Raise an error for values that a row cannot hold, before they make the statement fail for other records."""
     if max(record.fence, record.expires_at_us, record.lease_until_us, record.horizon_us) > FOREVER:
         raise RecordCorrupt(f"record {record.id!r} has a time that no store can hold")
     for name, _ in record.steps:

@@ -1,4 +1,4 @@
-"""Say in semel's words what the driver's errors mean."""
+"""Translate the driver's errors into semel's."""
 
 import psycopg
 from psycopg import errors
@@ -8,23 +8,23 @@ from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
 __all__ = ["is_cut", "is_transient", "is_unplaced", "to_store_error"]
 
 TRANSIENT = frozenset(("40001", "40P01"))
-"""Serialisation failure and deadlock: nothing was done, and the same statement may be said again."""
+"""Serialisation failure and deadlock: nothing was done, and the same statement may be retried."""
 _FULL = frozenset(("53100",))
 _READ_ONLY = frozenset(("25006",))
 _MISSING = frozenset(("42P01", "3F000", "42703", "42883"))
 _RIGHTS = frozenset(("42501",))
 _POOLER = "unsupported startup parameter"
-"""What a pooler says to the settings that we ask of a session."""
+"""The error of a pooler that refuses our session settings."""
 _UNANSWERED_CLASSES = ("08", "53", "55", "57", "58")
 
 
 def is_transient(error: psycopg.Error) -> bool:
-    """Whether the server has undone the statement for the sake of others."""
+    """Whether the server rolled the statement back because of other transactions."""
     return error.sqlstate in TRANSIENT
 
 
 def is_cut(error: psycopg.Error) -> bool:
-    """Whether the connection is gone, so that it is not known what became of the statement."""
+    """Whether the connection is lost, so that the outcome of the statement is unknown."""
     state = error.sqlstate
     return isinstance(error, psycopg.OperationalError) and (state is None or state[:2] in ("08", "57"))
 
@@ -35,30 +35,30 @@ def is_unplaced(error: psycopg.Error) -> bool:
 
 
 def to_store_error(error: psycopg.Error, name: str) -> StoreError:
-    """The error to raise instead of the driver's."""
+    """Return the error to raise instead of the driver's."""
     state = error.sqlstate or ""
-    said = str(error).strip().partition("\n")[0]
+    detail = str(error).strip().partition("\n")[0]
     if state in _FULL:
         return StoreFull(
-            f"no room to write to {name}: {said}; free some disk space. What is stored still answers"
+            f"no room to write to {name}: {detail}; free some disk space. Stored keys are still answered"
         )
     if is_unplaced(error):
-        return StoreUnavailable(f"{name}: {said}; have partitions made by: semel purge, as their owner")
+        return StoreUnavailable(f"{name}: {detail}; create partitions with: semel purge, as their owner")
     if state in _READ_ONLY:
-        return StoreRefused(f"{name} does not take writes: {said}; connect to the primary")
+        return StoreRefused(f"{name} does not take writes: {detail}; connect to the primary")
     if state in _MISSING:
-        return StoreRefused(f"{name} lacks semel's tables: {said}; print them with: semel migrate --sql")
+        return StoreRefused(f"{name} lacks semel's tables: {detail}; print them with: semel migrate --sql")
     if state in _RIGHTS:
         return StoreRefused(
-            f"{name}: {said}; grant the role its rights, or create the tables by hand: semel migrate --sql"
+            f"{name}: {detail}; grant the role its rights, or create the tables by hand: semel migrate --sql"
         )
     if isinstance(error, errors.InvalidPassword | errors.InvalidAuthorizationSpecification):
-        return StoreRefused(f"{name} does not let us in: {said}")
-    if _POOLER in said:
-        return StoreRefused(f"{name} is behind a transaction pooler: {said}; add pooler=true to the URL")
+        return StoreRefused(f"{name} refused the login: {detail}")
+    if _POOLER in detail:
+        return StoreRefused(f"{name} is behind a transaction pooler: {detail}; add pooler=true to the URL")
     if (
         isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
         or state[:2] in _UNANSWERED_CLASSES
     ):
-        return StoreUnavailable(f"{name} gave no answer: {said}")
-    return StoreError(f"{name} refused a statement: {said}")
+        return StoreUnavailable(f"{name} gave no answer: {detail}")
+    return StoreError(f"{name} refused a statement: {detail}")

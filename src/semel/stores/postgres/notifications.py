@@ -1,9 +1,9 @@
-"""One connection that listens for what other processes change: a thread, or a task in an event loop.
+"""One connection that listens for changes by other processes: in a thread, or in a task of an event loop.
 
-It starts with the first watch and begins anew when the server goes away. Being entered among the listeners takes
-a lock that the ends of claims share: one that did not see the entry, and so tells nobody, is over by then, and
-whoever waits is sent to look again. Where the lock cannot be had at once it is done without. Whoever waits polls
-as well, so a notification that is missed costs time, never an event.
+It starts with the first watch and reconnects when the server goes away. To register as a listener it takes a lock
+that the ends of claims share. A transaction that did not see the registration, and so notifies nobody, has ended by
+then, and all waiters are woken to check again. If the lock is not free at once, it registers without it. Waiters
+poll as well, so a missed notification costs time, never an event.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from semel.types import Busy, Id
 __all__ = ["AsyncServerListener", "ChangeListeners", "ServerListener"]
 
 WAITED_MAX = 100_000
-"""How many keys that were answered with `Busy` are remembered: a notification names only the digest."""
+"""How many keys answered with `Busy` are kept, to find the key: a notification has only the digest."""
 
 
 class ChangeListeners:
-    """The listeners of a store, and the keys that somebody may be waiting for."""
+    """The listeners of a store, and the keys that callers may wait for."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -41,7 +41,7 @@ class ChangeListeners:
         self.listeners: tuple[Listener, ...] = ()
 
     def add(self, listener: Listener) -> Callable[[], None]:
-        """Tell `listener` from now on; returns what ends it."""
+        """Call `listener` for changes from now on; returns a function that stops it."""
         with self._lock:
             self.listeners = (*self.listeners, listener)
 
@@ -52,7 +52,7 @@ class ChangeListeners:
         return stop
 
     def note(self, items: Sequence[Item], answers: Sequence[Answer]) -> None:
-        """Remember the keys that are busy: whoever asked may go on to wait for them."""
+        """Remember the keys that are busy: the caller may wait for them next."""
         for item, answer in zip(items, answers, strict=True):
             if isinstance(answer, Busy) and isinstance(item, Claim):
                 key = digest(item.id)
@@ -62,60 +62,62 @@ class ChangeListeners:
                     if len(self._waited) > WAITED_MAX:
                         self._waited.popitem(last=False)
 
-    def tell(self, changed: Iterable[Id]) -> None:
-        """These records have changed."""
+    def notify(self, changed: Iterable[Id]) -> None:
+        """Call the listeners for records that have changed."""
         for record_id in changed if self.listeners else ():
             for listener in self.listeners:
                 listener(record_id)
 
-    def heard(self, payload: str) -> None:
-        """What the server tells: digests in hexadecimal, one after the other."""
+    def on_payload(self, payload: str) -> None:
+        """Handle a notification of the server: digests in hexadecimal, one after the other."""
         step = 2 * DIGEST_BYTES
         for start in range(0, len(payload), step):
             try:
                 record_id = self._waited.get(bytes.fromhex(payload[start : start + step]))
             except ValueError:
-                return  # somebody else uses the channel
+                return  # another program uses the channel
             if record_id is not None:
-                self.tell((record_id,))
+                self.notify((record_id,))
 
     def look_again(self) -> None:
-        """Send everybody who waits to look: what changed before we listened was told to nobody."""
+        """Wake all waiters: nobody was notified of changes made before we listened."""
         with self._lock:
             waited = list(self._waited.values())
-        self.tell(waited)
+        self.notify(waited)
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock."""
+        """Replace the lock: another thread of the parent may have held it."""
         self._lock = Lock()
 
 
 RETRY_S = 1.0
-HEAR_S = 0.5
-"""How often a listening thread looks whether it is to end."""
+LISTEN_S = 0.5
+"""How often a listening thread checks whether it should end."""
 
 _log = logging.getLogger("semel")
 
 
 class ServerListener:
-    """A thread that listens while the store is open, from the first watch on."""
+    """A thread that listens from the first watch until the store is closed."""
 
-    def __init__(self, place: PostgresTarget, statements: Mapping[str, str], ears: ChangeListeners) -> None:
+    def __init__(
+        self, place: PostgresTarget, statements: Mapping[str, str], changes: ChangeListeners
+    ) -> None:
         self._place = place
         self._statements = statements
-        self._ears = ears
+        self._changes = changes
         self._lock = Lock()
         self._thread: Thread | None = None
         self._ended = Event()
         self._closed = False
 
     def open(self) -> None:
-        """Allow it to start, again after `close`."""
+        """Allow the thread to start, also after `close`."""
         with self._lock:
             self._closed = False
 
     def start(self) -> None:
-        """Begin to listen, soon; idempotent. Behind a pooler nothing can be heard."""
+        """Start the thread; idempotent. Does nothing behind a pooler, where a session cannot listen."""
         with self._lock:
             if self._thread is None and not self._closed and not self._place.pooler:
                 self._ended = Event()
@@ -125,7 +127,7 @@ class ServerListener:
                 self._thread.start()
 
     def close(self) -> None:
-        """End it, and wait for that; idempotent."""
+        """Stop the thread and wait for its end; idempotent."""
         with self._lock:
             self._closed = True
             self._ended.set()
@@ -134,60 +136,62 @@ class ServerListener:
             thread.join()
 
     def after_fork(self) -> None:
-        """In a forked child: the thread and its connection are the parent's."""
+        """Drop the thread in a forked child: it and its connection belong to the parent."""
         self._lock = Lock()
         self._thread = None
 
     def _run(self, ended: Event) -> None:
         while not ended.is_set():
             try:
-                with PostgresConnection.connect(**self._place.parameters(), context=CONTEXT) as line:
-                    self._hear(line, ended)
+                with PostgresConnection.connect(**self._place.parameters(), context=CONTEXT) as connection:
+                    self._listen(connection, ended)
             except psycopg.Error as error:
                 _log.debug("listening to %s failed: %s", self._place.name, error)
                 ended.wait(RETRY_S)
 
-    def _hear(self, line: PostgresConnection, ended: Event) -> None:
-        line.wait_s = self._place.wait_s
-        line.execute(f'LISTEN "{channel_of(self._place.schema)}"')
+    def _listen(self, connection: PostgresConnection, ended: Event) -> None:
+        connection.wait_s = self._place.wait_s
+        connection.execute(f'LISTEN "{channel_of(self._place.schema)}"')
         try:
-            with line.transaction():
-                line.execute(self._statements["lock_listeners"], prepare=False)
-                line.execute(self._statements["listen"])
+            with connection.transaction():
+                connection.execute(self._statements["lock_listeners"], prepare=False)
+                connection.execute(self._statements["listen"])
         except psycopg.errors.LockNotAvailable:
-            line.execute(self._statements["listen"])
-        self._ears.look_again()
+            connection.execute(self._statements["listen"])
+        self._changes.look_again()
         while not ended.is_set():
-            for notify in line.notifies(timeout=HEAR_S):
-                self._ears.heard(notify.payload)
+            for notify in connection.notifies(timeout=LISTEN_S):
+                self._changes.on_payload(notify.payload)
                 if ended.is_set():
                     break
         with suppress(psycopg.Error):
-            line.execute(self._statements["unlisten"])
+            connection.execute(self._statements["unlisten"])
 
 
 class AsyncServerListener:
     """A task that listens, in the event loop that uses the store."""
 
-    def __init__(self, place: PostgresTarget, statements: Mapping[str, str], ears: ChangeListeners) -> None:
+    def __init__(
+        self, place: PostgresTarget, statements: Mapping[str, str], changes: ChangeListeners
+    ) -> None:
         self._place = place
         self._statements = statements
-        self._ears = ears
+        self._changes = changes
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
     def open(self) -> None:
-        """Allow it to start, again after `aclose`."""
+        """Allow the task to start, also after `aclose`."""
         self._closed = False
 
     def start(self) -> None:
-        """Begin to listen, soon, if anybody watches; idempotent. Outside a loop: the next call from one does it."""
+        """Start the task, if there are listeners; idempotent. Outside a loop, the next call from a loop starts it."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return
-        if self._closed or self._place.pooler or not self._ears.listeners:
+        if self._closed or self._place.pooler or not self._changes.listeners:
             return
         if self._loop is not loop:
             self.drop()
@@ -196,7 +200,7 @@ class AsyncServerListener:
             self._task = loop.create_task(self._run(), name="semel-listener")
 
     async def aclose(self) -> None:
-        """End it, and wait for that where it is a task of this loop; idempotent."""
+        """Stop the task, and wait for its end if it belongs to this loop; idempotent."""
         self._closed = True
         if self._loop is not asyncio.get_running_loop():
             self.drop()
@@ -204,14 +208,14 @@ class AsyncServerListener:
         await end_tasks(task)
 
     def drop(self) -> None:
-        """End it from outside its loop, where that still runs."""
+        """Stop the task from outside its loop, if that loop still runs."""
         task, self._task = self._task, None
         if task is not None and self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed, and the task with it
                 self._loop.call_soon_threadsafe(task.cancel)
 
     def after_fork(self) -> None:
-        """In a forked child: the task and its connection are the parent's."""
+        """Drop the task in a forked child: it and its connection belong to the parent."""
         self._task = self._loop = None
 
     async def _run(self) -> None:
@@ -219,29 +223,29 @@ class AsyncServerListener:
             try:
                 async with await AsyncPostgresConnection.connect(
                     **self._place.parameters(), context=CONTEXT
-                ) as line:
-                    await self._hear(line)
+                ) as connection:
+                    await self._listen(connection)
             except psycopg.Error as error:
                 _log.debug("listening to %s failed: %s", self._place.name, error)
                 await asyncio.sleep(RETRY_S)
 
-    async def _hear(self, line: AsyncPostgresConnection) -> None:
-        line.wait_s = self._place.wait_s
-        await line.execute(f'LISTEN "{channel_of(self._place.schema)}"')
+    async def _listen(self, connection: AsyncPostgresConnection) -> None:
+        connection.wait_s = self._place.wait_s
+        await connection.execute(f'LISTEN "{channel_of(self._place.schema)}"')
         try:
-            await self._enter(line)
-            self._ears.look_again()
+            await self._register(connection)
+            self._changes.look_again()
             while True:
-                async for notify in line.notifies(timeout=self._place.wait_s / 2):
-                    self._ears.heard(notify.payload)
+                async for notify in connection.notifies(timeout=self._place.wait_s / 2):
+                    self._changes.on_payload(notify.payload)
         finally:
             with suppress(psycopg.Error):
-                await line.execute(self._statements["unlisten"])
+                await connection.execute(self._statements["unlisten"])
 
-    async def _enter(self, line: AsyncPostgresConnection) -> None:
+    async def _register(self, connection: AsyncPostgresConnection) -> None:
         try:
-            async with line.transaction():
-                await line.execute(self._statements["lock_listeners"], prepare=False)
-                await line.execute(self._statements["listen"])
+            async with connection.transaction():
+                await connection.execute(self._statements["lock_listeners"], prepare=False)
+                await connection.execute(self._statements["listen"])
         except psycopg.errors.LockNotAvailable:
-            await line.execute(self._statements["listen"])
+            await connection.execute(self._statements["listen"])

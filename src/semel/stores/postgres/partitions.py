@@ -1,8 +1,8 @@
-"""The partitions of records by the time inside their ids: made ahead, and removed when they have lived.
+"""The partitions of records by the time inside their ids: created ahead of time, and removed when they are too old.
 
-Every step is small, committed or atomic by itself, and looked at anew each time, so that whoever does it may be
-killed anywhere and the next one goes on. Nothing here waits for claims, and no claim waits for it: a new partition
-is attached, an old one detached concurrently, and either gives up after a second where the server has others to serve.
+Every step is small, committed or atomic by itself, and reads the current state first. So a cleaner may be killed
+anywhere, and the next one continues. Nothing here waits for claims, and no claim waits for it: a new partition is
+attached, an old one detached concurrently, and either gives up after a second if it does not get its lock.
 """
 
 import logging
@@ -16,24 +16,24 @@ from semel.stores.postgres.batch import PostgresBatch, SendCalls, Talk
 from semel.stores.postgres.calendar import ALARM_US, GRACE_US, LIVE_US, STEP, Partition, PartitionStep
 from semel.windows import duration_us
 
-__all__ = ["PartitionState", "live_us", "look", "make", "remove", "set_up", "tend"]
+__all__ = ["PartitionState", "live_us", "look", "maintain", "make", "remove", "set_up"]
 
 OLDEST = 140000
-"""The first PostgreSQL that detaches a partition while others go on."""
+"""The first PostgreSQL that detaches a partition without blocking others."""
 LOCKED = "55P03"
 NO_RIGHT = "42501"
 NOT_MADE = frozenset((LOCKED, NO_RIGHT, "42P07", "42P17", "40P01"))
-"""A lock was not had in time, the role may not, or another one made it first."""
+"""The lock was not free in time, the role lacks the right, or another process created it first."""
 NOT_REMOVED = frozenset((LOCKED, NO_RIGHT, "42P01", "55000", "40P01", "57014"))
-"""A lock was not had in time, the role may not, or another one is at it or has done it."""
+"""The lock was not free in time, the role lacks the right, or another process is removing it or has removed it."""
 STORAGE = "fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05"
-"""As that of the table `records`, for the same reason."""
+"""The same as for the table `records`, for the same reason."""
 
 _log = logging.getLogger("semel")
 
 
 class PartitionState(Struct, frozen=True):
-    """How the partitions stand."""
+    """The current partitions and their settings."""
 
     now: int
     partitions: list[Partition]
@@ -45,21 +45,21 @@ class PartitionState(Struct, frozen=True):
 
     @property
     def ahead_us(self) -> int:
-        """How far ahead there are partitions."""
+        """How far ahead partitions exist."""
         return max((each.upper for each in self.partitions), default=self.now) - self.now
 
     def overdue(self) -> list[Partition]:
-        """Those that have lived, oldest first."""
+        """Return the partitions that are old enough to be removed, oldest first."""
         return [each for each in self.partitions if each.upper <= self.now - self.live_us]
 
     def lag_s(self) -> float:
-        """How long the oldest of those should have been gone."""
+        """Return for how long the oldest of those has been overdue; 0 if there is none."""
         over = self.overdue()
         return (self.now - self.live_us - over[0].upper) / 1e6 if over else 0.0
 
 
 def look(batch: PostgresBatch) -> Talk[PartitionState]:
-    """Read how the partitions stand: one statement where there are none."""
+    """Read the state of the partitions: one statement if there are none."""
     noted: dict[str, str] = dict((yield SendCalls("retention")))
     if "partition_live" not in noted:
         return PartitionState(0, [])
@@ -77,7 +77,7 @@ def look(batch: PostgresBatch) -> Talk[PartitionState]:
 
 
 def live_us() -> Talk[int]:
-    """How long partitions live; 0: there are none."""
+    """Read how long partitions are kept; 0: there are none."""
     noted: dict[str, str] = dict((yield SendCalls("retention")))
     return int(noted.get("partition_live", 0))
 
@@ -89,18 +89,18 @@ def _partition(row: Any) -> Partition:
     return Partition(name, lower, upper, "leaving" if pending else "attached" if attached else "detached")
 
 
-# --- making -------------------------------------------------------------------------------------
+# --- creating -------------------------------------------------------------------------------------
 
 
 def set_up(batch: PostgresBatch, schema: str) -> Talk[None]:
-    """Record what the store was told about partitions, and have those that are needed soon."""
+    """Store the options for partitions in the database, and create those that are needed soon."""
     ((version, *_),) = yield SendCalls("server")
     if version < OLDEST:
         raise StoreRefused(f"this is PostgreSQL {version // 10000}; ids= needs {OLDEST // 10000} or newer")
     noted: dict[str, str] = dict((yield SendCalls("retention")))
-    told = batch.retention
-    step = told.step or noted.get("partition_step", STEP)
-    lived_us = duration_us(told.live) if told.live else int(noted.get("partition_live", LIVE_US))
+    options = batch.retention
+    step = options.step or noted.get("partition_step", STEP)
+    lived_us = duration_us(options.live) if options.live else int(noted.get("partition_live", LIVE_US))
     calendar.check(step, lived_us)
     for what, value in (("partition_step", step), ("partition_live", str(lived_us))):
         if noted.get(what) != value:
@@ -111,7 +111,7 @@ def set_up(batch: PostgresBatch, schema: str) -> Talk[None]:
 
 
 def make(batch: PostgresBatch, schema: str) -> Talk[None]:
-    """Make the partitions that are missing ahead; all of them, or none."""
+    """Create the missing partitions; all of them, or none."""
     yield SendCalls("begin")
     yield SendCalls("quickly")
     failure = yield from _make_missing(batch, schema)
@@ -125,12 +125,12 @@ def make(batch: PostgresBatch, schema: str) -> Talk[None]:
 
 
 def _make_missing(batch: PostgresBatch, schema: str) -> Talk[str]:
-    """Answers with the error of the server that kept it from being done; empty: none did."""
-    ((refused,),) = yield SendCalls("migration_lock", told=NOT_MADE)
+    """Create the missing partitions. Returns the SQLSTATE of the error that prevented it; empty: no error."""
+    ((refused,),) = yield SendCalls("migration_lock", expected_errors=NOT_MADE)
     if refused in NOT_MADE:
         return str(refused)
     found = yield from look(batch)
-    bounds = calendar.missing(
+    bounds = calendar.missing_bounds(
         PartitionStep.of(found.step), found.live_us, found.low, found.partitions, found.now
     )
     if found.low is None and bounds:
@@ -142,7 +142,7 @@ def _make_missing(batch: PostgresBatch, schema: str) -> Talk[str]:
             f'CREATE TABLE {table} (LIKE "{schema}".timed_records INCLUDING ALL) WITH ({STORAGE})',
             f'ALTER TABLE "{schema}".timed_records ATTACH PARTITION {table} FOR VALUES FROM ({lower}) TO ({upper})',
         ):
-            failed = yield SendCalls("make", script=script, told=NOT_MADE)
+            failed = yield SendCalls("make", script=script, expected_errors=NOT_MADE)
             if failed:
                 return str(failed[0][0])
         yield SendCalls("note_partition", {"name": name, "lower": lower, "upper": upper})
@@ -150,28 +150,30 @@ def _make_missing(batch: PostgresBatch, schema: str) -> Talk[str]:
 
 
 def warn(found: PartitionState, schema: str, why: str = "") -> None:
-    """Say in the log that the partitions will soon be used up."""
+    """Log that the partitions reach only a short time ahead."""
     _log.warning(
         "partitions of schema %s reach only %.1f days ahead%s; run semel purge, or a Cleaner, as their owner",
         schema,
         found.ahead_us / calendar.DAY_US,
-        f" and none could be made ({why})" if why else "",
+        f" and none could be created ({why})" if why else "",
     )
 
 
 # --- removing -----------------------------------------------------------------------------------
 
 
-def tend(batch: PostgresBatch, position: int, schema: str) -> Talk[PartitionState]:
-    """Make partitions ahead, raise the low-water mark, and note which partitions may go now.
+def maintain(batch: PostgresBatch, position: int, schema: str) -> Talk[PartitionState]:
+    """Create partitions ahead, raise the low-water mark, and note which partitions may be removed now.
 
-    From the raised mark on, ids below it are `Late`. What is below it goes once the mark has been in force for a
-    while, in a later round: nothing waits here.
+    Once the mark is raised, ids below it are `Late`. Partitions below it are removed in a later round, after the
+    mark has been in force for a while: nothing waits here.
     """
     found = yield from look(batch)
     if not found.live_us:
         return found
-    if calendar.missing(PartitionStep.of(found.step), found.live_us, found.low, found.partitions, found.now):
+    if calendar.missing_bounds(
+        PartitionStep.of(found.step), found.live_us, found.low, found.partitions, found.now
+    ):
         yield from make(batch, schema)
         found = yield from look(batch)
     if found.ahead_us < ALARM_US:
@@ -185,10 +187,9 @@ def tend(batch: PostgresBatch, position: int, schema: str) -> Talk[PartitionStat
 
 
 def remove(batch: PostgresBatch, schema: str, names: list[str]) -> Talk[int]:
-    """Detach partitions concurrently and drop them; answers how many. On a connection of its own, in no transaction.
+    """Detach partitions concurrently and drop them; returns their number. Needs its own connection, no transaction.
 
-    What an earlier one left half done is finished. Where the server has others to serve, the rest waits for the
-    next round.
+    Finishes what an earlier run left unfinished. A partition whose lock is not free is left for the next round.
     """
     yield SendCalls("patience", script="SET lock_timeout = '1s'")
     parent = f'"{schema}".timed_records'
@@ -202,13 +203,13 @@ def remove(batch: PostgresBatch, schema: str, names: list[str]) -> Talk[int]:
         if one.state in ("attached", "leaving"):
             how = "CONCURRENTLY" if one.state == "attached" else "FINALIZE"
             script = f"ALTER TABLE {parent} DETACH PARTITION {table} {how}"
-            failed = yield SendCalls("detach", script=script, told=NOT_REMOVED)
+            failed = yield SendCalls("detach", script=script, expected_errors=NOT_REMOVED)
             if failed:
                 _not_now(name, failed[0][0])
                 continue
         yield SendCalls("begin")
         if one.state != "gone":
-            failed = yield SendCalls("drop", script=f"DROP TABLE {table}", told=NOT_REMOVED)
+            failed = yield SendCalls("drop", script=f"DROP TABLE {table}", expected_errors=NOT_REMOVED)
             if failed:
                 yield SendCalls("rollback")
                 _not_now(name, failed[0][0])

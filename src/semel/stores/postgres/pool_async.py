@@ -1,6 +1,6 @@
-"""Connections to the server: how they are made, how long they are waited for, and who uses which.
+"""Connections to the server, with a limit on every wait, and the pool that hands them out.
 
-A pool connects when a connection is asked for and none is idle, so that a server that is back is used at once. It
+A pool connects when a caller needs a connection and none is idle, so that a server that is back is used at once. It
 has no threads or tasks of its own.
 """
 
@@ -43,7 +43,7 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[encoding.Row]):
         self._prepared_here: set[str] = set()
 
     async def wait(self, gen: Any, interval: float = CHECK_S, **more: Any) -> Any:  # type: ignore[override]
-        """Wait for the server, at most `wait_s` for the next sign of life, unless the caller says how long."""
+        """Wait for the server, at most `wait_s` for its next input, unless the caller passes a limit."""
         if more:
             return await super().wait(gen, interval, **more)
         try:
@@ -53,10 +53,10 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[encoding.Row]):
             raise
 
     async def ask(self, name: str, text: str, parameters: Sequence[bytes | None]) -> PGresult:
-        """The rows of one statement, committed. It is prepared by this connection's first call of that name.
+        """Execute one statement and commit; returns its rows. The first call with a name prepares the statement.
 
-        It goes past the driver's cursors, which cost more than the server does: parameters and rows are in the
-        server's binary form. It waits, is cancelled and fails as `execute` does.
+        It bypasses the driver's cursors, which cost more than the server does: parameters and rows are in the
+        server's binary form. Waiting, cancellation and errors are as in `execute`.
         """
         if name not in self._prepared_here:
             self.pgconn.send_prepare(name.encode(), text.encode())
@@ -67,7 +67,7 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[encoding.Row]):
         return await self._read_result()
 
     async def _read_result(self) -> PGresult:
-        """Read the result of what was sent. Only at the end of all results is it committed."""
+        """Read the result of the statement. It is committed only when all results have been read."""
         pgconn = self.pgconn
         results: list[PGresult] = []
         try:
@@ -85,13 +85,13 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[encoding.Row]):
         return only_result(results + await self.wait(execute(pgconn)))  # too long to be sent or read at once
 
     async def _await_input(self) -> None:
-        """Wait for the next sign of the server, at most `wait_s`."""
+        """Wait for the next input from the server, at most `wait_s`."""
         if not await wait_for_input_async(self.pgconn.socket, self.wait_s):
             self.pgconn.finish()
             raise NoAnswer(f"no answer within {self.wait_s:g} s")
 
     async def _cancel(self) -> None:
-        """Interrupted while the server works: stop it there, and read what it says, so that it can be used again."""
+        """Cancel a statement after an interrupt, and read its result, so that the connection can be used again."""
         if self.pgconn.transaction_status != TransactionStatus.ACTIVE:
             return
         try:
@@ -102,27 +102,27 @@ class AsyncPostgresConnection(psycopg.AsyncConnection[encoding.Row]):
 
 
 class AsyncPostgresPool:
-    """The connections of a store, at most `lines_max` at a time."""
+    """The connections of a store, at most `connections_max` at a time."""
 
-    def __init__(self, parameters: Mapping[str, Any], *, lines_max: int, wait_s: float) -> None:
+    def __init__(self, parameters: Mapping[str, Any], *, connections_max: int, wait_s: float) -> None:
         self._parameters = parameters
         self._wait_s = wait_s
-        self._room = asyncio.Semaphore(lines_max)  # sync: self._room = Semaphore(lines_max)
+        self._room = asyncio.Semaphore(connections_max)  # sync: self._room = Semaphore(connections_max)
         self._lock = Lock()
         self._idle: list[AsyncPostgresConnection] = []
         self._closed = False
 
     @asynccontextmanager
-    async def line(self) -> AsyncIterator[AsyncPostgresConnection]:
-        """A connection outside any transaction; one that is no longer sound is not given out again."""
-        line = await self.take()
+    async def connection(self) -> AsyncIterator[AsyncPostgresConnection]:
+        """Lend a connection outside any transaction; a broken connection is not lent again."""
+        connection = await self.take()
         try:
-            yield line
+            yield connection
         finally:
-            await self.give(line)
+            await self.give(connection)
 
     async def take(self) -> AsyncPostgresConnection:
-        """The same for callers that `give` it back themselves."""
+        """Lend a connection to a caller that returns it by `give`."""
         if not await self._acquire():  # sync: if not self._room.acquire(timeout=self._wait_s):
             raise StoreUnavailable(f"all connections were in use for {self._wait_s:g} s; raise pool_max")
         try:
@@ -131,10 +131,10 @@ class AsyncPostgresPool:
             self._room.release()
             raise
 
-    async def give(self, line: AsyncPostgresConnection) -> None:
-        """Take back a connection, and keep it if it is sound."""
+    async def give(self, connection: AsyncPostgresConnection) -> None:
+        """Take back a connection, and keep it if it is usable."""
         try:
-            await self._keep(line)
+            await self._keep(connection)
         finally:
             self._room.release()
 
@@ -142,54 +142,54 @@ class AsyncPostgresPool:
         if not self._room.locked():
             return await self._room.acquire()
         try:
-            async with asyncio.timeout(self._wait_s):  # `wait_for` may lose the place when it is cancelled
+            async with asyncio.timeout(self._wait_s):  # `wait_for` may lose the slot when it is cancelled
                 return await self._room.acquire()
         except TimeoutError:
             return False
 
     async def connect(self) -> AsyncPostgresConnection:
-        """A new connection."""
-        line = await AsyncPostgresConnection.connect(**self._parameters, context=CONTEXT)
-        line.wait_s = self._wait_s
-        return line
+        """Open a new connection."""
+        connection = await AsyncPostgresConnection.connect(**self._parameters, context=CONTEXT)
+        connection.wait_s = self._wait_s
+        return connection
 
     async def aclose(self) -> None:
-        """Close what is idle, and the others when they come back."""
+        """Close the idle connections now, and the others when they come back."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        for line in idle:
-            await line.close()
+        for connection in idle:
+            await connection.close()
 
     def abandon(self) -> None:
-        """In a forked child: the connections are the parent's, neither to be used nor to be closed."""
+        """Drop the connections in a forked child: they are the parent's, so neither use nor close them."""
         LEFT_TO_THE_PARENT.extend(self._idle)
         self._idle = []
 
     def drop(self) -> None:  # sync: drop
-        """The loop is gone: close the sockets without it. One that is in use goes on, and is closed by its user."""
+        """Close the idle sockets without their loop, which has ended. A connection in use is closed by its user."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
-        for line in idle:
-            line.pgconn.finish()
+        for connection in idle:
+            connection.pgconn.finish()
 
     async def _take_idle(self) -> AsyncPostgresConnection | None:
         while True:
             with self._lock:
                 if not self._idle:
                     return None
-                line = self._idle.pop()
-            if is_usable(line):
-                return line
-            await line.close()
+                connection = self._idle.pop()
+            if is_usable(connection):
+                return connection
+            await connection.close()
 
-    async def _keep(self, line: AsyncPostgresConnection) -> None:
-        if line.pgconn.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN):
+    async def _keep(self, connection: AsyncPostgresConnection) -> None:
+        if connection.pgconn.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN):
             with suppress(psycopg.Error):
-                await line.rollback()
+                await connection.rollback()
         with self._lock:
-            if not self._closed and is_idle(line):
-                self._idle.append(line)
+            if not self._closed and is_idle(connection):
+                self._idle.append(connection)
                 return
-        await line.close()
+        await connection.close()

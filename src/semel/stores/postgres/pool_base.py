@@ -1,4 +1,4 @@
-"""What both pools share: adapters, how long the server is waited for, and which idle connection may be used."""
+"""The part that both pools share: adapters, waiting for the server, and checks of idle connections."""
 
 import asyncio
 import select
@@ -31,14 +31,14 @@ __all__ = [
 
 T = TypeVar("T")
 CHECK_S = 0.1
-"""How often a wait for the server looks whether its time is over."""
+"""How often a wait for the server checks its deadline."""
 CAME = True
 CANCEL_S = 5.0
 """How long a cancelled statement may take to end; the driver's own limit for its cursors."""
 
 
 class _PackedDumper(Dumper):
-    """Arrays come packed already."""
+    """Passes arrays on, which are packed already."""
 
     format = Format.BINARY
 
@@ -69,7 +69,10 @@ class NoAnswer(psycopg.OperationalError):
 
 
 def within(talk: Generator[Any, Any, T], wait_s: float) -> Generator[Any, Any, T]:
-    """The same talk, ended when nothing has come for `wait_s`. The driver reports each short wait in vain by 0."""
+    """Run a generator of the driver; raises `NoAnswer` if the server sends nothing for `wait_s`.
+
+    The driver sends 0 after each short wait in which nothing came.
+    """
     give_up_at = time.monotonic() + wait_s
     try:
         wish = next(talk)
@@ -85,7 +88,7 @@ def within(talk: Generator[Any, Any, T], wait_s: float) -> Generator[Any, Any, T
 
 
 def wait_for_input(socket: int, wait_s: float) -> bool:
-    """Wait until something has come, or the other side is gone; `False`: nothing within `wait_s`."""
+    """Wait until the socket has input or the other side has closed it; `False`: neither within `wait_s`."""
     poll = select.poll()
     poll.register(socket, select.POLLIN)
     return bool(poll.poll(wait_s * 1000))
@@ -104,13 +107,13 @@ async def wait_for_input_async(socket: int, wait_s: float) -> bool:
         loop.remove_reader(socket)
 
 
-def _resolve(ready: "asyncio.Future[bool]", came: bool) -> None:  # noqa: FBT001 - the loop knows no keywords
+def _resolve(ready: "asyncio.Future[bool]", came: bool) -> None:  # noqa: FBT001 - the loop passes no keywords
     if not ready.done():
         ready.set_result(came)
 
 
 def only_result(results: Sequence[PGresult]) -> PGresult:
-    """The result of a statement. Raises the driver's error for whatever went wrong, until the commit."""
+    """Return the result of a statement. Raises the driver's error if anything failed, up to the commit."""
     for result in results:
         if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
             raise error_from_result(result)
@@ -125,11 +128,11 @@ def is_idle(connection: psycopg.BaseConnection[Any]) -> bool:
 
 
 def is_usable(connection: psycopg.BaseConnection[Any]) -> bool:
-    """Whether an idle connection may be used: nothing has come on it, as it does when the server goes away."""
+    """Whether an idle connection may be used. Unexpected input means that the server went away."""
     if not is_idle(connection):
         return False
     return not wait_for_input(connection.pgconn.socket, 0)
 
 
 LEFT_TO_THE_PARENT: list[Any] = []
-"""Connections that a fork copied: to collect one would close the parent's."""
+"""Connections that a fork copied. They are kept here: garbage collection would close the parent's."""

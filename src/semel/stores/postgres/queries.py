@@ -1,7 +1,7 @@
-"""What is said to the server for a batch: generators that yield statements and are sent their rows.
+"""The statements of a batch: generators that yield statements and receive their rows.
 
-No input or output here, so both colours say the same. There is one statement for all claims of a stage, one
-for all settles, and so on, each committed on its own.
+No I/O here, so sync and async send the same statements. There is one statement for all claims of a stage, one for
+all settles, and so on, each committed on its own.
 """
 
 from collections.abc import Callable, Container, Sequence
@@ -26,7 +26,16 @@ from semel.core.ids import digest
 from semel.core.machine import decide, mark_record, standing
 from semel.errors import KeyInvalid, RecordCorrupt, StoreUnavailable, UsageError
 from semel.stores.postgres import encoding
-from semel.stores.postgres.batch import BIGINT, RACES_MAX, PostgresBatch, SendCalls, Stage, Talk, know, meet
+from semel.stores.postgres.batch import (
+    BIGINT,
+    RACES_MAX,
+    PostgresBatch,
+    SendCalls,
+    Stage,
+    Talk,
+    number_consumers,
+    read_consumers,
+)
 from semel.stores.postgres.calendar import FUTURE_US
 from semel.stores.postgres.encoding import Packed, Row
 from semel.stores.rows import QUARANTINE, SLIDING, has_extras, pack_steps
@@ -34,11 +43,11 @@ from semel.types import Absent, Busy, Completed, Forgotten, Id, Late, Lost, Mism
 
 RACED_RETRY_S = 0.005
 LOST, WRITTEN, ALREADY, DEFERRED = 0, 1, 2, 8
-"""The verdicts of a settle."""
+"""The verdicts of the statement `settle`."""
 
 
-def say(batch: PostgresBatch, stage: Stage) -> Talk[None]:
-    """The talk of one stage; it fills the answers. It may be begun again from the start."""
+def talk_of(batch: PostgresBatch, stage: Stage) -> Talk[None]:
+    """Return the talk of one stage, which stores the answers in the batch. A stage may be started again."""
     return TALKS[stage.kind](batch, stage.positions)
 
 
@@ -46,8 +55,10 @@ def say(batch: PostgresBatch, stage: Stage) -> Talk[None]:
 
 
 def claims(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
-    """Grant, or answer what a duplicate needs: one statement, and another only for keys that were raced for."""
-    yield from know(batch, {batch.items[at].id[:2] for at in positions}, timed=positions[0] in batch.id_times)
+    """Grant claims, or answer duplicates: one statement, and another only for keys that raced with other callers."""
+    yield from number_consumers(
+        batch, {batch.items[at].id[:2] for at in positions}, timed=positions[0] in batch.id_times
+    )
     waiting = {batch.digests[position]: position for position in positions}
     deferred: list[int] = []
     for _ in range(RACES_MAX):
@@ -64,7 +75,7 @@ def claims(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     for position in waiting.values():
         batch.answers[position] = Busy(RACED_RETRY_S)
     if deferred:
-        yield from making(batch, deferred)
+        yield from reserve_and_decide(batch, deferred)
 
 
 def _claim_parameters(batch: PostgresBatch, order: Sequence[int]) -> dict[str, Any]:
@@ -88,7 +99,7 @@ def _claim_parameters(batch: PostgresBatch, order: Sequence[int]) -> dict[str, A
 
 
 def _event_time(item: Claim) -> int | None:
-    """When the event happened, if that may refuse it."""
+    """Return the event's own time if the claim may be refused for it, else `None`."""
     if not item.refuse_late or item.event_time_us is None:
         return None
     return min(max(item.event_time_us, BIGINT.start), BIGINT.stop - 1)
@@ -108,14 +119,14 @@ _CLAIM_ANSWERS: dict[int, Callable[[Row], Answer]] = {
     7: lambda row: Unknown(row[4] or 0),
     8: lambda _row: None,
 }
-"""What the verdicts of the statement `claim` mean; `None`: to be decided under a lock."""
+"""The answers for the verdicts of the statement `claim`; `None`: decide under a lock."""
 
 
 # --- settles and renewals -----------------------------------------------------------------------
 
 
 def settles(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
-    """End claims: one statement; what the store has lost, or keeps a journal for, is decided under a lock."""
+    """Settle claims: one statement. Records that are missing or have a journal are decided under a lock."""
     chosen = sorted(positions, key=batch.digests.__getitem__)
     items: list[Settle] = [batch.items[position] for position in chosen]
     rows = yield batch.ask(
@@ -151,11 +162,11 @@ def settles(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
     _all_written(rows, len(changed))
     batch.changed += changed
     if deferred:
-        yield from making(batch, deferred)
+        yield from reserve_and_decide(batch, deferred)
 
 
 def renewals(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
-    """Move leases: one statement."""
+    """Extend leases: one statement."""
     chosen = sorted(positions, key=batch.digests.__getitem__)
     items: list[Renew] = [batch.items[position] for position in chosen]
     rows = yield batch.ask(
@@ -177,8 +188,8 @@ def renewals(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
 
 
 def _all_written(rows: list[Row], count: int) -> None:
-    """Assert that the rows we hold locked were all found again by the update."""
-    if rows and rows[0][3 if len(rows[0]) > 3 else 2] != count:  # noqa: PLR2004 - where the count stands
+    """Raise `StoreUnavailable` if the update did not find all rows that we hold locked."""
+    if rows and rows[0][3 if len(rows[0]) > 3 else 2] != count:  # noqa: PLR2004 - the column of the count
         raise StoreUnavailable("the server did not write all that it had locked; try again")
 
 
@@ -186,7 +197,7 @@ def _all_written(rows: list[Row], count: int) -> None:
 
 
 def lookups(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
-    """Look without touching: one statement."""
+    """Read records without locking them: one statement."""
     rows = yield _look(batch, positions)
     for number, now, mark, *columns in rows:
         position = positions[number - 1]
@@ -214,11 +225,11 @@ def _look_at_mark(record_id: Id, expires_at: int | None, now: int) -> Record | A
     return mark_record(record_id, expires_at)
 
 
-# --- decided here, under locks ------------------------------------------------------------------
+# --- decided in Python, under locks ------------------------------------------------------------------
 
 
 def lock_and_decide(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
-    """Lock the records in the order of their digests, decide here, write what changed: one transaction."""
+    """Lock the records in the order of their digests, decide in Python, write the changes: one transaction."""
     places = {batch.digests[position]: position for position in positions}
     order = [places[each] for each in sorted(places)]
     yield SendCalls("begin")
@@ -228,9 +239,11 @@ def lock_and_decide(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None
     yield from _decide(batch, positions)
 
 
-def making(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
-    """The same for items that may make a record: places are reserved for those that are not there yet."""
-    yield from know(batch, {batch.items[at].id[:2] for at in positions}, timed=positions[0] in batch.id_times)
+def reserve_and_decide(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
+    """As `lock_and_decide`, for items that may create a record: rows are reserved for records that do not exist yet."""
+    yield from number_consumers(
+        batch, {batch.items[at].id[:2] for at in positions}, timed=positions[0] in batch.id_times
+    )
     chosen = sorted(positions, key=batch.digests.__getitem__)
     yield SendCalls("begin")
     outside = (yield from _outside(batch, chosen)) if chosen[0] in batch.id_times else set[int]()
@@ -254,7 +267,7 @@ def making(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
 
 
 def _outside(batch: PostgresBatch, positions: Sequence[int]) -> Talk[set[int]]:
-    """Which ids are too old or too new for a record to be made: what the statement `claim` decides by itself."""
+    """Return the positions of ids that are too old or too new for a new record, as the statement `claim` does."""
     ((now, low, live),) = yield SendCalls("edge", {"now": batch.now})
     return {
         at
@@ -271,10 +284,10 @@ def _span(item: RecordItem) -> int:
 def _decide(
     batch: PostgresBatch, positions: Sequence[int], outside: Container[int] = (), *, commit: bool = True
 ) -> Talk[set[bytes]]:
-    """Answer the items by the machine; returns the digests of the records that it wrote.
+    """Answer the items by the machine; returns the digests of the written records.
 
-    `outside`: where there is no record of these, none can be made: a claim is `Late`, and of a completion, whose
-    duplicates will be late too, nothing is written.
+    `outside`: positions for which no record can be created. If they have none, a claim is `Late`, and nothing is
+    written for a completion, whose duplicates will be late too.
     """
     changes: list[tuple[int, Record | None, Record]] = []
     unmarked: list[bytes] = []
@@ -362,9 +375,9 @@ def _write(batch: PostgresBatch, changes: list[tuple[int, Record | None, Record]
 
 
 def marks(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
-    """Note the keys of all marks: one statement. What it does not return was known, or became known meanwhile."""
+    """Store the keys of all marks: one statement. Keys that it does not return were known before or meanwhile."""
     items: list[Mark] = [batch.items[position] for position in positions]
-    yield from know(batch, {(item.tenant, item.consumer) for item in items})
+    yield from number_consumers(batch, {(item.tenant, item.consumer) for item in items})
     digests = [batch.marked[position] for position in positions]
     rows: list[tuple[bytes, int, int]] = []
     for item, theirs in zip(items, digests, strict=True):
@@ -383,7 +396,7 @@ def marks(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
 
 
 def apart(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
-    """What is not about single records."""
+    """Answer items that are not about single records."""
     from semel.stores.postgres.admin import answer
 
     for position in positions:
@@ -396,7 +409,7 @@ def apart(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
 
 
 def removals(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
-    """What purges have found to be removed as a whole."""
+    """Remove the partitions that purges have found."""
     from semel.stores.postgres.partitions import remove
 
     for position in positions:
@@ -405,7 +418,7 @@ def removals(batch: PostgresBatch, positions: Sequence[int]) -> Talk[None]:
 
 
 def extend(batch: PostgresBatch, _positions: Sequence[int]) -> Talk[None]:
-    """Partitions for ids to come: asked for by a claim that found none."""
+    """Create partitions for future ids, after a claim found none."""
     from semel.stores.postgres.partitions import make
 
     yield from make(batch, batch.schema)
@@ -417,10 +430,10 @@ TALKS: dict[str, Callable[[PostgresBatch, Sequence[int]], Talk[None]]] = {
     "renew": renewals,
     "lookup": lookups,
     "locked": lock_and_decide,
-    "making": making,
+    "reserved": reserve_and_decide,
     "mark": marks,
     "apart": apart,
-    "meet": meet,
+    "read_consumers": read_consumers,
     "remove": removals,
     "extend": extend,
 }

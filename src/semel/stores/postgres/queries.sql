@@ -1,9 +1,9 @@
--- Every statement of the store, by name. {schema} is the quoted schema, {name} its bare name; {now}, {running}, {orphaned} and {live} stand
--- for the fragments at the top. What the statements decide is `semel.core.machine`, said in SQL.
--- A query that names {records} exists twice: for the table of that name and, as `<name>_timed`, for its twin in
--- partitions. What stands in {plain ...} is for the first alone, what stands in {timed ...} for the twin.
--- A statement locks rows in the order of their digests, so that overlapping batches wait for one another and never
--- in a circle, and it probes the index once for each key whatever the planner thinks of the table.
+-- Every statement of the store, by name. {schema} is the quoted schema, {name} its bare name; {now}, {running},
+-- {orphaned} and {live} are the fragments at the top. The statements implement the rules of `semel.core.machine`.
+-- A query that names {records} exists twice: for the table `records` and, as `<name>_timed`, for the table in
+-- partitions. Text in {plain ...} is used only for the first, text in {timed ...} only for the second.
+-- A statement locks rows in the order of their digests, so that overlapping batches wait for one another but never
+-- deadlock. It probes the index once for each key, whatever plan the planner would choose.
 
 -- fragment: now
 (SELECT coalesce(%(now)b::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS now)
@@ -130,7 +130,7 @@ cur AS MATERIALIZED (
                 CASE i.goal WHEN 3 THEN 2 WHEN 5 THEN 0 ELSE CASE WHEN r.state & 64 <> 0 OR r.state & 48 = 48 THEN 8 ELSE 1 END END
             WHEN r.state & 7 = i.goal THEN 2
             WHEN r.state & 7 > 4 OR (i.goal < 3 AND r.state & 64 <> 0) THEN 8
-            WHEN i.goal < 3 AND r.state & 48 = 48 AND r.expires_at IS NULL THEN 8  -- perhaps it has a horizon
+            WHEN i.goal < 3 AND r.state & 48 = 48 AND r.expires_at IS NULL THEN 8  -- it may have a horizon
             WHEN i.goal < 3 THEN CASE WHEN r.state & 7 IN (0, 3) THEN 1 ELSE 0 END
             WHEN r.state & 7 = 0 THEN 1
             ELSE 0
@@ -486,9 +486,9 @@ chosen AS MATERIALIZED (
     SELECT {timed r.id_time, }r.digest FROM {records} AS r CROSS JOIN t
     WHERE r.consumer_id = (SELECT id FROM {schema}.consumers WHERE tenant = %(tenant)s AND consumer = %(consumer)s)
         AND r.state & 7 IN (1, 2) AND {live}
-        AND %(event_type)s::text = coalesce((SELECT w.event_type FROM {schema}.windows AS w  -- which governs it
+        AND %(event_type)s::text = coalesce((SELECT w.event_type FROM {schema}.windows AS w  -- the window that applies to it
             WHERE w.tenant = %(tenant)s AND w.consumer = %(consumer)s AND w.event_type = r.event_type), '')
-        AND NOT EXISTS (SELECT FROM {schema}.extras AS x  -- its key says how long
+        AND NOT EXISTS (SELECT FROM {schema}.extras AS x  -- the window of its key counts
             WHERE r.state & 32 <> 0 AND x.digest = r.digest AND x.anchor IS NOT NULL)
     ORDER BY r.digest FOR UPDATE OF r
 )
@@ -551,7 +551,7 @@ LOCK TABLE {schema}.listeners IN ACCESS EXCLUSIVE MODE
 WITH gone AS (
     DELETE FROM {schema}.listeners AS l WHERE NOT EXISTS (
         SELECT FROM pg_stat_activity AS a WHERE a.pid = l.pid
-            AND coalesce(a.backend_start <= l.since, true))  -- a role may not see when the sessions of others began
+            AND coalesce(a.backend_start <= l.since, true))  -- a role may not be allowed to see when other sessions started
 )
 INSERT INTO {schema}.listeners (pid, since) VALUES (pg_backend_pid(), clock_timestamp())
 ON CONFLICT (pid) DO UPDATE SET since = excluded.since

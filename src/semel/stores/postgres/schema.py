@@ -1,4 +1,4 @@
-"""Migrations and start checks: what a database must be before it is trusted with records."""
+"""Migrations and start checks of a database, before it is used for records."""
 
 import re
 from functools import lru_cache
@@ -29,31 +29,31 @@ _FRAGMENT = re.compile(r"\{(\w+)\}")
 _ONLY = re.compile(r"\{(plain|timed) ([^{}]*)\}")
 STATEMENT_FILES = ("queries.sql", "single.sql")
 TABLES = {"plain": "records", "timed": "timed_records"}
-"""Where records are: all together, or in partitions by the time inside their ids."""
+"""The tables of records: one for all, and one in partitions by the time inside their ids."""
 _COMMENT = re.compile(r"(?:^|\s+)--[^\n']*$", re.MULTILINE)
 _CHANNEL_CHARS_MAX = 57
 _OUTBOX_CHANNEL_CHARS_MAX = 50
 
 
 def channel_of(schema: str) -> str:
-    """The channel on which changes in a schema are told; names are cut to what the server takes."""
+    """Return the notification channel for changes in a schema; a long name is cut to the server's limit."""
     return f"semel_{schema[:_CHANNEL_CHARS_MAX]}"
 
 
 def outbox_channel_of(schema: str) -> str:
-    """The channel on which new messages in a schema's outbox are told."""
+    """Return the notification channel for new messages in a schema's outbox."""
     return f"semel_outbox_{schema[:_OUTBOX_CHANNEL_CHARS_MAX]}"
 
 
 @lru_cache(maxsize=64)
 def statements(schema: str) -> dict[str, str]:
-    """The text of each statement. `schema` has been checked to be a plain name."""
+    """Return the text of each statement. `schema` must have passed `check_schema_name`."""
     found = {name: text for file in STATEMENT_FILES for name, text in _read_statements(file, schema).items()}
     return found | {"begin": "BEGIN", "commit": "COMMIT", "rollback": "ROLLBACK"}
 
 
 def _read_statements(file: str, schema: str) -> dict[str, str]:
-    """The statements of one file, its fragments filled in."""
+    """Return the statements of one file, with their fragments filled in."""
     source = (files("semel.stores.postgres") / file).read_text(encoding="utf-8")
     fragments = {"schema": f'"{schema}"', "name": schema, "channel": channel_of(schema)}
     queries: dict[str, str] = {}
@@ -71,7 +71,7 @@ def _read_statements(file: str, schema: str) -> dict[str, str]:
 
 
 def _for_table(text: str, schema: str, kind: str) -> str:
-    """The statement for one of the two tables."""
+    """Return the statement for one of the two tables."""
     chosen = _ONLY.sub(lambda match: match[2] if match[1] == kind else "", text)
     return chosen.replace("{records}", f'"{schema}".{TABLES[kind]}')
 
@@ -84,19 +84,19 @@ _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
 class SchemaState(Struct, frozen=True):
-    """What the start checks found out."""
+    """The results of the start checks."""
 
     durable: bool
     weaknesses: tuple[str, ...] = ()
-    """What weakens the guarantee, in words for people."""
+    """What weakens the guarantee, as messages for operators."""
     identity: str = ""
-    """By which the inbox tells whether the caller's connection leads to the same table."""
+    """The inbox compares it to check that the caller's connection leads to the same table."""
     clock_us: int = 0
-    """What the server's clock said: its time is the store's time."""
+    """The time of the server's clock, which is the store's clock."""
 
 
 def check_schema_name(name: str) -> str:
-    """The name, if it can stand in a statement as it is."""
+    """Return the name if it can be used in a statement without escapes. Raises `PolicyInvalid`."""
     if not _NAME.fullmatch(name) or name.startswith("pg_"):
         raise PolicyInvalid(
             f"schema is {name!r}; use lower case letters, digits and _, at most 63, not beginning with a digit"
@@ -105,7 +105,7 @@ def check_schema_name(name: str) -> str:
 
 
 def migrations() -> dict[int, str]:
-    """The text of every migration by its number, with `{schema}` where the schema's name goes."""
+    """Return the text of every migration by its number, with `{schema}` in place of the schema's name."""
     found: dict[int, str] = {}
     for file in (files("semel.stores.postgres") / "migrations").iterdir():
         match = re.fullmatch(r"(\d{4})_\w+\.sql", file.name)
@@ -115,13 +115,13 @@ def migrations() -> dict[int, str]:
 
 
 def script(number: int, schema: str) -> str:
-    """One migration for one schema."""
+    """Return one migration for one schema."""
     text = migrations()[number].replace("{schema}", f'"{schema}"')
     return text.replace("{outbox_channel}", outbox_channel_of(schema))
 
 
 def schema_sql(schema: str = SCHEMA) -> str:
-    """All migrations as one script, for those who apply schemas by hand."""
+    """Return all migrations as one script, to apply the schema by hand."""
     check_schema_name(schema)
     parts = [script(number, schema) for number in migrations()]
     return "\n".join(
@@ -130,7 +130,7 @@ def schema_sql(schema: str = SCHEMA) -> str:
 
 
 def prepare(name: str, schema: str) -> Talk[SchemaState]:
-    """Check the server, refuse what would break the protocol, and bring the schema to `VERSION`."""
+    """Check the server and bring the schema to `VERSION`. Raises `StoreRefused` if the protocol cannot hold."""
     found = yield from _check(name)
     ((_, made),) = yield SendCalls("has_schema")
     version = 0
@@ -147,7 +147,7 @@ def prepare(name: str, schema: str) -> Talk[SchemaState]:
 
 
 def has_tables() -> Talk[bool]:
-    """Whether a semel has been here."""
+    """Whether semel's tables exist."""
     ((_, made),) = yield SendCalls("has_schema")
     return bool(made)
 
@@ -175,7 +175,7 @@ def _check(name: str) -> Talk[SchemaState]:
 
 
 def _migrate(name: str, schema: str) -> Talk[None]:
-    """Under a lock all is looked at again: another process may have been here since."""
+    """Apply the missing migrations. Checks again under a lock: another process may have migrated since."""
     yield SendCalls("begin")
     yield SendCalls("migration_lock")
     ((has_schema, made),) = yield SendCalls("has_schema")

@@ -1,4 +1,4 @@
-"""What a PostgreSQL store is told about its server: checked on birth, and shared by both colours."""
+"""Settings of a PostgreSQL store, checked when they are created; sync and async share them."""
 
 import re
 from typing import Any, TypedDict, Unpack
@@ -23,14 +23,14 @@ PLANS = {
     "enable_mergejoin": "off",
     "jit": "off",
 }
-"""For single keys there is one good plan, one index probe each, and the planner is not to think of another:
-on a table without statistics it would, and keep it while the table grows."""
+"""For single keys there is one good plan, one index probe each. The planner must not choose another: on a table
+without statistics it would, and keep it while the table grows."""
 SESSION = {**PLANS, "default_transaction_isolation": "read\\ committed"}
-"""What a session is asked for. The statements are made for READ COMMITTED, whatever the role's default is."""
+"""The settings of a session. The statements need READ COMMITTED, whatever the role's default is."""
 
 
 class PostgresOptions(TypedDict, total=False):
-    """What a store may be told beside its URL."""
+    """The options of a store besides its URL."""
 
     schema: str
     pool_max: int
@@ -42,7 +42,7 @@ class PostgresOptions(TypedDict, total=False):
 
 
 class PostgresTarget(Struct, frozen=True, kw_only=True):
-    """A server, a schema in it, and how to deal with them."""
+    """A server, a schema in it, and the options for using them."""
 
     conninfo: dict[str, Any]
     schema: str = SCHEMA
@@ -54,7 +54,7 @@ class PostgresTarget(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, url: str, **options: Unpack[PostgresOptions]) -> "PostgresTarget":
-        """The place that a URL or connection string names, with everything checked. Nothing is connected."""
+        """Parse and check a URL or connection string. Connects to nothing. Raises `PolicyInvalid`."""
         try:
             conninfo = conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
@@ -62,12 +62,12 @@ class PostgresTarget(Struct, frozen=True, kw_only=True):
                 mine := re.search(rf"[?&]({'|'.join(PostgresOptions.__annotations__)})=([^&]*)", url)
             ) is not None:
                 raise PolicyInvalid(
-                    f"{mine[1]} is an option of semel's, which the driver's URL has not: write"
-                    f" PostgresStore(url, {mine[1]}={mine[2]!r}), or give the whole URL to semel.open() or"
+                    f"{mine[1]} is semel's option, not the driver's: write"
+                    f" PostgresStore(url, {mine[1]}={mine[2]!r}), or pass the whole URL to semel.open() or"
                     " store_for()"
                 ) from None
             raise PolicyInvalid(
-                "this is no PostgreSQL URL; write postgresql://user@host:5432/database"
+                "this is not a PostgreSQL URL; write postgresql://user@host:5432/database"
             ) from error
         retention = Retention(options.get("partition_step"), options.get("partition_live"))
         own: dict[str, Any] = {
@@ -83,11 +83,11 @@ class PostgresTarget(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Its URL for errors and logs: without user and password."""
+        """The URL for errors and logs: without user and password."""
         hosts = str(self.conninfo.get("host") or self.conninfo.get("hostaddr") or "localhost").split(",")
         ports = str(self.conninfo.get("port", "")).split(",")
         query: dict[str, str] = {}
-        if any(host.startswith("/") for host in hosts):  # folders of sockets cannot stand before the path
+        if any(host.startswith("/") for host in hosts):  # a socket folder cannot be the host part of a URL
             query = {"host": ",".join(hosts)} | ({"port": ",".join(ports)} if any(ports) else {})
             servers = ""
         else:
@@ -100,7 +100,7 @@ class PostgresTarget(Struct, frozen=True, kw_only=True):
         return f"postgresql://{servers}/{quote(self.conninfo.get('dbname', ''))}{asked}"
 
     def parameters(self) -> dict[str, Any]:
-        """What the driver is given to connect with."""
+        """Return the driver's connection parameters."""
         wait_s = max(2, round(self.wait_s))
         chosen: dict[str, Any] = {
             "connect_timeout": wait_s,
@@ -113,7 +113,7 @@ class PostgresTarget(Struct, frozen=True, kw_only=True):
             "autocommit": True,
             "prepare_threshold": None if self.pooler else 0,
         }
-        if not self.pooler:  # a pooler gives each transaction another session, so nothing can be set in one
+        if not self.pooler:  # a pooler gives each transaction another session, so a setting would not last
             ours = " ".join(f"-c {name}={value}" for name, value in SESSION.items())
             chosen["options"] = f"{ours} {self.conninfo.get('options', '')}".strip()
         return chosen

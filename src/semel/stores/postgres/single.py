@@ -1,6 +1,6 @@
-"""One claim or one settle of the plain case: the parameters of its statement in `single.sql`, and what the row means.
+"""The fast path for one plain claim or settle: the parameters of its statement in `single.sql`, and reading its row.
 
-No input or output here. `None` says that the case is not plain: the statements for many items decide it.
+No I/O here. `None` means that the case is not plain: the statements for many items decide it.
 """
 
 from struct import Struct
@@ -30,13 +30,13 @@ def _bigint(value: bytes | None) -> int:
 
 
 class SingleClaim:
-    """A claim that brings nothing but a key, an owner, a lease, a window, a fingerprint and a type."""
+    """A claim that has only a key, an owner, a lease, a window, a fingerprint and a type."""
 
     name = "claim_one"
     __slots__ = ("item", "parameters")
 
     def __init__(self, item: Claim, consumer: int, now: int | None, *, readable_keys: bool) -> None:
-        """Raises `UnicodeEncodeError` for names that are no text."""
+        """Raises `UnicodeEncodeError` for names that are not valid text."""
         pack = _BIGINT.pack
         self.item: Claim = item
         self.parameters: Parameters = [
@@ -53,7 +53,7 @@ class SingleClaim:
 
     @staticmethod
     def is_plain(item: Claim) -> bool:
-        """Whether the statement may be asked: no claim that needs more than one row, or a decision."""
+        """Whether the statement may be used: the claim needs only one row, and no decision."""
         return (
             item.journal is None
             and item.meta is None
@@ -65,7 +65,7 @@ class SingleClaim:
         )
 
     def read_answer(self, result: PGresult) -> Answer:
-        """The answer; `None`: not decided."""
+        """Return the answer; `None`: not decided."""
         value = result.get_value
         for row in range(result.ntuples):
             if value(row, 0) == _GRANTED:
@@ -87,13 +87,13 @@ class SingleClaim:
 
 
 class SingleSettle:
-    """A completion or a failure of a claim that is still as it was made."""
+    """A completion or a failure of a claim that has not changed since it was granted."""
 
     name = "settle_one"
     __slots__ = ("item", "parameters")
 
     def __init__(self, item: Settle, now: int | None) -> None:
-        """Raises `UnicodeEncodeError` for names that are no text."""
+        """Raises `UnicodeEncodeError` for names that are not valid text."""
         pack = _BIGINT.pack
         self.item: Settle = item
         self.parameters: Parameters = [
@@ -108,12 +108,12 @@ class SingleSettle:
 
     @staticmethod
     def is_plain(item: Settle) -> bool:
-        """Whether the statement may be asked. Nobody's claim has an empty owner: that is a released one."""
+        """Whether the statement may be used. An empty owner is not allowed: a released claim has one."""
         return item.to in _GOALS and bool(item.owner) and item.window_us < FAR_US and item.fence in BIGINT
 
     @staticmethod
     def read_answer(result: PGresult) -> Answer:
-        """The answer; `None`: not decided."""
+        """Return the answer; `None`: not decided."""
         return Completed(at_us=_bigint(result.get_value(0, 0))) if result.ntuples else None
 
 
@@ -121,7 +121,7 @@ SingleCall: TypeAlias = SingleClaim | SingleSettle
 
 
 def single_call(item: Item, consumer: int, now: int | None, *, readable_keys: bool) -> SingleCall | None:
-    """The item as one statement; `None`: it is not plain."""
+    """Return the single statement for the item; `None`: the item is not plain."""
     try:
         if isinstance(item, Claim):
             if SingleClaim.is_plain(item):
@@ -129,5 +129,5 @@ def single_call(item: Item, consumer: int, now: int | None, *, readable_keys: bo
         elif isinstance(item, Settle) and SingleSettle.is_plain(item):
             return SingleSettle(item, now)
     except UnicodeEncodeError:
-        pass  # refused by the others, in words
+        pass  # the statements for many items refuse it with a message
     return None

@@ -1,16 +1,16 @@
--- The plain case of one claim and of one settle, which most calls are. Parameters have numbers, since they go to the server
--- past the driver's cursors. What these statements cannot decide they leave as it is: then `claim` or `settle` of
--- queries.sql decides, and what they answer here is what those would answer.
--- What costs most in a statement about one row is to set up its plan, so there are few steps in these. The time of a
--- statement that is a transaction of its own is that of its arrival: it is the same wherever it is named.
+-- One plain claim and one plain settle, as in most calls. Parameters have numbers, since they bypass the driver's
+-- cursors. A case that these statements cannot decide is left unchanged: then `claim` or `settle` of queries.sql
+-- decides. Their answers are the same as those of `claim` and `settle`.
+-- The largest cost of a statement about one row is to set up its plan, so these statements have few steps. The time
+-- of a statement that is its own transaction is that of its arrival: it is the same wherever it is used.
 
 -- fragment: now
 coalesce($1::bigint, (date_part('epoch', statement_timestamp()) * 1000000)::bigint)
 
 -- query: claim_one
 -- $2 digest, $3 owner, $4 lease, $5 window, $6 consumer, $7 fingerprint, $8 event type, $9 key
--- verdict: 0 granted, 1 done, 2 failed, 3 busy, 8 not decided here. No row: somebody was faster, after our snapshot.
--- Two rows: one that was purged after our snapshot, and ours.
+-- verdict: 0 granted, 1 done, 2 failed, 3 busy, 8 not decided here. No row: another transaction was faster, after our snapshot.
+-- Two rows: one that was purged after our snapshot, and the new one.
 WITH won AS (
     INSERT INTO {schema}.records (digest, state, owner, fence, lease_until, attempt, expires_at, purge_at, consumer_id,
         fingerprint, event_type, key)
@@ -34,7 +34,7 @@ FROM {schema}.records AS r
 WHERE r.digest = $2
 
 -- query: settle_one
--- $2 digest, $3 owner, $4 fence, $5 state to be, $6 value, $7 window. No row: not decided here.
+-- $2 digest, $3 owner, $4 fence, $5 new state, $6 value, $7 window. No row: not decided here.
 UPDATE {schema}.records AS r SET
     state = $5::smallint,
     settled_at = {now},

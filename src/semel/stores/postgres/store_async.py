@@ -1,4 +1,4 @@
-"""Records in PostgreSQL. What is said to the server is in `queries`."""
+"""Records in PostgreSQL: the pool, the stages and their retries. The statements are in `queries`."""
 
 import asyncio  # sync: import time
 import logging
@@ -21,7 +21,7 @@ from semel.stores.postgres.batch import PostgresBatch, SendCalls, Stage, Talk, s
 from semel.stores.postgres.errors import is_cut, is_unplaced, to_store_error
 from semel.stores.postgres.notifications import AsyncServerListener
 from semel.stores.postgres.pool_async import AsyncPostgresConnection, AsyncPostgresPool
-from semel.stores.postgres.queries import say
+from semel.stores.postgres.queries import talk_of
 from semel.stores.postgres.schema import has_tables, prepare
 from semel.stores.postgres.settings import PostgresOptions, PostgresTarget
 from semel.stores.postgres.single import SingleCall
@@ -36,28 +36,28 @@ _log = logging.getLogger("semel")
 
 
 class AsyncPostgresStore(PostgresStoreBase):
-    """A store in one schema of a PostgreSQL database. Its name: `postgresql://host/database`, without secrets.
+    """A store in one schema of a PostgreSQL database. Its name is `postgresql://host/database`, without secrets.
 
-    At most `pool_max` connections; no call waits longer than `wait_s` for a sign of the server. `pooler=True`
-    works behind a transaction pooler: nothing is prepared, and waiters poll instead of listening.
-    `readable_keys=False` keeps only digests of keys, except where somebody must be able to name the record:
-    journaled and quarantined claims. `partition_step` and `partition_live` say how much time a partition of
-    records with declared ids holds, and how long it is kept (see the how-to on retention). `clock` replaces the
-    server's clock, for tests alone.
+    It opens at most `pool_max` connections; no call waits longer than `wait_s` for input from the server.
+    `pooler=True` works behind a transaction pooler: nothing is prepared, and waiters poll instead of listening.
+    `readable_keys=False` stores only digests of keys, except for journaled and quarantined claims, which an operator
+    must be able to name. `partition_step` is how much time a partition of records with declared ids holds, and
+    `partition_live` how long it is kept (see the how-to on retention). `clock` replaces the server's clock, for
+    tests only.
     """
 
     def __init__(self, url: str, *, clock: Clock | None = None, **options: Unpack[PostgresOptions]) -> None:
         super().__init__(PostgresTarget.of(url, **options), clock)
         # sync: self._made_with = (url, options)
-        self._lines: AsyncPostgresPool | None = None
+        self._pool: AsyncPostgresPool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # sync: drop
         self._opening = asyncio.Lock()  # sync: self._opening = Lock()
-        self._listener = AsyncServerListener(self.place, self.statements, self.ears)
+        self._listener = AsyncServerListener(self.place, self.statements, self.changes)
         self._closed = False
         restart_after_fork(self)
 
     # sync: def twin(self) -> AsyncPostgresStore:
-    # sync:     """The same store for an event loop, not yet connected."""
+    # sync:     """Return the same store for an event loop, not yet connected."""
     # sync:     url, options = self._made_with
     # sync:     return AsyncPostgresStore(url, clock=self.clock, **options)
 
@@ -70,172 +70,172 @@ class AsyncPostgresStore(PostgresStoreBase):
         await self._open_pool()
 
     async def aexists(self) -> bool:
-        """Whether semel's tables are there; unlike `aopen`, makes none."""
-        lines = AsyncPostgresPool(self.place.parameters(), lines_max=1, wait_s=self.place.wait_s)
+        """Whether semel's tables exist; unlike `aopen`, creates none."""
+        pool = AsyncPostgresPool(self.place.parameters(), connections_max=1, wait_s=self.place.wait_s)
         try:
-            async with lines.line() as line:
-                return await self._converse(line, has_tables())
+            async with pool.connection() as connection:
+                return await self._converse(connection, has_tables())
         except psycopg.Error as error:
             raise to_store_error(error, self.name) from error
         finally:
-            await lines.aclose()
+            await pool.aclose()
 
     async def aclose(self) -> None:
-        """Let go of all connections; idempotent. Calls under way end with their own."""
+        """Close all connections; idempotent. Running calls finish on theirs."""
         self._closed = True
         self._enter_loop()  # sync: drop
         async with self._opening:
-            lines, self._lines = self._lines, None
+            pool, self._pool = self._pool, None
         await self._listener.aclose()
-        if lines is not None:
-            await lines.aclose()
+        if pool is not None:
+            await pool.aclose()
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
-        """Carry out the items: one statement and one commit for each kind of item among them.
+        """Execute the items: one statement and one commit for each kind of item.
 
-        Raises `StoreUnavailable` when the server cannot be reached; repeating the same items is then safe
+        Raises `StoreUnavailable` if the server cannot be reached; repeating the same items is then safe
         for all but marks.
         """
-        lines = await self._open_pool()
+        pool = await self._open_pool()
         call = self.single(items)
         if call is None:
-            return await self._send_all(lines, items)
+            return await self._send_all(pool, items)
         try:
-            answer = await self._ask(lines, call)
+            answer = await self._ask(pool, call)
         except psycopg.Error as error:
             if not is_cut(error):
-                return await self._send_all(
-                    lines, items
-                )  # where it fails again, and is told as all errors are
+                # The error comes again there, and is handled like every other.
+                return await self._send_all(pool, items)
             self.forget_consumers()
             await asyncio.sleep(pause_s(0))
-            return await self._send_all(lines, items, tries=1)
-        return await self._send_all(lines, items) if answer is None else self.report_answer(call, answer)
+            return await self._send_all(pool, items, tries=1)
+        return await self._send_all(pool, items) if answer is None else self.report_answer(call, answer)
 
     async def aconverse(self, talk: Talk[T]) -> T:
-        """Carry out a talk on a connection of the store's own; a transaction that it leaves open is rolled back."""
+        """Run a talk on a connection of the store; a transaction that it leaves open is rolled back."""
         try:
-            async with (await self._open_pool()).line() as line:
-                return await self._converse(line, talk)
+            async with (await self._open_pool()).connection() as connection:
+                return await self._converse(connection, talk)
         except psycopg.Error as error:
             raise to_store_error(error, self.name) from error
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
-        """Tell `listener` of changes made through this object, and of others' where somebody here met `Busy`."""
-        stop = self.ears.add(listener)
+        """Call `listener` for changes made through this object, and for others' changes of keys that were `Busy` here.
+
+        Returns a function that stops it.
+        """
+        stop = self.changes.add(listener)
         self._listener.start()
         return stop
 
     # --- inside ---
 
-    async def _ask(self, lines: AsyncPostgresPool, call: SingleCall) -> Answer:
-        """The answer of the statement for one plain item; `None`: it decides nothing."""
-        line = await lines.take()
+    async def _ask(self, pool: AsyncPostgresPool, call: SingleCall) -> Answer:
+        """Return the answer of the statement for one plain item; `None`: not decided."""
+        connection = await pool.take()
         try:
-            result = await line.ask(call.name, self.statements[call.name], call.parameters)
+            result = await connection.ask(call.name, self.statements[call.name], call.parameters)
         finally:
-            await lines.give(line)
+            await pool.give(connection)
         return call.read_answer(result)
 
-    async def _send_all(
-        self, lines: AsyncPostgresPool, items: Sequence[Item], tries: int = 0
-    ) -> list[Answer]:
-        """Carry out the items by the statements for many. `tries`: how often they were cut off already."""
+    async def _send_all(self, pool: AsyncPostgresPool, items: Sequence[Item], tries: int = 0) -> list[Answer]:
+        """Execute the items by the statements for many. `tries`: how often the connection was lost already."""
         batch = self.batch(items)
         if not tries and batch.unknown():
-            await self._stage(lines, batch, Stage("meet", []))
+            await self._stage(pool, batch, Stage("read_consumers", []))
         plan = stages(batch)
         for number, stage in enumerate(plan):
             try:
-                await self._stage(lines, batch, stage, tries)
+                await self._stage(pool, batch, stage, tries)
             except StoreError as error:
-                if not self.failed(batch, stage, plan[number + 1 :], error):
+                if not self.refuse_stages(batch, stage, plan[number + 1 :], error):
                     break
         if batch.leaving:
-            await self._remove(lines, batch)
-        return self.done(batch)
+            await self._remove(pool, batch)
+        return self.finish(batch)
 
     async def _open_pool(self) -> AsyncPostgresPool:
         self._enter_loop()  # sync: drop
-        lines = self._lines
-        if lines is not None:
-            return lines
+        pool = self._pool
+        if pool is not None:
+            return pool
         async with self._opening:
-            if self._lines is not None:
-                return self._lines
+            if self._pool is not None:
+                return self._pool
             if self._closed:
                 raise self.closed_error()
-            lines = AsyncPostgresPool(
-                self.place.parameters(), lines_max=self.place.pool_max, wait_s=self.place.wait_s
+            pool = AsyncPostgresPool(
+                self.place.parameters(), connections_max=self.place.pool_max, wait_s=self.place.wait_s
             )
             try:
-                async with lines.line() as line:
-                    self.found(await self._converse(line, prepare(self.name, self.place.schema)))
+                async with pool.connection() as connection:
+                    self.apply_state(await self._converse(connection, prepare(self.name, self.place.schema)))
             except psycopg.Error as error:
-                await lines.aclose()
+                await pool.aclose()
                 raise to_store_error(error, self.name) from error
             except BaseException:
-                await lines.aclose()
+                await pool.aclose()
                 raise
             self.forget_consumers()
-            self._lines = lines
+            self._pool = pool
             self._listener.start()  # sync: drop
-            return lines
+            return pool
 
     def _enter_loop(self) -> None:  # sync: drop
-        """Let go of what belongs to another loop, which may be over or go on in another thread."""
+        """Drop the connections of another loop, which may have ended or run in another thread."""
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
-        lines, self._lines = self._lines, None
+        pool, self._pool = self._pool, None
         self._loop, self._opening = loop, asyncio.Lock()
         self._listener.drop()
-        if lines is not None:
-            lines.drop()
+        if pool is not None:
+            pool.drop()
 
     async def _stage(
-        self, lines: AsyncPostgresPool, batch: PostgresBatch, stage: Stage, tries_made: int = 0
+        self, pool: AsyncPostgresPool, batch: PostgresBatch, stage: Stage, tries_made: int = 0
     ) -> None:
-        """Say one stage, again where the server undid it, or where it was cut off and may be said again."""
+        """Execute one stage; retry it if the server rolled it back, or if it was cut off and may be repeated."""
         for tries in range(tries_made, REPEATS_MAX):
             try:
-                async with lines.line() as line:
-                    await self._converse(line, say(batch, stage))
+                async with pool.connection() as connection:
+                    await self._converse(connection, talk_of(batch, stage))
                     return
             except psycopg.Error as error:
-                if not self.again(batch, stage, error, tries):
+                if not self.may_retry(batch, stage, error, tries):
                     raise to_store_error(error, self.name) from error
                 if is_unplaced(error):
-                    await self._stage(lines, batch, EXTEND)
+                    await self._stage(pool, batch, EXTEND)
                 await asyncio.sleep(pause_s(tries))
 
-    async def _remove(self, lines: AsyncPostgresPool, batch: PostgresBatch) -> None:
-        """Remove partitions, on a connection of its own; what cannot be done now is left for the next round."""
+    async def _remove(self, pool: AsyncPostgresPool, batch: PostgresBatch) -> None:
+        """Remove partitions, on a separate connection; those that cannot be removed now are left for the next round."""
         try:
-            async with await lines.connect() as line:
-                await self._converse(line, say(batch, Stage("remove", list(batch.leaving))))
+            async with await pool.connect() as connection:
+                await self._converse(connection, talk_of(batch, Stage("remove", list(batch.leaving))))
         except psycopg.Error as error:
             _log.warning("%s: partitions were not removed: %s", self.name, to_store_error(error, self.name))
 
-    async def _converse(self, line: AsyncPostgresConnection, talk: Talk[T]) -> T:
-        return await adrive(talk, partial(self._query, line))
+    async def _converse(self, connection: AsyncPostgresConnection, talk: Talk[T]) -> T:
+        return await adrive(talk, partial(self._query, connection))
 
-    async def _query(self, line: AsyncPostgresConnection, ask: SendCalls) -> list[Any]:
+    async def _query(self, connection: AsyncPostgresConnection, ask: SendCalls) -> list[Any]:
         try:
             if ask.script:
-                await line.execute(ask.script, prepare=False)
+                await connection.execute(ask.script, prepare=False)
                 return []
-            cursor = await line.execute(self.statements[ask.name], ask.parameters or None, binary=True)
+            cursor = await connection.execute(self.statements[ask.name], ask.parameters or None, binary=True)
             return await cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
             return error_as_rows(ask, error)
 
     def after_fork(self) -> None:
-        """The connections are the parent's; the child makes its own."""
+        """Drop the connections in a forked child: they are the parent's; the child opens its own."""
         self._opening = asyncio.Lock()  # sync: self._opening = Lock()
         self._loop = None  # sync: drop
-        self.ears.after_fork()
+        self.changes.after_fork()
         self._listener.after_fork()
-        if self._lines is not None:
-            self._lines.abandon()
-            self._lines = None
+        if self._pool is not None:
+            self._pool.abandon()
+            self._pool = None

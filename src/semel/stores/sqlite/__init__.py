@@ -13,11 +13,12 @@ OPTIONS: dict[str, type] = {"synchronous": str, "readable_keys": bool, "adopt": 
 
 
 def from_url(url: str) -> SqliteStore:
-    """The store that the URL names; nothing is opened. Raises `PolicyInvalid` for options it does not know."""
+    """Return the store for the URL, without opening the file. Raises `PolicyInvalid` for unknown options."""
     parts = urlsplit(url)
     if parts.scheme != "sqlite" or parts.netloc or not parts.path.startswith("/") or parts.fragment:
         raise PolicyInvalid(
-            f"{url!r} is no SQLite URL; write sqlite:///relative.db, or sqlite:////absolute/path.db with four slashes"
+            f"{url!r} is not an SQLite URL; write sqlite:///relative.db, or sqlite:////absolute/path.db"
+            " with four slashes"
         )
     path = unquote(parts.path[1:])
     if path == ":memory:" or not path:

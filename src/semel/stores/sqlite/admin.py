@@ -20,7 +20,7 @@ from semel.stores.sqlite.encoding import (
 from semel.types import Mode, Record, Stats
 
 EXAMINED_PER_REMOVED = 4
-"""How many rows a purge looks at for each that it may remove, so that one call's cost is bounded."""
+"""How many rows a purge reads for each that it may remove, so that the cost of one call is bounded."""
 
 _MARKS_CURSOR = "marks_purged_to"
 _MESSAGE_GONE = (
@@ -34,7 +34,7 @@ _SCAN_COLUMNS = encoding.COLUMNS.replace("id,", "r.id,", 1)
 
 
 def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
-    """A page of records as they stand, in the order of their first arrival."""
+    """Return a page of effective records, in the order of their first arrival."""
     clauses = ["r.id > :after", "r.state & 7 <> 4", LIVE]
     parameters: dict[str, Any] = {
         "now": now - EPOCH_US,
@@ -75,7 +75,7 @@ def scan(connection: sqlite3.Connection, item: Scan, now: int) -> Page:
 
 
 def _place(cursor: str | None) -> int:
-    """The row behind which a page begins."""
+    """Decode the cursor: the row after which a page starts."""
     try:
         return int(cursor or 0)
     except ValueError:
@@ -85,7 +85,7 @@ def _place(cursor: str | None) -> int:
 def extras_of(
     connection: sqlite3.Connection | sqlite3.Cursor, rows: list[encoding.Row]
 ) -> list[tuple[Any, ...]]:
-    """Steps, meta, anchor, horizon and journal of each row; rows without them cost nothing."""
+    """Return steps, meta, anchor, horizon and journal of each row; rows without them cost nothing."""
     nothing = (None,) * 5
     wanted = [row[0] for row in rows if type(row[2]) is int and row[2] & (EXTRAS | JOURNAL)]
     if not wanted:
@@ -105,7 +105,7 @@ def extras_of(
 
 
 def purge(connection: sqlite3.Connection, item: Purge, now: int) -> tuple[Purged, bool]:
-    """Remove what is over, oldest first; the second answer says whether anything was written."""
+    """Remove expired rows, oldest first. The second result is whether anything was written."""
     if item.dry_run:
         return _would_purge(connection, now), False
     at = now - EPOCH_US
@@ -136,7 +136,10 @@ def purge(connection: sqlite3.Connection, item: Purge, now: int) -> tuple[Purged
 
 
 def _purge_marks(connection: sqlite3.Connection, limit: int, at: int) -> tuple[int, bool, bool]:
-    """Walk on through the marks from where the last purge stopped."""
+    """Continue through the marks from where the last purge stopped.
+
+    Returns the number removed, whether there are more, and whether the cursor was written.
+    """
     if limit <= 0:
         return 0, True, False
     stored = connection.execute("SELECT value FROM semel_meta WHERE name = ?", (_MARKS_CURSOR,)).fetchone()
@@ -171,7 +174,7 @@ def _would_purge(connection: sqlite3.Connection, now: int) -> Purged:
 
 
 def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:
-    """How much is held, counted row by row: a full scan."""
+    """Count all records and marks, row by row: a full scan."""
     counter, at = StatsCounter(item, now), now - EPOCH_US
     for tenant, consumer, state, live, number, gone_at in connection.execute(
         f"SELECT c.tenant, c.consumer, {COUNTED_STATE} AS standing, {LIVE} AS live, count(*), min({GONE_AT})"
@@ -196,7 +199,7 @@ def count(connection: sqlite3.Connection, item: Count, now: int) -> Stats:
 
 
 def read_settings(connection: sqlite3.Connection) -> StoreSettings:
-    """All windows and modes."""
+    """Return all windows and modes."""
     windows = connection.execute("SELECT tenant, consumer, event_type, window_us FROM semel_windows")
     modes = connection.execute("SELECT tenant, consumer, mode FROM semel_consumers WHERE mode IS NOT NULL")
     return StoreSettings(
@@ -207,7 +210,7 @@ def read_settings(connection: sqlite3.Connection) -> StoreSettings:
 
 
 def read_ids(connection: sqlite3.Connection) -> dict[tuple[str, str], str]:
-    """The kind of ids of the consumers that declared one."""
+    """Return the kind of ids of the consumers that declared one."""
     rows = connection.execute(
         "SELECT c.tenant, c.consumer, m.value FROM semel_meta AS m"
         " JOIN semel_consumers AS c ON c.id = CAST(substr(m.name, 5) AS INTEGER)"
@@ -217,7 +220,7 @@ def read_ids(connection: sqlite3.Connection) -> dict[tuple[str, str], str]:
 
 
 def set_window(connection: sqlite3.Connection, item: SetWindow, now: int) -> None:
-    """Store or remove a window; with `existing`, move the expiries of settled records that still stand."""
+    """Store or remove a window; with `existing`, also move the expiries of settled records that are still live."""
     name = (item.tenant, item.consumer, item.event_type)
     if item.window_us is None:
         connection.execute(
@@ -231,17 +234,17 @@ def set_window(connection: sqlite3.Connection, item: SetWindow, now: int) -> Non
             f"UPDATE semel_records SET expires = {moved},"
             f" purge_at = (fence + {moved}) / {GRANULE_US} + 1"
             " WHERE consumer_id = (SELECT id FROM semel_consumers WHERE tenant = ?3 AND consumer = ?4)"
-            " AND ?5 = coalesce((SELECT w.event_type FROM semel_windows AS w"  # the window that is in force for it
+            " AND ?5 = coalesce((SELECT w.event_type FROM semel_windows AS w"  # the window that applies to it
             " WHERE w.tenant = ?3 AND w.consumer = ?4 AND w.event_type = semel_records.event_type), '')"
             f" AND state & 7 IN (1, 2) AND {LIVE}"
-            f" AND NOT (state & {EXTRAS} AND EXISTS (SELECT 1 FROM semel_extras AS e"  # its key says how long
+            f" AND NOT (state & {EXTRAS} AND EXISTS (SELECT 1 FROM semel_extras AS e"  # the window of its key counts
             " WHERE e.id = semel_records.id AND e.anchor IS NOT NULL))",
             (now - EPOCH_US, item.window_us, *name),
         )
 
 
 def admit(connection: sqlite3.Connection, item: Admit) -> tuple[Mode, bool]:
-    """The consumer's mode, recorded now if it had none; the second answer says whether it was."""
+    """Return the consumer's mode; stores `item.mode` if it had none. The second result is whether it was stored."""
     name = (item.tenant, item.consumer)
     stored = connection.execute(
         "SELECT mode FROM semel_consumers WHERE tenant = ? AND consumer = ?", name
@@ -259,7 +262,7 @@ def admit(connection: sqlite3.Connection, item: Admit) -> tuple[Mode, bool]:
 
 
 def switch_mode(connection: sqlite3.Connection, item: SwitchMode, now: int) -> int:
-    """Change the mode; answers how many unfinished records forbid it."""
+    """Change the mode if there are no unfinished records; returns the number of unfinished records."""
     unfinished: int
     (unfinished,) = connection.execute(
         "SELECT count(*) FROM semel_records"

@@ -1,4 +1,4 @@
-"""Carry out a batch of items inside one transaction: read what is needed, decide, write what changed."""
+"""Execute a batch of items inside one transaction: read the records, decide, write the changes."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -27,6 +27,7 @@ from semel.core.commands import (
 from semel.core.ids import digest, digests_of, time_in
 from semel.core.machine import check, decide
 from semel.errors import KeyInvalid, RecordCorrupt, StoreFull
+from semel.stores.admin_rules import item_unknown
 from semel.stores.rows import EXTRAS, JOURNAL, flags_of, has_extras
 from semel.stores.sqlite import admin, encoding
 from semel.stores.sqlite.encoding import EPOCH_US, Stored
@@ -34,9 +35,9 @@ from semel.types import FOREVER, Absent, Forgotten, Id, Record, Unavailable
 
 RECORD_ITEMS = frozenset((Claim, Renew, Settle, Lookup, Forget, Resolve))
 READS = frozenset((Lookup, Scan, Count, ReadSettings))
-"""Items that never write: a batch of them alone does not wait for the write lock."""
+"""Items that never write: a batch of only these does not wait for the write lock."""
 FRUGAL = frozenset((Settle, Renew, Forget, Resolve, Purge))
-"""Items that change what is there: they may still fit when nothing new does."""
+"""Items that change existing rows: they may still fit on a full disk when new rows do not."""
 
 CLAIMS_MAX = 8192
 """How many running claims are remembered; a few hundred bytes each."""
@@ -48,19 +49,19 @@ Scope = tuple[str, str]
 
 
 class FileState:
-    """What one connection knows of its file without looking, as long as nobody else has written to it."""
+    """Cached contents of the file for one connection, valid until another connection writes to it."""
 
     def __init__(self) -> None:
         self.consumers: dict[Scope, int] = {}
         self.claims: dict[Id, Stored] = {}
-        """Running claims that this connection wrote: most of what comes back to be renewed or settled."""
+        """Running claims that this connection wrote: most renewals and settles are for these."""
         self.next_rowid: int = 0
         self.kinds: dict[Scope, str] | None = None
-        """The kinds of ids of the consumers that declared one; `None`: to be looked up."""
+        """The kinds of ids of the consumers that declared one; `None`: not read yet."""
         self._data_version = -1
 
-    def is_current(self, data_version: int) -> None:
-        """Forget everything that another connection may have changed. To be called under the write lock."""
+    def refresh(self, data_version: int) -> None:
+        """Drop everything that another connection may have changed. Call it under the write lock."""
         if data_version != self._data_version:
             self._data_version = data_version
             self.claims.clear()
@@ -68,12 +69,12 @@ class FileState:
             self.kinds = None
 
     def forget(self) -> None:
-        """Trust nothing any more: it is not known what became of a transaction."""
+        """Drop everything: the outcome of a transaction is unknown."""
         self.consumers.clear()
-        self.is_current(-1)
+        self.refresh(-1)
 
     def commit(self, consumers: dict[Scope, int], claims: dict[Id, Stored | None]) -> None:
-        """Take over what a committed batch wrote; `None`: no claim any more."""
+        """Cache what a committed batch wrote; `None`: the record is no longer a claim."""
         self.consumers.update(consumers)
         known = self.claims
         for record_id, stored in claims.items():
@@ -86,7 +87,7 @@ class FileState:
 
 
 class SqliteBatch:
-    """One batch. `full`: what to answer items that would write and are not in `permitted`."""
+    """One batch. `full`: the error for items that would write and are not in `permitted`."""
 
     def __init__(
         self,
@@ -109,13 +110,13 @@ class SqliteBatch:
         self._current: dict[bytes, Record] = {}
         self._dirty: dict[bytes, None] = {}
         self.consumers: dict[Scope, int] = {}
-        """Consumers that this batch looked up or made, and below it claims: known once it is committed."""
+        """Consumers that this batch read or created; cached after the commit, as are `claims`."""
         self.claims: dict[Id, Stored | None] = {}
         self.changed: list[Id] = []
         self.wrote: bool = False
 
     def run(self, items: Sequence[Item]) -> list[Answer]:
-        """The answers, by position. Nothing is committed here."""
+        """Return the answers, by position. Does not commit."""
         answers: list[Answer] = [None] * len(items)
         together: list[int] = []
         for position, item in enumerate(items):
@@ -155,14 +156,14 @@ class SqliteBatch:
                         continue
                     current[key] = record if _is_plain(record) else _fit(check(record))
                     dirty[key] = None
-                    if kind is not Claim and kind is not Renew:  # neither ends what others wait for
+                    if kind is not Claim and kind is not Renew:  # these do not end a claim that others await
                         self.changed.append(item.id)
                 answers[position] = answer
             except (RecordCorrupt, KeyInvalid) as error:
                 answers[position] = Unavailable(error)
 
     def _read(self, items: Sequence[Any], positions: list[int], answers: list[Answer]) -> list[bytes]:
-        """The digests of the items, and what is stored under them."""
+        """Return the digests of the items, after reading the records stored under them."""
         digests: list[bytes] = []
         unread: dict[bytes, Id] = {}
         claims, stored, current = self._seen.claims, self._stored, self._current
@@ -210,17 +211,17 @@ class SqliteBatch:
         return digests
 
     def _by_time(self, ids: str, item: RecordItem, key: bytes) -> bytes:
-        """The digest behind the time inside the id: ids of one time are then neighbours in the index."""
+        """Put the time inside the id before its digest, so that ids of one time are neighbours in the index."""
         try:
             time_us = time_in(ids, item.id[2])
         except KeyInvalid:
             if isinstance(item, Lookup):
-                return key  # there is nothing
+                return key  # no record has this key
             raise
         return (time_us // 1000).to_bytes(TIME_BYTES) + key
 
     def _without_record(self, item: Lookup | Forget, key: bytes) -> Record | Absent | Forgotten | Unavailable:
-        """What a mark answers: it is a done record without owner or value."""
+        """Answer from a mark, if there is one: it counts as a done record without owner or value."""
         mark = self._connection.execute(
             "SELECT expires_at FROM semel_marks WHERE digest = ?", (key,)
         ).fetchone()
@@ -245,7 +246,7 @@ class SqliteBatch:
         )
 
     def _flush(self) -> None:
-        """Write what changed, each record once, and forget what was read."""
+        """Write the changed records, each once, and drop the records that were read."""
         if self._dirty:
             self._write()
         self._dirty.clear()
@@ -322,7 +323,7 @@ class SqliteBatch:
         return seen.next_rowid
 
     def _write_beside(self, rowid: int, record: Record, before: Record | None) -> None:
-        """Steps, meta, anchor and journal have tables of their own, written only when they change."""
+        """Write steps, meta, anchor and journal to their own tables, only when they change."""
         if before is None or encoding.to_extras(record) != encoding.to_extras(before):
             if has_extras(record):
                 self._connection.execute(
@@ -382,7 +383,7 @@ class SqliteBatch:
             case Purge():
                 purged, wrote = admin.purge(connection, item, now)
                 self.wrote |= wrote
-                self._seen.claims.clear()  # some of them may be gone
+                self._seen.claims.clear()  # some of them may be removed now
                 return purged
             case SetWindow():
                 admin.set_window(connection, item, now)
@@ -398,7 +399,7 @@ class SqliteBatch:
                 self.wrote |= not unfinished
                 return unfinished
             case _:
-                raise TypeError(f"{type(item).__name__} is no item that a store knows")
+                raise item_unknown(item)
 
     def _mark(self, item: Mark) -> Marked:
         digests = digests_of(item.tenant, item.consumer, item.keys)
@@ -425,7 +426,7 @@ def _has_beside(record: Record) -> bool:
 
 
 def _is_plain(record: Record) -> bool:
-    """Whether a record is so ordinary that neither `check` nor `_fit` can find anything: as nearly all are."""
+    """Whether a record needs neither `check` nor `_fit`, as nearly all do not."""
     return (
         record.owner != b""
         and 0 < record.fence <= FOREVER
@@ -438,7 +439,7 @@ def _is_plain(record: Record) -> bool:
 
 
 def _fit(record: Record) -> Record:
-    """Refuse what a row cannot hold, before it spoils the statement for the others."""
+    """Raise an error for values that a row cannot hold, before they make the statement fail for other records."""
     if max(record.fence, record.expires_at_us, record.lease_until_us, record.horizon_us) > FOREVER:
         raise RecordCorrupt(f"record {record.id!r} has a time that no store can hold")
     if record.event_type and not record.event_type.isascii():

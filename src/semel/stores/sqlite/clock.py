@@ -1,4 +1,4 @@
-"""The time of a store in a file: it never goes back, whatever the computer's clock does."""
+"""The clock of a store in a file: it never goes back, even if the computer's clock does."""
 
 import time
 from threading import Lock
@@ -9,23 +9,23 @@ __all__ = ["StoreClock"]
 
 
 class StoreClock:
-    """The wall clock plus an offset, which is raised when the wall clock steps back.
+    """The wall clock plus an offset, which grows when the wall clock steps back.
 
-    The last time given out and the offset are stored with every writing transaction, so that another
-    process, or the next run of this one, goes on from there instead of believing its wall clock.
+    Every writing transaction stores the last returned time and the offset, so that another process, or
+    the next run of this one, continues from there and does not depend on its own wall clock.
     """
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
-        """Where the wall clock is read; `None`: of the computer, without a call in between."""
+        """The wall clock; `None`: the computer's, read directly to save a call."""
         self._lock = Lock()
         self._last_us = 0
         self._offset_us = 0
 
     def tick(self, last_us: int, offset_us: int) -> tuple[int, int]:
-        """The time now and the offset to store, given what is stored. Never the same time twice."""
+        """Return the time and the offset to store, given the stored ones. Never returns the same time twice."""
         with self._lock:
-            if offset_us > self._offset_us:  # noqa: PLR1730 - every call passes here, and max() takes longer
+            if offset_us > self._offset_us:  # noqa: PLR1730 - every call runs this, and max() takes longer
                 self._offset_us = offset_us
             if last_us > self._last_us:  # noqa: PLR1730
                 self._last_us = last_us
@@ -38,7 +38,7 @@ class StoreClock:
             return now, self._offset_us
 
     def peek(self) -> tuple[int, int]:
-        """The time now and the offset, to look by and not to write: the next tick may be the same, never earlier."""
+        """Return the time and the offset for reading only: the next tick may be the same, never earlier."""
         with self._lock:
             wall_us = time.time_ns() // 1000 if self._clock is None else self._clock.now_us()
             now = wall_us + self._offset_us
@@ -47,5 +47,5 @@ class StoreClock:
             return self._last_us + 1, self._offset_us
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock, and is not here to let go."""
+        """Replace the lock: another thread of the parent may have held it, and does not exist here to release it."""
         self._lock = Lock()

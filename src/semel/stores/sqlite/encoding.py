@@ -1,4 +1,4 @@
-"""Turn records into rows and rows into records, and say it in SQL."""
+"""Turn records into rows and rows into records; the SQL statements for it."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -44,18 +44,18 @@ SIZES = (
     *range(120, 500, 20),
     BATCH_ROWS_MAX,
 )
-"""How many rows a prepared statement is made for; in between, a row is repeated, which changes nothing."""
+"""The row counts for which statements are prepared; for a count in between a row is repeated, which changes nothing."""
 
 EPOCH_US = 1_861_920_000_000_000
 """Stored times count from 2029, so that they take six bytes from 2024 to 2033 (and eight at any other time)."""
 GRANULE_US = 60_000_000
-"""Records expire exactly; what is indexed is the minute in which to look at them."""
+"""Records expire exactly; the purge index holds the minute in which to check them."""
 PURGE_SLACK = 2
-"""An indexed minute up to this much later than needed is left alone: moving it costs more than the room."""
+"""An indexed minute up to this much later than needed is kept: moving it costs more than the space."""
 
 CLAIMED, DONE, FAILED, UNKNOWN, FORGOTTEN = range(5)
 SETTLED_ROOM = 9_999_999
-"""What `settled` holds while there is nothing to say: as wide as most of what follows, so that rows do not grow."""
+"""Placeholder in `settled` before the settle: as wide as most later values, so that rows do not grow."""
 
 COLUMNS = (
     "id, digest, state, owner, fence, seen, attempt, lease, settled, expires, purge_at, value, fingerprint,"
@@ -67,7 +67,7 @@ INSERT_CLAIM = (
     "INSERT INTO semel_records (id, digest, consumer_id, owner, fence, lease, expires, purge_at, key)"
     " VALUES (?,?,?,?,?,?,?,?,?)"
 )
-"""The usual first claim; the other columns have their defaults, which costs less than naming them."""
+"""The usual first claim. The other columns keep their defaults, which costs less than naming them."""
 INSERT_RECORD = (
     "INSERT INTO semel_records (id, digest, consumer_id, key, purge_at, state, owner, fence, seen, attempt, lease,"
     " settled, expires, value, fingerprint, event_type) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
@@ -79,9 +79,9 @@ UPDATE_RECORD = (
     " fingerprint=?, event_type=? WHERE id=?"
 )
 MOVE_RECORD = "UPDATE semel_records SET purge_at=? WHERE id=?"
-"""Apart from the others, because they touch no index."""
+"""Separate from the other updates, because those touch no index."""
 
-# What a stored record means at ?1 (since 2029), said in SQL: the same as `machine.standing`.
+# The effective state of a stored record at ?1 (since 2029), in SQL: the same rules as `machine.standing`.
 RUNNING = "(state & 7 = 0 AND coalesce(lease > ?1 - fence, 0))"
 ORPHANED = f"(state & 15 = 8 AND length(owner) > 0 AND NOT {RUNNING})"
 LIVE = f"({RUNNING} OR {ORPHANED} OR expires IS NULL OR expires > ?1 - fence)"
@@ -91,7 +91,7 @@ GONE_AT = "(fence + max(expires, CASE WHEN state & 7 = 0 THEN coalesce(lease, ex
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
-    """A record with where it lies: what an update needs to know."""
+    """A record with its place in the file, as an update needs it."""
 
     digest: bytes
     rowid: int
@@ -101,19 +101,22 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 
 @lru_cache(maxsize=BATCH_ROWS_MAX)
 def places(count: int) -> str:
-    """The places of `count` parameters."""
+    """Return placeholders for `count` parameters."""
     return ",".join("?" * count)
 
 
 @lru_cache(maxsize=BATCH_ROWS_MAX)
 def select_records(count: int, columns: str = COLUMNS) -> str:
-    """Read the rows of `count` digests."""
+    """Return the statement that reads the rows of `count` digests."""
     return f"SELECT {columns} FROM semel_records WHERE digest IN ({places(count)})"
 
 
 @lru_cache(maxsize=BATCH_ROWS_MAX)
 def insert_marks(count: int) -> str:
-    """Mark `count` digests from ?4 on; ?1 consumer, ?2 expiry, ?3 now. Returns those that were new."""
+    """Return the statement that marks `count` digests and returns the new ones.
+
+    ?1 consumer, ?2 expiry, ?3 now; the digests from ?4 on.
+    """
     rows = ",".join(f"(?{number},?1,?2)" for number in range(4, 4 + count))
     return (
         f"INSERT INTO semel_marks (digest, consumer_id, expires_at) VALUES {rows}"
@@ -123,28 +126,28 @@ def insert_marks(count: int) -> str:
 
 
 def chunks(things: Sequence[Any], size: int = BATCH_ROWS_MAX) -> Iterable[Sequence[Any]]:
-    """Slices of at most `size`."""
+    """Split into slices of at most `size`."""
     if len(things) <= size:
         return (things,) if things else ()
     return (things[start : start + size] for start in range(0, len(things), size))
 
 
 def pad_digests(digests: Sequence[bytes]) -> Sequence[bytes]:
-    """The digests, the last one repeated up to one of a few sizes: a statement of a new size has to be parsed."""
+    """Repeat the last digest until their count is in `SIZES`: SQLite must parse a statement for each new count."""
     count = len(digests)
     size = SIZES[bisect_left(SIZES, count)]
     return digests if size == count else [*digests, *[digests[-1]] * (size - count)]
 
 
 def to_extras(record: Record) -> Row:
-    """The columns of `semel_extras`, without the first."""
+    """Return the columns of `semel_extras`, without the first."""
     if record.anchor_us is None:
         return pack_steps(record.steps), record.meta, None, None
     return pack_steps(record.steps), record.meta, record.anchor_us - EPOCH_US, record.horizon_us - EPOCH_US
 
 
 def to_row(record: Record, state: int) -> Row:
-    """The columns of a record in the order of `UPDATE_RECORD`, without the last."""
+    """Return the columns of a record in the order of `UPDATE_RECORD`, without the last."""
     fence = record.fence
     return (
         state,
@@ -162,14 +165,14 @@ def to_row(record: Record, state: int) -> Row:
 
 
 def to_settled_row(record: Record, state: int, rowid: int) -> Row:
-    """The columns of `UPDATE_SETTLED`."""
+    """Return the columns of `UPDATE_SETTLED`."""
     return state, _settled_at(record), _expires(record), record.value, rowid
 
 
 def to_claim_row(
     record: Record, digest: bytes, rowid: int | None, purge_at: int | None, consumer_id: int, key: str | None
 ) -> Row:
-    """The columns of `INSERT_CLAIM`. `rowid`: `None` has SQLite choose it."""
+    """Return the columns of `INSERT_CLAIM`. `rowid`: with `None` SQLite chooses it."""
     fence = record.fence
     return (
         rowid,
@@ -185,7 +188,7 @@ def to_claim_row(
 
 
 def is_plain_claim(record: Record, state: int) -> bool:
-    """Whether all that `INSERT_CLAIM` leaves out has its default."""
+    """Whether every column that `INSERT_CLAIM` leaves out has its default."""
     return (
         state == CLAIMED
         and record.attempt == 1
@@ -197,7 +200,7 @@ def is_plain_claim(record: Record, state: int) -> bool:
 
 
 def is_settling(record: Record, before: Record) -> bool:
-    """Whether `UPDATE_SETTLED` says all that has changed: the machine settles a claim by these columns alone."""
+    """Whether `UPDATE_SETTLED` writes every change: the machine changes only these columns to settle a claim."""
     return (
         record.state in ("done", "failed")
         and before.state == "claimed"
@@ -227,7 +230,7 @@ def from_row(
     horizon: int | None = None,
     journal: bytes | None = None,
 ) -> Record:
-    """The record of a row. Raises `RecordCorrupt` where the row is none that semel writes."""
+    """Decode the record of a row. Raises `RecordCorrupt` if semel does not write such rows."""
     _, _, state, owner, fence, seen, attempt, lease, settled, expires, _, value, fingerprint, event_type = row
     try:
         code = state & STATE_MASK
@@ -266,20 +269,20 @@ def from_row(
                 )
             )
     except (TypeError, IndexError, ValueError, msgspec.MsgspecError) as error:
-        raise RecordCorrupt(f"record {record_id!r} does not read: {error}") from error
+        raise RecordCorrupt(f"record {record_id!r} cannot be decoded: {error}") from error
     raise RecordCorrupt(f"record {record_id!r} has columns that semel does not write")
 
 
 def minute_after(time_us: int) -> int:
-    """The first whole minute that is not before `time_us`, counted from 2029."""
+    """Return the first whole minute that is not before `time_us`, counted from 2029."""
     return -((EPOCH_US - time_us) // GRANULE_US)
 
 
 def purge_at(record: Record, before: int | None) -> int | None:
-    """The minute in which to look at the record again; `before`: what is stored, kept where it will do.
+    """Return the minute in which to check the record for removal. `before`: the stored minute, kept if it fits.
 
     For a claim it is when it would expire if it were completed within the next minute, so that
-    completing it seldom moves the index; a purge that comes too early looks again later.
+    completing it seldom moves the index; a purge that comes too early checks again later.
     """
     target = record.expires_at_us
     if target == FOREVER:

@@ -1,4 +1,4 @@
-"""Say in semel's words what SQLite's errors mean."""
+"""Translate SQLite's errors into semel's."""
 
 import sqlite3
 
@@ -8,31 +8,31 @@ __all__ = ["is_busy", "is_full", "is_no_database", "to_store_error"]
 
 _PRIMARY = 0xFF
 _SHM_SIZE = 4874
-"""SQLITE_IOERR_SHMSIZE: the disk is full, met while growing the shared memory file."""
+"""SQLITE_IOERR_SHMSIZE: the disk was full when SQLite extended the shared memory file."""
 _DB_MOVED = 1032
 
 
 def is_busy(error: sqlite3.Error) -> bool:
-    """Another connection holds the lock; trying again may help."""
+    """Whether another connection holds the lock; a retry may help."""
     return _code(error) & _PRIMARY in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def is_no_database(error: sqlite3.Error) -> bool:
-    """The file is not an SQLite database."""
+    """Whether the file is not an SQLite database."""
     return _code(error) & _PRIMARY == sqlite3.SQLITE_NOTADB
 
 
 def is_full(error: sqlite3.Error) -> bool:
-    """There is no room on the disk, or the database has reached its largest size."""
+    """Whether the disk is full, or the database has reached its largest size."""
     return _code(error) & _PRIMARY == sqlite3.SQLITE_FULL or _code(error) == _SHM_SIZE
 
 
 def to_store_error(error: sqlite3.Error, path: str) -> StoreError:
-    """The error to raise instead of the driver's."""
+    """Return the error to raise instead of the driver's."""
     primary = _code(error) & _PRIMARY
     if is_full(error):
         return StoreFull(
-            f"no room to write to {path}: {error}; free some disk space. What is stored still answers"
+            f"no room to write to {path}: {error}; free some disk space. Stored keys are still answered"
         )
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StoreRefused(

@@ -1,4 +1,4 @@
-"""The locks of the operating system on an SQLite file: who holds one, and whether this process holds its own."""
+"""The operating system's locks on an SQLite file: which process holds one, and whether this process holds its own."""
 
 import os
 import re
@@ -26,11 +26,11 @@ WAL_WRITE_BYTE = 120
 RESERVED_BYTE = 0x40000001
 """The byte of the database file that a writer locks otherwise."""
 SHARED_BYTE = 0x40000002
-"""The first byte of the range that everybody who uses the database file locks."""
+"""The first byte of the range that every user of the database file locks."""
 _LOCK = re.compile(r"POSIX +\S+ +(READ|WRITE) +(\d+) +[0-9a-f]+:[0-9a-f]+:(\d+) +(\d+) +(\d+|EOF)")
 _TO_THE_END = 2**63
 _READS = 5
-"""The list is read in pieces: while others lock and unlock, one reading may miss a lock that is held."""
+"""How often the list is read. It comes in pieces: while other processes lock and unlock, one read may miss a lock."""
 
 
 class SystemLock(NamedTuple):
@@ -45,23 +45,23 @@ class SystemLock(NamedTuple):
 
 
 def parse_locks(text: str) -> Iterator[SystemLock]:
-    """The locks that are held. `text`: as in /proc/locks."""
+    """Yield the held locks. `text`: as in /proc/locks."""
     for line in text.splitlines():
         match = _LOCK.search(line)
-        if match is not None and "->" not in line:  # an arrow: it waits for the lock
+        if match is not None and "->" not in line:  # an arrow: the process waits for the lock
             last = _TO_THE_END if match[5] == "EOF" else int(match[5])
             yield SystemLock(match[1], int(match[2]), int(match[3]), int(match[4]), last)
 
 
 def lock_holders(text: str, inodes: dict[int, int]) -> Iterable[int]:
-    """The processes that hold a write lock on that byte of one of these files. `text`: as in /proc/locks."""
+    """Yield the processes that hold a write lock on the given byte of these files. `text`: as in /proc/locks."""
     for lock in parse_locks(text):
         if lock.kind == "WRITE" and lock.inode in inodes and lock.first <= inodes[lock.inode] <= lock.last:
             yield lock.pid
 
 
 def holder_of_lock(path: str) -> str:
-    """Who holds the write lock, as far as the system tells: ` (process 123)`, or nothing."""
+    """Return which process holds the write lock, as ` (process 123)`; empty if the system does not report it."""
     try:
         text = _read_locks()
         inodes = {Path(path).stat().st_ino: RESERVED_BYTE}
@@ -78,9 +78,9 @@ def _read_locks() -> str:
 
 
 # --- forks ---
-# SQLite counts in memory which locks its process holds. A forked child inherits the count, but not the locks. While a
-# connection of the parent is among what it inherited, SQLite takes no lock here, and says that it has one. If another
-# thread of the parent was at work in SQLite, the child inherits its mutexes locked, and waits for them for ever.
+# SQLite counts in memory which locks its process holds. A forked child inherits the count, but not the locks. While
+# the child has an inherited connection of the parent, SQLite takes no lock here, and reports that it has one. If
+# another thread of the parent was inside SQLite, the child inherits locked mutexes, and waits for them forever.
 
 _OPEN_AT_FORK: dict[tuple[int, int], set[int]] = {}
 """The descriptors that were open when this process was forked, by the device and inode of their file."""
@@ -89,7 +89,7 @@ _OPEN_AT_FORK: dict[tuple[int, int], set[int]] = {}
 def refuse_inherited(path: str) -> None:
     """Raise `StoreRefused` if a connection to the file was inherited in a fork: SQLite cannot lock the file here.
 
-    Asks the operating system alone. A lock of this process on the file shows that it was opened again since.
+    Asks only the operating system. A lock of this process on the file shows that it opened the file again since.
     """
     if not _OPEN_AT_FORK:
         return
@@ -107,7 +107,7 @@ def refuse_inherited(path: str) -> None:
 
 
 def holds_shared_lock(inode: int) -> bool:
-    """Whether this process holds the lock of everybody who uses the file. `False` where the system does not tell."""
+    """Whether this process holds the lock that every user of the file takes. `False` if the system lists no locks."""
     for _ in range(_READS):
         try:
             text = _read_locks()
@@ -120,7 +120,7 @@ def holds_shared_lock(inode: int) -> bool:
 
 
 def _file_of(descriptor: int) -> tuple[int, int] | None:
-    """The device and inode of a regular file."""
+    """Return the device and inode of a regular file, else `None`."""
     try:
         found = os.fstat(descriptor)
     except OSError:
@@ -129,7 +129,7 @@ def _file_of(descriptor: int) -> tuple[int, int] | None:
 
 
 def _note_open_files() -> None:
-    """Runs in a forked child, where semel's own connections are closed already."""
+    """Record the open files. Runs in a forked child, where semel's own connections are closed already."""
     _OPEN_AT_FORK.clear()
     for folder in ("/proc/self/fd", "/dev/fd"):
         try:

@@ -1,4 +1,4 @@
-"""The schema: numbered migrations, each applied once, and the connection that runs them."""
+"""The schema: numbered migrations, each applied once, and the checks of a file before it is used."""
 
 import os
 import re
@@ -27,16 +27,16 @@ __all__ = [
 ]
 
 APPLICATION_ID = 0x73656D6C
-"""`seml`: what marks a file as made by semel."""
+"""`seml`: marks a file as created by semel."""
 ADOPT_HINT = "add ?adopt=true to its URL (in Python: adopt=True) to put semel's tables beside its own"
 _MOUNT_POINT = 4
-"""Which field of a line of mountinfo it is."""
+"""The index of the mount point among the fields of a mountinfo line."""
 _TRIES = 20
 _TRY_AGAIN_S = 0.05
-"""A file that another process is just creating looks damaged or foreign for a moment."""
+"""Pause between tries. A file that another process is just creating looks damaged or foreign for a moment."""
 
 Kind: TypeAlias = Literal["new", "own", "guest"]
-"""`new`: to be made. `own`: made by semel. `guest`: another application's, semel's tables beside its own."""
+"""`new`: to be created. `own`: created by semel. `guest`: another application's, with semel's tables beside its own."""
 
 NETWORK_KINDS = frozenset(
     ("nfs", "nfs3", "nfs4", "cifs", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gfs2",
@@ -46,16 +46,16 @@ NETWORK_KINDS = frozenset(
 
 
 def uri(path: str, **options: str | int) -> str:
-    """The path as SQLite's URI."""
+    """Return the path as an SQLite URI."""
     query = "&".join(f"{name}={value}" for name, value in options.items())
     return f"file:{quote(path)}?{query}"
 
 
 def inspect(path: str, *, adopt: bool, version_known: int) -> Kind:
-    """Say what the file is. Raises `StoreRefused` where it must not be used; its bytes stay as they are.
+    """Return the kind of the file, without changing it. Raises `StoreRefused` if it must not be used.
 
     Only SQLite opens the file. If this process opened and closed it in any other way, the system would drop every
-    lock that the process holds on it, and another process would take itself for the last user.
+    lock that the process holds on it, and another process would think that it is the last user.
     """
     check_place(path)
     for remaining in reversed(range(_TRIES)):
@@ -66,15 +66,15 @@ def inspect(path: str, *, adopt: bool, version_known: int) -> Kind:
             if not remaining or not _being_written(path, before):
                 raise StoreRefused(str(unclear)) from unclear.__cause__
             time.sleep(_TRY_AGAIN_S)
-    raise AssertionError("the last try answers")
+    raise AssertionError("the last try returns or raises")
 
 
 class _Unclear(Exception):
-    """Not usable as it looks now; another process may be about to change that."""
+    """The file is not usable at the moment; another process may be changing that."""
 
 
 def check_place(path: str) -> None:
-    """Raises `StoreRefused` where no database file can be or be made. Opens nothing."""
+    """Raise `StoreRefused` if no database file can exist or be created there. Opens nothing."""
     folder = Path(path).parent
     if not folder.is_dir():
         raise StoreRefused(f"the folder {folder} does not exist; create it first")
@@ -97,7 +97,7 @@ def check_place(path: str) -> None:
 
 
 def network_mount(mountinfo: str, path: str) -> str | None:
-    """The kind of network file system that `path` lies on, `None` for a local one.
+    """Return the kind of network file system that holds `path`; `None` for a local one.
 
     `mountinfo`: the text of /proc/self/mountinfo.
     """
@@ -115,7 +115,7 @@ def network_mount(mountinfo: str, path: str) -> str | None:
 
 
 def _state_of_files(path: str) -> list[tuple[int, int] | None]:
-    """The size and the time of change of the database, its rollback journal and its log."""
+    """Return the size and the modification time of the database, its rollback journal and its log."""
     states: list[tuple[int, int] | None] = []
     for suffix in ("", "-journal", "-wal"):
         try:
@@ -128,7 +128,7 @@ def _state_of_files(path: str) -> list[tuple[int, int] | None]:
 
 
 def _being_written(path: str, before: list[tuple[int, int] | None]) -> bool:
-    """Whether another process has written since `before`, or has begun to write."""
+    """Whether another process has written since `before`, or has started to write."""
     now = _state_of_files(path)
     return now != before or any(state is not None for state in now[1:])
 
@@ -165,9 +165,9 @@ def _unclear(path: str, error: sqlite3.DatabaseError) -> _Unclear:
 
 
 def _look(path: str) -> tuple[int, list[str], int | None]:
-    """The application id, the tables and semel's schema version.
+    """Return the application id, the tables and semel's schema version.
 
-    `immutable` leaves no trace, but does not see a log, and cannot undo what a killed writer left half done.
+    `immutable` leaves no trace, but does not read a log, and cannot roll back what a killed writer left unfinished.
     """
     if Path(path + "-wal").exists():
         opened = sqlite3.connect(uri(path, mode="ro"), uri=True)
@@ -182,7 +182,7 @@ def _look(path: str) -> tuple[int, list[str], int | None]:
             return application_id, tables, None
         row = opened.execute("SELECT value FROM semel_meta WHERE name = 'schema_version'").fetchone()
         if row is None or type(row[0]) is not int:
-            raise sqlite3.DatabaseError("semel_meta does not say which schema it is")
+            raise sqlite3.DatabaseError("semel_meta has no valid schema_version")
         return application_id, tables, row[0]
     finally:
         opened.close()
@@ -191,11 +191,11 @@ def _look(path: str) -> tuple[int, list[str], int | None]:
 VERSION = 2
 """The last migration that this semel knows."""
 SQLITE_OLDEST = (3, 35, 0)
-"""The first SQLite that answers an INSERT with RETURNING."""
+"""The first SQLite that has INSERT ... RETURNING."""
 
 
 def migrations() -> dict[int, str]:
-    """The text of every migration by its number."""
+    """Return the text of every migration by its number."""
     found: dict[int, str] = {}
     for file in (files("semel.stores.sqlite") / "migrations").iterdir():
         match = re.fullmatch(r"(\d{4})_\w+\.sql", file.name)
@@ -205,12 +205,12 @@ def migrations() -> dict[int, str]:
 
 
 def schema_sql() -> str:
-    """All migrations as one script, for those who apply schemas by hand."""
+    """Return all migrations as one script, to apply the schema by hand."""
     return "\n".join(f"BEGIN;\n{text}COMMIT;\n" for text in migrations().values())
 
 
 def statements(script: str) -> Iterator[str]:
-    """The statements of a script one by one, since `executescript` would commit first."""
+    """Yield the statements of a script one by one, since `executescript` would commit first."""
     gathered = ""
     for line in script.splitlines(keepends=True):
         gathered += line
@@ -220,7 +220,7 @@ def statements(script: str) -> Iterator[str]:
 
 
 def check_library() -> None:
-    """Refuse an SQLite that is too old for the statements used here."""
+    """Raise `StoreRefused` if SQLite is too old for the statements used here."""
     if sqlite3.sqlite_version_info < SQLITE_OLDEST:
         wanted = ".".join(map(str, SQLITE_OLDEST[:2]))
         raise StoreRefused(
@@ -229,7 +229,7 @@ def check_library() -> None:
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """The schema's version; 0: there is none yet."""
+    """Return the schema's version; 0: there is none yet."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'semel_meta'").fetchone():
         return 0
     version: int = connection.execute(
@@ -241,7 +241,7 @@ def version_of(connection: sqlite3.Connection) -> int:
 def migrate(connection: sqlite3.Connection, path: str, kind: Kind, *, adopt: bool) -> None:
     """Bring the schema to `VERSION`, inside the transaction that the caller holds.
 
-    Under the write lock all is looked at again: another process may have been here since.
+    Checks everything again under the write lock: another process may have changed the file since.
     """
     version = version_of(connection)
     if version > VERSION:

@@ -1,8 +1,8 @@
-"""A claim or a settle that comes alone, in as few statements as the plain case takes.
+"""The fast path for a single claim or settle: as few statements as the plain case needs.
 
 Most callers send one item at a time. A duplicate costs one SELECT and no transaction. A first claim costs that and a
 transaction with an INSERT; a settle costs a transaction with an UPDATE. Each transaction writes the clock row, as
-those of `batch` do, and takes the time under the write lock, so that both ways share one time.
+those of `batch` do, and reads the time under the write lock, so that both paths share one clock.
 """
 
 import sqlite3
@@ -21,9 +21,9 @@ from semel.types import FOREVER, Completed
 __all__ = ["SINGLES", "SingleItems"]
 
 SINGLES = frozenset((Claim, Settle))
-"""The items that have a short way where they come alone."""
+"""The items that have a fast path when they are sent alone."""
 CONSUMERS_MAX = 8192
-"""How many consumers are remembered; when there are more, all are looked up again."""
+"""How many consumers are cached; when there are more, the cache is cleared."""
 
 _FIND = (
     f"SELECT CASE WHEN state BETWEEN 1 AND 31 AND state & 7 < 3 AND expires > ?2 - {EPOCH_US} - fence"
@@ -35,9 +35,9 @@ _FIND = (
     " AND EXISTS (SELECT 1 FROM semel_clock WHERE last_us < ?2 AND offset_us <= ?4) THEN state & 7 ELSE 0 END,"
     " value, fence, settled, seen, expires FROM semel_records WHERE digest = ?1"
 )
-"""The first column is the state of a row that answers a duplicate: done or failed, remembered at ?2, of the same
-payload, with nothing beside it in other tables, and sound; else 0. To ask SQLite costs less than to read all columns.
-Bounds check types too: to SQLite every number is less than every text, and every text less than every blob."""
+"""The first column is the state of a row that answers a duplicate: done or failed, not expired at ?2, of the same
+payload, without rows in other tables, and valid; else 0. A check in SQLite costs less than reading all columns.
+Bounds check types too: in SQLite every number is less than every text, and every text less than every blob."""
 _INSERT = (
     "INSERT INTO semel_records (id, digest, consumer_id, owner, fence, lease, expires, purge_at, key, fingerprint,"
     " event_type) VALUES (?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO NOTHING"
@@ -47,9 +47,9 @@ _UPDATE = (
     " WHERE digest=?5 AND fence=?6 AND owner=?7 AND state=0 AND purge_at BETWEEN ?8 AND ?9"
     " AND ?2 < max(lease, expires)"
 )
-"""Settle a claim without flags that is not forgotten yet, and whose place in the purge index will do."""
+"""Settle a claim without flags that has not expired, and whose place in the purge index need not change."""
 _TICK = "UPDATE semel_clock SET last_us=?1, offset_us=?2 WHERE last_us < ?1 AND offset_us <= ?2"
-"""Changes nothing where another process is ahead of this one's clock: the full way catches up with it."""
+"""Changes nothing if another process is ahead of this one's clock: the full path catches up with it."""
 _FIND_CONSUMER = (
     "SELECT c.id, m.name FROM semel_consumers AS c LEFT JOIN semel_meta AS m ON m.name = 'ids:' || c.id"
     " WHERE c.tenant = ? AND c.consumer = ?"
@@ -57,7 +57,7 @@ _FIND_CONSUMER = (
 
 
 class SingleItems:
-    """Answers single items on the connection that writes. The caller holds that connection's lock."""
+    """Answers single items on the write connection. The caller holds that connection's lock."""
 
     def __init__(
         self, connection: sqlite3.Connection, clock: StoreClock, seen: FileState, *, readable_keys: bool
@@ -67,12 +67,12 @@ class SingleItems:
         self._seen = seen
         self._readable_keys = readable_keys
         self._consumers: dict[Scope, int] = {}
-        """The numbers of consumers; 0: it declared a kind of ids, so its digests begin with a time."""
+        """The numbers of consumers; 0: the consumer declared a kind of ids, so its digests start with a time."""
 
     def answer(self, item: Claim | Settle) -> Answer:
-        """The answer, after the commit if something was written. `None`: the case is not plain, or an error came up.
+        """Return the answer, after the commit if something was written. `None`: not the plain case, or an error.
 
-        Nothing is written then. The item goes the full way, which knows every case and what each error means.
+        Nothing is written then. The item takes the full path, which handles every case and every error.
         """
         try:
             return self._claim(item) if type(item) is Claim else self._settle(item)  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ class SingleItems:
         answer, record = decide(None, item, now)
         if record is None or record.expires_at_us >= FOREVER:
             return None
-        self._seen.next_rowid = 0  # first: an interrupt may strike between the commit and what follows it
+        self._seen.next_rowid = 0  # first: an interrupt may come between the commit and the code after it
         text = item.id[2] if self._readable_keys else None
         purge_at = encoding.purge_at(record, None)
         row = encoding.to_claim_row(record, key, None, purge_at, consumer_id, text)
@@ -139,16 +139,16 @@ class SingleItems:
         return Completed(at_us=now) if updated.rowcount == 1 and self._commit(now, offset_us) else None
 
     def _commit(self, now: int, offset_us: int) -> bool:
-        """Write the time and commit; `False`: another process is ahead of it, and nothing is committed."""
+        """Write the time and commit. Returns `False` if another process is ahead of it; then nothing is committed."""
         if self._connection.execute(_TICK, (now, offset_us)).rowcount != 1:
             return False
         self._connection.execute("COMMIT")
         return True
 
     def _consumer_id(self, scope: Scope) -> int:
-        """The number of the consumer; 0: it declared a kind of ids, or the store has not met it.
+        """Return the number of the consumer; 0: it declared a kind of ids, or is not stored yet.
 
-        A consumer that the store has met keeps its number and its kind of ids for good.
+        A stored consumer never changes its number or its kind of ids.
         """
         number = self._consumers.get(scope)
         if number is not None:
@@ -163,7 +163,7 @@ class SingleItems:
 
 
 def _is_plain(item: Claim) -> bool:
-    """Whether a first claim is one row without flags."""
+    """Whether a first claim needs only one row, without flags."""
     return (
         item.owner != b""
         and item.journal is None

@@ -1,4 +1,4 @@
-"""Records in one SQLite file: connections, transactions and locks. What they say is in `batch` and `wire`."""
+"""Records in one SQLite file: connections, transactions and locks. The statements are in `batch` and `encoding`."""
 
 import contextlib
 import os
@@ -28,13 +28,13 @@ from semel.types import Completed, Id
 
 BUSY_WAIT_MAX_S = 3600.0
 RETRY_MIN_S, RETRY_MAX_S = 0.00005, 0.0006
-"""How long to wait before asking for a lock again: short and random, so that no process is starved.
-SQLite's own waiting, longer each time, let one of four processes write and the others wait for seconds."""
+"""How long to wait before the next try to get a lock: short and random, so that no process is starved.
+SQLite's own waits, longer each time, let one of four processes write while the others waited for seconds."""
 CHECKPOINT_PAGES = 4000
-"""The log is copied into the file when it has this many pages (16 MB): later than SQLite's own 1,000,
-because a page that is written again and again is then copied once."""
+"""The log is copied into the file when it has this many pages (16 MB): later than SQLite's default of 1,000,
+because a page that is written many times is then copied once."""
 CACHE_KIB = 16 * 1024
-"""Digests are scattered over their whole index: with SQLite's own 2 MB a larger store would read its pages anew."""
+"""Digests are scattered over their whole index: with SQLite's default of 2 MB a larger store would read pages again."""
 STATEMENTS_MAX = 512
 _NOT_IN_URL = re.compile(r"[%?#\s]")
 FORK_WAIT_S = 10.0
@@ -45,8 +45,8 @@ class SqliteStore:
     """A store in one file, for the threads and processes of one computer. Its name is its URL.
 
     `synchronous="NORMAL"` is faster and survives the death of every process, but may lose the last
-    commits when the power fails. `readable_keys=False` keeps only digests of keys, except where somebody
-    must be able to name the record: journaled and quarantined claims. `adopt=True` puts the tables
+    commits when the power fails. `readable_keys=False` stores only digests of keys, except for journaled and
+    quarantined claims, which an operator must be able to name. `adopt=True` creates the tables
     beside those of another application. No call waits longer than `busy_wait_s` for other writers.
     """
 
@@ -74,7 +74,7 @@ class SqliteStore:
                 f"busy_wait_s is {busy_wait_s}; it must lie between 0 and {BUSY_WAIT_MAX_S:g}"
             )
         self._named: str = str(Path(given).absolute())
-        # SQLite follows links before it names its log; so do all who look for the log, or lock beside the file.
+        # SQLite follows links before it names its log; so must code that looks for the log or locks beside the file.
         self.path: str = os.path.realpath(given)
         self.name: str = "sqlite:///" + _NOT_IN_URL.sub(lambda found: quote(found[0]), given)
         self.clock: StoreClock = StoreClock(clock)
@@ -87,7 +87,7 @@ class SqliteStore:
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._singles: SingleItems | None = None
-        """The short way for items that come alone; lives as long as `_writer`."""
+        """The fast path for items that are sent alone; lives as long as `_writer`."""
         self._inode = 0
         self._closed = False
         self._seen = FileState()
@@ -100,23 +100,26 @@ class SqliteStore:
     # --- the port ---
 
     def adopt(self) -> None:
-        """Put the tables beside another application's own, which an inbox needs; before `open`."""
+        """Allow the tables beside another application's own, as an inbox needs. Call it before `open`."""
         self._adopt = True
 
     def open(self) -> None:
-        """Create or check the file and connect; idempotent. Raises `StoreRefused` and leaves the file as it is."""
+        """Create or check the file and connect; idempotent. If it raises `StoreRefused`, the file is unchanged."""
         with self._writing:
             self._closed = False
             self._write_connection()
 
     def close(self) -> None:
-        """Let go of the file; idempotent, from any thread. A call that waits for a lock ends with `StoreClosed`."""
+        """Close the file; idempotent, from any thread. A call that waits for a lock raises `StoreClosed`."""
         self._closed = True
         with self._writing, self._reading:
             self._disconnect()
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
-        """Tell `listener` of every record that is settled, released or forgotten through this object."""
+        """Call `listener` for every record that is settled, released or forgotten through this object.
+
+        Returns a function that stops it.
+        """
         with self._listening:
             self._listeners = (*self._listeners, listener)
 
@@ -127,11 +130,11 @@ class SqliteStore:
         return stop
 
     def send(self, items: Sequence[Item], /) -> list[Answer]:
-        """Carry out the items in one transaction; the answers are given after its commit.
+        """Execute the items in one transaction; returns the answers after its commit.
 
-        A batch that changes nothing costs no write to the disk, and one that only looks does not wait
-        for writers; nor does a single claim of a key that is settled or held. Raises `StoreUnavailable` when the
-        lock is not had within `busy_wait_s`.
+        A batch that changes nothing writes nothing to the disk. A batch that only reads does not wait
+        for writers; nor does a single claim of a key that is settled or held. Raises `StoreUnavailable` if it does
+        not get the lock within `busy_wait_s`.
         """
         if len(items) == 1 and type(items[0]) in SINGLES:
             return self._send_single(items[0])  # type: ignore[arg-type]
@@ -172,7 +175,7 @@ class SqliteStore:
     def _write_less(
         self, connection: sqlite3.Connection, items: Sequence[Item], full: StoreFull
     ) -> tuple[list[Answer], list[Id]]:
-        """The disk is full: what is settled may still fit, and what only looks still answers."""
+        """Repeat the batch on a full disk: settles may still fit, and reads still work."""
         try:
             return self._transact(connection, items, full, FRUGAL)
         except StoreFull:
@@ -189,7 +192,7 @@ class SqliteStore:
             self._execute(connection, "BEGIN IMMEDIATE")
             now, offset_us = self._now(connection)
             seen = self._seen
-            seen.is_current(connection.execute("PRAGMA data_version").fetchone()[0])
+            seen.refresh(connection.execute("PRAGMA data_version").fetchone()[0])
             batch = SqliteBatch(
                 connection, now, seen, readable_keys=self.readable_keys, full=full, permitted=permitted
             )
@@ -225,7 +228,7 @@ class SqliteStore:
     def _look(self, connection: sqlite3.Connection, items: Sequence[Item]) -> list[Answer]:
         try:
             connection.execute("BEGIN")
-            # Only beside another application, whose file is not in WAL mode, may a reader have to wait.
+            # A reader may have to wait only in another application's file, which is not in WAL mode.
             self._execute(connection, "SELECT 1 FROM semel_clock")
             now, _ = self._now(connection)
             return SqliteBatch(connection, now, FileState(), readable_keys=self.readable_keys).run(items)
@@ -239,7 +242,7 @@ class SqliteStore:
         return self.clock.tick(last_us, offset_us)
 
     def _execute(self, connection: sqlite3.Connection, statement: str) -> None:
-        """Begin or commit, waiting for other processes: by short random pauses, at most `busy_wait_s`."""
+        """Begin or commit; wait for other processes in short random pauses, at most `busy_wait_s`."""
         deadline = 0.0
         while True:
             try:
@@ -264,7 +267,7 @@ class SqliteStore:
     # --- connections ---
 
     def _write_connection(self) -> sqlite3.Connection:
-        """The connection that writes; opens both where there are none. The caller holds `_writing`."""
+        """Return the write connection; opens both connections if there are none. The caller holds `_writing`."""
         if self._closed:
             raise self._closed_error()
         if self._writer is None:
@@ -300,7 +303,7 @@ class SqliteStore:
     def _prepare(
         self, writer: sqlite3.Connection, reader: sqlite3.Connection, kind: sqlite_schema.Kind
     ) -> None:
-        """Set up both connections and the schema, again from the start whenever another process is in the way."""
+        """Set up both connections and the schema; starts again whenever another process holds the lock."""
         deadline = time.monotonic() + self._busy_wait_s
         while True:
             try:
@@ -324,7 +327,7 @@ class SqliteStore:
 
     def _set_up(self, writer: sqlite3.Connection, kind: sqlite_schema.Kind) -> None:
         writer.execute(f"PRAGMA synchronous = {self.synchronous}")
-        writer.execute("PRAGMA fullfsync = 1")  # only macOS knows the difference
+        writer.execute("PRAGMA fullfsync = 1")  # it has an effect only on macOS
         writer.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         writer.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         if schema.version_of(writer) != schema.VERSION:
@@ -339,13 +342,13 @@ class SqliteStore:
 
     def _check_still_there(self) -> None:
         try:
-            inode = os.stat(self._named).st_ino  # noqa: PTH116 - every call passes here, and Path takes longer
+            inode = os.stat(self._named).st_ino  # noqa: PTH116 - every call runs this, and Path takes longer
         except OSError:
             inode = 0
         if inode != self._inode:
             raise StoreRefused(
-                f"{self.path} was removed or replaced while it was open; what was written since cannot be kept."
-                " Put the file back, or close and open the store to begin anew"
+                f"{self.path} was removed or replaced while it was open; writes since then cannot be kept."
+                " Put the file back, or close and open the store to start with a new file"
             )
 
     def _disconnect(self) -> None:
@@ -359,10 +362,10 @@ class SqliteStore:
         return StoreClosed(f"{self.name} is closed; open() it again to use it")
 
     # --- fork ---
-    # SQLite must not be carried across a fork: its locks belong to the process, its idea of them would not.
+    # An SQLite connection must not cross a fork: its locks belong to the parent, but the child would think it has them.
 
     def _before_fork(self) -> None:
-        """Wait for running transactions and disconnect; both sides connect again when they need to."""
+        """Wait for running transactions and disconnect; both processes connect again when they need to."""
         deadline = time.monotonic() + FORK_WAIT_S
         for lock in (self._writing, self._reading):
             if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -379,26 +382,26 @@ class SqliteStore:
         self._writing, self._reading, self._listening = Lock(), Lock(), Lock()
         self.clock.after_fork()
         if self._writer is not None:
-            # A transaction of the parent was still running: neither use nor close what belongs to it.
+            # A transaction of the parent was still running: neither use nor close its connections.
             _LEFT_TO_THE_PARENT.extend((self._writer, self._reader))
             self._writer = self._reader = self._singles = None
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
-    """End what is left of a transaction; a full disk may have ended it already."""
+    """Roll back an open transaction; a full disk may have ended it already."""
     if connection.in_transaction:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
 
 
 def _create_private(path: str) -> bool:
-    """Create the file for its owner alone, if there is none; SQLite gives its log the same mode. Says if it did.
+    """Create the file for its owner alone, if there is none; SQLite gives its log the same mode. Returns if it did.
 
-    It is made without being opened: to close it here would drop the locks that another thread just took on it.
+    The file is created without being opened: closing it here would drop the locks that another thread just took on it.
     """
     try:
         os.mknod(path, stat.S_IFREG | 0o600)
-    except OSError:  # there is one, or SQLite says what is wrong
+    except OSError:  # the file exists, or SQLite will report the error
         return False
     return True
 
@@ -415,7 +418,7 @@ def _sync_folder(path: str) -> None:
 
 _STORES: WeakSet[SqliteStore] = WeakSet()
 _registering = RLock()
-"""Held while `_STORES` changes, and during a fork: a store made meanwhile would be connected in both processes."""
+"""Held while `_STORES` changes, and during a fork: a store created meanwhile would be connected in both processes."""
 _LEFT_TO_THE_PARENT: list[sqlite3.Connection | None] = []
 
 
@@ -432,7 +435,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _registering  # noqa: PLW0603 - the lock of a thread that is not here
+    global _registering  # noqa: PLW0603 - a thread that does not exist here may hold the lock
     _registering = RLock()
     for store in list(_STORES):
         store._after_fork_in_child()

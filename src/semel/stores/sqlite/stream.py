@@ -1,4 +1,4 @@
-"""Hold marks back until what they stand for is safe: one transaction around the caller's own work."""
+"""Commit marks only after the caller's own work is done: one transaction around it."""
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -14,18 +14,18 @@ from semel.stores.sqlite.store import SqliteStore, _roll_back
 __all__ = ["Marker", "marking"]
 
 STREAM_CACHE_KIB = 64 * 1024
-"""Digests are scattered over the whole table: with SQLite's own 2 MB a stream would read each page anew."""
+"""Digests are scattered over the whole table: with SQLite's default of 2 MB a stream would read each page again."""
 
 Marker: TypeAlias = Callable[[Sequence[str]], list[bool]]
-"""Marks keys that differ from one another; says for each whether it was the first time."""
+"""Marks keys that all differ; returns for each whether it was new."""
 
 
 @contextmanager
 def marking(store: SqliteStore, tenant: str, consumer: str, window_us: int) -> Iterator[Marker]:
-    """Marks that are committed when the block ends well, and are as if never made when it raises.
+    """Yield a marker. Its marks are committed when the block ends normally, and rolled back when it raises.
 
-    Other writers of the file wait meanwhile, so the block must not wait for them. A process that dies inside
-    has marked nothing; one that dies just after the block's own work repeats that work, and loses none of it.
+    Other writers of the file wait meanwhile, so the block must not wait for them. A process that dies inside the
+    block has marked nothing. If it dies just after the block's own work, that work is repeated, and none is lost.
     """
     with store._writing:
         connection = store._write_connection()
@@ -36,7 +36,7 @@ def marking(store: SqliteStore, tenant: str, consumer: str, window_us: int) -> I
             batch = SqliteBatch(connection, now, FileState(), readable_keys=False)
 
             def mark(keys: Sequence[str]) -> list[bool]:
-                # In the order of their digests: neighbours share a page, which is then written once.
+                # In the order of their digests: neighbours share a page, which is then written only once.
                 order = _by_digest(tenant, consumer, keys)
                 answer = batch.run((Mark(tenant, consumer, [keys[at] for at in order], window_us),))[0]
                 firsts = [False] * len(keys)
@@ -55,6 +55,6 @@ def marking(store: SqliteStore, tenant: str, consumer: str, window_us: int) -> I
 
 
 def _by_digest(tenant: str, consumer: str, keys: Sequence[str]) -> list[int]:
-    """The positions of the keys, sorted by where they lie in the table."""
+    """Return the positions of the keys, sorted by their place in the table."""
     digests = digests_of(tenant, consumer, keys)
     return sorted(range(len(keys)), key=digests.__getitem__)

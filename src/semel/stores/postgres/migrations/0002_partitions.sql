@@ -1,6 +1,6 @@
--- A twin of `records` for consumers whose ids hold their time, in partitions by that time: old records go with
--- their partition. The time is a function of the id, so every copy of an event leads to the same partition and one
--- unique index decides. Partitions are made ahead of time and removed by `semel purge`.
+-- A table like `records` for consumers whose ids contain their time, in partitions by that time: old records are
+-- removed with their partition. The time is a function of the id, so every copy of an event leads to the same
+-- partition and one unique index decides. `semel purge` creates partitions ahead of time and removes them.
 
 ALTER TABLE {schema}.consumers ADD COLUMN ids text NOT NULL DEFAULT '';  -- the kind of ids; empty: none declared
 ALTER TABLE {schema}.extras ADD COLUMN id_time bigint;  -- of a record in a partition; NULL otherwise
@@ -13,9 +13,9 @@ CREATE TABLE {schema}.timed_records (
 CREATE UNIQUE INDEX timed_records_id ON {schema}.timed_records (id_time, digest);
 
 CREATE TABLE {schema}.partitions (
-    name text PRIMARY KEY,      -- of a table of this schema: a partition of timed_records, or one on its way out
+    name text PRIMARY KEY,      -- a table of this schema: a partition of timed_records, or one being removed
     lower bigint NOT NULL,
-    upper bigint NOT NULL       -- not in it
+    upper bigint NOT NULL       -- exclusive
 );
 
 CREATE VIEW {schema}.events AS

@@ -1,15 +1,15 @@
 -- Messages that commit with the caller's own work, and are published in the order of `seq`.
 -- Times are microseconds since 1970 of the server's clock. A message written by hand needs only id, event_type,
--- source and payload; with an aggregate, writers of one aggregate have to take turns, or its order means nothing.
+-- source and payload; with an aggregate, writers of one aggregate have to take turns, or its order is undefined.
 
 CREATE TABLE {schema}.outbox (
     seq bigint GENERATED ALWAYS AS IDENTITY,
-    id uuid PRIMARY KEY,            -- minted once, or derived from the event whose handler wrote it
+    id uuid PRIMARY KEY,            -- created once, or derived from the event whose handler wrote it
     created_at bigint NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
     not_before bigint,              -- NULL: at once
-    next_at bigint NOT NULL DEFAULT 0,  -- not to be tried before; later than now, it stops its aggregate
+    next_at bigint NOT NULL DEFAULT 0,  -- the next try; while later than now, its aggregate is stopped
     settled_at bigint,              -- published or dropped; NULL: neither
-    keep_us bigint NOT NULL DEFAULT 0,  -- how long it stays after that, at least: the window of whoever wrote it
+    keep_us bigint NOT NULL DEFAULT 0,  -- how long it stays after that, at least: the writer's window
     gone_at bigint,                 -- when it may be removed; NULL: not settled
     state smallint NOT NULL DEFAULT 0,  -- 0 pending, 1 published, 2 dead, 3 dropped
     attempts smallint NOT NULL DEFAULT 0,
@@ -25,7 +25,7 @@ CREATE TABLE {schema}.outbox (
     content_type text NOT NULL DEFAULT 'application/json',
     traceparent text,
     headers text NOT NULL DEFAULT '{}',
-    name text,                      -- by which its handler called it
+    name text,                      -- the name that its handler gave it
     error text,                     -- why the last attempt failed
     payload bytea NOT NULL,
     CHECK ((aggregate_type IS NULL) = (aggregate_id IS NULL)),
@@ -37,8 +37,8 @@ CREATE INDEX outbox_stopped ON {schema}.outbox (aggregate_type, aggregate_id, se
     WHERE settled_at IS NULL AND next_at > 0;
 CREATE INDEX outbox_gone ON {schema}.outbox (gone_at) WHERE gone_at IS NOT NULL;
 
--- Relays that have nothing to do; only while there is one are they told of new messages, since telling makes
--- commits queue up. It lists sessions, so a crash of the server empties it, which is right.
+-- Sessions of relays that are idle. New messages are notified only while there is one, since notifications make
+-- commits queue up. A crash of the server empties the table, which is correct.
 CREATE UNLOGGED TABLE {schema}.outbox_idle (
     pid integer PRIMARY KEY,
     since timestamptz NOT NULL

@@ -1,20 +1,20 @@
--- What the inbox says inside the caller's transaction, as one statement whatever the driver.
+-- The function that the inbox calls inside the caller's transaction: one statement, with any driver.
 
--- Which table this is: a copy of the database, and a table of the same name elsewhere, are others.
-CREATE FUNCTION {schema}.identity() RETURNS text LANGUAGE plpgsql STABLE AS $$  -- its plan is kept, unlike one in SQL
+-- Identifies this table: a copy of the database, or a table of the same name elsewhere, has another identity.
+CREATE FUNCTION {schema}.identity() RETURNS text LANGUAGE plpgsql STABLE AS $$  -- plpgsql caches its plan, unlike SQL
 BEGIN
     RETURN (SELECT concat_ws('/', c.system_identifier, d.oid, '{schema}.records'::regclass::oid)
         FROM pg_control_system() AS c, pg_database AS d WHERE d.datname = current_database());
 END $$;
 
 -- Marks the keys as done, all or none, waiting at most wait_ms for each transaction that holds one of them.
---   digests, names: literals of arrays, in the order of the digests; names is NULL where only digests are kept
+--   digests, names: array literals, in the order of the digests; names is NULL if only digests are stored
 --   print: the fingerprint of the payload, for one key; NULL: not to be compared
---   verdict: 'marked', or why nothing was: 'elsewhere', 'mode', 'waited', 'claimed', 'mismatch', 'unknown'
---   detail: the mode found, or what is left of the lease in microseconds;  place: which key it is about, from 1
+--   verdict: 'marked', or why nothing was marked: 'elsewhere', 'mode', 'waited', 'claimed', 'mismatch', 'unknown'
+--   detail: the mode found, or the rest of the lease in microseconds;  place: the number of that key, from 1
 --   firsts: for each key 1 if it was new, 0 if it was done
--- The settings below hold inside, and what they were before is back when it ends, however it ends. The planner
--- is to probe the index for each key: on a table without statistics it would think of another plan, and keep it.
+-- The settings below apply inside the function; the old values are restored when it ends, also after an error. The
+-- planner must probe the index for each key: on a table without statistics it would choose another plan, and keep it.
 CREATE FUNCTION {schema}.inbox_first(
     known_identity text, known_tenant text, known_consumer text, digests text, names text, type_name text,
     span bigint, attempt_owner bytea, wait_ms integer, print bytea,
@@ -49,7 +49,7 @@ BEGIN
         RETURN;
     END IF;
     PERFORM set_config('lock_timeout', wait_ms::text, true);
-    BEGIN  -- a savepoint: what goes wrong inside leaves the caller's transaction as it was
+    BEGIN  -- a savepoint: an error inside leaves the caller's transaction unchanged
         FOR round IN 1..8 LOOP
             WITH t AS MATERIALIZED (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now),
             inp AS MATERIALIZED (
@@ -112,12 +112,12 @@ BEGIN
             FROM cur AS c LEFT JOIN won AS w ON w.digest = c.digest;
             EXIT WHEN place IS NOT NULL;
             firsts := CASE WHEN firsts IS NULL THEN new_ones ELSE (firsts::varbit | new_ones::varbit)::text END;
-            EXIT WHEN raced = 0;  -- otherwise others came first meanwhile: look again
+            EXIT WHEN raced = 0;  -- otherwise other transactions came first: read again
             verdict := 'claimed';
             detail := '5000';
         END LOOP;
         IF place IS NOT NULL OR raced > 0 THEN
-            RAISE EXCEPTION USING ERRCODE = 'SEML0';  -- none, where not all
+            RAISE EXCEPTION USING ERRCODE = 'SEML0';  -- all or none
         END IF;
         verdict := 'marked';
         detail := NULL;

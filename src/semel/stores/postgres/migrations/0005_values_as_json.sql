@@ -1,6 +1,6 @@
--- The view shows a value as `jsonb` where it is JSON, so that operators can look into it.
+-- The view shows a value as `jsonb` if it is JSON, so that operators can read its fields.
 
--- NULL where it is not JSON, or holds a text that `jsonb` cannot (with a zero character).
+-- NULL if it is not JSON, or contains a text that `jsonb` cannot hold (with a zero character).
 CREATE FUNCTION {schema}.json_of(given bytea) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE
     SET search_path = pg_catalog AS $$
 BEGIN

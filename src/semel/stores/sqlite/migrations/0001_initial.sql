@@ -1,14 +1,14 @@
--- What a record, a mark, a window and a consumer look like on disk.
+-- The tables of records, marks, windows and consumers.
 -- Times are microseconds of the store's clock. To keep a row small they are counted from the year 2029, where six
--- bytes hold them for years in both directions, and those of a record from its fence. The view semel_events adds
--- them up again: 1861920000 are the seconds from 1970 to 2029.
+-- bytes hold them for years in both directions, and those of a record from its fence. The view semel_events
+-- converts them back: 1861920000 are the seconds from 1970 to 2029.
 
 CREATE TABLE semel_meta (
     name TEXT PRIMARY KEY,
     value
 ) WITHOUT ROWID;
 
--- One row. It is written by every transaction that writes, so that time never goes back.
+-- One row. Every writing transaction updates it, so that time never goes back.
 CREATE TABLE semel_clock (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     last_us INTEGER NOT NULL,
@@ -42,13 +42,13 @@ CREATE TABLE semel_records (
     seen INTEGER NOT NULL DEFAULT 0,    -- fence - first_seen
     attempt INTEGER NOT NULL DEFAULT 1,
     lease INTEGER,                      -- lease_until - fence; NULL: none
-    settled INTEGER DEFAULT 9999999,    -- settled_at - fence; while claimed it only holds the room
+    settled INTEGER DEFAULT 9999999,    -- settled_at - fence; a placeholder while claimed
     expires INTEGER,                    -- expires_at - fence; NULL: never
-    purge_at INTEGER,                   -- minutes since 2029: when to look whether to remove it; NULL: never
+    purge_at INTEGER,                   -- minutes since 2029: when to check it for removal; NULL: never
     value BLOB,
     fingerprint BLOB,
     event_type TEXT,
-    key TEXT                            -- for people; the digest is what identifies
+    key TEXT                            -- for operators; the digest identifies the record
 );
 CREATE UNIQUE INDEX semel_records_digest ON semel_records (digest);
 CREATE INDEX semel_records_purge ON semel_records (purge_at) WHERE purge_at IS NOT NULL;
@@ -57,7 +57,7 @@ CREATE TABLE semel_extras (
     id INTEGER PRIMARY KEY,     -- of the record
     steps BLOB,
     meta BLOB,
-    anchor INTEGER,             -- the event's own time, where equal keys are told apart by it; since 2029
+    anchor INTEGER,             -- the event's own time, if it distinguishes equal keys; since 2029
     horizon INTEGER             -- when the anchor may be forgotten; since 2029
 );
 

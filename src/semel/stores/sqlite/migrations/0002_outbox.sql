@@ -2,13 +2,13 @@
 -- Times are microseconds since 1970 of this computer's clock.
 
 CREATE TABLE semel_outbox (
-    seq INTEGER PRIMARY KEY,            -- greater than that of every row that is still there
-    id TEXT NOT NULL UNIQUE,            -- minted once, or derived from the event whose handler wrote it
+    seq INTEGER PRIMARY KEY,            -- greater than that of every row that still exists
+    id TEXT NOT NULL UNIQUE,            -- created once, or derived from the event whose handler wrote it
     created_at INTEGER NOT NULL,
     not_before INTEGER,                 -- NULL: at once
-    next_at INTEGER NOT NULL DEFAULT 0, -- not to be tried before; later than now, it stops its aggregate
+    next_at INTEGER NOT NULL DEFAULT 0, -- the next try; while later than now, its aggregate is stopped
     settled_at INTEGER,                 -- published or dropped; NULL: neither
-    keep_us INTEGER NOT NULL DEFAULT 0, -- how long it stays after that, at least: the window of whoever wrote it
+    keep_us INTEGER NOT NULL DEFAULT 0, -- how long it stays after that, at least: the writer's window
     gone_at INTEGER,                    -- when it may be removed; NULL: not settled
     state INTEGER NOT NULL DEFAULT 0,   -- 0 pending, 1 published, 2 dead, 3 dropped
     attempts INTEGER NOT NULL DEFAULT 0,
@@ -21,7 +21,7 @@ CREATE TABLE semel_outbox (
     content_type TEXT NOT NULL DEFAULT 'application/json',
     traceparent TEXT,
     headers TEXT NOT NULL DEFAULT '{}',
-    name TEXT,                          -- by which its handler called it
+    name TEXT,                          -- the name that its handler gave it
     error TEXT,                         -- why the last attempt failed
     payload BLOB NOT NULL,
     CHECK ((aggregate_type IS NULL) = (aggregate_id IS NULL)),
