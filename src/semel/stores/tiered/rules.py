@@ -468,14 +468,14 @@ def _with_tiers(stats: Stats, counts: dict[str, int], tier: Tier) -> Stats:
 
 COUNTS: dict[str, str] = {
     "cache_hits": "keys that the cache answered, without the truth",
-    "truth_asked": "keys that the truth was asked for",
-    "truth_known": "duplicates among those: what the cache did not know, or not any more",
-    "copies": "copies that the cache took",
+    "truth_asked": "keys that were sent to the truth",
+    "truth_known": "duplicates among those: the cache had no copy, or no longer",
+    "copies": "copies that the cache accepted",
     "cache_errors": "calls that the cache did not answer",
-    "cache_skipped": "keys for which the cache was left alone, because it had not answered",
+    "cache_skipped": "keys for which the cache was skipped, because it had not answered",
     "filter_skipped": "keys for which the cache was not asked, because the filter had never seen them",
-    "filter_false": "keys that were new though the filter said maybe",
-    "filter_missed": "keys that were known though the filter had never seen them",
+    "filter_false": "new keys for which the filter answered maybe",
+    "filter_missed": "known keys that the filter had never seen",
     "filter_errors": "calls that the filter did not answer",
 }
 """The counts by name, with their meaning; in keys, except where it says calls."""

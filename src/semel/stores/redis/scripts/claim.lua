@@ -1,6 +1,6 @@
 -- Claim each record, or answer with the state that a duplicate needs.
 --
--- Shared fields: B state flags, B more flags, B late, d lease, d window, d event time. Item: what follows the header.
+-- Shared fields: B state flags, B more flags, B late, d lease, d window, d event time. Item: the part after the header.
 -- Late: 0 never, 1 by the event time, 2 by the anchor of each item; then `apart` takes the place of the event time.
 -- F granted, all new  G granted (record)  K known (record)  B busy (rest)  J busy, journaled (rest)
 -- M mismatch  L late (age)  U unknown (since)  O no memory  X corrupt  T try again
