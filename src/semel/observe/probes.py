@@ -321,7 +321,7 @@ def _redis(store: Any) -> StoreFacts:
     from semel.stores.redis.server_checks import version_text
 
     before = time.time_ns()
-    told: list[dict[str, str]] = store.say()
+    told: list[dict[str, str]] = store.read_info()
     middle_us = (before + time.time_ns()) // 2000
     ratios = [
         int(each["used_memory"]) / int(each["maxmemory"]) for each in told if int(each.get("maxmemory", "0"))

@@ -225,9 +225,9 @@ def test_another_file_is_refused_and_left_as_it_is(saved: tuple[Path, ManualCloc
     path, clock = saved
     foreign = tmp_path / "letter.txt"
     foreign.write_text("Dear reader, this is no filter at all, and must not be overwritten.")
-    with pytest.raises(StoreRefused, match="no filter of semel"):
+    with pytest.raises(StoreRefused, match="not a filter of semel"):
         made(clock, path=foreign).open()
-    with pytest.raises(StoreRefused, match="no filter of semel"):
+    with pytest.raises(StoreRefused, match="not a filter of semel"):
         made(clock, path=foreign).add_many(ids(1))
     assert foreign.read_text().startswith("Dear reader")
     with pytest.raises(StoreRefused, match=r"other settings .*capacity 1000.* not capacity 999"):

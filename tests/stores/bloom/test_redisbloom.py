@@ -202,6 +202,6 @@ def test_a_server_out_of_reach_is_no_module_missing() -> None:
     refused = {b"BF.RESERVE": b"-ERR (capacity should be larger than 0)\r\n"}
     with (
         scripted(lambda command: refused.get(command[0]) or module(command)) as server,
-        pytest.raises(StoreRefused, match="does not take the filter"),
+        pytest.raises(StoreRefused, match="refuses to create the filter"),
     ):
         made(server.port).open()

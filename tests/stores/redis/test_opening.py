@@ -79,7 +79,7 @@ def test_a_server_may_want_our_certificate(either: Opened, tmp_path: Path) -> No
             finish(store, "key")
         with pytest.raises(StoreUnavailable), either(own.url, ca_file=str(own.certificate)):
             pass
-    with pytest.raises(PolicyInvalid, match="go together"):
+    with pytest.raises(PolicyInvalid, match="both cert_file and key_file"):
         from_url("rediss://localhost?cert_file=a.pem")
 
 

@@ -119,7 +119,7 @@ def test_a_batch_waits_once(pair: Pair) -> None:
 def test_a_server_that_cannot_wait_for_its_disk_is_refused(tmp_path: Path) -> None:
     with redis.own(tmp_path, redis.OwnOld) as own:
         for options in ({"wait_disk": True}, {"wait_replica_disks": 1}):
-            with pytest.raises(StoreRefused, match=r"cannot wait for a disk .* 7\.2, and it is 6\.2"):
+            with pytest.raises(StoreRefused, match=r"cannot wait for a disk .* 7\.2; it is 6\.2"):
                 RedisStore(own.url, **options).open()
 
 
@@ -170,7 +170,7 @@ class TestDisks:
     ) -> None:
         with (
             redis.own(tmp_path, binary=binary, appendonly="no") as own,
-            pytest.raises(StoreRefused, match="without one"),
+            pytest.raises(StoreRefused, match="without such a file"),
         ):
             RedisStore(own.url, wait_disk=True).open()
 
@@ -185,6 +185,6 @@ class TestDisks:
 
 
 def test_waiting_must_be_shorter_than_the_answer() -> None:
-    with pytest.raises(PolicyInvalid, match="answer_s is 1; more than the 2 s"):
+    with pytest.raises(PolicyInvalid, match="answer_s is 1; it must exceed the 2 s"):
         from_url("redis://localhost/0?wait_disk=true&answer_s=1")
     from_url("redis://localhost/0?answer_s=1")

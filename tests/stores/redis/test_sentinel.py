@@ -58,7 +58,7 @@ def test_sentinels_that_know_no_such_master_say_so(tmp_path: Path) -> None:
     from semel.errors import StoreUnavailable
 
     with redis.trio(tmp_path) as trio:
-        with pytest.raises(StoreUnavailable, match="no sentinel names a master"):
+        with pytest.raises(StoreUnavailable, match="no sentinel names a working master"):
             RedisStore(trio.url.replace(redis.SERVICE, "another")).open()
         with opened(trio.url) as store:
             assert kinds(store.send([claim("key")])) == ["Granted"]

@@ -51,8 +51,8 @@ def test_a_url_names_a_store(url: str, name: str) -> None:
         ("redis://localhost/zero", "a database is a number"),
         ("redis+cluster://localhost/1", "a cluster has only 0"),
         ("redis+sentinel://localhost", "does not name the master"),
-        ("redis:///0", "no Redis URL"),
-        ("redis://a b:x", "is no host"),
+        ("redis:///0", "not a Redis URL"),
+        ("redis://a b:x", "is not a host"),
     ],
 )
 def test_a_wrong_url_says_what_is_wrong(url: str, message: str) -> None:

@@ -460,7 +460,7 @@ def test_copies_in_memory_are_bounded() -> None:
         ({"cache": "memory:?size=3"}, "no option size"),
         ({"cache_window": "1us"}, "cache_window"),
         ({"affine": True}, "filter="),
-        ({"cache": object()}, "no cache"),
+        ({"cache": object()}, "not a cache"),
     ],
 )
 def test_what_makes_no_tiers_is_refused(options: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Bloom filters: a few bits per id, and never an answer of their own. "Maybe" is always confirmed by an exact store."""
+"""Bloom filters: a few bits per id. They never decide an answer: an exact store always confirms a "maybe"."""
 
 from semel.core.commands import Page, Scan
 from semel.core.ids import digest
@@ -22,10 +22,10 @@ PAGE_MAX = 500
 
 
 def rebuild(filter: Filter, store: Store, *, consumer: str, tenant: str = "") -> int:  # noqa: A002 - as users write it
-    """Put the ids of a consumer's finished records into the filter; how many there were. Reads every record once.
+    """Add the ids of a consumer's finished records to the filter; returns how many. Reads every record once.
 
-    What a partition-affine instance does when keys are assigned to it. The store must keep readable keys; marks are
-    not listed by any store, so they come back one by one, as they are seen.
+    For a partition-affine instance, when keys are assigned to it. The store must keep readable keys. No store lists
+    its marks, so the filter learns them one by one, when they are seen again.
     """
     cursor: str | None = None
     count = 0

@@ -1,4 +1,4 @@
-"""A Bloom filter whose generations rotate, so that it forgets what is older than its window and nothing younger."""
+"""A Bloom filter with rotating generations: it forgets ids that are older than its window, and no younger ones."""
 
 import logging
 import os
@@ -24,16 +24,17 @@ from semel.windows import Duration, duration_us
 __all__ = ["Bloom", "BloomLayout", "Damaged", "layout", "load", "look", "save"]
 
 CAPACITY_MAX = 10**10
-"""About 22 GB of bits; more is a mistake in a number."""
+"""About 22 GB of bits; a larger number is probably a mistake."""
 ERROR_MIN, ERROR_MAX = 1e-9, 0.1
-"""Above, every tenth new id is looked for in vain and a filter saves nothing; at 0.5 it would have no hash left."""
+"""Above the maximum more than every tenth new id is looked up in vain, so a filter saves nothing; at 0.5 it would have
+no hash left."""
 STEPS_MAX = 32
 
 
 class BloomLayout(Struct, frozen=True, kw_only=True):
-    """A window in steps. Each generation takes the ids of one step; those of a window and one step are kept.
+    """A window divided into steps. A generation holds the ids of one step; a window and one more step are kept.
 
-    So an id that was put in is found for a whole window, and forgotten within one step after it.
+    So an added id is found for a whole window, and forgotten within one step after it.
     """
 
     capacity: int
@@ -43,68 +44,68 @@ class BloomLayout(Struct, frozen=True, kw_only=True):
 
     @property
     def step_us(self) -> int:
-        """How long a generation takes ids in."""
+        """How long ids are added to one generation."""
         return -(-self.window_us // self.steps)
 
     @property
     def generations(self) -> int:
-        """How many are asked."""
+        """How many generations are searched."""
         return self.steps + 1
 
     @property
     def generation_capacity(self) -> int:
-        """How many ids a generation is made for."""
+        """The capacity of one generation, in ids."""
         return ceil(self.capacity / self.steps)
 
     @property
     def generation_error_rate(self) -> float:
-        """Each has its own chance to be wrong; together they are as wrong as was asked for."""
+        """The error rate of one generation; all together have the configured error rate."""
         return self.error_rate / self.generations
 
     def number(self, now_us: int) -> int:
-        """The generation of an instant."""
+        """Return the number of the generation at this time."""
         return now_us // self.step_us
 
 
 def layout(capacity: int, window: Duration, error_rate: float, steps: int) -> BloomLayout:
-    """The layout of these settings. Raises `PolicyInvalid` with what to change."""
+    """Check the settings and return their layout. Raises `PolicyInvalid`, which says what to change."""
     if type(capacity) is not int or not 1 <= capacity <= CAPACITY_MAX:
         raise PolicyInvalid(
-            f"capacity is {capacity!r}; it is how many ids one window brings, 1 to {CAPACITY_MAX:,}"
+            f"capacity is {capacity!r}; it is the number of ids per window, 1 to {CAPACITY_MAX:,}"
         )
     if not ERROR_MIN <= error_rate <= ERROR_MAX:
         raise PolicyInvalid(
             f"error_rate is {error_rate!r}; it is the share of new ids that look known, {ERROR_MIN} to {ERROR_MAX}"
         )
     if type(steps) is not int or not 1 <= steps <= STEPS_MAX:
-        raise PolicyInvalid(f"steps is {steps!r}; a window has 1 to {STEPS_MAX} of them")
+        raise PolicyInvalid(f"steps is {steps!r}; a window has 1 to {STEPS_MAX} steps")
     window_us = duration_us(window)
     if window_us < steps:
-        raise PolicyInvalid(f"a window of {window!r} has no {steps} steps; make it longer")
+        raise PolicyInvalid(f"a window of {window!r} is too short for {steps} steps; make it longer")
     return BloomLayout(capacity=capacity, window_us=window_us, error_rate=float(error_rate), steps=steps)
 
 
 MAGIC = b"semelblm"
 VERSION = 1
 _HEAD = Form(">8sHI32s")
-"""Magic, version, length of what describes the filter, checksum of that length and of all that follows."""
+"""Magic, version, length of the description, checksum of that length and of all bytes that follow."""
 _LENGTH = Form(">I")
 _RBLOOM_HEAD = 8
-"""rbloom begins with the number of its hashes."""
+"""The bytes that rbloom saves begin with the number of hashes."""
 
 
 class Damaged(Exception):
-    """The file is one of ours, and not as it was written."""
+    """The file was written by semel, but its content has changed."""
 
 
 class _About(msgspec.Struct):
     layout: BloomLayout
     generations: list[tuple[int, int]]
-    """Number and length of each."""
+    """Number and length of each generation."""
 
 
 def save(path: Path, layout: BloomLayout, generations: dict[int, bytes]) -> None:
-    """Write beside the file, make sure of it, and only then put it in its place."""
+    """Write a new file beside the old one, sync it to disk, and only then replace the old one."""
     described = msgspec.json.encode(
         _About(layout, [(number, len(bits)) for number, bits in generations.items()])
     )
@@ -132,7 +133,7 @@ def save(path: Path, layout: BloomLayout, generations: dict[int, bytes]) -> None
 
 
 def load(path: Path, layout: BloomLayout) -> dict[int, bytes]:
-    """The generations by number; none without a file. Raises `Damaged`, or `StoreRefused` for another's file."""
+    """Return the generations by number; none without a file. Raises `Damaged`, or `StoreRefused` for a foreign file."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -140,7 +141,7 @@ def load(path: Path, layout: BloomLayout) -> dict[int, bytes]:
     except OSError as error:
         raise StoreRefused(f"{path} cannot be read: {error}") from error
     if content and not content.startswith(MAGIC[: len(content)]):
-        raise StoreRefused(f"{path} is no filter of semel, and is left as it is; name another path")
+        raise StoreRefused(f"{path} is not a filter of semel; it is not changed. Name another path")
     if len(content) < _HEAD.size:
         raise Damaged(f"{path} is cut short")
     _, version, length, checksum = _HEAD.unpack_from(content)
@@ -150,7 +151,7 @@ def load(path: Path, layout: BloomLayout) -> dict[int, bytes]:
     found_sum = sha256(_LENGTH.pack(length))
     found_sum.update(body)
     if found_sum.digest() != checksum:
-        raise Damaged(f"{path} is not as it was written")
+        raise Damaged(f"{path} has a wrong checksum")
     about = msgspec.json.decode(bytes(body[:length]), type=_About)
     if about.layout != layout:
         raise StoreRefused(
@@ -166,7 +167,7 @@ def load(path: Path, layout: BloomLayout) -> dict[int, bytes]:
 
 
 def look(bits: bytes) -> tuple[float, int]:
-    """The share of bits that are set, and the number of hashes."""
+    """Return the share of bits that are set, and the number of hashes."""
     body = bits[_RBLOOM_HEAD:]
     return int.from_bytes(body).bit_count() / (8 * len(body)), int.from_bytes(bits[:_RBLOOM_HEAD], "little")
 
@@ -180,19 +181,19 @@ def _shorten(layout: BloomLayout) -> str:
 
 DIGEST_BYTES = 16
 FULL = 0.98
-"""A generation with so much of its share is full: how many distinct ids it has is only estimated."""
+"""A generation with this share of its capacity counts as full: its number of distinct ids is only an estimate."""
 ROOM_BEYOND = 10_000
-"""Ids that are put in at once into a filter that has more than it was made for."""
+"""How many ids are added at once to a filter that is over its capacity."""
 
 _log = logging.getLogger("semel")
 
 
 class Bloom:
-    """Ids of one window in about two bytes each. Says "no" of what it never saw, and "maybe" of all else.
+    """Holds the ids of one window in about two bytes each. Answers "no" for ids it never saw, "maybe" for all others.
 
-    `capacity`: how many ids a window brings; `error_rate`: the share of ids it never saw that it calls "maybe", while
-    it holds no more than that. With a `path` it is loaded at `open` and saved at `close`, one process per file. What
-    was not saved, or does not load, is simply not known: that costs speed and nothing else.
+    `capacity`: the number of ids per window; `error_rate`: the share of unseen ids that get a "maybe", while the
+    filter is within its capacity. With a `path` it is loaded at `open` and saved at `close`; one process per file.
+    Ids that were not saved, or cannot be loaded, are unknown: that only costs speed.
     """
 
     instant: bool = True
@@ -210,22 +211,22 @@ class Bloom:
         self.layout: BloomLayout = layout(capacity, window, error_rate, steps)
         self.path: Path | None = None if path is None else Path(path)
         self.damaged: bool = False
-        """Whether the file did not load as it was saved, so that the filter began empty."""
+        """Whether the file was damaged, so that the filter began empty."""
         self._clock = clock or SystemClock()
         self._generations: dict[int, rbloom.Bloom] = {}
-        """By number, oldest first."""
+        """Generations by number, oldest first."""
         self._added = 0
-        """Ids that the newest was given, some of them perhaps twice."""
+        """How many ids were added to the newest generation, perhaps some of them twice."""
         self._loaded = path is None
         self.after_fork()
         restart_after_fork(self)
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock."""
+        """Replace the lock: another thread of the parent may have held it."""
         self._lock = Lock()
 
     def open(self) -> None:
-        """Load what was saved; idempotent. Raises `StoreRefused` for a file that is not this filter's."""
+        """Load the saved filter; idempotent. Raises `StoreRefused` for a file that is not of this filter."""
         with self._lock:
             if not self._loaded:
                 self._load()
@@ -244,21 +245,21 @@ class Bloom:
         self._loaded = True
 
     def close(self) -> None:
-        """Save, where there is a path and anything was done; idempotent."""
+        """Save the filter, if it has a path and was loaded; idempotent."""
         if self.path is not None and self._loaded:
             self.save()
 
     def save(self) -> None:
-        """Write the file anew, all of it or nothing."""
+        """Replace the file as a whole, or leave it unchanged. Raises `PolicyInvalid` without a path."""
         if self.path is None:
-            raise PolicyInvalid("this filter has no path to be saved at; give it one")
+            raise PolicyInvalid("this filter has no path to save to; give it one")
         with self._lock:
             self._rotate()
             saved = {number: each.save_bytes() for number, each in self._generations.items()}
         save(self.path, self.layout, saved)
 
     def add_many(self, digests: Sequence[bytes], /) -> None:
-        """Put 16-byte digests in."""
+        """Add 16-byte digests."""
         numbers = _numbers(digests)
         with self._lock:
             while numbers:
@@ -268,7 +269,7 @@ class Bloom:
                 numbers = numbers[room:]
 
     def maybe_many(self, digests: Sequence[bytes], /) -> list[bool]:
-        """For each: `False` if it was not put in within the window."""
+        """Return for each digest: `False` if it was not added within the window."""
         numbers = _numbers(digests)
         with self._lock:
             self._rotate()
@@ -278,7 +279,7 @@ class Bloom:
         return found
 
     def fullness(self) -> Fullness:
-        """How full it is; every bit is looked at."""
+        """Return how full it is; reads every bit."""
         with self._lock:
             self._rotate()
             generations = list(self._generations.values())
@@ -289,7 +290,7 @@ class Bloom:
             right *= 1.0 - fill**hashes
             ids -= (
                 bits / hashes * log1p(-min(fill, 1 - 1 / bits))
-            )  # with every bit set, nobody can tell how many
+            )  # with every bit set, the number is unknown
         fullest = max((fill for fill, _ in looked), default=0.0)
         return Fullness(
             ids=round(ids),
@@ -301,19 +302,19 @@ class Bloom:
         )
 
     def _room(self) -> int:
-        """How many ids the newest generation takes. One that is full makes room for the next, ahead of its time.
+        """Return how many ids fit into the newest generation. If it is full, the next one begins ahead of time.
 
-        So the error rate holds also where a window's ids come at once: they lie in as many generations as otherwise,
-        and are remembered for longer, which harms nothing.
+        So the error rate also holds if all ids of a window come at once: they are in as many generations as usual,
+        and are remembered for longer, which does no harm.
         """
         self._rotate()
         capacity = self.layout.generation_capacity
         if self._added >= capacity:
             number, newest = next(reversed(self._generations.items()))
-            self._added = _count(newest)  # the same id again takes no room
+            self._added = _count(newest)  # a repeated id takes no room
             if self._added >= capacity * FULL:
                 if number - self._now() >= self.layout.steps:
-                    return ROOM_BEYOND  # more ids than were asked for: the error rate gives, not the memory
+                    return ROOM_BEYOND  # over capacity: the error rate grows, not the memory
                 self._begin(number + 1)
         return max(1, capacity - self._added)
 
@@ -321,14 +322,14 @@ class Bloom:
         return self.layout.number(self._clock.now_us())
 
     def _rotate(self) -> rbloom.Bloom:
-        """The generation that takes ids now; those that are older than the window are let go."""
+        """Drop generations that are older than the window; returns the current one."""
         if not self._loaded:
             self._load()
         number, generations = self._now(), self._generations
         for old in [each for each in generations if each < number - self.layout.steps]:
             del generations[old]
         newest = next(reversed(generations), None)
-        if newest is None or newest < number:  # a clock that steps back makes nothing older
+        if newest is None or newest < number:  # if the clock steps back, the newest generation stays
             return self._begin(number)
         return generations[newest]
 
@@ -341,12 +342,12 @@ class Bloom:
 
 
 def _count(generation: rbloom.Bloom) -> int:
-    """How many ids it has, roughly; with every bit set nobody can tell."""
+    """Return about how many ids it has; with every bit set the number is unknown."""
     return round(min(generation.approx_items, generation.size_in_bits))
 
 
 def _numbers(digests: Sequence[bytes]) -> list[int]:
-    """The digests as the numbers that rbloom takes for hashes: ours, since Python's own differ in each process."""
+    """Return the digests as hashes for rbloom. Python's own hashes differ in each process."""
     read = int.from_bytes
     if not set(map(len, digests)) <= {DIGEST_BYTES}:
         raise PolicyInvalid(f"a filter takes digests of {DIGEST_BYTES} bytes; see semel.core.ids.digest")

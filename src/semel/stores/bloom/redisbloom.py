@@ -1,4 +1,4 @@
-"""A rotating filter in a Redis server with the RedisBloom module: shared by all instances, one round trip per call."""
+"""A rotating filter in a Redis server with the RedisBloom module. All instances share it; one round trip per call."""
 
 import time
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ ANSWER_S = 2.0
 
 
 class RedisBloom:
-    """The same filter as `Bloom`, in `BF.*` commands. Its server must have the module: `open` says so where it has not.
+    """The same filter as `Bloom`, with `BF.*` commands. `open` raises `StoreRefused` if the server lacks the module.
 
     Each generation is reserved for its share of the capacity and does not grow (`NONSCALING`); when it is full, ids are
-    left out and `full` counts them. Generations expire by themselves.
+    left out and `full` counts them. The server expires old generations.
     """
 
     instant: bool = False
@@ -46,17 +46,17 @@ class RedisBloom:
     ) -> None:
         self.layout: BloomLayout = layout(capacity, window, error_rate, steps)
         self.full: int = 0
-        """How many ids found no room."""
+        """How many ids were left out because a generation was full."""
         self._head = f"semel:bloom:{{{name}}}:".encode()
         self._client: Any = redis.Redis.from_url(
             url, protocol=2, socket_timeout=answer_s, socket_connect_timeout=answer_s
         )
         self._reserved: set[int] = set()
         self._opened: tuple[int, float] | None = None
-        """The server's clock in microseconds, and ours in seconds, when it was opened."""
+        """The server's clock in microseconds and ours in seconds, at `open`."""
 
     def open(self) -> None:
-        """Connect, and make sure of the module; idempotent."""
+        """Connect and check that the module is loaded; idempotent."""
         if self._opened is not None:
             return
         seconds, us = self._call(self._client.execute_command, "TIME")
@@ -74,7 +74,7 @@ class RedisBloom:
         self._client.close()
 
     def add_many(self, digests: Sequence[bytes], /) -> None:
-        """Put them into the generation of now."""
+        """Add the ids to the current generation."""
         self.open()
         if not digests:
             return
@@ -84,18 +84,18 @@ class RedisBloom:
         self.full += sum(isinstance(each, Exception) for each in added)
 
     def maybe_many(self, digests: Sequence[bytes], /) -> list[bool]:
-        """Ask all generations at once."""
+        """Return for each id whether any generation may contain it; asks all generations at once."""
         self.open()
         if not digests:
             return []
         newest = self._newest()
-        # One more than there should be: another instance's clock may be a little ahead.
+        # One generation more than needed: another instance's clock may be a little ahead.
         numbers = range(newest - self.layout.steps, newest + 2)
         replies = self._pipeline([("BF.MEXISTS", self._key(number), *digests) for number in numbers])
         return [any(each) for each in zip(*replies, strict=True)]
 
     def fullness(self) -> Fullness:
-        """As the server counts it; the fill ratio follows from the number of ids."""
+        """Return how full it is, from the server's counts; the fill ratio is computed from the number of ids."""
         self.open()
         newest = self._newest()
         numbers = range(newest - self.layout.steps, newest + 1)
@@ -105,9 +105,9 @@ class RedisBloom:
         ids: list[int] = []
         size = 0
         for reply in filter(None, replies):
-            told = dict(zip(reply[::2], reply[1::2], strict=True))
-            ids.append(int(told[b"Number of items inserted"]))
-            size += int(told[b"Size"])
+            info = dict(zip(reply[::2], reply[1::2], strict=True))
+            ids.append(int(info[b"Number of items inserted"]))
+            size += int(info[b"Size"])
         fills = [1 - 0.5 ** (each / self.layout.generation_capacity) for each in ids]
         right = 1.0
         for fill in fills:
@@ -143,10 +143,10 @@ class RedisBloom:
             if "unknown command" in text:
                 raise StoreRefused(
                     "this Redis server has no RedisBloom module (it does not know BF.RESERVE); load the module, use"
-                    " semel.stores.bloom.Bloom instead, or do without a filter: nothing but speed depends on it"
+                    " semel.stores.bloom.Bloom instead, or do without a filter: only speed depends on it"
                 ) from error
             if "exists" not in text:
-                raise StoreRefused(f"RedisBloom does not take the filter: {error}") from error
+                raise StoreRefused(f"RedisBloom refuses to create the filter: {error}") from error
         except RedisError as error:
             raise StoreUnavailable(f"RedisBloom gave no answer: {error}") from error
         lives_ms = (self.layout.generations + 1) * self.layout.step_us // 1000 + 1
@@ -173,5 +173,5 @@ class RedisBloom:
 
 
 def _hashes(layout: BloomLayout) -> float:
-    """How many hashes the server uses for this error rate."""
+    """Return how many hashes the server uses for this error rate."""
     return log2(1 / layout.generation_error_rate)

@@ -1,4 +1,4 @@
-"""Records behind `semel serve`: any store, reached over HTTP by any number of machines."""
+"""The store behind `semel serve`: any store, used over HTTP by any number of machines."""
 
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,10 @@ __all__ = ["from_url"]
 
 
 def from_url(url: str) -> "HttpStore":
-    """The store that the URL names; nothing is opened. Raises `PolicyInvalid` for options it does not know."""
+    """Return the store for the URL; opens no connection. Raises `PolicyInvalid` for unknown options."""
     try:
         from semel.stores.http.store import (
-            HttpStore,  # not above: the server reads `wire` without this driver
+            HttpStore,  # imported here: the server uses `encoding` without this driver
         )
     except ModuleNotFoundError as error:
         if error.name != "httpx2":

@@ -1,4 +1,4 @@
-"""The driver's clients of one store: one for all threads, or one for each event loop."""
+"""The HTTP clients of one store: one for all threads, or one for each event loop."""
 
 import asyncio
 from contextlib import suppress
@@ -12,7 +12,7 @@ __all__ = ["AsyncHttpClients", "HttpClients"]
 
 
 class HttpClients:
-    """The client of all threads, made at first use."""
+    """One client for all threads, created at first use."""
 
     def __init__(self, talk: HttpRequests) -> None:
         self._talk = talk
@@ -20,7 +20,7 @@ class HttpClients:
         self._client: httpx2.Client | None = None
 
     def get(self) -> httpx2.Client:
-        """The client. Raises `StoreClosed` after the store was closed."""
+        """Return the client. Raises `StoreClosed` after the store was closed."""
         with self._lock:
             if self._talk.closed:
                 raise self._talk.closed_error()
@@ -29,7 +29,7 @@ class HttpClients:
             return self._client
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
@@ -44,7 +44,7 @@ class AsyncHttpClients:
         self._clients: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
 
     def get(self) -> httpx2.AsyncClient:
-        """The client of the running loop. Raises `StoreClosed` after the store was closed."""
+        """Return the client of the running loop. Raises `StoreClosed` after the store was closed."""
         if self._talk.closed:
             raise self._talk.closed_error()
         loop = asyncio.get_running_loop()
@@ -55,7 +55,7 @@ class AsyncHttpClients:
         return client
 
     async def aclose(self) -> None:
-        """Let go of the running loop's connections, and of those of loops that have ended."""
+        """Close the connections of the running loop, and forget those of other loops."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
         self._clients.clear()
         if client is not None:

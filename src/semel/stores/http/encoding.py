@@ -1,8 +1,8 @@
-"""Items and answers as bytes: what the http store and the server say to each other.
+"""Encode and decode items and answers between the http store and the server.
 
-A request is an array of items, each an object with its `type`; a reply is an array of answers in the same order,
-each an object of one member whose name says what it is: `{"granted": {...}}`. The same in MessagePack and in JSON,
-where bytes are base64. The content type carries the version; another one is another content type.
+A request is an array of items, each an object with its `type`. A reply is an array of answers in the same order,
+each an object with one member, named after the kind of answer: `{"granted": {...}}`. MessagePack and JSON have the
+same structure; in JSON bytes are base64. The content type contains the version: a new version has a new content type.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,11 +45,11 @@ __all__ = [
 ITEMS_MSGPACK = "application/vnd.semel.items.v1+msgpack"
 ITEMS_JSON = "application/vnd.semel.items.v1+json"
 ANSWER_FULL = "answer-full"
-"""The title of a refusal that says: the answers before it fill the response, send the item again."""
+"""The title of a refusal that means: the answers before this one fill the response; send the item again."""
 
 
 class ItemRefusal(msgspec.Struct, frozen=True):
-    """The server did not carry the item out, and would not next time; the other items are not concerned."""
+    """The server did not carry out this item, and a retry would not help. Other items are not affected."""
 
     status: int
     title: str
@@ -61,14 +61,14 @@ class AnswerFull(StoreRefused):
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """The store behind the server gave no answer for the item."""
+    """The store behind the server did not answer the item."""
 
     error: str
     detail: str
 
 
 class Scopes(msgspec.Struct, frozen=True):
-    """`StoreSettings` without tuples as keys, which JSON does not have."""
+    """`StoreSettings` for the wire: JSON has no tuples as keys."""
 
     windows: list[tuple[str, str, str, int]]
     modes: list[tuple[str, str, Mode]]
@@ -77,13 +77,13 @@ class Scopes(msgspec.Struct, frozen=True):
 
 
 class Since(msgspec.Struct, frozen=True):
-    """`Unknown` without the caller's own error, which a store never has."""
+    """`Unknown` for the wire, without the caller's own error: a store never has one."""
 
     since: int
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """An answer that says only what it is."""
+    """An answer without fields."""
 
 
 def _settings_out(answer: StoreSettings) -> Scopes:
@@ -109,7 +109,7 @@ def _trouble_out(answer: Unavailable) -> Trouble:
 
 
 def _trouble_in(found: Trouble) -> Unavailable:
-    """The same kind of error where it is one of a store's: a full store is no broken connection."""
+    """Return the same kind of error if it is a `StoreError`: a full store is not a broken connection."""
     kind = getattr(errors, found.error, None)
     if not (isinstance(kind, type) and issubclass(kind, StoreError)):
         kind = StoreUnavailable
@@ -129,7 +129,7 @@ def _nothing(_answer: Any) -> Nothing:
 
 
 _KINDS: list[tuple[str, type, Any, Callable[[Any], Any], Callable[[Any], Any]]] = [
-    # name, type of the answer, type on the wire, how it goes out, how it comes in
+    # name, type of the answer, type on the wire, conversion to the wire, conversion from the wire
     ("granted", Granted, Granted, _same, _same),
     ("known", Known, Known, _same, _same),
     ("busy", Busy, Busy, _same, _same),
@@ -154,7 +154,7 @@ _KINDS: list[tuple[str, type, Any, Callable[[Any], Any], Callable[[Any], Any]]] 
     ("none", type(None), None, _same, _same),
 ]
 KINDS: dict[str, Any] = {name: wire for name, _, wire, _, _ in _KINDS}
-"""What each answer looks like on the wire, by its name."""
+"""The type of each answer on the wire, by its name."""
 
 _OUT = {kind: (name, None if out is _same else out) for name, kind, _, out, _ in _KINDS}
 _IN = {
@@ -170,22 +170,22 @@ _parse_answers = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 
 
 def encode_item(item: Item) -> bytes:
-    """One item in MessagePack, to be put into a batch."""
+    """Encode one item in MessagePack, for a batch."""
     return _pack.encode(item)
 
 
 def batch_of(pieces: Sequence[bytes]) -> bytes:
-    """A MessagePack array of items that are encoded already."""
+    """Return a MessagePack array of already encoded items."""
     return b"\xdd" + len(pieces).to_bytes(4) + b"".join(pieces)
 
 
 def items_from(body: bytes, *, packed: bool) -> list[Item]:
-    """The items of a request. Raises `msgspec.MsgspecError`, `UnicodeDecodeError` or `RecursionError`."""
+    """Decode the items of a request. Raises `msgspec.MsgspecError`, `UnicodeDecodeError` or `RecursionError`."""
     return (_unpack_items if packed else _parse_items)(body)
 
 
 def answers_to(answers: Sequence[Answer], *, packed: bool) -> bytes:
-    """The reply for answers; a `ItemRefusal` may stand in the place of one."""
+    """Encode the reply; an `ItemRefusal` may take the place of an answer."""
     out = []
     for answer in answers:
         name, shape = _OUT[type(answer)]
@@ -194,7 +194,7 @@ def answers_to(answers: Sequence[Answer], *, packed: bool) -> bytes:
 
 
 def answers_from(body: bytes, *, packed: bool = True) -> list[Answer]:
-    """The answers in a reply. Raises `StoreError` for what no server of this version says."""
+    """Decode the answers in a reply. Raises `StoreError` if no server of this version sends such a reply."""
     try:
         answers: list[Answer] = []
         for each in (_unpack_answers if packed else _parse_answers)(body):
@@ -203,4 +203,4 @@ def answers_from(body: bytes, *, packed: bool = True) -> list[Answer]:
             answers.append(into((unpack if packed else parse)(raw)))
         return answers
     except (msgspec.MsgspecError, ValueError, KeyError) as error:
-        raise StoreError(f"the server's answer does not read: {error!r}") from error
+        raise StoreError(f"the server's reply cannot be decoded: {error!r}") from error

@@ -1,4 +1,4 @@
-"""What the http store says and hears, the same in both colours: parts of a batch, and what a reply means."""
+"""Requests of the http store, for sync and async: its settings, the parts of a batch, and how to read a reply."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,17 +28,17 @@ TOKEN_CHARS_MAX = 4096
 
 
 class HttpOptions(Struct, frozen=True, kw_only=True):
-    """All that may be said of a server beside where it is."""
+    """Options of the store, without the server's address."""
 
     token: str = ""
-    """What the server knows us by; better in a file than in a URL."""
+    """The token for the server; better in a file than in a URL."""
     token_file: str = ""
-    """A file that holds the token, read when the store is made."""
+    """A file with the token, read when the store object is created."""
     connect_s: float = 5.0
     answer_s: float = 10.0
     """How long to wait for a connection, and for an answer."""
     ca_file: str = ""
-    """The authority that signed the server's certificate, where it is your own."""
+    """The certificate authority of the server, if it is your own."""
 
     def __post_init__(self) -> None:
         for name in ("connect_s", "answer_s"):
@@ -49,22 +49,22 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
         if self.token and self.token_file:
             raise PolicyInvalid("give token or token_file, not both")
         if not self.token.isascii() or not self.token.isprintable() or len(self.token) > TOKEN_CHARS_MAX:
-            raise PolicyInvalid("the token is not what `semel token create` prints")
+            raise PolicyInvalid("the token is not valid; use the one that `semel token create` prints")
 
 
 class HttpTarget(Struct, frozen=True):
-    """Where the server is, and how to speak to it."""
+    """The server's address, the token and the options."""
 
     base: str
-    """Scheme, host, port and path, without a slash at its end: also the store's name."""
+    """Scheme, host, port and path, without a slash at the end; also the store's name."""
     token: str
     options: HttpOptions
 
     def __repr__(self) -> str:
-        return f"Place({self.base!r})"
+        return f"HttpTarget({self.base!r})"
 
     def trust(self) -> "ssl.SSLContext | bool":
-        """Whose certificates are believed. Without TLS nobody's: to load them takes a third of a second."""
+        """Return the TLS setting for the driver. Without TLS it is off: loading certificates takes 0.3 seconds."""
         if not self.base.startswith("https:"):
             return False
         if not self.options.ca_file:
@@ -75,10 +75,10 @@ class HttpTarget(Struct, frozen=True):
 
 
 def parse(url: str, given: dict[str, Any]) -> HttpTarget:
-    """The place that a URL and options by name describe. Raises `PolicyInvalid`."""
+    """Parse the URL and the options. Raises `PolicyInvalid`."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.fragment:
-        raise PolicyInvalid(f"{_shorten(parts)!r} is no server's URL; write https://host:port")
+        raise PolicyInvalid(f"{_shorten(parts)!r} is not a server's URL; write https://host:port")
     if parts.username:
         raise PolicyInvalid("a server's URL has no user; write the token as a password: https://:TOKEN@host")
     if parts.password:
@@ -106,24 +106,24 @@ ITEMS_PATH = "/v1/items"
 ABOUT_PATH = "/v1/store"
 CONNECTIONS_MAX = 32
 IDLE_S = 30.0
-"""How long an unused connection is kept: less than the server keeps it, so that it is rarely found closed."""
+"""How long an idle connection is kept: shorter than in the server, so that the server rarely closes it first."""
 ARRAY_BYTES = 5
 PROBLEM_CHARS_MAX = 500
 OK = 200
 _LATER = frozenset((408, 425, 429, 500, 502, 503, 504))
-"""Statuses that say nothing about the request itself: it may be sent again."""
+"""Statuses that are not about the request itself: it may be sent again."""
 
 REPEATABLE = (Claim, Renew, Settle, Lookup, Scan, Count, ReadSettings, Admit)
-"""What may be said again after a lost reply: looks, and what its owner and fence tell apart."""
+"""Items that may be sent again after a lost reply: reads, and items that their owner and fence identify."""
 
 DROPPED = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError)
-"""The connection ended under the request, as an idle one does when the server was restarted."""
+"""The connection broke during the request, as an idle one does after the server was restarted."""
 FAILED = (httpx2.HTTPError, httpx2.StreamError, OSError)
-"""Whatever keeps a request from being answered."""
+"""All errors of a request without a response."""
 
 
 class About(msgspec.Struct, frozen=True):
-    """What the server says of itself when the store is opened."""
+    """The server's description of itself, read when the store is opened."""
 
     store: str
     durable: bool
@@ -135,19 +135,19 @@ class About(msgspec.Struct, frozen=True):
 
 
 class RequestPart(msgspec.Struct, frozen=True):
-    """One request: the items from `start` on."""
+    """One request: some items of a batch, and the encoded body."""
 
     items: Sequence[Item]
     body: bytes
 
     @property
     def repeatable(self) -> bool:
-        """Whether all of it may be said twice."""
+        """Whether all its items may be sent twice."""
         return all(isinstance(item, REPEATABLE) for item in self.items)
 
 
 class HttpRequests:
-    """The place, what is known of the server, and who listens. Thread-safe."""
+    """The target, the server's description, and the listeners of a store. Thread-safe."""
 
     def __init__(self, url: str, given: dict[str, Any]) -> None:
         self.place: HttpTarget = parse(url, given)
@@ -158,12 +158,12 @@ class HttpRequests:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock."""
+        """Replace the lock: another thread of the parent may have held it."""
         self._lock = Lock()
 
     @property
     def capabilities(self) -> Capabilities:
-        """As the server said when the store was opened; until then, what is hoped for."""
+        """The capabilities that the server reported at `open`; until then they are assumed."""
         about = self.about
         if about is None:
             return Capabilities(durable=True, shared=True, notifies=True, audits=True)
@@ -171,14 +171,14 @@ class HttpRequests:
             durable=about.durable,
             exact=about.exact,
             fenced=about.fenced,
-            shared=True,  # others reach the server as we do, whatever is behind it
+            shared=True,  # other clients can reach the server too, whichever store is behind it
             notifies=True,
             audits=True,
         )
 
     def client_options(self) -> dict[str, Any]:
-        """How the driver is set up, in either colour. Its own retries are off: they would repeat marks."""
-        said = self.place.options
+        """Return the driver's options, sync or async. Its own retries are off: they would repeat marks."""
+        options = self.place.options
         headers = {"user-agent": "semel", "accept-encoding": "identity"}
         if self.place.token:
             headers["authorization"] = f"Bearer {self.place.token}"
@@ -186,7 +186,7 @@ class HttpRequests:
             "base_url": self.place.base,
             "headers": headers,
             "verify": self.place.trust(),
-            "timeout": httpx2.Timeout(said.answer_s, connect=said.connect_s, pool=said.answer_s),
+            "timeout": httpx2.Timeout(options.answer_s, connect=options.connect_s, pool=options.answer_s),
             "limits": httpx2.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=IDLE_S),
             "follow_redirects": False,  # the token is for this server alone
             "trust_env": False,
@@ -194,19 +194,21 @@ class HttpRequests:
 
     # --- opening ---
 
-    def met(self, response: httpx2.Response) -> None:
-        """Note what the server said of itself. Raises `StoreRefused` or `StoreUnavailable`."""
+    def read_about(self, response: httpx2.Response) -> None:
+        """Store the server's description of itself. Raises `StoreRefused` or `StoreUnavailable`."""
         if response.status_code != OK:
             raise self._problem(response)
         try:
             self.about = msgspec.json.decode(response.content, type=About)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise StoreRefused(f"{self.name} is no semel server, or another version of it: {error}") from None
+            raise StoreRefused(
+                f"{self.name} is not a semel server, or has another version: {error}"
+            ) from None
 
     # --- sending ---
 
     def parts(self, items: Sequence[Item]) -> Iterator[RequestPart]:
-        """The items in as few requests as the server's limits allow."""
+        """Yield the items in as few requests as the server's limits allow."""
         assert self.about is not None
         room = self.about.body_bytes_max - ARRAY_BYTES
         start, size, pieces = 0, 0, list[bytes]()
@@ -221,7 +223,7 @@ class HttpRequests:
             yield RequestPart(items[start:], encoding.batch_of(pieces))
 
     def answers(self, part: RequestPart, response: httpx2.Response) -> list[Answer]:
-        """The answers in a reply; what the server cannot do now is `Unavailable`, what it will not do raises."""
+        """Return the answers in a response. A server that cannot answer now gives `Unavailable`; a refusal raises."""
         if response.status_code == OK:
             found = encoding.answers_from(response.content)
             if len(found) != len(part.items):
@@ -233,38 +235,38 @@ class HttpRequests:
         raise problem
 
     def rest_of(self, part: RequestPart, answers: Sequence[Answer]) -> RequestPart | None:
-        """The items that found no room in the response, to be sent again; `None`: there are none."""
+        """Return the items that did not fit into the response, to send again; `None` if all did."""
         for at, answer in enumerate(answers):
             if at and isinstance(answer, Unavailable) and isinstance(answer.error, encoding.AnswerFull):
                 rest = part.items[at:]
                 return RequestPart(rest, encoding.batch_of([encoding.encode_item(item) for item in rest]))
         return None
 
-    def failed(self, part: RequestPart, error: Exception) -> list[Answer]:
-        """No reply: whether the items were carried out is not known."""
+    def unavailable_answers(self, part: RequestPart, error: Exception) -> list[Answer]:
+        """Return `Unavailable` for all items: without a response it is unknown whether they were carried out."""
         if self.closed:
             raise self.closed_error() from error
         answer = Unavailable(StoreUnavailable(f"{self.name} gave no answer: {type(error).__name__}: {error}"))
         return [answer] * len(part.items)
 
     def unreachable(self, error: Exception) -> StoreUnavailable:
-        """The error for a server that cannot be asked what it is."""
+        """Error for a server that cannot be reached at `open`."""
         return StoreUnavailable(f"{self.name} cannot be reached: {type(error).__name__}: {error}")
 
     def closed_error(self) -> StoreClosed:
-        """The error for using it after `close`."""
+        """Error for calls made after `close()`."""
         return StoreClosed(f"{self.name} is closed; open it again")
 
     def _problem(self, response: httpx2.Response) -> StoreError:
         status = response.status_code
-        said = _detail_of(response)
-        text = f"{self.name} answered {status}: {said}" if said else f"{self.name} answered {status}"
+        detail = _detail_of(response)
+        text = f"{self.name} answered {status}: {detail}" if detail else f"{self.name} answered {status}"
         return StoreUnavailable(text) if status in _LATER else StoreRefused(text)
 
     # --- listening ---
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Remember a listener; returns what forgets it."""
+        """Add a listener; returns a function that removes it."""
         with self._lock:
             self._listeners = (*self._listeners, listener)
 
@@ -274,8 +276,8 @@ class HttpRequests:
 
         return stop
 
-    def told(self, items: Sequence[Item], answers: Sequence[Answer]) -> None:
-        """Tell the listeners what this object has ended."""
+    def notify_listeners(self, items: Sequence[Item], answers: Sequence[Answer]) -> None:
+        """Notify the listeners of the records that these items ended."""
         for listener in self._listeners:
             for item, answer in zip(items, answers, strict=True):
                 if (type(answer) is Completed and not answer.already) or type(answer) is Forgotten:
@@ -283,7 +285,7 @@ class HttpRequests:
 
 
 def _detail_of(response: httpx2.Response) -> str:
-    """What a problem's JSON says, or nothing."""
+    """Return the `detail` of a problem in JSON; empty if there is none."""
     try:
         document = msgspec.json.decode(response.content)
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Records behind `semel serve`: one POST for one batch."""
+"""The store behind `semel serve`: one POST for one batch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,8 +22,8 @@ _HEADERS = {"content-type": encoding.ITEMS_MSGPACK, "accept": encoding.ITEMS_MSG
 class AsyncHttpStore:
     """Any store behind a server. Its name: the URL without the token.
 
-    The options stand in the URL or are given by name; `semel.stores.http.requests.HttpOptions` lists them. What the
-    server cannot answer now is `Unavailable`, item by item; what it refuses raises `StoreRefused`.
+    Give options in the URL or by name; `semel.stores.http.requests.HttpOptions` lists them. An item that the server
+    cannot answer now is `Unavailable`; a refused request raises `StoreRefused`.
     """
 
     def __init__(self, url: str, **options: Any) -> None:
@@ -38,25 +38,25 @@ class AsyncHttpStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the store behind the server can promise; known once it is open, and hoped for until then."""
+        """The capabilities of the store behind the server, known after `open`; until then they are assumed."""
         return self._talk.capabilities
 
     # sync: def twin(self) -> AsyncStore:
-    # sync:     """The same store for an event loop, not yet connected."""
+    # sync:     """Return the same store for an event loop, not yet connected."""
     # sync:     from semel.stores.http.store_async import AsyncHttpStore
     # sync:
     # sync:     url, options = self._made_with
     # sync:     return AsyncHttpStore(url, **options)
 
     def after_fork(self) -> None:
-        """Connections, locks and loops are the parent's."""
+        """Drop the connections, locks and loops of the parent process."""
         self._talk.after_fork()
         self._clients = AsyncHttpClients(self._talk)
 
-    # --- the port ---
+    # --- the store protocol ---
 
     async def aopen(self) -> None:
-        """Ask the server what it is; idempotent. Raises `StoreRefused` without the right token."""
+        """Read the server's description of itself; idempotent. Raises `StoreRefused` without the right token."""
         talk = self._talk
         talk.closed = False
         if talk.about is not None:
@@ -65,16 +65,16 @@ class AsyncHttpStore:
             response = await self._clients.get().get(ABOUT_PATH)
         except FAILED as error:
             raise talk.unreachable(error) from error
-        talk.met(response)
+        talk.read_about(response)
 
     async def aclose(self) -> None:
-        """Let go of all connections; idempotent, and safe while others are inside `asend`."""
+        """Close all connections; idempotent, and safe while others are inside `asend`."""
         self._talk.closed = True
         self._talk.about = None
         await self._clients.aclose()
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
-        """Carry out the items, one request for as many as the server takes at once."""
+        """Carry out the items; one request for as many as the server accepts at once."""
         talk = self._talk
         if talk.closed:
             raise talk.closed_error()
@@ -83,11 +83,11 @@ class AsyncHttpStore:
         answers: list[Answer] = []
         for part in talk.parts(items):
             answers += await self._ask(part)
-        talk.told(items, answers)
+        talk.notify_listeners(items, answers)
         return answers
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
-        """Tell `listener` of what is settled, released or forgotten through this object."""
+        """Notify `listener` of records that are settled, released or forgotten through this object."""
         return self._talk.listen(listener)
 
     # --- inside ---
@@ -100,8 +100,8 @@ class AsyncHttpStore:
                 if not part.repeatable or self._talk.closed:
                     raise
                 response = await self._post(part)
-        except (*FAILED, RuntimeError) as error:  # RuntimeError: the client was closed under us
-            return self._talk.failed(part, error)
+        except (*FAILED, RuntimeError) as error:  # RuntimeError: the client was closed during the call
+            return self._talk.unavailable_answers(part, error)
         answers = self._talk.answers(part, response)
         rest = self._talk.rest_of(part, answers)
         return answers if rest is None else answers[: -len(rest.items)] + await self._ask(rest)

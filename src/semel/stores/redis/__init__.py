@@ -1,4 +1,4 @@
-"""Records in Redis or Valkey: fast, shared by many machines, as durable as the server is set up to be."""
+"""Store records in Redis or Valkey: fast, shared by many machines, as durable as the server's configuration."""
 
 from semel.errors import StoreUnknown
 from semel.runtime.extras import install_command
@@ -17,5 +17,5 @@ __all__ = ["AsyncRedisStore", "RedisStore", "from_url"]
 
 
 def from_url(url: str) -> RedisStore:
-    """The store that the URL names; nothing is opened. Raises `PolicyInvalid` for options it does not know."""
+    """Return the store for the URL; opens no connection. Raises `PolicyInvalid` for unknown options."""
     return RedisStore(url)

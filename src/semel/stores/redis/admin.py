@@ -1,4 +1,4 @@
-"""The items that are not about one record: scan, purge, count, windows and modes."""
+"""Carry out the items that are not about one record: scan, purge, count, windows and modes."""
 
 import re
 from collections.abc import Generator, Iterable
@@ -30,15 +30,15 @@ from semel.stores.redis.exchange import PAUSE_FIRST_S, PAUSE_MAX_S, RedisExchang
 from semel.types import Mode, Record, Unavailable
 
 SCAN_COUNT = 1000
-"""Keys that one SCAN looks at."""
+"""Keys that one SCAN command visits."""
 OUTLINE_BYTES = 4096
-"""How much of a record is read to see whether it is looked for: its name and its times, not its payloads."""
+"""How much of a record is read to see whether it matches: its name and its times, not its payloads."""
 ORPHANS_MAX = 1000
-"""Journaled claims of one bucket that one sweep sees."""
+"""The most journaled claims of one bucket in one sweep."""
 SORTED_MAX = 50_000
-"""Up to so many keys a listing is in one order however it is paged; beyond, in the order of the server's SCAN."""
+"""Up to this many keys a listing has one order for all page sizes; with more, the order of the server's SCAN."""
 SCANS_PER_PAGE = 200
-"""SCANs that one page may take; a page may then hold fewer records than asked for, and go on."""
+"""The most SCAN commands for one page; a page may then hold fewer records than its limit and still have a next."""
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 
@@ -71,11 +71,11 @@ def carry_out(x: RedisExchange, item: Item, now: bytes) -> Steps:
         return Unavailable(KeyInvalid(f"a name is not valid text: {error}"))
 
 
-# --- asking -------------------------------------------------------------------------------------
+# --- calls --------------------------------------------------------------------------------------
 
 
 def ask(x: RedisExchange, *calls: RedisCall) -> Steps:
-    """The replies; raises the first error among them that asking again does not mend."""
+    """Return the replies. Raises the first error among them that is left after retries."""
     replies = yield from collect_replies(x, *calls)
     for reply in replies:
         if isinstance(reply, Exception):
@@ -84,9 +84,9 @@ def ask(x: RedisExchange, *calls: RedisCall) -> Steps:
 
 
 def collect_replies(x: RedisExchange, *calls: RedisCall) -> Generator[Any, Any, list[Any]]:
-    """A reply or an error for each: sent on where keys are moved, and again where the server could not be asked.
+    """Return a reply or an error for each call. Follows redirections, and retries while a server cannot answer.
 
-    Nothing asked here does harm when it is carried out twice.
+    All calls of this module are safe to repeat.
     """
     replies: list[Any] = [None] * len(calls)
     left = list(enumerate(calls))
@@ -117,25 +117,25 @@ def collect_replies(x: RedisExchange, *calls: RedisCall) -> Generator[Any, Any, 
 
 
 def time_of(x: RedisExchange, now: bytes) -> Steps:
-    """The store's time in microseconds."""
+    """Return the store's time in microseconds."""
     if now:
         return int(now)
     (reply,) = yield from ask(x, RedisCall([b"TIME"]))
     return int(reply[0]) * 1_000_000 + int(reply[1])
 
 
-# --- looking ------------------------------------------------------------------------------------
+# --- listing ------------------------------------------------------------------------------------
 
 
 def step_through(x: RedisExchange, node: Any, cursor: int) -> Generator[Any, Any, tuple[int, list[bytes]]]:
-    """One SCAN: where to go on (0: that was all), and the store's keys it found."""
+    """Run one SCAN; returns the next cursor (0: finished) and the store's keys it found."""
     command: list[bytes | int] = [b"SCAN", cursor, b"MATCH", x.layout.pattern, b"COUNT", SCAN_COUNT]
     ((following, keys),) = yield from ask(x, RedisCall(command, node=node))
     return int(following), keys
 
 
 def all_keys(x: RedisExchange) -> Generator[Any, Any, list[bytes]]:
-    """All keys of the store, each once."""
+    """Return all keys of the store, each once."""
     found: set[bytes] = set()
     for node in (yield Nodes()):
         cursor = -1
@@ -154,14 +154,14 @@ def is_record(x: RedisExchange, key: bytes) -> bool:
 def outlines(
     x: RedisExchange, keys: list[bytes], now: int
 ) -> Generator[Any, Any, list[tuple[bytes, Record]]]:
-    """The records of these keys as they stand, without their payloads; what does not read is left out."""
+    """Return the current records of these keys, without their payloads; corrupt ones are left out."""
     found: list[tuple[bytes, Record]] = []
     for some in _slices(keys):
         calls = [
             RedisCall([b"GETRANGE", key, 0, OUTLINE_BYTES - 1], bucket=key[-DIGEST_BYTES] & 63)
             for key in some
         ]
-        replies = yield from readable(x, *calls)
+        replies = yield from read_values(x, *calls)
         for key, raw in zip(some, replies, strict=True):
             if not raw:
                 continue
@@ -175,10 +175,10 @@ def outlines(
     return found
 
 
-def readable(x: RedisExchange, *calls: RedisCall) -> Steps:
-    """The replies, `None` where the key holds something else than text. Raises where a server did not answer.
+def read_values(x: RedisExchange, *calls: RedisCall) -> Steps:
+    """Return the replies; `None` for a key of another type. Raises if a server did not answer.
 
-    What a listing leaves out must not pass for what is not there.
+    Otherwise a listing would leave out existing records as if they were absent.
     """
     replies = yield from collect_replies(x, *calls)
     for at, reply in enumerate(replies):
@@ -189,10 +189,10 @@ def readable(x: RedisExchange, *calls: RedisCall) -> Steps:
     return replies
 
 
-def whole(
+def read_records(
     x: RedisExchange, some: Iterable[tuple[bytes, Record]], now: int
 ) -> Generator[Any, Any, list[Record]]:
-    """The same records with all they hold; those that are gone meanwhile are left out."""
+    """Return these records with their payloads; records that are gone meanwhile are left out."""
     pairs = list(some)
     records: list[Record] = []
     for start in range(0, len(pairs), 100):
@@ -213,7 +213,7 @@ def _slices(keys: list[bytes]) -> Iterable[list[bytes]]:
 
 
 def scan(x: RedisExchange, item: Scan, now: bytes) -> Steps:
-    """A page of records: by their digests where there are not too many, else in the order of the server's SCAN."""
+    """Return a page of records: sorted by digest up to `SORTED_MAX` keys, else in the order of the server's SCAN."""
     at = yield from time_of(x, now)
     if item.cursor is None:
         nodes = yield Nodes()
@@ -240,12 +240,12 @@ def _ordered_page(x: RedisExchange, item: Scan, at: int) -> Steps:
         if len(found) > item.limit:
             break
     page, more = found[: item.limit], len(found) > item.limit
-    records = yield from whole(x, page, at)
+    records = yield from read_records(x, page, at)
     return Page(records, "d" + page[-1][0][-DIGEST_BYTES:].hex() if more else None)
 
 
 def _scanned_page(x: RedisExchange, item: Scan, at: int) -> Steps:
-    """The cursor: which node, where its SCAN goes on, and what the last one found and the page could not hold."""
+    """Return a page in SCAN order. Its cursor: the node, the SCAN's cursor, and the keys found beyond the page."""
     nodes = yield Nodes()
     which, cursor, held = 0, 0, ""
     if item.cursor is not None:
@@ -262,7 +262,7 @@ def _scanned_page(x: RedisExchange, item: Scan, at: int) -> Steps:
         keys = [key for key in keys if is_record(x, key)]
         found = [pair for pair in (yield from outlines(x, keys, at)) if fits(pair[1], item, at)]
         room = item.limit - len(records)
-        records += yield from whole(x, found[:room], at)
+        records += yield from read_records(x, found[:room], at)
         keys = [key for key, _ in found[room:]]
         if len(records) >= item.limit or which >= len(nodes):
             break
@@ -279,7 +279,7 @@ def _unhex(text: str) -> bytes:
 
 
 def orphans(x: RedisExchange, item: Scan, now: bytes) -> Steps:
-    """Journaled claims whose lease is over, found by the list that each bucket keeps of them."""
+    """Return a page of journaled claims whose lease is over, from the list that each bucket keeps of them."""
     at = yield from time_of(x, now)
     calls = [
         RedisCall([b"ZRANGEBYSCORE", key, b"-inf", at, b"LIMIT", 0, ORPHANS_MAX], bucket=bucket)
@@ -298,14 +298,14 @@ def orphans(x: RedisExchange, item: Scan, now: bytes) -> Steps:
     records: list[Record] = []
     for pair in page:
         try:
-            records += yield from whole(x, [pair], at)
+            records += yield from read_records(x, [pair], at)
         except RecordCorrupt:
-            continue  # one that does not read must not keep the others from being taken over
+            continue  # a corrupt record must not keep the others from being taken over
     return Page(records, "d" + page[-1][0][-DIGEST_BYTES:].hex() if more else None)
 
 
 def count(x: RedisExchange, item: Count, now: bytes) -> Steps:
-    """How much is held, counted key by key: a full scan. The server removes what has expired by itself."""
+    """Count records and marks with a full scan. The server itself removes expired ones."""
     at = yield from time_of(x, now)
     keys = yield from all_keys(x)
     counter = StatsCounter(item, at)
@@ -318,7 +318,7 @@ def count(x: RedisExchange, item: Count, now: bytes) -> Steps:
 
 
 def count_marks(x: RedisExchange, keys: list[bytes], at: int) -> Steps:
-    """How many marks run, by consumer."""
+    """Return the number of live marks by tenant and consumer."""
     head = -DIGEST_BYTES
     sets = [key for key in keys if key.startswith(x.layout.compact)] if x.bins_wanted else []
     marks = [key for key in keys if len(key) > DIGEST_BYTES and key[:head] in x.layout.marks]
@@ -328,7 +328,9 @@ def count_marks(x: RedisExchange, keys: list[bytes], at: int) -> Steps:
     (reply,) = yield from ask(x, RedisCall([b"HGETALL", x.layout.scopes]))
     names = {tag: layout.id_of(name, b"")[:2] for tag, name in _pairs(reply)}
     for some in _slices(marks):
-        replies = yield from readable(x, *(RedisCall([b"GET", key], bucket=_bucket_of(key)) for key in some))
+        replies = yield from read_values(
+            x, *(RedisCall([b"GET", key], bucket=_bucket_of(key)) for key in some)
+        )
         for key, expires_at in zip(some, replies, strict=True):
             if expires_at == b"" or (
                 expires_at is not None and expires_at.isdigit() and int(expires_at) > at
@@ -336,7 +338,7 @@ def count_marks(x: RedisExchange, keys: list[bytes], at: int) -> Steps:
                 scope = names.get(key[head : head + encoding.TAG_BYTES], ("", ""))
                 found[scope] = found.get(scope, 0) + 1
     for some in _slices(sets):
-        replies = yield from readable(x, *(RedisCall([b"SCARD", key]) for key in some))
+        replies = yield from read_values(x, *(RedisCall([b"SCARD", key]) for key in some))
         for key, number in zip(some, replies, strict=True):
             start = len(x.layout.compact)
             length, _, generation = key.rpartition(b":")[2].partition(b".")
@@ -351,7 +353,7 @@ def _bucket_of(key: bytes) -> int:
 
 
 def purge(x: RedisExchange, item: Purge, now: bytes) -> Steps:
-    """The server removes what has expired; only the lists of journaled claims are looked through."""
+    """Clean the lists of journaled claims; the server itself removes expired records."""
     at = yield from time_of(x, now)
     if item.dry_run:
         return Purged(0)
@@ -379,11 +381,11 @@ def purge(x: RedisExchange, item: Purge, now: bytes) -> Steps:
 
 
 def read_settings(x: RedisExchange) -> Steps:
-    """All windows and modes."""
+    """Return all windows and modes."""
     windows, modes = yield from ask(
         x, RedisCall([b"HGETALL", x.layout.windows]), RedisCall([b"HGETALL", x.layout.modes])
     )
-    recorded = {layout.id_of(name, b"")[:2]: _recorded_kind(each) for name, each in _pairs(modes)}
+    recorded = {layout.id_of(name, b"")[:2]: _parse_mode(each) for name, each in _pairs(modes)}
     return StoreSettings(
         {layout.id_of(name, b""): int(window_us) for name, window_us in _pairs(windows)},
         {scope: mode for scope, (mode, _) in recorded.items()},
@@ -391,8 +393,8 @@ def read_settings(x: RedisExchange) -> Steps:
     )
 
 
-def _recorded_kind(stored: bytes) -> tuple[Mode, str]:
-    """What is recorded of a consumer: its mode and, behind a space, the kind of its ids if it declared one."""
+def _parse_mode(stored: bytes) -> tuple[Mode, str]:
+    """Parse a consumer's stored mode and, after a space, the kind of its ids if it declared one."""
     mode, _, ids = stored.partition(b" ")
     return _mode(mode), ids.decode()
 
@@ -401,7 +403,7 @@ def _mode(stored: bytes) -> Mode:
     for mode in MODES:
         if stored == mode.encode():
             return mode
-    raise RecordCorrupt(f"a consumer is recorded with the mode {stored!r}, which is none")
+    raise RecordCorrupt(f"a consumer is recorded with the mode {stored!r}, which does not exist")
 
 
 def _pairs(reply: list[bytes]) -> Iterable[tuple[bytes, bytes]]:
@@ -410,7 +412,7 @@ def _pairs(reply: list[bytes]) -> Iterable[tuple[bytes, bytes]]:
 
 
 def set_window(x: RedisExchange, item: SetWindow, now: bytes) -> Steps:
-    """Store or remove a window; with `existing`, move the expiries of settled records that still stand."""
+    """Store or remove a window; with `existing`, also move the expiry of settled records that have not expired."""
     field = encoding.scope_name(item.tenant, item.consumer) + item.event_type.encode()
     if item.window_us is None:
         yield from ask(x, RedisCall([b"HDEL", x.layout.windows, field]))
@@ -434,7 +436,7 @@ def _move_existing(x: RedisExchange, item: SetWindow, window_us: int, now: bytes
                 bucket = key[-DIGEST_BYTES] & 63
                 part = moved.setdefault(bucket, CallPart("end", [], [], [], [], bucket))
                 part.places.append(len(part.places))
-                part.items.append(item)  # type: ignore[attr-defined]  # made as a list above
+                part.items.append(item)  # type: ignore[attr-defined]  # created as a list above
                 part.keys.append(key)
                 part.args.append(encoding.rewindow(window_us))
         for part in moved.values():
@@ -446,17 +448,17 @@ def _move_existing(x: RedisExchange, item: SetWindow, window_us: int, now: bytes
 
 
 def admit(x: RedisExchange, item: Admit) -> Steps:
-    """The consumer's mode, recorded now if it had none."""
+    """Return the consumer's mode; records it now if there is none."""
     field = encoding.scope_name(item.tenant, item.consumer)
     mine = f"{item.mode} {item.ids}".rstrip().encode()
     replies = yield from ask(
         x, RedisCall([b"HSETNX", x.layout.modes, field, mine]), RedisCall([b"HGET", x.layout.modes, field])
     )
-    return _recorded_kind(replies[1])[0]
+    return _parse_mode(replies[1])[0]
 
 
 def switch_mode(x: RedisExchange, item: SwitchMode, now: bytes) -> Steps:
-    """Change the mode; answers how many unfinished records forbid it. A full scan."""
+    """Change the mode, unless there are unfinished records; returns their number. A full scan."""
     at = yield from time_of(x, now)
     scope = (item.tenant, item.consumer)
     keys = [key for key in (yield from all_keys(x)) if is_record(x, key)]
@@ -466,7 +468,7 @@ def switch_mode(x: RedisExchange, item: SwitchMode, now: bytes) -> Steps:
     if not unfinished:
         field = encoding.scope_name(*scope)
         (stored,) = yield from ask(x, RedisCall([b"HGET", x.layout.modes, field]))
-        ids = "" if stored is None else _recorded_kind(stored)[1]
+        ids = "" if stored is None else _parse_mode(stored)[1]
         switched = f"{item.mode} {ids}".rstrip().encode()
         yield from ask(x, RedisCall([b"HSET", x.layout.modes, field, switched]))
     return unfinished

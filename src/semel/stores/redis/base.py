@@ -1,4 +1,4 @@
-"""What both colours of the store are made of: all but the connections."""
+"""Shared parts of the sync and async store: everything except the connections."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -22,14 +22,14 @@ from semel.types import Id
 __all__ = ["RedisState", "RedisStoreBase", "link_options", "pack"]
 
 WAITING_MAX = 100_000
-"""Records that somebody of this process waits for; more than that are found by polling alone."""
+"""The most records that waiters of this process are notified about; waiters for more records only poll."""
 
 
 _pack: Callable[[Any], bytes] = pack_command
 
 
 def pack(calls: Iterable[RedisCall]) -> bytes:
-    """The calls as they go over the wire."""
+    """Return the calls as bytes for the wire."""
     return b"".join(
         _ASKING + _pack(tuple(call.command)) if call.asking else call.packed or _pack(tuple(call.command))
         for call in calls
@@ -40,7 +40,7 @@ _ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 
 class RedisState:
-    """A store without its connections: where it is, what is known of it, and who listens."""
+    """A store without its connections: its target, the facts about its servers, and its listeners."""
 
     def __init__(self, url: str, clock: Clock | None, options: dict[str, Any]) -> None:
         place, given = parse(url, options)
@@ -52,9 +52,9 @@ class RedisState:
         self.clock = clock
         self.map: Map | None = None
         self.facts: ServerFacts | None = None
-        """What the start checks have found; `None`: they are to be run."""
+        """The result of the start checks; `None`: they have to run."""
         self.found: ServerFacts | None = None
-        """The same, also after `close`."""
+        """The same; kept after `close`."""
         self.closed = False
         self.exchange: RedisExchange = RedisExchange(
             name=self.name,
@@ -67,7 +67,7 @@ class RedisState:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Nobody of the parent listens in the child."""
+        """Drop the lock, the listeners and the waiters of the parent process."""
         self.lock: Lock = Lock()
         self.listeners: tuple[Listener, ...] = ()
         self.waiting: dict[bytes, Id] = {}
@@ -77,37 +77,37 @@ class RedisState:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can promise; whether it is durable is known once it is open, and hoped for until then."""
+        """The store's capabilities. `durable` is known after `open`; until then it is assumed."""
         durable = self.found is None or self.found.durable
         return Capabilities(durable=durable, shared=True, notifies=True)
 
     @property
     def weaknesses(self) -> tuple[str, ...]:
-        """What weakens the promise, as far as it is known, a sentence each without its full stop."""
+        """Known weaknesses of the guarantee, a sentence each without its full stop."""
         found = () if self.found is None else self.found.costs
         if self.options.marks == "compact":
             found = (*found, marks.COLLISIONS)
         return found
 
-    def opening(self) -> Steps:
-        """Find the masters and look at them."""
+    def open_steps(self) -> Steps:
+        """Find the masters and run the start checks on them."""
         self.map = yield from server_checks.locate(self.place, self.map)
         self.facts = self.found = yield from server_checks.look(self.place, self.map.masters, self.options)
         self.exchange.scripts = scripts_for(
             shebang=server_checks.numbers(self.facts.version) >= server_checks.SHEBANG_OLDEST
         )
 
-    def locating(self) -> Steps:
-        """Find the masters anew."""
+    def locate_steps(self) -> Steps:
+        """Find the masters again."""
         self.map = yield from server_checks.locate(self.place, self.map)
 
     def nodes(self) -> list[Address]:
-        """All masters."""
+        """Return the addresses of all masters."""
         assert self.map is not None
         return list(self.map.masters)
 
     def address(self, call: RedisCall) -> Address:
-        """Where a call goes."""
+        """Return the address of the node for this call."""
         if call.node is not None:
             return call.node
         assert self.map is not None
@@ -119,13 +119,13 @@ class RedisState:
         return self.exchange.carry_out(items, now)
 
     def closed_error(self) -> StoreClosed:
-        """What a call gets after `close`."""
+        """Error for calls made after `close()`."""
         return StoreClosed(f"{self.name} is closed; open() it again to use it")
 
-    # --- who waits ---
+    # --- listeners and waiters ---
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Remember a listener; returns what forgets it."""
+        """Add a listener; returns a function that removes it."""
         with self.lock:
             self.listeners = (*self.listeners, listener)
 
@@ -137,56 +137,56 @@ class RedisState:
 
         return stop
 
-    def told(self, items: Sequence[Item], answers: Sequence[Answer]) -> None:
-        """Tell the listeners what this object has ended, and remember what they wait for."""
+    def notify_listeners(self, items: Sequence[Item], answers: Sequence[Answer]) -> None:
+        """Notify the listeners of the records that these items ended, and note the busy records to wait for."""
         if not self.listeners:
             return
         waiting = self.waiting
         for record_id in busy_ids(items, answers):
             if len(waiting) < WAITING_MAX:
                 waiting[digest(record_id)] = record_id
-        self._tell(list(ended_ids(items, answers)))
+        self._notify(list(ended_ids(items, answers)))
 
-    def heard(self, message: bytes) -> None:
-        """Others have ended these: digests, one after the other."""
+    def handle_message(self, message: bytes) -> None:
+        """Notify the listeners of records that other clients ended. The message is a row of digests."""
         waiting = self.waiting
         if waiting:
             found = (
                 waiting.pop(message[at : at + DIGEST_BYTES], None)
                 for at in range(0, len(message), DIGEST_BYTES)
             )
-            self._tell([record_id for record_id in found if record_id is not None])
+            self._notify([record_id for record_id in found if record_id is not None])
 
     def subscribe_call(self) -> RedisCall:
-        """What a listener says first."""
+        """Return the call that subscribes a connection to the channel of ended records."""
         return RedisCall([b"SUBSCRIBE", self.exchange.layout.channel])
 
     def is_subscribed(self, reply: Any) -> bool:
-        """Whether a listener was told that it is heard from now on; passes on what else it was told."""
+        """Whether this reply confirms the subscription. Passes messages on to the listeners; raises errors."""
         if isinstance(reply, Exception):
             raise reply
         if reply[0] == b"message":
-            self.heard(reply[2])
+            self.handle_message(reply[2])
         return bool(reply[0] == b"subscribe")
 
-    def resubscribed(self) -> None:
-        """From here on all is heard again; what was missed may be anything, so everybody looks again."""
-        self._tell(list(self.waiting.values()))
+    def notify_all_waiting(self) -> None:
+        """Notify the listeners of all awaited records: after a gap in the subscription any of them may have ended."""
+        self._notify(list(self.waiting.values()))
 
-    def _tell(self, ids: list[Id]) -> None:
+    def _notify(self, ids: list[Id]) -> None:
         for record_id in ids:
             for listener in self.listeners:
                 listener(record_id)
 
 
 class RedisStoreBase:
-    """What the stores of both colours show of what they have in common."""
+    """Properties that the sync and async stores share."""
 
     _core: RedisState
 
     @property
     def core(self) -> RedisState:
-        """What a cache in the same servers needs to know of them."""
+        """The state without the connections; a cache in the same servers uses it."""
         return self._core
 
     def __repr__(self) -> str:
@@ -194,17 +194,17 @@ class RedisStoreBase:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can promise; whether it is durable is known once it is open, and hoped for until then."""
+        """The store's capabilities. `durable` is known after `open`; until then it is assumed."""
         return self._core.capabilities
 
     @property
     def weaknesses(self) -> tuple[str, ...]:
-        """What weakens the promise, a sentence each without its full stop; more is known once it was open."""
+        """Known weaknesses of the guarantee, a sentence each without its full stop; more are known after `open`."""
         return self._core.weaknesses
 
     @property
     def stores_lost(self) -> int:
-        """How often the server had lost its records under this object."""
+        """How often the server lost its records while this object used it."""
         return self._core.exchange.stores_lost
 
     @property
@@ -214,12 +214,12 @@ class RedisStoreBase:
 
     @property
     def unsynced(self) -> int:
-        """How many settled records were not on the disks asked for (`wait_disk`, `wait_replica_disks`) in time."""
+        """How many settled records were not on the disks of `wait_disk` and `wait_replica_disks` in time."""
         return self._core.exchange.unsynced
 
 
 def link_options(core: RedisState, address: Address) -> dict[str, Any]:
-    """What a connection to this address is made with; the same for both colours."""
+    """Return the driver's options for a connection to this address, sync or async."""
     place, options = core.place, core.options
     sentinel = place.topology == "sentinel" and address in place.addresses
     found: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""What is sent to a server: calls, the parts of a batch that go in one, and the names of the keys."""
+"""Calls to a server, the parts of a batch that share a call, the names of the keys, and the scripts."""
 
 from collections.abc import Generator, Iterable, Sequence
 from functools import lru_cache
@@ -16,15 +16,15 @@ from semel.types import Unavailable
 __all__ = ["ALLOW_OOM", "Script", "Scripts", "scripts_for"]
 
 ITEMS_MAX = 1000
-"""Items of one call: the server serves nobody else meanwhile."""
+"""The most items of one call: the server serves no other client meanwhile."""
 AHEAD_ITEMS = 64
-"""Items that are sent while the next are made ready, so that the server and its client work at the same time."""
+"""Items sent while the next ones are encoded, so that server and client work at the same time."""
 AHEAD_GROWTH = 2.5
-"""How many times faster a client makes items ready than its server carries them out, roughly."""
+"""About how many times faster a client encodes items than the server carries them out."""
 CALL_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes that one call takes."""
+"""The most bytes of arguments in one call."""
 REPLY_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of stored records that one call answers with; what is over is asked for again."""
+"""The most bytes of stored records in one reply; items beyond that are sent again."""
 
 Address: TypeAlias = tuple[str, int]
 
@@ -35,21 +35,21 @@ class RedisCall(Struct):
     command: Sequence[bytes | int]
     bucket: int = 0
     node: Address | None = None
-    """That node, whoever has the bucket."""
+    """Send to this node, whichever node has the bucket."""
     asking: bool = False
     packed: bytes = b""
-    """Several commands as they go over the wire, whose answers are read as so many lines."""
+    """Several commands as bytes for the wire; their replies are read as `lines` lines."""
     lines: int = 0
 
 
 class RedisQuery(Struct):
-    """Send these, in order where they go to one node; answered with a reply or an exception for each."""
+    """Send these calls, in order within one node. The result is a reply or an exception for each."""
 
     calls: list[RedisCall]
 
 
 class Ahead(Struct):
-    """Send these to the one server now; their replies come with those of the next `RedisQuery`, before them."""
+    """Send these calls to the only server now. The next `RedisQuery` returns their replies before its own."""
 
     calls: list[RedisCall]
 
@@ -61,11 +61,11 @@ class RedisPause(Struct):
 
 
 class Refresh(Struct):
-    """Find out anew where the masters are."""
+    """Find the masters again."""
 
 
 class Nodes(Struct):
-    """Answered with the addresses of all masters; `None` for the only one."""
+    """Ask for the addresses of all masters."""
 
 
 Step: TypeAlias = RedisQuery | Ahead | RedisPause | Refresh | Nodes
@@ -74,30 +74,30 @@ PartKind: TypeAlias = Literal["claim", "end", "mark", "compact"]
 
 
 class CallPart(Struct):
-    """Some items of one kind that go in one call."""
+    """Items of one kind that share one call."""
 
     kind: PartKind
     places: list[int]
-    """Where their answers go: positions among the items, or among the keys of a mark."""
+    """Positions of the answers: among the items, or among the keys of a mark."""
     items: Sequence[Any]
     keys: list[bytes]
     args: list[bytes]
     bucket: int = 0
     mark: int = -1
-    """The position of the mark that the keys belong to."""
+    """The position of the mark item that the keys belong to."""
     as_text: bool = False
     bare: bool = False
     node: Address | None = None
-    """Where it was sent on to, by a node that has it no more."""
+    """The node named by a redirection, because the first node no longer has the bucket."""
     asking: bool = False
     hops: int = 0
     cuts: int = 0
     common: bytes = b""
-    """What all its items have in common, sent once."""
+    """The encoded fields that all items share, sent once."""
 
 
 class KeyLayout:
-    """How the keys of one store are called."""
+    """The names of the keys of one store."""
 
     def __init__(self, prefix: str, channel: str) -> None:
         self.prefix: bytes = prefix.encode()
@@ -121,7 +121,7 @@ _ENDERS = frozenset((Settle, Renew, Lookup, Forget, Resolve))
 
 
 def runs(items: Sequence[Item]) -> Iterable[tuple[int, Any, Sequence[Any]]]:
-    """Neighbours that one call can carry out: where they begin, their kind, and they themselves."""
+    """Yield runs of neighbouring items that one call can carry out: start position, kind, items."""
     start = 0
     total = len(items)
     while start < total:
@@ -141,7 +141,7 @@ def runs(items: Sequence[Item]) -> Iterable[tuple[int, Any, Sequence[Any]]]:
 
 
 def pieces(total: int) -> Iterable[slice]:
-    """How a batch for one server is cut: the first piece small, so that the server soon has work; then fewer calls."""
+    """Yield the slices of a batch for one server: a small one first, so that the server starts early; then larger."""
     start, size = 0, AHEAD_ITEMS
     while start < total:
         end = start + size
@@ -152,21 +152,21 @@ def pieces(total: int) -> Iterable[slice]:
 
 
 def cut(part: CallPart) -> Iterable[CallPart]:
-    """Pieces that are not too large for one call."""
+    """Yield the part in pieces that are not too large for one call."""
     if len(part.keys) <= ITEMS_MAX and sum(map(len, part.args)) <= CALL_BYTES_MAX:
         yield part
         return
     start = size = 0
     for at, arg in enumerate(part.args):
         if at > start and (at - start >= ITEMS_MAX or size + len(arg) > CALL_BYTES_MAX):
-            yield some(part, range(start, at))
+            yield select(part, range(start, at))
             start, size = at, 0
         size += len(arg)
-    yield some(part, range(start, len(part.args)))
+    yield select(part, range(start, len(part.args)))
 
 
-def some(part: CallPart, which: Sequence[int]) -> CallPart:
-    """The part with only these of its items."""
+def select(part: CallPart, which: Sequence[int]) -> CallPart:
+    """Return a part with only these of the items."""
     args = part.args if part.kind == "mark" else [part.args[at] for at in which]
     items = part.items if part.kind == "mark" else [part.items[at] for at in which]
     return CallPart(
@@ -183,38 +183,38 @@ def some(part: CallPart, which: Sequence[int]) -> CallPart:
     )
 
 
-def one_by_one(part: CallPart) -> list[CallPart]:
-    """A call for each key alone: while its bucket is being moved, each is on the one node or on the other."""
-    singles = [some(part, (at,)) for at in range(len(part.keys))]
+def split_by_key(part: CallPart) -> list[CallPart]:
+    """Return a part for each key: while its bucket is being moved, a key may be on either node."""
+    singles = [select(part, (at,)) for at in range(len(part.keys))]
     for single in singles:
         single.bare = True
     return singles
 
 
-def leave(
+def queue_unfinished(
     part: CallPart, left: list[int], letters: bytes, again: list[CallPart], later: list[CallPart]
 ) -> None:
-    """Sort what was not carried out: at once again, or after a while."""
+    """Queue the items that were not carried out: to send again at once, or after a pause."""
     if left:
         moving = [at for at in left if letters[at] == 84]  # noqa: PLR2004 - T
         others = [at for at in left if letters[at] != 84]  # noqa: PLR2004
         if others:
-            again.append(some(part, others))
+            again.append(select(part, others))
         if moving:
-            later.append(some(part, moving))
+            later.append(select(part, moving))
 
 
 def take_marks(part: CallPart, letters: bytes, answers: list[Answer]) -> None:
-    """Write down which keys of a mark were the first."""
+    """Set which keys of a mark are new."""
     marked = answers[part.mark]
     if not isinstance(marked, Marked):
-        return  # another part of it got no answer
+        return  # another part of this mark got no answer
     if b"O" in letters:
-        answers[part.mark] = Unavailable(encoding.full())
+        answers[part.mark] = Unavailable(encoding.full_error())
         return
     if b"X" in letters:
         answers[part.mark] = Unavailable(
-            RecordCorrupt(f"a mark of {part.items[0].consumer!r} holds something that semel does not write")
+            RecordCorrupt(f"a mark of {part.items[0].consumer!r} holds a value that semel does not write")
         )
         return
     firsts = marked.firsts
@@ -226,7 +226,7 @@ def take_marks(part: CallPart, letters: bytes, answers: list[Answer]) -> None:
 
 
 def repeatable(part: CallPart) -> bool:
-    """Whether the same call once more does no harm: each item carries its owner, or only looks."""
+    """Whether the call may be sent twice: each of its items carries its owner, or only reads."""
     if part.kind in ("mark", "compact"):
         return False
     return part.kind == "claim" or all(type(item) in (Settle, Renew, Lookup) for item in part.items)
@@ -242,11 +242,11 @@ def refuse(part: CallPart, error: Exception, answers: list[Answer]) -> None:
 
 
 ALLOW_OOM = b"#!lua flags=allow-oom\n"
-"""A completion only makes the record of an effect that exists: refusing it for want of memory would lose the effect."""
+"""A completion only records an effect that already exists: refusing it for lack of memory would lose the effect."""
 
 
 class Script(Struct, frozen=True):
-    """One script: what EVAL takes, and what EVALSHA takes instead."""
+    """One script: its text for EVAL, and its hash for EVALSHA."""
 
     name: str
     text: bytes
@@ -254,7 +254,7 @@ class Script(Struct, frozen=True):
 
 
 class Scripts(Struct, frozen=True):
-    """All of them, for one kind of server."""
+    """All scripts for one kind of server."""
 
     claim: Script
     settle: Script
@@ -264,7 +264,7 @@ class Scripts(Struct, frozen=True):
 
 @lru_cache(maxsize=2)
 def scripts_for(*, shebang: bool) -> Scripts:
-    """The scripts for servers that know flags, or for older ones."""
+    """Load the scripts for servers that support script flags, or for older ones."""
     return Scripts(
         claim=_load("claim", b""),
         settle=_load("settle", ALLOW_OOM if shebang else b""),

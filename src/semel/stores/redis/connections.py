@@ -20,11 +20,11 @@ from semel.stores.redis.listener import RedisListener
 __all__ = ["RedisConnection", "RedisPool", "RedisPools"]
 
 IDLE_MAX = 8
-"""Connections kept for one node while nobody uses them."""
+"""The most idle connections kept for one node."""
 STALE_S = 0.2
-"""A connection that was idle for so long is looked at before it is used: the other side may have left."""
+"""A connection that was idle for this long is checked before use: the server may have closed it."""
 LINES_BYTES = 64 * 1024
-"""How much is read at once of answers that come in lines."""
+"""How many bytes of line replies are read at once."""
 
 
 class RedisConnection:
@@ -38,11 +38,11 @@ class RedisConnection:
         self.used_at: float = 0.0
 
     def send(self, packed: bytes) -> None:
-        """Raises the driver's error."""
+        """Send bytes. Raises the driver's error."""
         self.connection.send_packed_command([packed], check_health=False)
 
     def read(self) -> Any:
-        """A reply, or the server's error as a value. Raises the driver's error when the connection is broken."""
+        """Read a reply; an error reply is returned as a value. Raises the driver's error if the connection breaks."""
         try:
             return self.connection.read_response(disable_decoding=True)
         except Exception as error:
@@ -52,31 +52,31 @@ class RedisConnection:
             return message
 
     def read_lines(self, calls: list[RedisCall]) -> list[list[bytes]]:
-        """The answers of commands that answer with a line each; nothing else may be under way."""
+        """Read the replies of commands that reply with one line each; no other replies may be pending."""
         data = b""
         read = self.connection._sock.recv
         while marks.missing_lines(data, calls) > 0:
             more = read(LINES_BYTES)
             if not more:
-                raise ConnectionError("the server has hung up")
+                raise ConnectionError("the server closed the connection")
             data += more
-        return marks.in_lines(data, calls)
+        return marks.split_lines(data, calls)
 
     def is_stale(self) -> bool:
-        """Whether there is something to read where nothing should be: the end of the connection."""
+        """Whether an idle connection has something to read: that means its end."""
         try:
             return bool(self.connection.can_read())
         except BROKEN:
             return True
 
     def close(self) -> None:
-        """Hang up; from any thread or task."""
-        with suppress(*BROKEN, RuntimeError):  # a loop that is closed has taken its connections along
+        """Close the connection; callable from any thread or task."""
+        with suppress(*BROKEN, RuntimeError):  # the connections of a closed event loop are already gone
             self.connection.disconnect()
 
 
 class RedisPool:
-    """Connections of one store, and its listener. Closed once, it is not used again."""
+    """The connections of one store, and its listener. A closed pool is not used again."""
 
     def __init__(self, core: RedisState) -> None:
         self._core = core
@@ -89,11 +89,11 @@ class RedisPool:
         self.listener: RedisListener = RedisListener(core, RedisConnection)
 
     def pause(self, seconds: float) -> None:
-        """Wait a little."""
+        """Wait this long."""
         self._closing.wait(seconds)
 
     def take(self, address: Address) -> RedisConnection:
-        """A connection that nobody uses, or a new one. Raises the driver's error where none can be had."""
+        """Return an idle connection, or a new one. Raises the driver's error if it cannot connect."""
         while True:
             with self._lock:
                 self._check_open()
@@ -110,7 +110,7 @@ class RedisPool:
         with self._lock:
             self._busy.add(link)
         try:
-            self._check_open()  # it may have been closed while this connected
+            self._check_open()  # the pool may have been closed during the connect
         except StoreClosed:
             self.drop(link)
             raise
@@ -121,7 +121,7 @@ class RedisPool:
             raise self._core.closed_error()
 
     def release(self, link: RedisConnection) -> None:
-        """Keep a connection for the next who needs one: all its replies were read."""
+        """Give a connection back to the pool; all its replies must have been read."""
         link.used_at = time.monotonic()
         with self._lock:
             self._busy.discard(link)
@@ -133,13 +133,13 @@ class RedisPool:
         link.close()
 
     def drop(self, link: RedisConnection) -> None:
-        """Hang up."""
+        """Close a connection and remove it from the pool."""
         with self._lock:
             self._busy.discard(link)
         link.close()
 
     def drop_all(self) -> None:
-        """Hang up all connections, also those in use."""
+        """Close all connections, also those in use."""
         with self._lock:
             links = [*self._busy, *(link for idle in self._idle.values() for link in idle)]
             self._idle.clear()
@@ -147,7 +147,7 @@ class RedisPool:
             link.close()
 
     def close(self) -> None:
-        """End for good; safe while others use its connections."""
+        """Close the pool; safe while others use its connections."""
         self._closed = True
         self._closing.set()
         self.drop_all()
@@ -155,14 +155,14 @@ class RedisPool:
 
 
 class RedisPools:
-    """The pool that is used now: in an event loop its own, and after `close` a new one."""
+    """The current pool: one for each event loop, and a new one after `close`."""
 
     def __init__(self, core: RedisState) -> None:
         self._core = core
         self._pools: dict[Any, RedisPool] = {}
 
     def current(self) -> RedisPool:
-        """The pool to use now."""
+        """Return the current pool."""
         loop = None
         pool = self._pools.get(loop)
         if pool is None:
@@ -170,7 +170,7 @@ class RedisPools:
         return pool
 
     def pop(self) -> RedisPool:
-        """The pool to close; whoever comes later gets a new one."""
+        """Return the pool to close; later calls get a new one."""
         pool = self.current()
         self._pools.clear()
         return pool

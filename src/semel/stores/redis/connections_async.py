@@ -20,11 +20,11 @@ from semel.stores.redis.listener import AsyncRedisListener
 __all__ = ["AsyncRedisConnection", "AsyncRedisPool", "AsyncRedisPools"]
 
 IDLE_MAX = 8
-"""Connections kept for one node while nobody uses them."""
+"""The most idle connections kept for one node."""
 STALE_S = 0.2
-"""A connection that was idle for so long is looked at before it is used: the other side may have left."""
+"""A connection that was idle for this long is checked before use: the server may have closed it."""
 LINES_BYTES = 64 * 1024
-"""How much is read at once of answers that come in lines."""
+"""How many bytes of line replies are read at once."""
 
 
 class AsyncRedisConnection:
@@ -39,11 +39,11 @@ class AsyncRedisConnection:
         self.used_at: float = 0.0
 
     async def send(self, packed: bytes) -> None:
-        """Raises the driver's error."""
+        """Send bytes. Raises the driver's error."""
         await self.connection.send_packed_command([packed], check_health=False)
 
     async def read(self) -> Any:
-        """A reply, or the server's error as a value. Raises the driver's error when the connection is broken."""
+        """Read a reply; an error reply is returned as a value. Raises the driver's error if the connection breaks."""
         try:
             return await self.connection.read_response(disable_decoding=True)
         except Exception as error:
@@ -53,31 +53,31 @@ class AsyncRedisConnection:
             return message
 
     async def read_lines(self, calls: list[RedisCall]) -> list[list[bytes]]:
-        """The answers of commands that answer with a line each; nothing else may be under way."""
+        """Read the replies of commands that reply with one line each; no other replies may be pending."""
         data = b""
         read = self.connection._reader.read  # sync: read = self.connection._sock.recv
         while marks.missing_lines(data, calls) > 0:
             more = await read(LINES_BYTES)
             if not more:
-                raise ConnectionError("the server has hung up")
+                raise ConnectionError("the server closed the connection")
             data += more
-        return marks.in_lines(data, calls)
+        return marks.split_lines(data, calls)
 
     async def is_stale(self) -> bool:
-        """Whether there is something to read where nothing should be: the end of the connection."""
+        """Whether an idle connection has something to read: that means its end."""
         try:
             return bool(await self.connection.can_read())
         except BROKEN:
             return True
 
     async def close(self, *, nowait: bool = True) -> None:  # sync: def close(self) -> None:
-        """Hang up; from any thread or task."""
-        with suppress(*BROKEN, RuntimeError):  # a loop that is closed has taken its connections along
+        """Close the connection; callable from any thread or task."""
+        with suppress(*BROKEN, RuntimeError):  # the connections of a closed event loop are already gone
             await self.connection.disconnect(nowait=nowait)  # sync: self.connection.disconnect()
 
 
 class AsyncRedisPool:
-    """Connections of one store, and its listener. Closed once, it is not used again."""
+    """The connections of one store, and its listener. A closed pool is not used again."""
 
     def __init__(self, core: RedisState) -> None:
         self._core = core
@@ -90,11 +90,11 @@ class AsyncRedisPool:
         self.listener: AsyncRedisListener = AsyncRedisListener(core, AsyncRedisConnection)
 
     async def pause(self, seconds: float) -> None:
-        """Wait a little."""
+        """Wait this long."""
         await asyncio.sleep(seconds)  # sync: self._closing.wait(seconds)
 
     async def take(self, address: Address) -> AsyncRedisConnection:
-        """A connection that nobody uses, or a new one. Raises the driver's error where none can be had."""
+        """Return an idle connection, or a new one. Raises the driver's error if it cannot connect."""
         while True:
             with self._lock:
                 self._check_open()
@@ -111,7 +111,7 @@ class AsyncRedisPool:
         with self._lock:
             self._busy.add(link)
         try:
-            self._check_open()  # it may have been closed while this connected
+            self._check_open()  # the pool may have been closed during the connect
         except StoreClosed:
             await self.drop(link)
             raise
@@ -122,7 +122,7 @@ class AsyncRedisPool:
             raise self._core.closed_error()
 
     async def release(self, link: AsyncRedisConnection) -> None:
-        """Keep a connection for the next who needs one: all its replies were read."""
+        """Give a connection back to the pool; all its replies must have been read."""
         link.used_at = time.monotonic()
         with self._lock:
             self._busy.discard(link)
@@ -134,13 +134,13 @@ class AsyncRedisPool:
         await link.close()
 
     async def drop(self, link: AsyncRedisConnection) -> None:
-        """Hang up."""
+        """Close a connection and remove it from the pool."""
         with self._lock:
             self._busy.discard(link)
         await link.close()
 
     async def drop_all(self) -> None:
-        """Hang up all connections, also those in use."""
+        """Close all connections, also those in use."""
         with self._lock:
             links = [*self._busy, *(link for idle in self._idle.values() for link in idle)]
             self._idle.clear()
@@ -149,7 +149,7 @@ class AsyncRedisPool:
         await asyncio.sleep(0)  # sync: drop
 
     async def aclose(self) -> None:
-        """End for good; safe while others use its connections."""
+        """Close the pool; safe while others use its connections."""
         self._closed = True
         # sync: self._closing.set()
         await self.drop_all()
@@ -157,14 +157,14 @@ class AsyncRedisPool:
 
 
 class AsyncRedisPools:
-    """The pool that is used now: in an event loop its own, and after `close` a new one."""
+    """The current pool: one for each event loop, and a new one after `close`."""
 
     def __init__(self, core: RedisState) -> None:
         self._core = core
         self._pools: dict[Any, AsyncRedisPool] = {}
 
     def current(self) -> AsyncRedisPool:
-        """The pool to use now."""
+        """Return the current pool."""
         loop = asyncio.get_running_loop()  # sync: loop = None
         pool = self._pools.get(loop)
         if pool is None:
@@ -174,7 +174,7 @@ class AsyncRedisPools:
         return pool
 
     def pop(self) -> AsyncRedisPool:
-        """The pool to close; whoever comes later gets a new one."""
+        """Return the pool to close; later calls get a new one."""
         pool = self.current()
         self._pools.clear()
         return pool

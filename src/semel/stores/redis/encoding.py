@@ -1,4 +1,4 @@
-"""Turn items into what the scripts take, and what they answer into answers. No I/O, no clock."""
+"""Encode items as arguments of the scripts, and decode their replies into answers. No I/O, no clock."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -21,8 +21,8 @@ from semel.stores.redis.records import (
     QUARANTINE,
     SLIDING,
     TYPE,
-    known,
     unpack,
+    unpack_known,
 )
 from semel.types import (
     FOREVER,
@@ -40,16 +40,16 @@ from semel.types import (
 )
 
 BUCKETS = 64
-"""So many hash tags: a batch needs at most as many calls on a cluster, and they spread over its masters."""
+"""The number of hash tags: a batch needs at most this many calls on a cluster, spread over its masters."""
 RELEASED = 5
 ENDS: dict[str, int] = {"done": 1, "failed": 2, "unknown": 3, "released": RELEASED}
 
 WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED, VOID = 1, 2, 4, 8, 16, 32
 BY_EVENT_TIME, BY_ANCHOR = 1, 2
-"""How a claim may be late."""
+"""How the claim script decides that an event is late."""
 ANY_STATE = 255
 TEXT_BYTES_MAX = 65_535
-"""The longest name or event type, or fingerprint, that a record holds."""
+"""The most bytes of a name, an event type or a fingerprint in a record."""
 OWNER_BYTES_MAX = 255
 
 _CLAIM = Struct(">BBBddd")
@@ -68,19 +68,19 @@ TAG_BYTES = 4
 
 @lru_cache(maxsize=1024)
 def tag_of(tenant: str, consumer: str) -> bytes:
-    """What a mark's key says of its consumer, so that marks can be counted."""
+    """Return the consumer's tag in the keys of its marks; marks are counted by it."""
     return sha256(scope(tenant, consumer)).digest()[:TAG_BYTES]
 
 
 @lru_cache(maxsize=1024)
 def scope_name(tenant: str, consumer: str) -> bytes:
-    """How a record says whose it is."""
+    """Return the tenant and the consumer as a record stores them."""
     whose, who = tenant.encode(), consumer.encode()
     return _SCOPE.pack(len(whose), len(who)) + whose + who
 
 
 def name_of(record_id: Id, *, readable: bool) -> bytes:
-    """The name of a record; without its key where keys are to stay unreadable."""
+    """Return the name of a record; without its key if keys must stay unreadable."""
     name = scope_name(record_id[0], record_id[1])
     if readable:
         name += record_id[2].encode()
@@ -91,11 +91,11 @@ def name_of(record_id: Id, *, readable: bool) -> bytes:
 
 
 Encoded: TypeAlias = tuple[bytes, list[int], list[bytes], list[bytes]]
-"""Items with something in common: that, which they are, the digests of their records, and what is their own."""
+"""Items that share fields: the shared fields, the items' positions, their digests, and each item's own fields."""
 
 
 def claims(items: Sequence[Claim], *, readable: bool) -> list[Encoded]:
-    """What the claim script takes, a call for each kind of claim; mostly there is one kind."""
+    """Encode claims for the claim script, one group for each kind of claim; usually there is one."""
     groups: dict[Any, Encoded] = {}
     shape_before: Any = None
     which, digests, args = list[int](), list[bytes](), list[bytes]()
@@ -147,7 +147,7 @@ def _has_more(item: Claim) -> bool:
 
 
 def _anchor(item: Claim) -> bytes:
-    """The event's own time and its horizon. One that no record holds is as late as the nearest that one does."""
+    """Return the event's own time and its horizon. A time outside a record's range is clamped to the nearest end."""
     if not item.apart_us or item.event_time_us is None:
         return b""
     happened = min(max(item.event_time_us, 0), FOREVER)
@@ -187,12 +187,12 @@ def _head(item: Claim, flags: int, more: int) -> bytes:
 
 def _short(text: bytes, what: str) -> bytes:
     if len(text) > TEXT_BYTES_MAX:
-        raise KeyInvalid(f"{what} has {len(text)} bytes; a record holds {TEXT_BYTES_MAX}")
+        raise KeyInvalid(f"{what} has {len(text)} bytes; a record holds at most {TEXT_BYTES_MAX}")
     return _U2.pack(len(text)) + text
 
 
 def ends(items: Sequence[RecordItem]) -> list[Encoded]:
-    """What the settle script takes: settles that are alike in one call; where there is anything else, all in one."""
+    """Encode items for the settle script: settles grouped by shared fields; a mixed batch is one group."""
     if any(type(item) is not Settle or item.event_time_us is not None for item in items):
         args = [settle(item) if isinstance(item, Settle) else _ENDS[type(item)](item) for item in items]
         return [(b"", list(range(len(items))), [digest(item.id) for item in items], args)]
@@ -233,7 +233,7 @@ def _settle_head(item: Settle, fence: int, options: int) -> bytes:
 
 
 def settle(item: Settle, name: bytes = b"") -> bytes:
-    """What the settle script takes for a settle on its own; with a `name`, for one that brings its record's along."""
+    """Encode a settle in its long form; with `name`, the script can create its record again."""
     options, value = NAMED if name else 0, b""
     if item.value == NULL:
         options |= VOID
@@ -279,7 +279,7 @@ def _resolve(item: Resolve) -> bytes:
 
 
 def rewindow(window_us: int) -> bytes:
-    """What the settle script takes to move the expiry of a settled record."""
+    """Encode a change of a settled record's window for the settle script."""
     return b"W" + Struct(">d").pack(window_us)
 
 
@@ -289,28 +289,28 @@ _ENDS: dict[type, Any] = {Renew: _renew, Lookup: _lookup, Forget: _forget, Resol
 # --- answers ------------------------------------------------------------------------------------
 
 AGAIN = frozenset(b"+Tn")
-"""Letters of items that were not carried out."""
+"""Letters for items that were not carried out."""
 CLAIM_DETAILED = frozenset(b"GKBJLU")
 END_DETAILED = frozenset(b"ABJrmf")
-"""Letters that something comes with."""
+"""Letters with a detail in the reply."""
 
 ABSENT, LOST, MISMATCH = Absent(), Lost[Any](), Mismatch()
 
 
-def full() -> StoreFull:
-    """What an item gets when there is no memory for it."""
+def full_error() -> StoreFull:
+    """Error for an item that the server has no memory for."""
     return StoreFull(
-        "the server has reached its maxmemory; give it more, or shorten the window. What is stored still answers"
+        "the server has reached its maxmemory; give it more, or shorten the window. Stored records still answer"
     )
 
 
-def corrupt(item: RecordItem) -> Unavailable:
-    """What an item gets whose key holds something else than a record."""
-    return Unavailable(RecordCorrupt(f"the key of {item.id!r} holds something that semel does not write"))
+def corrupt_answer(item: RecordItem) -> Unavailable:
+    """Answer for an item whose key does not hold a record."""
+    return Unavailable(RecordCorrupt(f"the key of {item.id!r} holds a value that semel does not write"))
 
 
 def claim_answer(letter: str, detail: bytes, item: Claim, now: int) -> Any:
-    """The answer to a claim."""
+    """Decode the answer to a claim."""
     match letter:
         case "F":
             return Granted(now, 1, now + item.lease_us, now, (), item.journal)
@@ -318,7 +318,7 @@ def claim_answer(letter: str, detail: bytes, item: Claim, now: int) -> Any:
             r = unpack(detail, item.id)
             return Granted(r.fence, r.attempt, r.lease_until_us, r.first_seen_us, r.steps, r.journal)
         case "K":
-            return known(detail, item.id, now)
+            return unpack_known(detail, item.id, now)
         case "B" | "J":
             return Busy(int(detail) / 1e6, letter == "J")
         case "M":
@@ -328,13 +328,13 @@ def claim_answer(letter: str, detail: bytes, item: Claim, now: int) -> Any:
         case "U":
             return Unknown(int(detail))
         case "O":
-            return Unavailable(full())
+            return Unavailable(full_error())
         case _:
-            return corrupt(item)
+            return corrupt_answer(item)
 
 
 def end_answer(letter: str, detail: bytes, item: RecordItem, now: int) -> Any:
-    """The answer to any other item on a record."""
+    """Decode the answer to any other item on a record."""
     match letter:
         case "C":
             return Completed(at_us=now)
@@ -359,6 +359,6 @@ def end_answer(letter: str, detail: bytes, item: RecordItem, now: int) -> Any:
         case "B" | "J":
             return Busy(int(detail) / 1e6, letter == "J")
         case "O":
-            return Unavailable(full())
+            return Unavailable(full_error())
         case _:
-            return corrupt(item)
+            return corrupt_answer(item)

@@ -1,4 +1,4 @@
-"""Say in semel's words what a server's errors mean, and which of them are worth another try."""
+"""Translate the errors of servers and driver into semel's errors, and decide which calls to retry."""
 
 from typing import Literal, TypeAlias
 
@@ -6,13 +6,23 @@ from redis import exceptions
 
 from semel.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
 
-__all__ = ["BROKEN", "Kind", "NotSent", "as_message", "kind_of", "other_node", "to_store_error", "unsent"]
+__all__ = [
+    "BROKEN",
+    "Kind",
+    "NotSent",
+    "as_message",
+    "connect_error",
+    "kind_of",
+    "other_node",
+    "to_store_error",
+]
 
 Kind: TypeAlias = Literal[
     "text", "moved", "ask", "split", "wait", "full", "refused", "unsent", "cut", "other"
 ]
-"""`text`: send the script itself. `moved`, `ask`: another node has it. `split`: its keys are being moved, ask for
-each alone. `wait`: not now. `unsent`: it never left. `cut`: nobody knows whether it was carried out."""
+"""`text`: send the script's text. `moved`, `ask`: another node has the key. `split`: the keys are being moved, send one
+call for each key. `wait`: retry later. `unsent`: the call was not sent. `cut`: the connection broke, so it is unknown
+whether the call was carried out."""
 
 _BY_WORD: dict[str, Kind] = {
     "NOSCRIPT": "text",
@@ -31,19 +41,19 @@ _BY_WORD: dict[str, Kind] = {
     "WRONGPASS": "refused",
 }
 _ANYWHERE = ("NOSCRIPT", "READONLY", "OOM", "MISCONF", "NOREPLICAS", "LOADING", "MASTERDOWN")
-"""Older servers put their own words before those of a script's failing command."""
+"""Error codes that may stand later in the text: older servers put a prefix before the error of a script's command."""
 
 
 class NotSent(Exception):
-    """No connection could be had, so nothing was sent."""
+    """There was no connection, so nothing was sent."""
 
 
 class ServerError(Exception):
-    """An error that the server answered with; its text as it came."""
+    """An error reply of the server, with its unchanged text."""
 
 
 def kind_of(error: Exception) -> Kind:
-    """What to do about it."""
+    """Return how to react to the error."""
     if isinstance(error, NotSent):
         return "unsent"
     if not isinstance(error, ServerError):
@@ -59,31 +69,31 @@ def kind_of(error: Exception) -> Kind:
 
 
 def other_node(error: Exception) -> tuple[str, int] | None:
-    """The node that a redirection names: `ASK 1234 127.0.0.1:7001`; `None`: it does not say which host."""
+    """Return the node in a redirection such as `ASK 1234 127.0.0.1:7001`; `None` if it names no host."""
     host, _, port = str(error).split(" ")[2].rpartition(":")
     return (host, int(port)) if host not in ("", "?") else None
 
 
 def to_store_error(error: Exception, name: str) -> StoreError:
-    """The error to raise or to answer with instead."""
+    """Return the `StoreError` to raise or to answer with instead of this error."""
     kind = kind_of(error)
     if kind == "full":
         return StoreFull(
-            f"{name} has reached its maxmemory; give it more, or shorten the window. What is stored still answers"
+            f"{name} has reached its maxmemory; give it more, or shorten the window. Stored records still answer"
         )
     if kind == "refused":
         return StoreRefused(
-            f"{name} does not let this user in: {error}; it needs rights on its keys and scripts"
+            f"{name} refuses this user: {error}; the user needs rights on its keys and scripts"
         )
     if kind == "unsent":
         return StoreUnavailable(f"{name} cannot be reached: {error}")
     if kind == "cut":
         return StoreUnavailable(f"{name} gave no answer: {error}")
-    return StoreUnavailable(f"{name} did not carry it out: {error}")
+    return StoreUnavailable(f"{name} did not carry out the call: {error}")
 
 
 BROKEN = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
-"""The connection is of no more use."""
+"""Errors after which the connection cannot be used any more."""
 
 _WORDS: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.NoScriptError, "NOSCRIPT"),
@@ -102,7 +112,10 @@ _WORDS: tuple[tuple[type[Exception], str], ...] = (
 
 
 def as_message(error: Exception) -> ServerError | None:
-    """The server's own words again, whose first the driver has turned into a class; `None`: it said nothing."""
+    """Return the server's error reply, with the error code that the driver turned into a class.
+
+    Returns `None` if the error is not a reply of the server.
+    """
     for kind, word in _WORDS:
         if isinstance(error, kind):
             text = str(error)
@@ -112,6 +125,6 @@ def as_message(error: Exception) -> ServerError | None:
     return None
 
 
-def unsent(error: Exception) -> Exception:
-    """What came of trying to connect."""
+def connect_error(error: Exception) -> Exception:
+    """Return the error of a failed connect: the server's reply, or `NotSent`."""
     return as_message(error) or NotSent(str(error) or type(error).__name__)

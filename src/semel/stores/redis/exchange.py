@@ -1,7 +1,7 @@
-"""Carry out a batch: which calls to send, and what to do about each reply. Written once for both colours.
+"""Carry out a batch: which calls to send, and how to handle each reply. Written once for sync and async.
 
-`RedisExchange.carry_out` is a generator: it yields what is to be done (`RedisQuery`, `RedisPause`, `Refresh`, `Nodes`),
-is sent what came of it, and returns the answers. The stores are the loops that do it, with threads or without.
+`RedisExchange.carry_out` is a generator: it yields steps (`RedisQuery`, `Ahead`, `RedisPause`, `Refresh`, `Nodes`),
+receives their results, and returns the answers. `Pipeline` and `AsyncPipeline` perform the steps.
 """
 
 import logging
@@ -31,13 +31,13 @@ from semel.stores.redis.calls import (
     Step,
     Steps,
     cut,
-    leave,
-    one_by_one,
     pieces,
+    queue_unfinished,
     refuse,
     repeatable,
     runs,
-    some,
+    select,
+    split_by_key,
     take_marks,
 )
 from semel.stores.redis.errors import to_store_error
@@ -47,16 +47,16 @@ from semel.types import Busy, Completed, Forgotten, Id, Unavailable
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.01, 0.25
 HOPS_MAX = 3
-"""Redirections that are followed at once; nodes that do not agree with each other are given time."""
+"""Redirections that are followed at once; after that the call pauses, so that the nodes can agree."""
 
 _FAULTS = (SemelError, UnicodeEncodeError, OverflowError, ValueError, IndexError)
-"""What an item raises that cannot be told to a server."""
+"""Errors of an item that cannot be encoded."""
 
 _log = logging.getLogger("semel")
 
 
 class RedisExchange:
-    """What one store object knows of its server, and how it speaks to it. Not the connections."""
+    """The protocol of one store object with its servers, and its state; without the connections."""
 
     def __init__(
         self, *, name: str, layout: KeyLayout, cluster: bool, options: RedisOptions, new_token: Callable[[], bytes],
@@ -77,14 +77,14 @@ class RedisExchange:
         self.bins_wanted: int = (
             redis_marks.bins_for(options.marks_expected) if options.marks == "compact" else 0
         )
-        """How many sets a consumer's compact marks shall have; 0: marks are plain keys."""
-        self._plainly: bool = not (cluster or self.bins_wanted or self._on_lost)
-        """Marks need no script."""
+        """How many sets a new consumer's compact marks get; 0: marks are plain keys."""
+        self._plain_marks_only: bool = not (cluster or self.bins_wanted or self._on_lost)
+        """Whether marks need no script."""
         self.epochs: dict[int, bytes] = {}
         self.scopes: set[tuple[str, str]] = set()
-        """Those whose marks are known by name in the store."""
+        """Consumers whose tag is recorded in the store."""
         self.bins: dict[tuple[str, str], int] = {}
-        """How many they have, where that is another number."""
+        """The number of sets of consumers that have another number than `bins_wanted`."""
         self.stores_lost: int = 0
         self.unreplicated: int = 0
         self.unsynced: int = 0
@@ -93,21 +93,21 @@ class RedisExchange:
     # --- records and marks ---
 
     def carry_out(self, items: Sequence[Item], now: bytes = b"") -> Generator[Step, Any, list[Answer]]:
-        """Answer the items by position. `now`: another time than the server's, for tests."""
+        """Answer the items by position. `now` replaces the server's time, for tests."""
         from semel.stores.redis import admin
 
         answers: list[Answer] = [None] * len(items)
         parts: list[CallPart] = []
         sent = 0
-        yield from self._introduce(items)
-        if not now and self._plainly and redis_marks.serves(items):
+        yield from self._record_tags(items)
+        if not now and self._plain_marks_only and redis_marks.serves(items):
             yield from redis_marks.carry_out(self, items, answers)  # type: ignore[arg-type]  # it serves only marks
             return answers
         for start, kind, run in runs(items):
             if kind == "admin":
                 yield from self.ask_all(parts, answers, now, sent)
                 parts, sent = [], 0
-                answers[start] = yield from self._apart(admin.carry_out(self, run[0], now))
+                answers[start] = yield from self._answer_errors(admin.carry_out(self, run[0], now))
                 continue
             for more in self._pieces(kind, start, run, answers):
                 parts += more
@@ -122,7 +122,7 @@ class RedisExchange:
     def _pieces(
         self, kind: Any, start: int, run: Sequence[Any], answers: list[Answer]
     ) -> Iterable[list[CallPart]]:
-        """The parts of a run: on one server piece by piece, so that the first can be sent before the last is made."""
+        """Yield the parts of a run; on one server in pieces, so that the first is sent before the last is encoded."""
         if kind == "mark":
             answers[start] = Marked([False] * len(run[0].keys))
             try:
@@ -136,7 +136,8 @@ class RedisExchange:
             for piece in pieces(len(run)):
                 yield list(self._parts(kind, start + piece.start, run[piece], answers))
 
-    def _apart(self, steps: Steps) -> Steps:
+    def _answer_errors(self, steps: Steps) -> Steps:
+        """Run the steps; an error of the store or of a record becomes the answer."""
         try:
             return (yield from steps)
         except RecordCorrupt as error:
@@ -151,7 +152,7 @@ class RedisExchange:
             encoded = self._encode(kind, run)
         except _FAULTS:
             good: list[tuple[int, Any]] = []
-            for at, item in enumerate(run, start):  # one of them is at fault, and its fault is its own
+            for at, item in enumerate(run, start):  # find the bad items; only they get an error
                 try:
                     self._encode(kind, [item])
                     good.append((at, item))
@@ -176,12 +177,12 @@ class RedisExchange:
         return encoding.claims(run, readable=self.readable_keys) if kind == "claim" else encoding.ends(run)
 
     def _by_bucket(self, whole: CallPart) -> Iterable[CallPart]:
-        """A part for each bucket; `whole` has digests instead of keys."""
+        """Yield a part for each bucket; `whole` has digests instead of keys."""
         places: dict[int, list[int]] = {}
         for at, each in enumerate(whole.keys):
             places.setdefault(each[0] & 63, []).append(at)
         for bucket, which in places.items():
-            part = some(whole, which)
+            part = select(whole, which)
             part.bucket = bucket
             part.keys = [self.layout.records[bucket] + each for each in part.keys]
             yield from cut(part)
@@ -208,7 +209,7 @@ class RedisExchange:
         yield from buckets.values()
 
     def plain_marks(self, at: int, item: Mark) -> Iterable[CallPart]:
-        """The parts of a mark on one server, the first of them small."""
+        """Yield the parts of a mark on one server; the first one is small."""
         tag = encoding.tag_of(item.tenant, item.consumer)
         marks, args = [head + tag for head in self.layout.marks], [b"%d" % item.window_us]
         for piece in pieces(len(item.keys)):
@@ -216,8 +217,8 @@ class RedisExchange:
             keys = [marks[each[0] & 63] + each[:12] for each in digests]
             yield CallPart("mark", list(range(piece.start, piece.stop)), [item], keys, args, mark=at)
 
-    def _introduce(self, items: Sequence[Item]) -> Steps:
-        """Write down once which consumer the tag in its marks' keys stands for."""
+    def _record_tags(self, items: Sequence[Item]) -> Steps:
+        """Record in the store, once per consumer, which consumer the tag in its marks' keys means."""
         for item in items:
             if type(item) is not Mark or (item.tenant, item.consumer) in self.scopes:
                 continue
@@ -231,7 +232,7 @@ class RedisExchange:
     # --- asking ---
 
     def ask_all(self, parts: list[CallPart], answers: list[Answer], now: bytes, sent: int = 0) -> Steps:
-        """Send the parts, and what must be sent again, until each has its answers. `sent`: so many are under way."""
+        """Send the parts, with retries, until each has its answers. `sent`: how many are already sent."""
         waited_s, pauses = 0.0, 0
         while parts:
             calls = self._calls(parts[sent:], now)
@@ -267,20 +268,20 @@ class RedisExchange:
         return [RedisCall(self._command(part, now), part.bucket, part.node, part.asking) for part in parts]
 
     def _ask_and_wait(self, waits: Waits, calls: list[RedisCall], parts: list[CallPart]) -> Steps:
-        """Ask, and have each node say at the end how far what was settled has come. One wait per node, not per part."""
+        """Send the calls, then wait on each node until its settles reach replicas and disks. One wait per node."""
         ends: dict[Address, list[CallPart]] = {}
         for part in parts:
             if part.kind == "end":
                 ends.setdefault(self._where(RedisCall((), part.bucket, part.node)), []).append(part)
         more = [RedisCall(command, node=node) for node in ends for command in waits.commands]
         replies = yield RedisQuery(calls + more)
-        kept, told = replies[: len(parts)], iter(replies[len(parts) :])
+        kept, wait_replies = replies[: len(parts)], iter(replies[len(parts) :])
         answered = {
             id(part) for part, reply in zip(parts, kept, strict=True) if not isinstance(reply, Exception)
         }
         for theirs in ends.values():
             settled = sum(len(part.items) for part in theirs if id(part) in answered)
-            copied, synced = waits.replicas_reached(told)
+            copied, synced = waits.read_replies(wait_replies)
             self.unreplicated += 0 if copied else settled
             self.unsynced += 0 if synced else settled
             if settled and not (copied and synced):
@@ -322,7 +323,7 @@ class RedisExchange:
         later: list[CallPart],
         answers: list[Answer],
     ) -> bool:
-        """Find the way on for a part that was not carried out; whether to look for the masters again."""
+        """Decide how to go on with a part that was not carried out; returns whether to find the masters again."""
         kind = errors.kind_of(error)
         part.node, part.asking = None, False
         match kind:
@@ -341,7 +342,7 @@ class RedisExchange:
             case "split" if part.bare or len(part.keys) == 0:
                 later.append(part)
             case "split":
-                again += one_by_one(part)
+                again += split_by_key(part)
             case "wait":
                 later.append(part)
                 return True
@@ -362,10 +363,10 @@ class RedisExchange:
         self, part: CallPart, reply: Any, answers: list[Answer], again: list[CallPart], later: list[CallPart]
     ) -> None:
         self.note_epoch(part.bucket if self.cluster else 0, reply[1])
-        if len(reply) < 3:  # noqa: PLR2004 - the script stopped: nothing was carried out
+        if len(reply) < 3:  # noqa: PLR2004 - the script stopped and carried out nothing
             raise StoreRefused(
                 f"{self.name} has lost its records since this client opened it (a flush, or a failover to an empty"
-                " server); nothing was written. Close and open it to begin anew"
+                " server); nothing was written. Close it and open it again to go on"
             )
         now, letters, details = reply[0], reply[2], iter(reply[3:])
         if part.kind == "mark":
@@ -382,7 +383,7 @@ class RedisExchange:
         self, part: CallPart, now: int, letters: bytes, details: Any, answers: list[Answer],
         again: list[CallPart], later: list[CallPart],
     ) -> None:  # fmt: skip
-        first = part.items[0]  # they have their lease in common
+        first = part.items[0]  # all items of a part have the same lease
         granted = Granted(now, 1, now + first.lease_us, now) if first.journal is None else None
         left: list[int] = []
         for at, (place, item, letter) in enumerate(zip(part.places, part.items, letters, strict=True)):
@@ -396,7 +397,7 @@ class RedisExchange:
                     answers[place] = encoding.claim_answer(chr(letter), detail, item, now)
                 except RecordCorrupt as error:
                     answers[place] = Unavailable(error)
-        leave(part, left, letters, again, later)
+        queue_unfinished(part, left, letters, again, later)
 
     def _take_ends(
         self, part: CallPart, now: int, letters: bytes, details: Any, answers: list[Answer],
@@ -421,46 +422,45 @@ class RedisExchange:
                 if letter == 82:  # noqa: PLR2004 - R
                     self.recreated += 1
         if unnamed:
-            named = some(part, unnamed)
+            named = select(part, unnamed)
             named.common = b""
             named.args = [
                 encoding.settle(item, encoding.name_of(item.id, readable=self.readable_keys))
                 for item in named.items
             ]
             again.append(named)
-        leave(part, left, letters, again, later)
+        queue_unfinished(part, left, letters, again, later)
 
     def note_epoch(self, bucket: int, epoch: bytes) -> None:
-        """Compare the epoch that was found with the one that is known."""
+        """Note the epoch of a bucket; another epoch than before means that the store lost its records."""
         known = self.epochs.get(bucket)
         if known == epoch or not epoch:
             return
         self.epochs[bucket] = epoch
-        if epoch == self.token:  # ours; were it lost, another must take its place, or nobody would notice
+        if epoch == self.token:  # we wrote it; the next one must differ, or a second loss would go unnoticed
             self.token = self._new_token()
-            _log.info("%s: a new store, or one that was emptied; bucket %d begins here", self.name, bucket)
+            _log.info("%s: the store is new or was emptied; bucket %d starts empty", self.name, bucket)
         if known is None:
             return
         self.stores_lost += 1
         self.scopes.clear()
         self.bins.clear()
         _log.warning(
-            "%s has lost its records (a flush, or a failover to an empty server): what was done before may be done"
-            " again",
+            "%s has lost its records (a flush, or a failover to an empty server): earlier effects may happen again",
             self.name,
             extra={"event": "store_lost", "bucket": bucket},
         )
 
 
 def busy_ids(items: Sequence[Item], answers: Sequence[Answer]) -> Iterable[Id]:
-    """The records that somebody may wait for now."""
+    """Yield the busy records that callers may now wait for."""
     for item, answer in zip(items, answers, strict=True):
         if type(answer) is Busy and type(item) is Claim:
             yield item.id
 
 
 def ended_ids(items: Sequence[Item], answers: Sequence[Answer]) -> Iterable[Id]:
-    """The records that these items settled, released or forgot."""
+    """Yield the records that these items settled, released or forgot."""
     for item, answer in zip(items, answers, strict=True):
         if (type(answer) is Completed and not answer.already) or type(answer) is Forgotten:
             yield item.id  # type: ignore[union-attr]  # only items on a record are answered so

@@ -1,4 +1,4 @@
-"""Hear from Redis or Valkey what others end: a thread, or a task of an event loop."""
+"""Listen on a Redis channel for records that other clients end: in a thread, or in a task of an event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,16 +12,16 @@ from semel.stores.redis.calls import Address
 __all__ = ["AsyncRedisListener", "RedisListener"]
 
 LISTEN_S = 0.2
-"""How often a thread that listens looks whether it is to end."""
+"""How often the listening thread checks whether it must stop."""
 RELISTEN_S = 0.5
 SUBSCRIBE_S = 1.0
-"""How long a call waits for the listener to be heard."""
+"""How long a call waits for the listener's subscription."""
 
 NewConnection: TypeAlias = Callable[[RedisState, Address], Any]
 
 
 class RedisListener:
-    """Hears what others end, while anybody listens. Errors cost speed: there is polling beside it."""
+    """Receives the ids of ended records while the store has listeners. Errors only cost speed: waiters also poll."""
 
     def __init__(self, core: RedisState, new_connection: NewConnection) -> None:
         self._core = core
@@ -32,7 +32,7 @@ class RedisListener:
         self._stopped = Event()
 
     def start(self) -> None:
-        """Begin, unless it runs."""
+        """Start listening, unless it already runs."""
         with self._lock:
             if self._thread is None and not self._core.closed:
                 self._subscribed.clear()
@@ -40,7 +40,7 @@ class RedisListener:
                 self._thread.start()
 
     def stop(self) -> None:
-        """End, and wait for the end."""
+        """Stop, and wait until it has stopped."""
         self._stopped.set()
         with self._lock:
             thread, self._thread = self._thread, None
@@ -48,9 +48,9 @@ class RedisListener:
             thread.join()
 
     def wait_subscribed(self) -> None:
-        """Wait a little until it is heard: what a call answers must not be older than what is listened to."""
+        """Wait up to `SUBSCRIBE_S` for the subscription: an answer must not be older than the first message."""
         if self._thread is not None and not self._subscribed.wait(SUBSCRIBE_S):
-            self._subscribed.set()  # the call goes on; once the listener is heard, all look again
+            self._subscribed.set()  # the call goes on; after the subscription all waiters check again
 
     def _listen(self) -> None:
         core = self._core
@@ -60,8 +60,8 @@ class RedisListener:
                 link = self._new_connection(core, core.nodes()[0])
                 link.connection.connect()
                 link.send(pack([core.subscribe_call()]))
-                self._hear(link)
-            except Exception:  # noqa: BLE001 - whatever it is, polling goes on
+                self._read_messages(link)
+            except Exception:  # noqa: BLE001 - after any error polling goes on
                 self._subscribed.set()
                 self._stopped.wait(RELISTEN_S)
             finally:
@@ -72,20 +72,20 @@ class RedisListener:
                     self._thread = None
                     return
 
-    def _hear(self, link: Any) -> None:
+    def _read_messages(self, link: Any) -> None:
         core = self._core
         while not self._stopped.is_set():
             if link.connection.can_read(LISTEN_S):
                 if core.is_subscribed(link.read()):
                     if self._subscribed.is_set():
-                        core.resubscribed()
+                        core.notify_all_waiting()
                     self._subscribed.set()
             elif not core.listeners:
                 return
 
 
 class AsyncRedisListener:
-    """Hears what others end, while anybody listens. Errors cost speed: there is polling beside it."""
+    """Receives the ids of ended records while the store has listeners. Errors only cost speed: waiters also poll."""
 
     def __init__(self, core: RedisState, new_connection: NewConnection) -> None:
         self._core = core
@@ -94,23 +94,23 @@ class AsyncRedisListener:
         self._subscribed = asyncio.Event()
 
     def start(self) -> None:
-        """Begin, unless it runs."""
+        """Start listening, unless it already runs."""
         if self._task is None and not self._core.closed:
             self._subscribed.clear()
             self._task = asyncio.get_running_loop().create_task(self._listen(), name="semel-redis-listener")
 
     async def stop(self) -> None:
-        """End, and wait for the end."""
+        """Stop, and wait until it has stopped."""
         task, self._task = self._task, None
         await end_tasks(task)
 
     async def wait_subscribed(self) -> None:
-        """Wait a little until it is heard: what a call answers must not be older than what is listened to."""
+        """Wait up to `SUBSCRIBE_S` for the subscription: an answer must not be older than the first message."""
         if self._task is not None and not self._subscribed.is_set():
             try:
                 await asyncio.wait_for(self._subscribed.wait(), SUBSCRIBE_S)
             except TimeoutError:
-                self._subscribed.set()  # the call goes on; once the listener is heard, all look again
+                self._subscribed.set()  # the call goes on; after the subscription all waiters check again
 
     async def _listen(self) -> None:
         core = self._core
@@ -123,9 +123,9 @@ class AsyncRedisListener:
                 while core.listeners:
                     if core.is_subscribed(await link.read()):
                         if self._subscribed.is_set():
-                            core.resubscribed()
+                            core.notify_all_waiting()
                         self._subscribed.set()
-            except Exception:  # noqa: BLE001 - whatever it is, polling goes on
+            except Exception:  # noqa: BLE001 - after any error polling goes on
                 self._subscribed.set()
                 await asyncio.sleep(RELISTEN_S)
             finally:

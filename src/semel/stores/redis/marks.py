@@ -1,8 +1,8 @@
-"""Marks as plain commands: what the server carries out fastest, packed and read without the driver's help.
+"""Marks as plain commands, the fastest way for the server; encoded and parsed without the driver. And compact marks.
 
-A mark is a key that the server itself lets expire, so no script is needed to make one: `SET key "" PX window NX`, one
-after the other, answered with a line each. Scripts make the marks of a cluster and of a store with another clock, and
-those that may not go on when the store has lost its records; and they repeat what the server refused here.
+A mark is a key that the server expires, so making one needs no script: a series of `SET key "" PX window NX`, each
+answered with one line. Scripts make marks on a cluster, with a test clock, and where a store that lost its records
+must refuse them (`on_store_lost=fail`). Scripts also repeat the commands that the server refused here.
 """
 
 from collections.abc import Generator, Sequence
@@ -24,7 +24,7 @@ _FIRST, _REFUSED = b"+OK", b"-"
 
 
 def serves(items: Sequence[Item]) -> bool:
-    """Whether these are marks and nothing else: answers that come in lines are not mixed with others."""
+    """Whether all items are marks: replies read as lines cannot be mixed with others."""
     return all(type(item) is Mark and item.window_us > 0 for item in items)
 
 
@@ -48,7 +48,7 @@ def carry_out(x: "RedisExchange", items: Sequence[Mark], answers: list[Answer]) 
             refused += _take(part, reply[-len(part.keys) :], answers)
         elif not isinstance(
             reply, NotSent
-        ):  # nobody knows which were made: repeating them would lose their events
+        ):  # it is unknown which marks were made: repeating them would lose their events
             answers[part.mark] = Unavailable(to_store_error(reply, x.name))
     yield from x.ask_all(refused, answers, b"")
     if not isinstance(replies[0], Exception):
@@ -56,7 +56,7 @@ def carry_out(x: "RedisExchange", items: Sequence[Mark], answers: list[Answer]) 
 
 
 def _call(x: "RedisExchange", part: CallPart, *, first: bool) -> RedisCall:
-    """The commands of a part; the first also asks for the epoch."""
+    """Return the commands of a part; the first part also reads the epoch."""
     item: Mark = part.items[0]
     tail = b"\r\n$0\r\n\r\n$2\r\nPX\r\n%b\r\n$2\r\nNX\r\n" % _bulk(b"%d" % -(-item.window_us // 1000))
     heads = {size: b"*6\r\n$3\r\nSET\r\n$%d\r\n" % size for size in set(map(len, part.keys))}
@@ -72,7 +72,7 @@ def _bulk(text: bytes) -> bytes:
 
 
 def _take(part: CallPart, lines: list[bytes], answers: list[Answer]) -> list[CallPart]:
-    """Write down which keys were the first; a part of those that the server refused to look at."""
+    """Set which keys are new; returns a part with the keys whose command the server refused."""
     marked = answers[part.mark]
     if isinstance(marked, Marked):
         firsts = [line == _FIRST for line in lines]
@@ -93,7 +93,7 @@ def _take(part: CallPart, lines: list[bytes], answers: list[Answer]) -> list[Cal
 
 
 def _compare_epoch(x: "RedisExchange", lines: list[bytes]) -> Generator[Any, Any, None]:
-    """See whether the store is the one that is known: the lines hold its epoch after its size, or say there is none."""
+    """Note the store's epoch, to detect lost records. The lines are its size and the epoch, or one for no epoch."""
     if len(lines) == 2:  # noqa: PLR2004
         x.note_epoch(0, lines[1])
         return
@@ -104,17 +104,17 @@ def _compare_epoch(x: "RedisExchange", lines: list[bytes]) -> Generator[Any, Any
 
 
 def missing_lines(data: bytes, calls: Sequence[RedisCall]) -> int:
-    """How many lines of the answers are still to come. The first may be the size of an epoch, which has a line more."""
+    """Return how many reply lines are still missing. If the first is the size of an epoch, there is one line more."""
     epoch = data[:1] == b"$" and not data.startswith(b"$-1")
     return sum(call.lines for call in calls) + epoch - data.count(b"\r\n")
 
 
-def in_lines(data: bytes, calls: Sequence[RedisCall]) -> list[list[bytes]]:
-    """The lines of each call."""
+def split_lines(data: bytes, calls: Sequence[RedisCall]) -> list[list[bytes]]:
+    """Return the reply lines of each call. Raises `ConnectionError` if they do not match the calls."""
     lines = data.split(b"\r\n")
     more = len(lines) - 1 - sum(call.lines for call in calls)
     if more and (more != 1 or lines[0] != b"$%d" % len(lines[1])):
-        raise ConnectionError("the server's answers cannot be told apart")
+        raise ConnectionError("the server's replies do not match the calls")
     found: list[list[bytes]] = []
     start = 0
     for call in calls:
@@ -128,7 +128,7 @@ if TYPE_CHECKING:
     from semel.stores.redis.exchange import RedisExchange
 
 PER_SET = 256
-"""Marks of one set: the server keeps up to 512 in eight bytes each, and an uneven spread needs room."""
+"""Marks per set: the server stores up to 512 in eight bytes each; the rest is room for an uneven spread."""
 BINS_MAX = 1 << 24
 COLLISIONS = (
     "compact marks: a new key is taken for a known one with a chance of about 1 in 10^16 (512 marks of 63 bits in two"
@@ -137,7 +137,7 @@ COLLISIONS = (
 
 
 def bins_for(expected: int) -> int:
-    """How many sets hold so many marks."""
+    """Return how many sets to use for the expected number of marks."""
     bins = 1
     while bins * PER_SET < expected and bins < BINS_MAX:
         bins *= 2
@@ -147,7 +147,7 @@ def bins_for(expected: int) -> int:
 def part_of(
     x: "RedisExchange", at: int, item: Mark | Lookup | Forget, places: list[int], keys: Sequence[str]
 ) -> CallPart:
-    """The call for some keys of one consumer."""
+    """Return the part that marks, looks up or forgets these keys of one consumer."""
     tenant, consumer = (item.tenant, item.consumer) if isinstance(item, Mark) else item.id[:2]
     tag = encoding.tag_of(tenant, consumer)
     bins = x.bins.get((tenant, consumer), x.bins_wanted)
@@ -166,7 +166,7 @@ def part_of(
 def take(
     x: "RedisExchange", part: CallPart, now: int, letters: bytes, details: Any, answers: list[Answer]
 ) -> CallPart | None:
-    """Write down the answers; a part to send again where the number of sets was another."""
+    """Set the answers; returns a part to send again if the consumer has another number of sets."""
     item = part.items[0]
     if letters == b"B":
         scope = (item.tenant, item.consumer) if isinstance(item, Mark) else item.id[:2]
@@ -176,7 +176,7 @@ def take(
     if letters == b"W":
         answers[part.mark] = Unavailable(
             PolicyInvalid(
-                "this consumer's compact marks were used with too many windows; wait until the oldest are over"
+                "this consumer's compact marks were used with too many windows; wait until the oldest have passed"
             )
         )
     elif isinstance(item, Mark):
@@ -187,7 +187,7 @@ def take(
         )
     elif letters != b"0":
         answers[part.mark] = Unavailable(
-            RecordCorrupt(f"the marks of {item.id[1]!r} are held by something else")
+            RecordCorrupt(f"a key for the marks of {item.id[1]!r} holds a value that semel does not write")
         )
     return None
 
@@ -195,7 +195,7 @@ def take(
 def look_again(
     x: "RedisExchange", items: Sequence[Any], answers: list[Answer], now: bytes
 ) -> Generator[Any, Any, None]:
-    """Keys without a record may be marks: those that were looked up or forgotten in vain are looked for there."""
+    """Look up or forget keys without a record again, among the compact marks."""
     parts = [
         part_of(x, at, item, [0], [item.id[2]])
         for at, (item, answer) in enumerate(zip(items, answers, strict=True))

@@ -1,4 +1,4 @@
-"""Carry out the steps of an exchange with Redis or Valkey: what is sent, in which order, and what comes back."""
+"""Perform the steps of an exchange with Redis or Valkey: send calls, read replies, pause, find the masters."""
 
 import asyncio  # sync: drop
 from contextlib import suppress
@@ -19,25 +19,25 @@ from semel.stores.redis.calls import (
     Steps,
 )
 from semel.stores.redis.connections_async import AsyncRedisConnection, AsyncRedisPool
-from semel.stores.redis.errors import BROKEN, as_message, unsent
+from semel.stores.redis.errors import BROKEN, as_message, connect_error
 
 __all__ = ["AsyncPipeline"]
 
 
 class AsyncConversation:
-    """Calls under way on one connection. What goes wrong is told by `read`, not by `send`."""
+    """Pending calls on one connection. `read` returns the errors, also those of `send`."""
 
     __slots__ = ("_address", "_connection", "_core", "_error", "_pool", "_until")
 
     def __init__(self, core: RedisState, pool: AsyncRedisPool, address: Address) -> None:
         self._core, self._pool, self._address = core, pool, address
-        # The driver's own limit costs a task for each reply; the sockets of threads keep theirs.
+        # The driver's own time limit costs a task for each reply; blocking sockets keep theirs.
         self._until = asyncio.get_running_loop().time() + core.options.answer_s  # sync: drop
         self._connection: AsyncRedisConnection | None = None
         self._error: Exception | None = None
 
     async def send(self, calls: list[RedisCall]) -> None:
-        """Send calls, unless something went wrong before."""
+        """Send calls, unless there was an error before."""
         if self._error is not None:
             return
         packed = pack(calls)
@@ -45,14 +45,14 @@ class AsyncConversation:
             async with asyncio.timeout_at(self._until):  # sync: drop
                 await self._send(packed)
             # sync: self._send(packed)
-        except Exception as error:  # noqa: BLE001 - sorted by `_note`
+        except Exception as error:  # noqa: BLE001 - classified by `_note`
             await self._note(error)
         except BaseException:
             await self.drop()
             raise
 
     async def read(self, calls: list[RedisCall]) -> list[Any]:
-        """A reply for each call that was sent; where the connection breaks, the rest get its error."""
+        """Return a reply for each call; if the connection breaks, the rest get its error."""
         replies: list[Any] = []
         connection = self._connection
         if connection is not None:
@@ -60,7 +60,7 @@ class AsyncConversation:
                 async with asyncio.timeout_at(self._until):  # sync: drop
                     await self._read(connection, calls, replies)
                 # sync: self._read(connection, calls, replies)
-            except Exception as error:  # noqa: BLE001 - sorted by `_note`
+            except Exception as error:  # noqa: BLE001 - classified by `_note`
                 await self._note(error)
             except BaseException:
                 await self.drop()
@@ -88,12 +88,12 @@ class AsyncConversation:
             replies.append(await connection.read())
 
     async def converse(self, calls: list[RedisCall]) -> list[Any]:
-        """Send calls, and read their replies."""
+        """Send calls and read their replies."""
         await self.send(calls)
         return await self.read(calls)
 
     async def drop(self) -> None:
-        """Hang up: there are replies that nobody will read."""
+        """Close the connection: its remaining replies will not be read."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await self._pool.drop(connection)
@@ -107,11 +107,11 @@ class AsyncConversation:
             raise error
         if isinstance(error, TimeoutError):
             error = TimeoutError(f"no answer within {core.options.answer_s:g} s")
-        self._error = error if connected else unsent(error)
+        self._error = error if connected else connect_error(error)
 
 
 class AsyncPipeline:
-    """Performs the steps of one exchange. It knows what was sent ahead of the query that takes the replies."""
+    """Performs the steps of one exchange. It keeps the calls that were sent ahead until a query reads their replies."""
 
     __slots__ = ("_ahead", "_core", "_pool", "_under_way")
 
@@ -121,7 +121,7 @@ class AsyncPipeline:
         self._under_way: AsyncConversation | None = None
 
     async def run(self, steps: Steps) -> Any:
-        """Carry out all steps; what they return."""
+        """Perform all steps; returns their result."""
         try:
             return await adrive(steps, self.perform)
         finally:
@@ -129,25 +129,25 @@ class AsyncPipeline:
                 await self._under_way.drop()
 
     async def perform(self, step: Step) -> Any:
-        """Carry out one step."""
+        """Perform one step; returns its result."""
         if type(step) is RedisQuery:
             return await self.ask(step.calls)
         if type(step) is Ahead:
             return await self._send_ahead(step.calls)
-        assert self._under_way is None, "what was sent ahead is asked for next"
+        assert self._under_way is None, "the next step must read the replies of calls sent ahead"
         if type(step) is Nodes:
             return self._core.nodes()
         if type(step) is RedisPause:
             await self._pool.pause(step.seconds)
         elif type(step) is Refresh:
             with suppress(StoreUnavailable):
-                await AsyncPipeline(self._core, self._pool).run(self._core.locating())
+                await AsyncPipeline(self._core, self._pool).run(self._core.locate_steps())
         if self._core.closed:
             raise self._core.closed_error()
         return None
 
     async def ask(self, calls: list[RedisCall]) -> list[Any]:
-        """The replies to what was sent ahead and to these calls: one round trip, on a cluster one per node."""
+        """Return the replies to the calls sent ahead and to these: one round trip, on a cluster one per node."""
         core, pool = self._core, self._pool
         if self._under_way is not None:
             if calls:

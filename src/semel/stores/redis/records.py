@@ -1,4 +1,4 @@
-"""Read the records that the scripts write, as they lie in the server. Their text says how they are made up."""
+"""Decode the records that the scripts write. `scripts/prelude.lua` describes their layout."""
 
 from struct import Struct, error
 
@@ -16,14 +16,14 @@ STATE_MASK = 7
 QUARANTINE, SLIDING, SEEN, VALUE, JOURNAL = 8, 16, 32, 64, 128
 NAME, TYPE, PRINT, META, STEPS, ANCHOR, NOTHING = 1, 2, 4, 8, 16, 32, 64
 NULL = b"jnull"
-"""The value of a handler that returns nothing, which most do: a flag instead of bytes."""
+"""The value of a handler that returns nothing. Most do, so a flag replaces the bytes."""
 
 _SCOPE = Struct(">HH")
 _U7 = 7
 
 
 def id_of(name: bytes | None, digest: bytes) -> Id:
-    """Whose record it is; a key that was not kept is shown by its digest."""
+    """Return the record's id; if the key was not kept, its digest takes the key's place."""
     if name is None:
         return ("", "", digest.hex())
     whose, who = _SCOPE.unpack_from(name)
@@ -42,12 +42,12 @@ class RecordReader:
         self.at: int = at
 
     def number(self, width: int) -> int:
-        """A number of so many bytes."""
+        """Read a number of `width` bytes."""
         at, self.at = self.at, self.at + width
         return int.from_bytes(self.raw[at : self.at], "big")
 
     def part(self, width: int) -> bytes:
-        """A part after its length."""
+        """Read a part with its length of `width` bytes before it."""
         length = self.number(width)
         at, self.at = self.at, self.at + length
         if self.at > len(self.raw):
@@ -55,13 +55,13 @@ class RecordReader:
         return self.raw[at : self.at]
 
     def end(self) -> None:
-        """Nothing may follow."""
+        """Raise `ValueError` if bytes are left."""
         if self.at != len(self.raw):
             raise ValueError("it is too long")
 
 
 class Head:
-    """The header of a record and its name: all that is read of one while looking for others."""
+    """The header and the name of a record: enough for a scan to decide whether the record matches."""
 
     __slots__ = (
         "anchor",
@@ -81,7 +81,7 @@ class Head:
 
     def __init__(self, raw: bytes) -> None:
         if len(raw) <= HEADER_BYTES or raw[0] != VERSION or raw[1] & STATE_MASK > CODES["forgotten"]:
-            raise ValueError("it is none that semel writes")
+            raise ValueError("semel writes no such header")
         self.flags: int = raw[1]
         self.more: int = raw[2]
         reader = RecordReader(raw, 3)
@@ -99,7 +99,7 @@ class Head:
 
 
 def unpack(raw: bytes, record_id: Id) -> Record:
-    """The record of these bytes. Raises `RecordCorrupt` where they are none that semel writes."""
+    """Decode a record. Raises `RecordCorrupt` if the bytes are not a record that semel writes."""
     try:
         head = Head(raw)
         rest = head.rest
@@ -110,7 +110,7 @@ def unpack(raw: bytes, record_id: Id) -> Record:
         value = rest.part(4) if head.flags & VALUE else NULL if head.more & NOTHING else None
         rest.end()
     except (ValueError, IndexError, error) as trouble:
-        raise RecordCorrupt(f"record {record_id!r} does not read: {trouble}") from trouble
+        raise RecordCorrupt(f"record {record_id!r} cannot be decoded: {trouble}") from trouble
     return check(_record(head, record_id, fingerprint, meta, steps, journal, value))
 
 
@@ -153,8 +153,8 @@ _TIME_MASK = (1 << _TIME_BITS) - 1
 _DONE, _FAILED = 1, 2
 
 
-def known(raw: bytes, record_id: Id, now: int) -> Known:
-    """What a duplicate is told, without reading what it does not need. Raises `RecordCorrupt`."""
+def unpack_known(raw: bytes, record_id: Id, now: int) -> Known:
+    """Decode the answer to a duplicate and skip the parts that it does not need. Raises `RecordCorrupt`."""
     try:
         flags, more, state = raw[1], raw[2], raw[1] & STATE_MASK
         times = int.from_bytes(raw[5:HEADER_BYTES])
@@ -176,9 +176,9 @@ def known(raw: bytes, record_id: Id, now: int) -> Known:
             value = raw[at + 4 :]
             at += 4 + int.from_bytes(raw[at : at + 4])
     except IndexError as trouble:
-        raise RecordCorrupt(f"record {record_id!r} does not read: {trouble}") from trouble
+        raise RecordCorrupt(f"record {record_id!r} cannot be decoded: {trouble}") from trouble
     if at != len(raw) or raw[0] != VERSION or state not in (_DONE, _FAILED) or flags & JOURNAL or not fence:
-        raise RecordCorrupt(f"record {record_id!r} is answered as settled, and does not read so")
+        raise RecordCorrupt(f"record {record_id!r} cannot be decoded as a settled record")
     return Known(
         "done" if state == _DONE else "failed",
         value,
@@ -194,12 +194,12 @@ _LONG_PARTS = (META, STEPS)
 
 
 def outline(raw: bytes, digest: bytes) -> Record:
-    """A record from the beginning of its bytes: without its payloads. Raises `RecordCorrupt`."""
+    """Decode a record without its payloads, from its first bytes. Raises `RecordCorrupt`."""
     try:
         head = Head(raw)
         record_id = id_of(head.name, digest)
     except (ValueError, IndexError, error) as trouble:
-        raise RecordCorrupt(f"the record of {digest.hex()} does not read: {trouble}") from trouble
+        raise RecordCorrupt(f"the record of {digest.hex()} cannot be decoded: {trouble}") from trouble
     return _record(head, record_id, journal=b"" if head.flags & JOURNAL else None)
 
 

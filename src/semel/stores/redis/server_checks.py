@@ -1,4 +1,4 @@
-"""What is asked of a server before it is used: where its masters are, and what they would lose."""
+"""The start checks of a store: find the masters, and find out what they could lose."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,9 +14,9 @@ from semel.stores.redis.settings import RedisOptions, RedisTarget
 
 SLOTS = 16_384
 VERSION_OLDEST = (5, 0)
-"""The first server whose scripts may write after asking for the time."""
+"""The first version whose scripts may write after a TIME command."""
 SHEBANG_OLDEST = (7, 0)
-"""The first whose scripts may say that they run at the memory limit too."""
+"""The first version whose scripts can declare that they also run at the memory limit."""
 WAITAOF_OLDEST = (7, 2)
 
 
@@ -28,32 +28,32 @@ class Map(Struct, frozen=True):
 
 
 class ServerFacts(Struct, frozen=True, kw_only=True):
-    """What a store found out about its servers, and what each of it costs."""
+    """Facts about the servers of a store, and what they mean for its guarantee."""
 
     version: str
     masters: int
     eviction: str
-    """The policy at the memory limit; all but `noeviction` may drop records."""
+    """The policy at the memory limit; every one except `noeviction` may drop records."""
     maxmemory_bytes: int
     persistence: str
-    """`aof`, `rdb` or `none`: what is still there after the server was killed."""
+    """`aof`, `rdb` or `none`: where records survive when the server is killed."""
     fsync: str = ""
-    """`always`, `everysec` or `no`: when the append-only file reaches the disk; empty: this user may not know."""
+    """`always`, `everysec` or `no`: when the append-only file is synced to disk; empty: this user may not read it."""
     replicas: int
-    """Of the master that has fewest."""
+    """The number of replicas of the master that has the fewest."""
     cluster: str = ""
-    """`ok` or `fail`, as its masters see their cluster; empty: there is none."""
+    """The cluster's state as its masters report it, `ok` or `fail`; empty: no cluster."""
     costs: tuple[str, ...] = ()
-    """What this means for the promise, a sentence each; empty: nothing is lost but by the disk."""
+    """What this means for the guarantee, a sentence each; empty: only a disk failure loses records."""
 
     @property
     def durable(self) -> bool:
-        """An answered write survives the death of the server's process, and a full memory."""
+        """Whether an answered write survives a killed server process, and a full memory."""
         return self.persistence == "aof" and self.eviction == "noeviction"
 
 
 def locate(place: RedisTarget, known: Map | None) -> Steps:
-    """Find the masters. Raises `StoreUnavailable` where none is to be found."""
+    """Find the masters. Raises `StoreUnavailable` if there are none."""
     if place.topology == "server":
         address = place.addresses[0]
         return Map((address,), (address,) * encoding.BUCKETS)
@@ -70,8 +70,10 @@ def locate(place: RedisTarget, known: Map | None) -> Steps:
         if found is not None:
             return found
     if trouble is not None and kind_of(trouble) in ("other", "refused"):
-        raise StoreRefused(f"{place.name} is no cluster that this user may ask: {trouble}") from trouble
-    raise StoreUnavailable(f"{place.name}: no node knows where all slots are") from trouble
+        raise StoreRefused(
+            f"{place.name} is not a cluster, or refuses CLUSTER SLOTS to this user: {trouble}"
+        ) from trouble
+    raise StoreUnavailable(f"{place.name}: no node knows the masters of all slots") from trouble
 
 
 def _read_slots(reply: Any, seed: Address) -> Map | None:
@@ -87,7 +89,7 @@ def _read_slots(reply: Any, seed: Address) -> Map | None:
 
 
 def slot_of(bucket: int) -> int:
-    """The slot of a bucket: CRC16 (XMODEM) of what stands in the braces."""
+    """Return the slot of a bucket: CRC16 (XMODEM) of the hash tag in the braces."""
     crc = 0
     for byte in b"%d" % bucket:
         crc ^= byte << 8
@@ -108,133 +110,133 @@ def _by_sentinels(place: RedisTarget) -> Steps:
         (role,) = yield RedisQuery([RedisCall([b"ROLE"], node=address)])
         if isinstance(role, Exception) or role[0] != b"master":
             trouble = role if isinstance(role, Exception) else trouble
-            continue  # a failover is under way, or this sentinel has not heard of it
+            continue  # a failover is under way, or this sentinel does not know of it yet
         return Map((address,), (address,) * encoding.BUCKETS)
-    raise StoreUnavailable(f"{place.name}: no sentinel names a master that is one") from trouble
+    raise StoreUnavailable(f"{place.name}: no sentinel names a working master") from trouble
 
 
 def look(place: RedisTarget, masters: Sequence[Address], options: RedisOptions) -> Steps:
-    """Read what the masters say of themselves. Raises `StoreRefused` where they must not be used."""
-    asked: list[list[bytes | int]] = [
+    """Read the masters' INFO and settings, and check them. Raises `StoreRefused` if they must not be used."""
+    commands: list[list[bytes | int]] = [
         [b"INFO"],
         [b"CONFIG", b"GET", b"appendfsync"],
         [b"CONFIG", b"GET", b"save"],
     ]
     if place.topology == "cluster":
-        asked.append([b"CLUSTER", b"INFO"])
+        commands.append([b"CLUSTER", b"INFO"])
     replies = iter(
-        (yield RedisQuery([RedisCall(command, node=node) for node in masters for command in asked]))
+        (yield RedisQuery([RedisCall(command, node=node) for node in masters for command in commands]))
     )
-    told: list[dict[str, str]] = []
+    infos: list[dict[str, str]] = []
     for _ in masters:
-        info, *settings = (next(replies) for _ in asked)
+        info, *settings = (next(replies) for _ in commands)
         if isinstance(info, Exception):
             if kind_of(info) == "wait":
                 raise StoreUnavailable(f"{place.name} is not ready: {info}") from info
             raise to_store_error(info, place.name) from info
-        told.append(parse_info(info))
-        for reply in settings:  # these only make it more precise, and many users may not ask for them
+        infos.append(parse_info(info))
+        for reply in settings:  # optional details: many users may not read them
             if isinstance(reply, list) and len(reply) == 2:  # noqa: PLR2004 - a name and its value
-                told[-1][reply[0].decode()] = reply[1].decode()
+                infos[-1][reply[0].decode()] = reply[1].decode()
             elif isinstance(reply, bytes):
-                told[-1].update(parse_info(reply))
-    return judge(place, told, options)
+                infos[-1].update(parse_info(reply))
+    return judge(place, infos, options)
 
 
 def facts_of_masters(masters: Sequence[Address]) -> Steps:
-    """What each master says of itself now. Raises `StoreUnavailable` where one does not answer."""
+    """Read the current INFO and clock of each master. Raises `StoreUnavailable` if one does not answer."""
     calls = [RedisCall(command, node=node) for node in masters for command in ([b"INFO"], [b"TIME"])]
     replies = yield RedisQuery(calls)
-    told: list[dict[str, str]] = []
+    infos: list[dict[str, str]] = []
     for info, instant in zip(replies[::2], replies[1::2], strict=True):
         for reply in (info, instant):
             if isinstance(reply, Exception):
-                raise StoreUnavailable(f"a server does not say how it is: {reply}") from reply
-        told.append({**parse_info(info), "time_us": str(int(instant[0]) * 10**6 + int(instant[1]))})
-    return told
+                raise StoreUnavailable(f"a server did not answer INFO or TIME: {reply}") from reply
+        infos.append({**parse_info(info), "time_us": str(int(instant[0]) * 10**6 + int(instant[1]))})
+    return infos
 
 
 def parse_info(reply: bytes) -> dict[str, str]:
-    """The lines of INFO."""
+    """Return the lines of an INFO reply by name."""
     lines = (line.partition(":") for line in reply.decode(errors="replace").splitlines())
     return {name: value for name, colon, value in lines if colon}
 
 
 def version_text(info: Mapping[str, Any]) -> str:
-    """The server's own name and version; Valkey also gives the version of Redis that it is compatible with."""
+    """Return the server's name and version. Valkey also reports the Redis version that it is compatible with."""
     if "valkey_version" in info:
         return f"Valkey {info['valkey_version']}"
     return f"Redis {info.get('redis_version', '?')}"
 
 
-def judge(place: RedisTarget, told: list[dict[str, str]], options: RedisOptions) -> ServerFacts:
-    """What follows from it; the worst of all masters counts."""
+def judge(place: RedisTarget, infos: list[dict[str, str]], options: RedisOptions) -> ServerFacts:
+    """Return the facts of the masters, each from the worst of them. Raises `StoreRefused` for unfit servers."""
     name = place.name
-    version = min((each.get("redis_version", "0") for each in told), key=numbers)
+    version = min((each.get("redis_version", "0") for each in infos), key=numbers)
     if numbers(version) < VERSION_OLDEST:
         raise StoreRefused(
             f"{name} is version {version}; {'.'.join(map(str, VERSION_OLDEST))} or newer is needed"
         )
-    _refuse_wrong_kind(place, told)
+    _refuse_wrong_kind(place, infos)
     evicting = [
         each["maxmemory_policy"]
-        for each in told
+        for each in infos
         if each.get("maxmemory_policy", "noeviction") != "noeviction"
     ]
     if evicting and not options.allow_eviction:
         raise StoreRefused(
-            f"{name} evicts keys when its memory is full (maxmemory-policy {evicting[0]}): events would be done twice"
-            " without a word. Set it to noeviction, or open the store with allow_eviction=true and a weaker promise"
+            f"{name} evicts keys when its memory is full (maxmemory-policy {evicting[0]}): effects would happen twice"
+            " without notice. Set it to noeviction, or accept a weaker guarantee with allow_eviction=true"
         )
-    aof = all(each.get("aof_enabled") == "1" for each in told)
-    rdb = all(map(_saves, told))
+    aof = all(each.get("aof_enabled") == "1" for each in infos)
+    rdb = all(map(_makes_snapshots, infos))
     if options.waits_for_disks and (numbers(version) < WAITAOF_OLDEST or not aof):
         raise StoreRefused(
             f"{name} cannot wait for a disk (wait_disk, wait_replica_disks): that needs an append-only file and"
-            f" version {'.'.join(map(str, WAITAOF_OLDEST))}, and it is {version} with{'' if aof else 'out'} one"
+            f" version {'.'.join(map(str, WAITAOF_OLDEST))}; it is {version} with{'' if aof else 'out'} such a file"
         )
-    syncs = {each.get("appendfsync", "") for each in told}
-    states = {each.get("cluster_state", "") for each in told}
+    syncs = {each.get("appendfsync", "") for each in infos}
+    states = {each.get("cluster_state", "") for each in infos}
     facts = ServerFacts(
         version=version,
-        masters=len(told),
+        masters=len(infos),
         eviction=evicting[0] if evicting else "noeviction",
-        maxmemory_bytes=min(int(each.get("maxmemory", "0")) for each in told),
+        maxmemory_bytes=min(int(each.get("maxmemory", "0")) for each in infos),
         persistence="aof" if aof else "rdb" if rdb else "none",
         fsync=next((sync for sync in ("no", "", "everysec", "always") if sync in syncs), "") if aof else "",
-        replicas=min(int(each.get("connected_slaves", "0")) for each in told),
+        replicas=min(int(each.get("connected_slaves", "0")) for each in infos),
         cluster=next((state for state in ("fail", "ok") if state in states), ""),
     )
     return replace(facts, costs=tuple(_costs(facts)))
 
 
-def _refuse_wrong_kind(place: RedisTarget, told: list[dict[str, str]]) -> None:
+def _refuse_wrong_kind(place: RedisTarget, infos: list[dict[str, str]]) -> None:
     if place.topology == "cluster":
         return
-    if any(each.get("cluster_enabled") == "1" for each in told):
+    if any(each.get("cluster_enabled") == "1" for each in infos):
         raise StoreRefused(f"{place.name} is a node of a cluster; open it with redis+cluster://")
-    if any(each.get("role") == "slave" for each in told):
-        raise StoreRefused(f"{place.name} is a replica, which takes no writes; open its master")
+    if any(each.get("role") == "slave" for each in infos):
+        raise StoreRefused(f"{place.name} is a replica, which accepts no writes; open its master")
 
 
-def _saves(told: dict[str, str]) -> bool:
-    """Whether it makes snapshots; where it does not say, whether one was made since it began."""
-    if "save" in told:
-        return bool(told["save"])
-    return told.get("rdb_saves", told.get("rdb_last_bgsave_time_sec", "-1")) not in ("0", "-1")
+def _makes_snapshots(info: dict[str, str]) -> bool:
+    """Whether the server makes snapshots; if the setting is unknown, whether it made one since its start."""
+    if "save" in info:
+        return bool(info["save"])
+    return info.get("rdb_saves", info.get("rdb_last_bgsave_time_sec", "-1")) not in ("0", "-1")
 
 
 def _costs(facts: ServerFacts) -> Iterable[str]:
     if facts.eviction != "noeviction":
-        yield f"eviction ({facts.eviction}): at the memory limit records are dropped, and their events done again"
+        yield f"eviction ({facts.eviction}): at the memory limit records are dropped, and their effects happen again"
     if facts.persistence == "none":
-        yield "no persistence: a server that ends forgets everything, and what was done is done again"
+        yield "no persistence: a server that stops loses all records, and their effects happen again"
     elif facts.persistence == "rdb":
-        yield "snapshots only: a server that is killed forgets all since the last one, and it is done again"
+        yield "snapshots only: a killed server loses all records since the last one, and their effects happen again"
     else:
-        yield f"append-only file: a killed server forgets nothing; a power failure {_POWER_FAILURE[facts.fsync]}"
+        yield f"append-only file: a killed server loses nothing; a power failure loses {_POWER_FAILURE[facts.fsync]}"
     if facts.replicas:
-        yield "replicas follow behind: a failover forgets what had not reached the new master"
+        yield "replicas follow behind: a failover loses the records that had not reached the new master"
     elif facts.cluster:
         yield "a master without a replica: while it is down, its part of the keys cannot be claimed"
     if facts.cluster == "fail":
@@ -242,13 +244,13 @@ def _costs(facts: ServerFacts) -> Iterable[str]:
 
 
 _POWER_FAILURE = {
-    "always": "nothing either, as far as the disk keeps its word",
+    "always": "nothing either, if the disk really syncs",
     "everysec": "the last second or two",
-    "no": "whatever the system had not yet written to the disk, up to half a minute",
-    "": "what was not yet on the disk",
+    "no": "the writes that the system had not yet put on the disk, up to half a minute",
+    "": "the writes that were not yet on the disk",
 }
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """As versions are compared."""
+    """Return the version's numbers, for comparison."""
     return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())

@@ -1,4 +1,4 @@
-"""How to reach a Redis, Valkey, cluster or sentinel, and how to use it: read from a URL, checked on birth."""
+"""Settings of the Redis store: the servers' addresses and the options, read from a URL and checked on creation."""
 
 import re
 from typing import Any, Literal, TypeAlias
@@ -26,45 +26,45 @@ SCHEMES: dict[str, tuple[Topology, bool]] = {
 }
 PORT, SENTINEL_PORT = 6379, 26379
 PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-"""No brace, which would move the hash tag; no sign that a pattern reads."""
+"""No braces: they would change the hash tag. No characters with a meaning in patterns."""
 REPLICAS_MAX = 100
 WAIT_MAX_S = 3600.0
 
 
 class RedisOptions(Struct, frozen=True, kw_only=True):
-    """All that may be said of a store beside where it is."""
+    """Options of the store, without its address."""
 
     prefix: str = "semel"
-    """What all keys begin with: stores with different prefixes share a database and nothing else."""
+    """The prefix of all keys: stores with different prefixes share a database and nothing else."""
     readable_keys: bool = True
-    """False: only digests of keys are kept, except where somebody must be able to name the record."""
+    """False: keep only digests of keys, except for records that a user must be able to name."""
     allow_eviction: bool = False
-    """Use a server that may drop records when its memory is full: what was done may then be done again."""
+    """Accept a server that may drop records when its memory is full: their effects may then happen again."""
     on_store_lost: Literal["continue", "fail"] = "continue"
-    """What to do when the server has lost its records under a running client; either way it is logged."""
+    """What to do when the server loses its records while a client runs. It is logged in both cases."""
     wait_replicas: int = 0
-    """Wait after each settle until so many replicas have it; fewer are counted and logged, not an error."""
+    """Wait after each settle until this many replicas have it. Fewer are counted and logged; that is no error."""
     wait_replicas_s: float = 0.1
     wait_disk: bool = False
-    """Wait after each settle until the master has it on its disk, and not only in its append-only file's buffer."""
+    """Wait after each settle until the master has it on disk, not only in the buffer of its append-only file."""
     wait_replica_disks: int = 0
-    """Wait after each settle until so many replicas have it on their disks."""
+    """Wait after each settle until this many replicas have it on disk."""
     wait_disk_s: float = 2.0
-    """How long for the disks: they are written once a second, unless the server is told otherwise."""
+    """How long to wait for the disks. The server writes once a second, unless it is configured otherwise."""
     marks: Literal["plain", "compact"] = "plain"
-    """How marks are kept: a key each, or in compact sets of few bytes per mark that last up to twice the window."""
+    """How marks are stored: one key each, or compact sets with few bytes per mark that last up to twice the window."""
     marks_expected: int = 1_000_000
-    """How many compact marks a consumer makes in one window, roughly: more cost more bytes each, nothing else."""
+    """About how many compact marks a consumer makes in one window. More marks cost more bytes each, nothing else."""
     connect_s: float = 5.0
     answer_s: float = 10.0
     """How long to wait for a connection, and for an answer."""
     retry_s: float = 2.0
-    """How long to go on asking a server that is loading, has no master, or is moving its keys."""
+    """How long to retry while the server is loading, has no master, or is moving its keys."""
     ca_file: str = ""
     verify: bool = True
     cert_file: str = ""
     key_file: str = ""
-    """For TLS: the authority, whether to check the server, and our own certificate where the server wants one."""
+    """TLS: the certificate authority, whether to verify the server, and a client certificate if the server asks."""
     sentinel_username: str = ""
     sentinel_password: str = ""
 
@@ -90,33 +90,33 @@ class RedisOptions(Struct, frozen=True, kw_only=True):
         )
         if waits_s >= self.answer_s:
             raise PolicyInvalid(
-                f"answer_s is {self.answer_s:g}; more than the {waits_s:g} s that replicas and disks may take"
+                f"answer_s is {self.answer_s:g}; it must exceed the {waits_s:g} s that replicas and disks may take"
             )
         if bool(self.cert_file) != bool(self.key_file):
-            raise PolicyInvalid("cert_file and key_file go together")
+            raise PolicyInvalid("give both cert_file and key_file, or neither")
 
     @property
     def waits_for_disks(self) -> bool:
-        """Whether an answer is held back for a disk."""
+        """Whether a settle waits for a disk before it is answered."""
         return self.wait_disk or self.wait_replica_disks > 0
 
 
 class RedisTarget(Struct, frozen=True, kw_only=True):
-    """Where the store is."""
+    """The address of the server, cluster or sentinels, and the login."""
 
     scheme: str
     topology: Topology
     tls: bool
     addresses: tuple[Address, ...]
     service: str = ""
-    """The name under which sentinels know the master."""
+    """The master's name in the sentinels' configuration."""
     db: int = 0
     username: str = ""
     password: str = ""
 
     @property
     def name(self) -> str:
-        """The URL again, without who we are."""
+        """The URL without the login and the options."""
         hosts = ",".join(
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.addresses
         )
@@ -125,12 +125,12 @@ class RedisTarget(Struct, frozen=True, kw_only=True):
 
 
 def parse(url: str, given: dict[str, Any]) -> tuple[RedisTarget, RedisOptions]:
-    """Where the store is and how to use it. Raises `PolicyInvalid` for options it does not know."""
+    """Parse the URL and the options. Raises `PolicyInvalid` for a bad URL or an unknown option."""
     parts = urlsplit(url)
     shown = without_password(url)
     if parts.scheme not in SCHEMES or not parts.netloc or parts.fragment:
         raise PolicyInvalid(
-            f"{shown!r} is no Redis URL; write redis://host:6379/0, or one of {', '.join(SCHEMES)}"
+            f"{shown!r} is not a Redis URL; write redis://host:6379/0, or one of {', '.join(SCHEMES)}"
         )
     topology, tls = SCHEMES[parts.scheme]
     login, _, hosts = parts.netloc.rpartition("@")
@@ -162,7 +162,7 @@ def parse(url: str, given: dict[str, Any]) -> tuple[RedisTarget, RedisOptions]:
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be shown."""
+    """Return the URL with its passwords masked."""
     return re.sub(
         r"((?:^|[?&])\w*password=)[^&#]*", r"\1***", re.sub(r"(^[\w+]*:?//)[^/?#]*@", r"\1***@", url)
     )
@@ -172,6 +172,6 @@ def _address(shown: str, text: str, port: int) -> Address:
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\[\]:@]+))(?::(\d{1,5}))?", text)
     if match is None:
         raise PolicyInvalid(
-            f"{shown!r}: {text!r} is no host; write host or host:port, several with commas between"
+            f"{shown!r}: {text!r} is not a host; write host or host:port, and a comma between two"
         )
     return match[1] or unquote(match[2]), int(match[3] or port)

@@ -1,4 +1,4 @@
-"""Ask how far a settled record has come: to how many replicas, and onto which disks."""
+"""Wait until settled records reach replicas and disks (WAIT, WAITAOF)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,14 +9,14 @@ __all__ = ["Waits"]
 
 
 class Waits:
-    """What a connection is asked after its settles. It narrows what a failover or a power failure can forget."""
+    """The wait commands sent after settles. They reduce what a failover or a power failure can lose."""
 
     def __init__(self, options: RedisOptions) -> None:
         self._replicas = options.wait_replicas
         self._local = int(options.wait_disk)
         self._disks = options.wait_replica_disks
         self.commands: list[list[bytes | int]] = []
-        """For each node, in this order."""
+        """Sent to each node, in this order."""
         if self._replicas:
             self.commands.append([b"WAIT", self._replicas, round(options.wait_replicas_s * 1000)])
         if options.waits_for_disks:
@@ -24,15 +24,15 @@ class Waits:
 
     @classmethod
     def of(cls, options: RedisOptions) -> "Waits | None":
-        """`None`: there is nothing to wait for."""
-        made = cls(options)
-        return made if made.commands else None
+        """Return the waits that the options ask for; `None` if there are none."""
+        waits = cls(options)
+        return waits if waits.commands else None
 
-    def replicas_reached(self, told: Iterator[Any]) -> tuple[bool, bool]:
-        """Whether enough replicas, and enough disks, have what was written; no answer means no."""
+    def read_replies(self, replies: Iterator[Any]) -> tuple[bool, bool]:
+        """Return whether enough replicas, and whether enough disks, have the writes; an error reply means no."""
         copied = synced = True
         for command in self.commands:
-            reply = next(told)
+            reply = next(replies)
             if command[0] == b"WAIT":
                 copied = isinstance(reply, int) and reply >= self._replicas
             else:
@@ -40,7 +40,7 @@ class Waits:
         return copied, synced
 
     def describe_missing(self, *, copied: bool, synced: bool) -> str:
-        """What was not reached, in words."""
+        """Return the replicas and disks that were not reached, for a log line."""
         parts = [] if copied else [f"{self._replicas} replicas"]
         if not synced:
             parts += ["the disk"] * self._local + [f"the disks of {self._disks} replicas"] * bool(self._disks)

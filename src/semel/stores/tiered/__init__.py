@@ -1,4 +1,4 @@
-"""A short, fast window in front of a long, durable one: the cache answers what is recent, the truth the rest."""
+"""A fast cache in front of a durable store: the cache answers recent duplicates, the truth answers the rest."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,10 +24,10 @@ _OPTIONS = ("cache", "truth", "cache_window")
 
 
 class TwofoldTieredStore(TieredStore):
-    """The same, where the truth has a native async twin."""
+    """A tiered store whose truth has a native async twin."""
 
     def twin(self) -> "AsyncTieredStore":
-        """The same store for an event loop, not yet connected. A filter is shared with it."""
+        """Return the same store for an event loop, not yet connected. Both share the filter."""
         assert isinstance(self.truth, HasAsyncTwin)
         if self.filter is not None and not self.filter.instant:
             raise PolicyInvalid(
@@ -43,7 +43,7 @@ class TwofoldTieredStore(TieredStore):
 
 
 def _async_cache(cache: Cache) -> AsyncCache:
-    """The cache for an event loop."""
+    """Return the cache for an event loop."""
     if isinstance(cache, MemoryCache):
         return AsyncMemoryCache(cache)
     twin: AsyncCache = cache.twin()  # type: ignore[attr-defined]
@@ -55,28 +55,29 @@ def tiered(
     cache: str | Cache,
     truth: str | Store,
     cache_window: Duration = "1h",
-    filter: Filter | None = None,  # noqa: A002 - the word users know
+    filter: Filter | None = None,  # noqa: A002 - the name that users know
     affine: bool = False,
 ) -> TieredStore:
-    """A store that answers recent duplicates from `cache` and everything else from `truth`. No I/O yet.
+    """Return a store that answers recent duplicates from `cache` and everything else from `truth`. Does no I/O.
 
-    `cache`: a Redis or Valkey URL, or `memory:`; no copy lives longer than `cache_window` there, nor than its record.
-    `filter`: a Bloom filter that is measured beside them. With `affine`, when every key always comes to this same
-    instance, the cache is not asked for keys that the filter never saw. Neither ever makes a duplicate of anything.
+    `cache`: a Redis or Valkey URL, or `memory:`; a copy lives there no longer than `cache_window`, nor than its record.
+    `filter`: a Bloom filter whose accuracy is measured. With `affine`, for keys that always come to this same
+    instance, the cache is not asked for keys that the filter never saw. Neither option can turn a new key into a
+    duplicate.
     """
     window_us = duration_us(cache_window)
     if not CACHE_WINDOW_MIN_US <= window_us <= CACHE_WINDOW_MAX_US:
         raise PolicyInvalid(f"cache_window is {cache_window!r}; use 20ms to 90d")
     if affine and filter is None:
-        raise PolicyInvalid("affine says what a filter may be trusted with; give filter= too")
+        raise PolicyInvalid("affine has no effect without a filter; give filter= too")
     behind = store_for(truth) if isinstance(truth, str) else truth
     if not isinstance(behind, Store):
         raise PolicyInvalid(f"{behind.name} serves event loops only; give its blocking form as the truth")
     if isinstance(behind, TieredStore):
-        raise PolicyInvalid("the truth is one store, not tiers again")
+        raise PolicyInvalid("the truth must be one store, not a tiered store")
     front = _cache(cache, window_us) if isinstance(cache, str) else cache
     if not isinstance(front, Cache):
-        raise PolicyInvalid(f"{front!r} is no cache; give a redis: URL, or memory:")
+        raise PolicyInvalid(f"{front!r} is not a cache; give a redis: URL, or memory:")
     kind = TwofoldTieredStore if isinstance(behind, HasAsyncTwin) else TieredStore
     return kind(front, behind, cache_window_us=window_us, filter=filter, affine=affine)
 
@@ -85,7 +86,7 @@ def _cache(url: str, window_us: int) -> Cache:
     scheme = url.partition(":")[0]
     if scheme == "memory":
         if url.partition("?")[0] != "memory:":
-            raise PolicyInvalid(f"{url!r} is no cache; a cache in memory has no name: write memory:")
+            raise PolicyInvalid(f"{url!r} is not a cache; a cache in memory has no name: write memory:")
         return MemoryCache(**read_options(url, {"copies_max": int, "bytes_max": int}))
     if scheme.startswith(("redis", "valkey")):
         from semel.stores.tiered.redis_cache import RedisCache
@@ -95,18 +96,18 @@ def _cache(url: str, window_us: int) -> Cache:
 
 
 def from_url(url: str) -> TieredStore:
-    """The store of `tiered:?cache=...&truth=...&cache_window=1h`, whose parts are URLs themselves, percent-encoded."""
+    """Return the store for `tiered:?cache=...&truth=...&cache_window=1h`; its parts are percent-encoded URLs."""
     given = option_texts(url)
     if url.partition("?")[0] != "tiered:" or not {"cache", "truth"} <= given.keys():
-        raise PolicyInvalid("a tiered store is written tiered:?cache=redis://...&truth=postgresql://...")
+        raise PolicyInvalid("write a tiered store as tiered:?cache=redis://...&truth=postgresql://...")
     return tiered(**_check_options(given))
 
 
 def url_of(given: Mapping[str, Any]) -> str:
-    """The URL of a table with `cache`, `truth` and `cache_window`, as it stands in a configuration."""
+    """Return the URL for a configuration table with `cache`, `truth` and `cache_window`."""
     known = _check_options(given)
     if not {"cache", "truth"} <= known.keys():
-        raise PolicyInvalid("a store of tiers has a cache and a truth: both are URLs")
+        raise PolicyInvalid("a tiered store needs a cache and a truth; both are URLs")
     return tiers_url(known)
 
 

@@ -1,4 +1,4 @@
-"""What both colours of a tiered store share. Which tier is asked what is in `rules`."""
+"""Shared parts of the sync and async tiered store. `rules` decides which tier answers."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +15,16 @@ from semel.stores.tiered.protocols import AsyncCache, Breaker, Cache, Filter
 from semel.stores.tiered.rules import AskStore, Clear, Invalidate, Look, ReadCounts, Step, Tier, Write
 from semel.windows import exact_text
 
-__all__ = ["TieredStoreBase", "ends", "tiers_url"]
+__all__ = ["TieredStoreBase", "must_raise", "tiers_url"]
 
 
 def tiers_url(parts: Mapping[str, Any]) -> str:
-    """The URL of a tiered store. Its parts are URLs themselves."""
+    """Return the URL of a tiered store. Its parts are URLs themselves."""
     return "tiered:?" + urlencode(parts, safe=":/@,[]?=")
 
 
 class TieredStoreBase:
-    """What both colours have in common: the two stores behind, and the rules between them."""
+    """The cache, the truth, and the rules between them; for sync and async."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class TieredStoreBase:
         affine: bool,
     ) -> None:
         if not truth.capabilities.exact:
-            raise PolicyInvalid(f"{truth.name} guesses, so it cannot be the truth; put an exact store there")
+            raise PolicyInvalid(f"{truth.name} guesses, so it cannot be the truth; use an exact store")
         self.truth = truth
         self.cache = cache
         self.filter = filter
@@ -62,15 +62,15 @@ class TieredStoreBase:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The truth's own, but for the inbox, whose marks never come through here."""
+        """The truth's capabilities, without the inbox: its marks never pass through this store."""
         return replace(self.truth.capabilities, transactional=False, instant=False)
 
     def watch(self, listener: Listener, /) -> Callable[[], None]:
-        """The truth tells of its changes."""
+        """Notify `listener` of the truth's changes."""
         return self.truth.watch(listener)
 
-    def _asked(self, step: Step, send: Callable[[Sequence[Item]], Any]) -> Any:
-        """Ask whom the step is for; what comes back is awaited where the stores are for event loops."""
+    def _dispatch(self, step: Step, send: Callable[[Sequence[Item]], Any]) -> Any:
+        """Send the step to the cache or the truth; the async store awaits the result."""
         match step:
             case Look(digests, counts):
                 return self.cache.look(digests, counts)
@@ -83,17 +83,17 @@ class TieredStoreBase:
             case Clear():
                 return self.cache.clear()
             case ReadCounts():
-                return self.cache.counted()
+                return self.cache.read_counts()
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosed(f"{self.name} is closed; open() it again to use it")
 
     def after_fork(self) -> None:
-        """What the parent has under way is not the child's."""
+        """Drop the state of calls that are pending in the parent process."""
         self._tier.after_fork()
 
 
-def ends(step: Step, error: StoreError) -> bool:
-    """Whether no rule has an answer to it: the truth refuses, and is not merely out of reach."""
+def must_raise(step: Step, error: StoreError) -> bool:
+    """Whether the rules cannot handle the error: the truth refuses the call, and is not only unavailable."""
     return isinstance(step, AskStore) and not isinstance(error, StoreUnavailable)

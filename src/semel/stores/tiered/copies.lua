@@ -1,14 +1,14 @@
--- Copies of what the truth has committed: look, put, invalidate, clear. One script, so that each is one round trip.
+-- Copies of committed answers of the truth: look, put, invalidate, clear. One script, so that each is one round trip.
 --
 -- KEYS: the epoch, the counts, then the keys of the copies.
--- ARGV: what to do, the time for tests, a fresh token, the longest life in microseconds, the bytes that may be
--- answered, the counts (`name number name number`), then for each key what belongs to it.
--- Answers: the time, the epoch, then for each key: the copy or nothing (look), 1 or 0 (put).
+-- ARGV: the operation, the time (only in tests), a fresh token, the longest life in microseconds, the most bytes in a
+-- reply, the counts (`name number name number`), then one argument for each key.
+-- Reply: the time, the epoch, then for each key: the copy or nothing (look), 1 or 0 (put).
 --
--- The epoch is life, age and token. Life: this process as this master. A restart or a failover begins another, and the
--- copies of the former are void: what was lost may be that one of them was forgotten. Age: changed by clear, and by
--- all that loses this key (a flush, an eviction). Token: changed by invalidate, so that a copy which was under way before is
--- refused even where its tombstone has been lost.
+-- The epoch is life, age and token. Life: this server process as this master. A restart or a failover begins another
+-- life, and the copies of the former are void: the lost writes may include that one of them was forgotten. Age: changed
+-- by clear, and by every loss of this key (a flush, an eviction). Token: changed by invalidate, so that a copy that was
+-- already pending is refused even if its tombstone has been lost.
 
 local what, fresh, longest = ARGV[1], ARGV[3], tonumber(ARGV[4])
 local find, sub = string.find, string.sub
@@ -28,7 +28,7 @@ local life = sub(run, 1, 8) .. sub(line or run, 1, 8)
 local held = try('GET', KEYS[1])
 if type(held) ~= 'string' or #held ~= 16 or what == 'clear' then
   held = fresh
-  call('DEL', KEYS[1]) -- where there is no memory for another, none is as good: nothing can be put
+  call('DEL', KEYS[1]) -- if there is no memory for a new epoch, none is safe too: no copy can be written
   try('SET', KEYS[1], held)
 elseif what == 'invalidate' then
   held = sub(held, 1, 8) .. sub(fresh, 9)
@@ -42,8 +42,7 @@ for name, number in string.gmatch(ARGV[6], '(%S+) (%d+)') do
   try('HINCRBY', KEYS[2], name, number)
 end
 
--- A copy as it is stored: its sort, until when it is good, its fence, and what the client made of it; a tombstone
--- has nothing there.
+-- A stored copy: its sort (life and age), its expiry, its fence, and the client's bytes; a tombstone has no such bytes.
 local FORM, HEAD = '>c24dd', 40
 local function read(raw)
   if type(raw) ~= 'string' or #raw < HEAD then return nil end

@@ -1,4 +1,4 @@
-"""Copies in this process's memory: the fastest cache, and one that other processes cannot tell to forget."""
+"""A cache in this process's memory: the fastest one, but other processes cannot make it forget a key."""
 
 import time
 from collections import OrderedDict
@@ -13,7 +13,7 @@ __all__ = ["AsyncMemoryCache", "MemoryCache"]
 
 COPIES_MAX = 100_000
 BYTES_MAX = 64 * 1024 * 1024
-"""What the values of all copies may take together."""
+"""The most bytes of all copies' values together."""
 
 
 def _steady_us() -> int:
@@ -21,7 +21,7 @@ def _steady_us() -> int:
 
 
 class MemoryCache:
-    """The most recently used copies. Its name: `memory:`."""
+    """Keeps the most recently used copies. Its name: `memory:`."""
 
     name: str = "memory:"
     shared: bool = False
@@ -34,7 +34,7 @@ class MemoryCache:
         now_us: Callable[[], int] = _steady_us,
     ) -> None:
         if copies_max < 1 or bytes_max < 1:
-            raise PolicyInvalid("a cache of nothing is none; copies_max and bytes_max must be 1 or more")
+            raise PolicyInvalid("copies_max and bytes_max must be 1 or more")
         self._copies_max = copies_max
         self._bytes_max = bytes_max
         self._now_us = now_us
@@ -46,7 +46,10 @@ class MemoryCache:
         restart_after_fork(self)
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock; the child is told of no forgetting by the parent."""
+        """Replace the lock, which another thread of the parent may have held, and drop all copies.
+
+        The child does not learn which keys the parent forgets.
+        """
         self._lock = Lock()
         self._drop_all()
 
@@ -54,22 +57,22 @@ class MemoryCache:
         """Nothing to connect."""
 
     def close(self) -> None:
-        """Nothing to let go: the copies stay, for a store opened on the same object."""
+        """Nothing to close: the copies stay, for a store opened on the same object."""
 
     def look(self, digests: Sequence[bytes], counts: Counts) -> list[Copy | None]:
-        """The copies that are still good."""
+        """Return the valid copies."""
         with self._lock:
             self._count(counts)
             now = self._now_us()
-            return [self._good(digest, now) for digest in digests]
+            return [self._live_copy(digest, now) for digest in digests]
 
-    def stamp(self, digest: bytes) -> Stamp | None:  # noqa: ARG002 - one for all
-        """What is known of the cache by now."""
+    def stamp(self, digest: bytes) -> Stamp | None:  # noqa: ARG002 - all keys share one stamp
+        """Return the state of the cache."""
         with self._lock:
             return Stamp(b"%d" % self._epoch, self._now_us())
 
     def put(self, puts: Sequence[Put], counts: Counts) -> int:
-        """Write the copies that are still true."""
+        """Write the copies that are still valid."""
         written = 0
         with self._lock:
             self._count(counts)
@@ -90,23 +93,23 @@ class MemoryCache:
         return written
 
     def invalidate(self, digests: Sequence[tuple[bytes, int]]) -> None:
-        """Drop these copies; whatever is under way has an older epoch, so no tombstone is needed here."""
+        """Drop these copies. Pending copies have an older epoch, so no tombstone is needed here."""
         with self._lock:
             self._epoch += 1
             for digest, _fence in digests:
                 self._drop(digest)
 
     def clear(self) -> None:
-        """Drop all copies, and all that are under way."""
+        """Drop all copies, and refuse all pending ones."""
         with self._lock:
             self._drop_all()
 
-    def counted(self) -> dict[str, int]:
-        """All counts of this process."""
+    def read_counts(self) -> dict[str, int]:
+        """Return all counts of this process."""
         with self._lock:
             return dict(self._counts)
 
-    def _good(self, digest: bytes, now: int) -> Copy | None:
+    def _live_copy(self, digest: bytes, now: int) -> Copy | None:
         held = self._copies.get(digest)
         if held is None:
             return None
@@ -147,18 +150,18 @@ class AsyncMemoryCache:
         """Nothing to connect."""
 
     async def aclose(self) -> None:
-        """Nothing to let go."""
+        """Nothing to close."""
 
     async def look(self, digests: Sequence[bytes], counts: Counts) -> list[Copy | None]:
-        """The copies that are still good."""
+        """Return the valid copies."""
         return self._cache.look(digests, counts)
 
     def stamp(self, digest: bytes) -> Stamp | None:
-        """What is known of the cache by now."""
+        """Return the state of the cache."""
         return self._cache.stamp(digest)
 
     async def put(self, puts: Sequence[Put], counts: Counts) -> int:
-        """Write the copies that are still true."""
+        """Write the copies that are still valid."""
         return self._cache.put(puts, counts)
 
     async def invalidate(self, digests: Sequence[tuple[bytes, int]]) -> None:
@@ -169,6 +172,6 @@ class AsyncMemoryCache:
         """Drop all copies."""
         self._cache.clear()
 
-    async def counted(self) -> dict[str, int]:
-        """All counts of this process."""
-        return self._cache.counted()
+    async def read_counts(self) -> dict[str, int]:
+        """Return all counts of this process."""
+        return self._cache.read_counts()

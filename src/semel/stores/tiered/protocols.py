@@ -1,4 +1,4 @@
-"""What a cache in front of the truth must be, in both colours, and what it holds: copies of committed facts."""
+"""The protocols of a cache in front of the truth and of a filter, and the copies that a cache holds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
@@ -11,11 +11,11 @@ from semel.core.backoff import backoff_s
 __all__ = ["SEEN", "AsyncCache", "Breaker", "Cache", "Copy", "Counts", "Filter", "Fullness", "Put", "Stamp"]
 
 Counts: TypeAlias = Mapping[str, int]
-"""How often things happened since they were last told, by name."""
+"""How often things happened since the last report to the cache, by name."""
 
 
 class Copy(Struct, frozen=True, gc=False, array_like=True):
-    """What the truth said of a key: it is done, or (fence 0) it is marked. There is a copy of nothing else."""
+    """A copy of the truth's answer for a key: done, or (with fence 0) marked. No other answer is copied."""
 
     kind: Literal["done", "seen"]
     fence: int = 0
@@ -23,7 +23,7 @@ class Copy(Struct, frozen=True, gc=False, array_like=True):
     first_seen: int = 0
     value: bytes | None = None
     fingerprint: bytes | None = None
-    """A claim with this one gets the same answer from the truth; with another, the truth must say."""
+    """The copy answers claims with this fingerprint. With another one, the truth must decide."""
 
 
 SEEN = Copy("seen")
@@ -31,36 +31,36 @@ SEEN = Copy("seen")
 
 
 class Stamp(Struct, frozen=True, gc=False):
-    """What was known of the cache before the truth was asked; what a copy of the truth's answer must carry."""
+    """The state of the cache before the truth was asked. Each copy of the truth's answer carries it."""
 
     epoch: bytes
-    """Changes when a key is forgotten, and with everything that makes a cache lose what it was told."""
+    """Changes when a key is forgotten, and when the cache may have lost what was written to it."""
     at_us: int
-    """The cache's clock, or a little before it."""
+    """The time of the cache's clock, or a little earlier."""
 
 
 class Put(Struct, frozen=True, gc=False):
-    """A copy to be written, unless the cache has forgotten something since the stamp, or its time is over."""
+    """A copy to write, unless the cache has forgotten a key since the stamp, or the copy has expired."""
 
     digest: bytes
     copy: Copy
     stamp: Stamp
     rest_us: int
-    """How long it may live, counted from the stamp."""
+    """How long the copy may live, from the stamp on."""
 
 
 @runtime_checkable
 class Cache(Protocol):
-    """A cache that blocks. Every method but `stamp` raises a `StoreError` when the cache is out of reach."""
+    """A blocking cache. Every method except `stamp` raises a `StoreError` if the cache is unavailable."""
 
     @property
     def name(self) -> str:
-        """How it is called in errors and logs; never holds a password."""
+        """The name in errors and logs; never contains a password."""
         ...
 
     @property
     def shared(self) -> bool:
-        """Whether every process sees the same copies, and so the same forgetting."""
+        """Whether all processes see the same copies, so that a forgotten key is forgotten for all."""
         ...
 
     def open(self) -> None:
@@ -68,31 +68,31 @@ class Cache(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything; idempotent."""
+        """Close all connections; idempotent."""
         ...
 
     def look(self, digests: Sequence[bytes], counts: Counts) -> list[Copy | None]:
-        """The copies of these keys that are still good, in one round trip. `counts` are added up on the way."""
+        """Return the valid copies of these keys, and add `counts` to the stored counts. One round trip."""
         ...
 
     def stamp(self, digest: bytes) -> Stamp | None:
-        """What is known of the cache by now, without asking it; `None`: nothing, so nothing can be put."""
+        """Return the last known state of the cache, without I/O; `None`: unknown, so no copy can be written."""
         ...
 
     def put(self, puts: Sequence[Put], counts: Counts) -> int:
-        """Write the copies that are still true; how many were. One round trip."""
+        """Write the copies that are still valid; returns how many. One round trip."""
         ...
 
     def invalidate(self, digests: Sequence[tuple[bytes, int]]) -> None:
-        """Drop these copies, and every copy of theirs with a smaller fence that is under way."""
+        """Drop these copies, and refuse pending copies of the same keys with a smaller fence."""
         ...
 
     def clear(self) -> None:
-        """Drop all copies, and all that are under way."""
+        """Drop all copies, and refuse all pending ones."""
         ...
 
-    def counted(self) -> dict[str, int]:
-        """All counts that were ever told."""
+    def read_counts(self) -> dict[str, int]:
+        """Return the sums of all counts that were ever reported."""
         ...
 
 
@@ -102,12 +102,12 @@ class AsyncCache(Protocol):
 
     @property
     def name(self) -> str:
-        """How it is called in errors and logs; never holds a password."""
+        """The name in errors and logs; never contains a password."""
         ...
 
     @property
     def shared(self) -> bool:
-        """Whether every process sees the same copies, and so the same forgetting."""
+        """Whether all processes see the same copies, so that a forgotten key is forgotten for all."""
         ...
 
     async def aopen(self) -> None:
@@ -115,68 +115,68 @@ class AsyncCache(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Let go of everything; idempotent."""
+        """Close all connections; idempotent."""
         ...
 
     async def look(self, digests: Sequence[bytes], counts: Counts) -> list[Copy | None]:
-        """The copies of these keys that are still good, in one round trip. `counts` are added up on the way."""
+        """Return the valid copies of these keys, and add `counts` to the stored counts. One round trip."""
         ...
 
     def stamp(self, digest: bytes) -> Stamp | None:
-        """What is known of the cache by now, without asking it; `None`: nothing, so nothing can be put."""
+        """Return the last known state of the cache, without I/O; `None`: unknown, so no copy can be written."""
         ...
 
     async def put(self, puts: Sequence[Put], counts: Counts) -> int:
-        """Write the copies that are still true; how many were. One round trip."""
+        """Write the copies that are still valid; returns how many. One round trip."""
         ...
 
     async def invalidate(self, digests: Sequence[tuple[bytes, int]]) -> None:
-        """Drop these copies, and every copy of theirs with a smaller fence that is under way."""
+        """Drop these copies, and refuse pending copies of the same keys with a smaller fence."""
         ...
 
     async def clear(self) -> None:
-        """Drop all copies, and all that are under way."""
+        """Drop all copies, and refuse all pending ones."""
         ...
 
-    async def counted(self) -> dict[str, int]:
-        """All counts that were ever told."""
+    async def read_counts(self) -> dict[str, int]:
+        """Return the sums of all counts that were ever reported."""
         ...
 
 
 class Fullness(Struct, frozen=True, kw_only=True):
-    """How full a filter is, and what that costs."""
+    """How full a filter is, and its error rate."""
 
     ids: int
-    """How many it holds, roughly."""
+    """About how many ids it holds."""
     capacity: int
-    """How many it is made for, in one window."""
+    """For how many ids per window it was created."""
     fill_ratio: float
     """The share of bits that are set, in its fullest generation; at capacity it is one half."""
     false_positive_ratio: float
-    """The chance that it says "maybe" to an id that it never saw, as it stands."""
+    """The current chance that it answers "maybe" for an id that it never saw."""
     bytes_used: int
     generations: int
 
     @property
     def saturated(self) -> bool:
-        """Whether more was put in than it is made for."""
+        """Whether it holds more ids than its capacity."""
         return self.fill_ratio > SATURATED
 
 
 SATURATED = 0.52
-"""Half of the bits are set at capacity; a little above it, chance is no longer the reason."""
+"""At capacity half of the bits are set; this is enough above one half to rule out chance."""
 
 
 @runtime_checkable
 class Filter(Protocol):
-    """A set that may be wrong in one direction: "no" means never put in here, "maybe" means nothing at all.
+    """A set that errs in one direction: "no" means that the id was never added, "maybe" means nothing.
 
-    Ids are 16-byte digests (`semel.core.ids.digest`). Nothing that a filter says is an answer to a delivery.
+    Ids are 16-byte digests (`semel.core.ids.digest`). A filter alone never decides the answer to a delivery.
     """
 
     @property
     def instant(self) -> bool:
-        """Whether it answers without I/O, so that an event loop may ask it."""
+        """Whether it answers without I/O, so that an event loop may call it."""
         ...
 
     def open(self) -> None:
@@ -188,15 +188,15 @@ class Filter(Protocol):
         ...
 
     def add_many(self, digests: Sequence[bytes], /) -> None:
-        """Put them in."""
+        """Add the ids."""
         ...
 
     def maybe_many(self, digests: Sequence[bytes], /) -> list[bool]:
-        """For each: `False` if it was not put in within the window, `True` if it may have been."""
+        """Return for each id: `False` if it was not added within the window, `True` if it may have been."""
         ...
 
     def fullness(self) -> Fullness:
-        """How full it is; takes a look at every bit."""
+        """Return how full it is; reads every bit."""
         ...
 
 
@@ -205,7 +205,7 @@ PAUSE_MAX_S = 15.0
 
 
 class Breaker:
-    """Says whether the cache is worth asking. After a failure: not for a while, longer each time."""
+    """Decides whether to call the cache. After a failure it pauses, longer each time."""
 
     def __init__(self, steady_s: Callable[[], float]) -> None:
         self._steady_s = steady_s
@@ -214,16 +214,16 @@ class Breaker:
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock."""
+        """Replace the lock: another thread of the parent may have held it."""
         self._lock = Lock()
 
     @property
     def is_open(self) -> bool:
-        """Whether the cache is being left alone."""
+        """Whether the cache is skipped because of failures."""
         return self._failures > 0
 
     def allows(self) -> bool:
-        """Whether to ask. When the pause is over one caller tries, and the others wait for what comes of it."""
+        """Whether to call the cache. After the pause one caller tries; the others skip it until that call ends."""
         if not self._failures:
             return True
         with self._lock:
@@ -232,15 +232,15 @@ class Breaker:
             self._pause()
             return True
 
-    def failed(self) -> bool:
-        """The cache gave no answer; whether that is news."""
+    def record_failure(self) -> bool:
+        """Note that the cache did not answer; returns whether it is the first failure in a row."""
         with self._lock:
             self._failures += 1
             self._pause()
             return self._failures == 1
 
-    def worked(self) -> None:
-        """It did."""
+    def record_success(self) -> None:
+        """Note that the cache answered."""
         if self._failures:
             with self._lock:
                 self._failures = 0

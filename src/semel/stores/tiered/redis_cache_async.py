@@ -1,4 +1,4 @@
-"""Copies in Redis or Valkey: what all processes share. The connections are the Redis store's own."""
+"""A cache in Redis or Valkey that all processes share. It uses the connections of the Redis store."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from semel.stores.tiered.redis_calls import CacheCalls
 __all__ = ["AsyncRedisCache"]
 
 ANSWER_S, CONNECT_S = 0.5, 0.5
-"""How long to wait for a cache: what it saves is a round trip to the truth, so it is not worth much more than one."""
+"""How long to wait for a cache: it saves a round trip to the truth, so it is not worth waiting much longer than one."""
 
 
 class AsyncRedisCache:
@@ -29,7 +29,7 @@ class AsyncRedisCache:
         self.name: str = self._store.name
 
     # sync: def twin(self) -> AsyncRedisCache:
-    # sync:     """The same cache for an event loop, not yet connected."""
+    # sync:     """Return the same cache for an event loop, not yet connected."""
     # sync:     url, cache_window_us, clock = self._made_with
     # sync:     return AsyncRedisCache(url, cache_window_us=cache_window_us, clock=clock)
     # sync:
@@ -38,36 +38,36 @@ class AsyncRedisCache:
         await self._store.aopen()
 
     async def aclose(self) -> None:
-        """Let go of all connections; idempotent."""
+        """Close all connections; idempotent."""
         await self._store.aclose()
 
     async def look(self, digests: Sequence[bytes], counts: Counts) -> list[Copy | None]:
-        """The copies that are still good, in one round trip."""
+        """Return the valid copies, in one round trip."""
         return await self._store.run(self._talk.look(digests, counts))  # type: ignore[no-any-return]
 
     def stamp(self, digest: bytes) -> Stamp | None:
-        """What is known of the cache by now."""
+        """Return the last known state of the cache."""
         return self._talk.stamp(digest)
 
     async def put(self, puts: Sequence[Put], counts: Counts) -> int:
-        """Write the copies that are still true."""
+        """Write the copies that are still valid."""
         return await self._store.run(self._talk.put(puts, counts))  # type: ignore[no-any-return]
 
     async def invalidate(self, digests: Sequence[tuple[bytes, int]]) -> None:
-        """Drop these copies, and what is under way of them."""
+        """Drop these copies, and refuse pending ones."""
         await self._store.run(self._talk.invalidate(digests))
 
     async def clear(self) -> None:
         """Drop all copies."""
         await self._store.run(self._talk.clear())
 
-    async def counted(self) -> dict[str, int]:
-        """The counts of all processes."""
-        return await self._store.run(self._talk.counted())  # type: ignore[no-any-return]
+    async def read_counts(self) -> dict[str, int]:
+        """Return the counts of all processes."""
+        return await self._store.run(self._talk.read_counts())  # type: ignore[no-any-return]
 
 
 def _options(url: str) -> dict[str, Any]:
-    """What a cache is opened with unless its URL says otherwise. It may evict: that costs speed alone."""
-    said = option_texts(url)
+    """Return the defaults for options that the URL does not set. A cache may evict: that only costs speed."""
+    given = option_texts(url)
     options = {"answer_s": ANSWER_S, "connect_s": CONNECT_S, "allow_eviction": True}
-    return {name: value for name, value in options.items() if name not in said}
+    return {name: value for name, value in options.items() if name not in given}

@@ -1,4 +1,4 @@
-"""What a cache of copies says to Redis or Valkey, and how it reads the replies: the same in both colours."""
+"""The calls of a cache to Redis or Valkey and the parsing of their replies, for sync and async."""
 
 import os
 import time
@@ -21,9 +21,9 @@ from semel.stores.tiered.protocols import Copy, Counts, Put, Stamp
 __all__ = ["CacheCalls"]
 
 REPLY_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of copies that one call answers with; for the others the truth is asked."""
+"""The most bytes of copies in one reply; the truth answers the other keys."""
 PUT_BYTES_MAX = 4 * 1024 * 1024
-"""Bytes of copies that one call brings; the others are not copied."""
+"""The most bytes of copies in one call; the others are not copied."""
 
 _PUT = Form(">32sdd")
 _COPY = msgspec.msgpack.Decoder(Copy)
@@ -37,7 +37,7 @@ def _script() -> Script:
 
 
 class CacheCalls:
-    """What is said to the server for both colours: generators that yield calls and are sent replies."""
+    """The cache's operations as generators that yield calls and receive replies; for sync and async."""
 
     def __init__(self, core: RedisState, cache_window_us: int) -> None:
         self._core = core
@@ -50,10 +50,10 @@ class CacheCalls:
         if core.place.topology != "server":
             self._worth_another |= {"unsent", "cut"}  # another node may have taken over
         self._seen: dict[int, tuple[bytes, int, int]] = {}
-        """By bucket: the epoch, the server's time, and ours when we heard of both."""
+        """By bucket: the epoch, the server's time, and our time when the reply came."""
 
     def look(self, digests: Sequence[bytes], counts: Counts) -> Generator[Step, Any, list[Copy | None]]:
-        """The copies, by position."""
+        """Return the copies, by position."""
         copies: list[Copy | None] = [None] * len(digests)
         groups = self._groups(digests)
         for places, reply in (yield from self._ask(b"look", groups, digests, [b""] * len(digests), counts)):
@@ -63,7 +63,7 @@ class CacheCalls:
         return copies
 
     def put(self, puts: Sequence[Put], counts: Counts) -> Generator[Step, Any, int]:
-        """How many were written."""
+        """Write copies; returns how many were written."""
         args: list[bytes] = []
         size = 0
         for put in puts:
@@ -78,19 +78,19 @@ class CacheCalls:
         return sum(sum(reply) for _, reply in replies)
 
     def invalidate(self, digests: Sequence[tuple[bytes, int]]) -> Generator[Step, Any, None]:
-        """All of them, or an error."""
+        """Drop all these copies. Raises a `StoreError` if one bucket did not answer."""
         keys = [key for key, _ in digests]
         yield from self._ask(
             b"invalidate", self._groups(keys), keys, [b"%d" % fence for _, fence in digests], {}
         )
 
     def clear(self) -> Generator[Step, Any, None]:
-        """Everywhere, or an error."""
+        """Drop the copies of all buckets. Raises a `StoreError` if one did not answer."""
         buckets = range(encoding.BUCKETS) if self._cluster else (0,)
         yield from self._ask(b"clear", {bucket: [] for bucket in buckets}, [], [], {})
 
-    def counted(self) -> Generator[Step, Any, dict[str, int]]:
-        """All counts that were ever told."""
+    def read_counts(self) -> Generator[Step, Any, dict[str, int]]:
+        """Return the sums of all counts that were ever reported."""
         buckets = range(encoding.BUCKETS) if self._cluster else (0,)
         replies = yield RedisQuery(
             [RedisCall([b"HGETALL", self._heads[bucket] + b"counts"], bucket) for bucket in buckets]
@@ -105,17 +105,17 @@ class CacheCalls:
         return counts
 
     def stamp(self, digest: bytes) -> Stamp | None:
-        """What is known by now; the time has gone on at least as far as ours since we heard."""
+        """Return the last known state; the server's clock has advanced at least as much as ours since its reply."""
         seen = self._seen.get(digest[0] & 63 if self._cluster else 0)
         if seen is None:
             return None
-        epoch, at_us, heard_us = seen
-        return Stamp(epoch, at_us + max(0, self._steady_us() - heard_us))
+        epoch, at_us, replied_us = seen
+        return Stamp(epoch, at_us + max(0, self._steady_us() - replied_us))
 
     # --- inside ---
 
     def _groups(self, digests: Sequence[bytes]) -> dict[int, list[int]]:
-        """The positions that go in one call, by bucket; a single server takes all in one."""
+        """Return the positions that share a call, by bucket; a single server gets all in one call."""
         if not self._cluster:
             return {0: list(range(len(digests)))}
         groups: dict[int, list[int]] = {}
@@ -126,30 +126,30 @@ class CacheCalls:
     def _ask(
         self, what: bytes, groups: dict[int, list[int]], digests: Sequence[bytes], args: Sequence[bytes], counts: Counts
     ) -> Generator[Step, Any, list[tuple[list[int], list[Any]]]]:  # fmt: skip
-        """Each group's positions and replies. Raises a `StoreError` where one of them got none."""
+        """Return each group's positions and replies. Raises a `StoreError` if a group got no reply."""
         now = b"" if self._core.clock is None else b"%d" % self._core.clock.now_us()
-        told = b" ".join(b"%b %d" % (name.encode(), number) for name, number in counts.items())
+        counts_text = b" ".join(b"%b %d" % (name.encode(), number) for name, number in counts.items())
         waiting: list[tuple[int, list[int], bytes, bool]] = []
         for bucket, places in groups.items():
-            waiting.append((bucket, places, told, False))
-            told = b""  # once
+            waiting.append((bucket, places, counts_text, False))
+            counts_text = b""  # only the first call reports the counts
         done: list[tuple[list[int], list[Any]]] = []
         for last in (False, True):
             calls = [
                 self._call(what, bucket, [digests[at] for at in places], [args[at] for at in places],
-                           now, counts_told, as_text=as_text)
-                for bucket, places, counts_told, as_text in waiting
+                           now, text, as_text=as_text)
+                for bucket, places, text, as_text in waiting
             ]  # fmt: skip
             replies = yield RedisQuery(calls)
-            heard_us = self._steady_us()
+            replied_us = self._steady_us()
             again: list[tuple[int, list[int], bytes, bool]] = []
-            for (bucket, places, counts_told, _), reply in zip(waiting, replies, strict=True):
+            for (bucket, places, text, _), reply in zip(waiting, replies, strict=True):
                 if isinstance(reply, Exception):
                     if last or kind_of(reply) not in self._worth_another:
                         raise to_store_error(reply, self._core.name) from reply
-                    again.append((bucket, places, counts_told, kind_of(reply) == "text"))
+                    again.append((bucket, places, text, kind_of(reply) == "text"))
                     continue
-                self._seen[bucket] = (reply[1], int(reply[0]), heard_us)
+                self._seen[bucket] = (reply[1], int(reply[0]), replied_us)
                 done.append((places, reply[2:]))
             if not again:
                 return done
@@ -165,7 +165,7 @@ class CacheCalls:
         digests: list[bytes],
         args: list[bytes],
         now: bytes,
-        told: bytes,
+        counts_text: bytes,
         *,
         as_text: bool,
     ) -> RedisCall:
@@ -183,7 +183,7 @@ class CacheCalls:
                 os.urandom(8).hex().encode(),
                 self._window,
                 b"%d" % REPLY_BYTES_MAX,
-                told,
+                counts_text,
                 *args,
             ],
             bucket,
@@ -193,7 +193,7 @@ class CacheCalls:
 def _read(body: bytes) -> Copy | None:
     try:
         return _COPY.decode(body)
-    except msgspec.DecodeError:  # another version's, or damaged: the truth knows
+    except msgspec.DecodeError:  # written by another version, or damaged: the truth answers
         return None
 
 

@@ -1,13 +1,14 @@
-"""The rules of a cache in front of the truth, written once for both colours.
+"""The rules of a cache in front of the truth, written once for sync and async.
 
-`Tier.carry_out` is a generator: it yields what is to be asked of whom (`Look`, `AskStore`, `Write`, `Invalidate`,
-`Clear`), is sent what came of it, and returns the answers. A failed cache is sent as its error, never thrown.
+`Tier.carry_out` is a generator: it yields steps for the cache or the truth (`Look`, `AskStore`, `Write`,
+`Invalidate`, `Clear`, `ReadCounts`), receives their results, and returns the answers. An error of the cache is
+received as a value, never thrown.
 
     claim ──► Look ──► a copy of `done`: answered
-                └────► nothing, or anything else: Ask the truth ──► Write what it committed
+                └────► no copy, or any other: Ask the truth ──► Write what it committed
 
-Only the truth says new. The cache says done, of what the truth has committed and nothing else, for as long as the
-truth would say so; where the two cannot both be told to forget, the forgetting is not answered.
+Only the truth answers "new". The cache answers "done", only for what the truth has committed, and only as long as the
+truth would. A forget is answered only after both have forgotten the key.
 """
 
 import logging
@@ -40,62 +41,62 @@ from semel.types import Absent, Completed, Forgotten, Id, Stats, Unavailable
 __all__ = ["AskStore", "Clear", "Invalidate", "Look", "ReadCounts", "Step", "Tier", "Write"]
 
 COPY_BYTES_MAX = 64 * 1024
-"""A larger value is not copied: a batch of them would keep the cache from serving others."""
+"""Larger values are not copied: a batch of them would keep the cache from serving other clients."""
 NOTES_MAX = 100_000
-"""Claims under way whose fingerprint and first sight are remembered, so that their completion can be copied."""
+"""The most running claims whose fingerprint and first-seen time are kept, so that their completion can be copied."""
 
 _log = logging.getLogger("semel")
 
 
 class Look(Struct):
-    """Ask the cache for copies; answered with them, or with a `StoreError`."""
+    """Read copies from the cache. Result: the copies, or a `StoreError`."""
 
     digests: list[bytes]
     counts: dict[str, int]
 
 
 class AskStore(Struct):
-    """Ask the truth; answered with the answers, or with `StoreUnavailable`."""
+    """Send items to the truth. Result: the answers, or `StoreUnavailable`."""
 
     items: list[Item]
 
 
 class Write(Struct):
-    """Give the cache copies; answered with how many it took, or with a `StoreError`."""
+    """Write copies to the cache. Result: how many it accepted, or a `StoreError`."""
 
     puts: list[Put]
     counts: dict[str, int]
 
 
 class Invalidate(Struct):
-    """Have the cache forget keys; answered with `None`, or with a `StoreError`."""
+    """Make the cache forget keys. Result: `None`, or a `StoreError`."""
 
     digests: list[tuple[bytes, int]]
 
 
 class Clear(Struct):
-    """Have the cache forget everything; answered with `None`, or with a `StoreError`."""
+    """Make the cache forget all keys. Result: `None`, or a `StoreError`."""
 
 
 class ReadCounts(Struct):
-    """Ask the cache for all counts; answered with them, or with a `StoreError`."""
+    """Read all counts from the cache. Result: the counts, or a `StoreError`."""
 
 
 Step: TypeAlias = Look | AskStore | Write | Invalidate | Clear | ReadCounts
 
 
 class Note(Struct, frozen=True, gc=False):
-    """What a completion does not say of its own record."""
+    """Fields of a claimed record that its completion does not contain."""
 
     fence: int
     first_seen: int
     fingerprint: bytes | None
     over_at: int
-    """When a sliding record is over, by the truth's clock; 0: it does not slide. -1: nobody here knows."""
+    """When a sliding record expires, by the truth's clock; 0: it does not slide; -1: unknown here."""
 
 
 class Fact(Struct, frozen=True, gc=False):
-    """Something that the truth has committed, and for how long from its answer on."""
+    """A committed answer of the truth, and how long it holds from then on."""
 
     digest: bytes
     copy: Copy
@@ -103,19 +104,19 @@ class Fact(Struct, frozen=True, gc=False):
 
 
 class Wanted(Struct, gc=False):
-    """A key that the cache may know."""
+    """A key that the cache may be able to answer."""
 
     position: int
     digest: bytes
     place: int = -1
     """Its place among the keys of a mark."""
     maybe: bool = True
-    """What the filter says."""
+    """The filter's answer."""
     copy: Copy | None = None
 
 
 class Tier:
-    """What both colours of a tiered store know and decide. Thread-safe; does no I/O and reads no clock of its own."""
+    """The state and decisions of a tiered store, for sync and async. Thread-safe; does no I/O and reads no clock."""
 
     def __init__(
         self,
@@ -134,12 +135,12 @@ class Tier:
         self._filter = filter
         self._affine = affine
         self.counts: dict[str, int] = {}
-        """What happened and was not yet told to the cache."""
+        """Counts that were not yet reported to the cache."""
         self._notes: dict[Id, Note] = {}
         self.after_fork()
 
     def after_fork(self) -> None:
-        """Another thread of the parent may have held the lock; its claims are not the child's."""
+        """Replace the lock, which another thread of the parent may have held; drop the parent's claims and counts."""
         self._lock = Lock()
         self._breaker.after_fork()
         self._notes.clear()
@@ -154,7 +155,7 @@ class Tier:
         rest, positions, asked = self._rest(items, wanted, answers)
         stamps = self._stamps(
             items, wanted
-        )  # before the truth is asked: what is forgotten later must outdo it
+        )  # before the truth is asked: a later forget must win over the copy
         if rest:
             yield from self._ask(rest, positions, asked, answers)
         self._fold_marks(items, wanted, answers)
@@ -165,13 +166,13 @@ class Tier:
             if not isinstance(written, StoreError):
                 self._count("copies", written)
         yield from self._forget(items, answers)
-        yield from self._tally(items, answers)
+        yield from self._add_counts(items, answers)
         return answers
 
     # --- before the truth ---
 
     def _cacheable_keys(self, items: Sequence[Item]) -> list[Wanted]:
-        """The keys that may be answered without the truth: none that another item of the batch is about."""
+        """Return the keys that the cache may answer; not those that another item of the batch is about."""
         if len(items) > 1:
             others = {item.id for item in items if type(item) is not Claim and hasattr(item, "id")}
             if any(type(item) is SetWindow for item in items):
@@ -181,7 +182,7 @@ class Tier:
         found: list[Wanted] = []
         for position, item in enumerate(items):
             if type(item) is Claim:
-                # Events told apart by their own times go to the truth: a copy does not know its event's time.
+                # Events that are distinguished by their own times go to the truth: a copy has no event time.
                 if not item.apart_us and item.id not in others and _is_text(item.id[2]):
                     found.append(Wanted(position, digest(item.id)))
             elif type(item) is Mark:
@@ -219,14 +220,14 @@ class Tier:
     def _rest(
         self, items: Sequence[Item], wanted: list[Wanted], answers: list[Answer]
     ) -> tuple[list[Item], list[int], int]:
-        """Answer what the cache knows; what is left for the truth, where its answers go, and how many keys it is."""
+        """Answer from copies; returns the items left for the truth, their positions, and their number of keys."""
         seen: dict[int, set[int]] = {}
         for each in wanted:
             copy, item = each.copy, items[each.position]
             if copy is None:
                 continue
             if type(item) is Claim:
-                # Only what this fingerprint was told before: whether another one differs, the truth knows.
+                # Only for the copy's own fingerprint: the truth decides whether another one is a mismatch.
                 if copy.kind == "done" and (not item.fingerprint or item.fingerprint == copy.fingerprint):
                     answers[each.position] = Known(
                         "done", copy.value, copy.fence, copy.settled_at, copy.first_seen
@@ -268,13 +269,13 @@ class Tier:
         if isinstance(replies, StoreUnavailable):
             if len(rest) == len(answers):
                 raise replies
-            replies = [Unavailable(replies)] * len(rest)  # what the cache knew is answered all the same
+            replies = [Unavailable(replies)] * len(rest)  # the cache's answers still count
         self._count("truth_asked", asked)
         for position, reply in zip(positions, replies, strict=True):
             answers[position] = reply
 
     def _fold_marks(self, items: Sequence[Item], wanted: list[Wanted], answers: list[Answer]) -> None:
-        """Put the truth's answers to what was left of a mark where its keys were."""
+        """Merge the truth's answers for the rest of a mark with the keys that the cache answered."""
         seen = {(each.position, each.place) for each in wanted if each.copy is not None and each.place >= 0}
         for position in {position for position, _ in seen}:
             item, answer = items[position], answers[position]
@@ -294,7 +295,7 @@ class Tier:
         answers: Sequence[Answer],
         stamps: dict[bytes, Stamp],
     ) -> list[Put]:
-        """What the truth has committed: copies of it, and ids for the filter."""
+        """Return the copies of what the truth has committed; adds their ids to the filter."""
         facts = [fact for each in wanted if (fact := self._fact(each, items, answers)) is not None]
         for item, answer in zip(items, answers, strict=True):
             if type(item) is Settle and (settled := self._copy_of_settled(item, answer)) is not None:
@@ -313,7 +314,7 @@ class Tier:
         ]
 
     def _fact(self, each: Wanted, items: Sequence[Item], answers: Sequence[Answer]) -> Fact | None:
-        """What the truth said of a key that was asked for."""
+        """Return the committed fact in the answer for this key, if there is one."""
         item, answer = items[each.position], answers[each.position]
         if each.copy is not None:
             self._judge_filter(each, known=True)
@@ -332,14 +333,14 @@ class Tier:
             won = answer.firsts[each.place]
             self._judge_filter(each, known=not won)
             self._count("truth_known", not won)
-            if won:  # of one that was there before, nobody has said for how long it will be
+            if won:  # the expiry of an older mark is unknown here
                 return Fact(each.digest, SEEN, item.window_us)
         return None
 
     def _note(self, item: Claim, granted: Granted) -> None:
         fresh = granted.first_seen_us == granted.fence
         over_at = 0
-        if item.sliding:  # a takeover keeps the first claim's end, which the answer does not tell
+        if item.sliding:  # a takeover keeps the first claim's expiry, which the answer does not contain
             over_at = granted.first_seen_us + item.window_us if fresh else -1
         note = Note(granted.fence, granted.first_seen_us, item.fingerprint or None, over_at)
         with self._lock:
@@ -348,9 +349,9 @@ class Tier:
                 del self._notes[next(iter(self._notes))]
 
     def _copy_of_settled(self, item: Settle, answer: Answer) -> Fact | None:
-        """The copy of a completion that was committed just now; what was there before may have another value."""
+        """Return the fact of a completion committed by this call; an earlier one may have another value."""
         if isinstance(answer, Unavailable):
-            return None  # it will be said again
+            return None  # the settle will be sent again
         with self._lock:
             note = self._notes.get(item.id)
             if note is None or note.fence != item.fence:
@@ -371,18 +372,18 @@ class Tier:
         return Fact(digest(item.id), copy, rest_us)
 
     def _judge_filter(self, each: Wanted, *, known: bool) -> None:
-        """Measure the filter by what turned out."""
+        """Count a wrong answer of the filter."""
         if self._filter is not None and each.maybe != known:
             self._count("filter_missed" if known else "filter_false", 1)
 
     def _forget(self, items: Sequence[Item], answers: list[Answer]) -> Generator[Step, Any, None]:
-        """Have the cache forget what the truth has forgotten, before anybody is told so."""
+        """Make the cache forget what the truth has forgotten, before the caller gets the answer."""
         places: list[int] = []
         invalidated: list[tuple[bytes, int]] = []
         moved: list[int] = []
         for position, (item, answer) in enumerate(zip(items, answers, strict=True)):
             if type(item) in (Forget, Resolve) and isinstance(answer, Forgotten | Absent):
-                # Absent may be what an earlier call left behind that did not reach the cache.
+                # Absent: an earlier call may have reached the truth but not the cache.
                 places.append(position)
                 invalidated.append((digest(item.id), answer.fence if isinstance(answer, Forgotten) else 0))  # type: ignore[union-attr]
             elif type(item) is SetWindow and item.existing and answer is None:
@@ -392,31 +393,33 @@ class Tier:
                 reply = self._note_cache_answer((yield step))
                 if isinstance(reply, StoreError):
                     error = StoreUnavailable(
-                        f"the cache {self._cache_name} could not be told to forget what the truth has forgotten;"
+                        f"the cache {self._cache_name} did not forget what the truth has forgotten;"
                         f" do it again: {reply}"
                     )
                     for position in chosen:
                         answers[position] = Unavailable(error)
 
-    def _tally(self, items: Sequence[Item], answers: list[Answer]) -> Generator[Step, Any, None]:
+    def _add_counts(self, items: Sequence[Item], answers: list[Answer]) -> Generator[Step, Any, None]:
         for position, (item, answer) in enumerate(zip(items, answers, strict=True)):
             if type(item) is Count and isinstance(answer, Stats):
-                told = self._note_cache_answer((yield ReadCounts()))
-                answers[position] = _with_tiers(answer, {} if isinstance(told, StoreError) else told, self)
+                counts = self._note_cache_answer((yield ReadCounts()))
+                answers[position] = _with_tiers(
+                    answer, {} if isinstance(counts, StoreError) else counts, self
+                )
 
     # --- counting ---
 
     def _note_cache_answer(self, reply: Any, counts: Mapping[str, int] | None = None) -> Any:
-        """Note whether the cache works; what it was not told is told later."""
+        """Note whether the cache answered. If not, its counts are kept and reported later."""
         if not isinstance(reply, StoreError):
-            self._breaker.worked()
+            self._breaker.record_success()
             return reply
         for name, number in (counts or {}).items():
             self._count(name, number)
         self._count("cache_errors", 1)
-        if self._breaker.failed():
+        if self._breaker.record_failure():
             _log.warning(
-                "the cache %s gives no answer, so the truth is asked for everything: %s",
+                "the cache %s does not answer, so the truth is asked for everything: %s",
                 self._cache_name,
                 reply,
             )
@@ -427,23 +430,23 @@ class Tier:
             with self._lock:
                 self.counts[name] = self.counts.get(name, 0) + number
 
-    def missed(self, error: StoreError) -> None:
-        """The cache could not be reached."""
+    def note_cache_error(self, error: StoreError) -> None:
+        """Note that the cache is unavailable."""
         self._note_cache_answer(error)
 
-    def parting(self) -> Generator[Step, Any, None]:
-        """Tell the cache what it was not yet told, before the end."""
+    def flush_counts(self) -> Generator[Step, Any, None]:
+        """Report the remaining counts to the cache, before the store closes."""
         if self.counts and not self._breaker.is_open:
             yield Write([], self._counts_to_send())
 
     def _counts_to_send(self) -> dict[str, int]:
-        """What is to be told to the cache now."""
+        """Take the counts to report to the cache now."""
         with self._lock:
             counts, self.counts = self.counts, {}
         return counts
 
     def filter_counts(self) -> dict[str, float]:
-        """How full the filter is, of this process."""
+        """Return how full this process's filter is."""
         if self._filter is None:
             return {}
         try:
@@ -456,8 +459,8 @@ class Tier:
         }
 
 
-def _with_tiers(stats: Stats, told: dict[str, int], tier: Tier) -> Stats:
-    tiers: dict[str, float] = dict(told)
+def _with_tiers(stats: Stats, counts: dict[str, int], tier: Tier) -> Stats:
+    tiers: dict[str, float] = dict(counts)
     for name, number in tier.counts.items():
         tiers[name] = tiers.get(name, 0) + number
     return replace(stats, tiers={name: tiers.get(name, 0) for name in COUNTS} | tier.filter_counts())
@@ -465,21 +468,21 @@ def _with_tiers(stats: Stats, told: dict[str, int], tier: Tier) -> Stats:
 
 COUNTS: dict[str, str] = {
     "cache_hits": "keys that the cache answered, without the truth",
-    "truth_asked": "keys that the truth was asked for",
-    "truth_known": "duplicates among those: what the cache did not know, or not any more",
-    "copies": "copies that the cache took",
+    "truth_asked": "keys that were sent to the truth",
+    "truth_known": "duplicates among those: the cache had no copy, or no longer",
+    "copies": "copies that the cache accepted",
     "cache_errors": "calls that the cache did not answer",
-    "cache_skipped": "keys for which the cache was left alone, because it had not answered",
+    "cache_skipped": "keys for which the cache was skipped, because it had not answered",
     "filter_skipped": "keys for which the cache was not asked, because the filter had never seen them",
-    "filter_false": "keys that were new though the filter said maybe",
-    "filter_missed": "keys that were known though the filter had never seen them",
+    "filter_false": "new keys for which the filter answered maybe",
+    "filter_missed": "known keys that the filter had never seen",
     "filter_errors": "calls that the filter did not answer",
 }
-"""What is counted, in keys unless it says calls."""
+"""The counts by name, with their meaning; in keys, except where it says calls."""
 
 
 def _is_text(key: str) -> bool:
-    """Whether the key has bytes to be digested; where not, the truth says what it says to such keys."""
+    """Whether the key can be encoded for its digest. If not, the truth answers as it does for such keys."""
     return key.isascii() or _encodes(key)
 
 

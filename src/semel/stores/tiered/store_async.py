@@ -1,4 +1,4 @@
-"""A cache in front of a truth. Which of them is asked what is in `rules`."""
+"""The tiered store: a cache in front of a truth. `rules` decides which of them answers."""
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -8,7 +8,7 @@ from semel.core.commands import Answer, Item
 from semel.core.protocols import AsyncStore
 from semel.errors import StoreError, StoreUnavailable
 from semel.runtime.generators import adrive
-from semel.stores.tiered.base import TieredStoreBase, ends
+from semel.stores.tiered.base import TieredStoreBase, must_raise
 from semel.stores.tiered.protocols import AsyncCache, Filter
 from semel.stores.tiered.rules import Step
 
@@ -16,10 +16,10 @@ __all__ = ["AsyncTieredStore"]
 
 
 class AsyncTieredStore(TieredStoreBase):
-    """A short, fast window in front of a long, durable one. Its name is its URL.
+    """A fast cache with a short window in front of a durable store with a long one. Its name is its URL.
 
-    What is recent and done is answered by the cache, everything else by the truth; a cache that is lost, slow or gone
-    costs speed alone. `aclose` closes all that is behind it.
+    The cache answers what was done recently, the truth everything else. A lost, slow or missing cache only costs
+    speed. `aclose` closes the cache, the truth and the filter.
     """
 
     truth: AsyncStore
@@ -37,7 +37,7 @@ class AsyncTieredStore(TieredStoreBase):
         super().__init__(cache, truth, cache_window_us, filter, affine=affine)
 
     async def aopen(self) -> None:
-        """Connect to both; idempotent. A cache out of reach is left alone for a while, one that refuses is raised."""
+        """Connect to both; idempotent. An unavailable cache is skipped for a while; a cache that refuses raises."""
         self._closed = False
         try:
             await self.truth.aopen()
@@ -52,10 +52,10 @@ class AsyncTieredStore(TieredStoreBase):
         try:
             await self.cache.aopen()
         except StoreUnavailable as error:
-            self._tier.missed(error)
+            self._tier.note_cache_error(error)
 
     async def aclose(self) -> None:
-        """Let go of all of them, whatever one of them says; idempotent."""
+        """Close the cache, the truth and the filter, even if one of them raises; idempotent."""
         first, self._closed = not self._closed, True
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.truth.aclose)
@@ -63,17 +63,17 @@ class AsyncTieredStore(TieredStoreBase):
                 stack.callback(self.filter.close)
             stack.push_async_callback(self.cache.aclose)
             if first:
-                await adrive(self._tier.parting(), self._perform)
+                await adrive(self._tier.flush_counts(), self._perform)
 
     async def asend(self, items: Sequence[Item], /) -> list[Answer]:
-        """Carry out the items: one round trip to the cache, one to the truth for what is left, one for the copies."""
+        """Carry out the items: one round trip to the cache, one to the truth for the rest, one to write copies."""
         self._check_open()
         return await adrive(self._tier.carry_out(items), self._perform)
 
     async def _perform(self, step: Step) -> Any:
         try:
-            return await self._asked(step, self.truth.asend)
+            return await self._dispatch(step, self.truth.asend)
         except StoreError as error:
-            if ends(step, error):
+            if must_raise(step, error):
                 raise
             return error

@@ -1,7 +1,7 @@
--- Claim each record, or say what a duplicate needs to know.
+-- Claim each record, or answer with the state that a duplicate needs.
 --
--- In common: B state flags, B more flags, B late, d lease, d window, d event time. Item: what follows the header.
--- Late: 0 never, 1 by the event time, 2 by the anchor of each item; then how far apart events are stands for the time.
+-- Shared fields: B state flags, B more flags, B late, d lease, d window, d event time. Item: the part after the header.
+-- Late: 0 never, 1 by the event time, 2 by the anchor of each item; then `apart` takes the place of the event time.
 -- F granted, all new  G granted (record)  K known (record)  B busy (rest)  J busy, journaled (rest)
 -- M mismatch  L late (age)  U unknown (since)  O no memory  X corrupt  T try again
 
@@ -58,12 +58,12 @@ local function grant(i, key, arg, fence, orphan)
   give(i, key, r, orphan and orphan.journal)
 end
 
--- The event's own time and its horizon, of an item.
+-- The event's own time and its horizon, read from an item.
 local function anchor_of(arg)
   return sunpack('>I7I7', arg, 2 + byte(arg))
 end
 
--- The first of its key as far as is known, unless what is known does not reach back to it.
+-- The first event of its key, as far as the records show, unless it is older than the records reach.
 local function begin(i, key, arg, fence)
   local happened = event_time
   local is_over = is_late
@@ -78,7 +78,7 @@ local function begin(i, key, arg, fence)
   return grant(i, key, arg, fence, nil)
 end
 
--- Equal content at another time: it follows when the former is settled, or nobody takes that up again.
+-- Equal content at another time: it is granted once the earlier event is settled, or will not be taken over any more.
 local function again(i, key, arg, r)
   local happened = anchor_of(arg)
   if happened < r.anchor then
@@ -100,7 +100,7 @@ local function differs(mine, stored)
   return mine and stored and mine ~= '' and stored ~= '' and byte(mine) == byte(stored) and mine ~= stored
 end
 
--- The usual duplicate: settled, and nothing to compare.
+-- The usual duplicate: settled, and no fingerprint or anchor to compare.
 local function known(i, raw)
   if #raw <= HEADER_BYTES then return false end
   local version, rst, rfl, _, over = sunpack(HEADER, raw)
@@ -130,7 +130,7 @@ local function claim(i, key, arg, raw)
     end
     local n = byte(arg)
     if r.owner == sub(arg, 2, 1 + n) and n > 0 then
-      move(r, now + lease) -- repeated because the reply was lost: its holder counts from this try
+      move(r, now + lease) -- repeated because the reply was lost: the owner counts its lease from this try
       return give(i, key, r, r.journal)
     end
     say(i, r.journal and 'J' or 'B', number(r.at - now))
@@ -157,7 +157,7 @@ for i = 2, #KEYS do
       written = set_new(key, head .. arg)
       raw = not written and pcall_('GET', key)
       if written and written.err then
-        raw = pcall_('GET', key) -- at the memory limit, what is known is still answered
+        raw = pcall_('GET', key) -- at the memory limit, known records still answer
         if raw == false then denied(i, written) end
         written = false
       end

@@ -1,14 +1,14 @@
 -- Mark each id in sets of small integers: a few bytes per mark, remembered for one to two windows.
 --
--- KEYS[2]  what is known of each consumer: its number of sets, then the windows it was used with
--- KEYS[i]  from 3 on: the beginning of a set's name
+-- KEYS[2]  the hash with, for each consumer, its number of sets, then the windows it was used with
+-- KEYS[i]  from 3 on: the prefix of a set's name
 -- ARGV[7]  the consumer's tag      ARGV[8]  the number of sets that the client knows
 -- ARGV[9]  the window              ARGV[10] M mark, L look, F forget
 -- ARGV[i+8] the id for KEYS[i]
--- A window has a set for each generation of its own length; a mark goes into the running one and is looked for in
--- that and in the one before. Sets of other windows that the consumer was used with are looked through as well.
+-- A generation is as long as the window and has its own sets. A mark goes into the current generation and is looked up
+-- in that and in the one before, and in the sets of all other windows that the consumer was used with.
 --
--- 1 the first time, or there (expiry)  0 not  B another number of sets  W too many windows  O no memory  X corrupt
+-- 1 new, or found (expiry)  0 not  B the number of sets differs  W too many windows  O no memory  X corrupt
 
 local WINDOWS_MAX = 16
 local floor = math.floor
@@ -39,8 +39,8 @@ if op == 'M' and not mine and window > 0 then
   end
 end
 
--- The sets in which a mark may be, a name for each item, and when they end. Where none of a generation is there, and
--- that is so until a window has passed, it is not looked through.
+-- The sets in which a mark may be, one name per item, and their expiry. A generation without any set, as before the
+-- first window has passed, is skipped.
 local places, expiries = {}, {}
 local function names(length, n)
   local ending, found = ':' .. number(length) .. '.' .. number(n), {}
@@ -64,7 +64,7 @@ local running, till, begun
 if window > 0 then
   local n = floor(now / window)
   running, till = names(window, n), milliseconds((n + 2) * window)
-  begun = call('EXISTS', unpack(running)) == #running -- then each of them ends already
+  begun = call('EXISTS', unpack(running)) == #running -- then each of them already has an expiry
 end
 
 local function find(at, id)
@@ -101,7 +101,7 @@ for i = 3, #KEYS do
     if added == 1 then
       out[item] = '1'
       if not begun and call('SCARD', key) == 1 then call('PEXPIRE', key, till) end
-    elseif added == 0 or pcall_('SISMEMBER', key, id) == 1 then -- at the memory limit, what is known is still answered
+    elseif added == 0 or pcall_('SISMEMBER', key, id) == 1 then -- at the memory limit, known marks still answer
       out[item] = '0'
     else
       denied(i - 1, added)

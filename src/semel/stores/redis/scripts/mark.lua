@@ -1,5 +1,5 @@
--- Mark each key; 1: it was the first time, 0: it was not. ARGV[7]: the window.
--- A mark says when it expires; one that says nothing, made by a plain command, is there until the server removes it.
+-- Mark each key; 1: the key is new, 0: it is not. ARGV[7]: the window.
+-- The value of a mark is its expiry. An empty one, written by a plain command, counts until the server removes it.
 
 local expires = number(now + ARGV[7])
 local till = milliseconds(now + ARGV[7])

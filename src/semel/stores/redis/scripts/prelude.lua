@@ -1,21 +1,21 @@
--- What every script begins with: the time, the epoch, and how a record is read and written.
+-- The beginning of every script: the time, the epoch, and how to read and write a record.
 --
 -- KEYS[1]  the epoch of this bucket (of the whole database, on a single server)
 -- KEYS[i]  from 2 on: a record each
--- ARGV[1]  the time in microseconds, empty: the server's own
+-- ARGV[1]  the time in microseconds, empty: use the server's clock
 -- ARGV[2]  the epoch that the client knows, empty: none yet
--- ARGV[3]  the epoch to write where there is none
--- ARGV[4]  's': stop if the epoch is another; 'b': bare, the record's key alone may be touched
--- ARGV[5]  where to tell of what has ended, empty: nowhere; after a '?': only if somebody listens at this very server
--- ARGV[6]  how many bytes of stored records one answer may carry
--- ARGV[7]  what all items have in common
+-- ARGV[3]  the epoch to write if there is none
+-- ARGV[4]  's': stop if the epoch differs; 'b': bare, only the record's key may be touched
+-- ARGV[5]  the channel for ended records, empty: none; after a '?': publish only if this server has subscribers
+-- ARGV[6]  the most bytes of stored records in one reply
+-- ARGV[7]  the fields that all items share
 -- ARGV[i+6] the item for KEYS[i]
 --
--- A record is a header of 26 bytes, then its owner and what else it has, in this order:
+-- A record is a header of 26 bytes, then its owner and its other parts, in this order:
 --   B version, B state + flags, B more flags, H attempt, I7 expires_at, I7 lease_until or settled_at, I7 fence
 --   B+ owner | I7 first_seen | I7 anchor, I7 horizon | H+ name | H+ event type | H+ fingerprint | I4+ meta | I4+ steps | I4+ journal | I4+ value
--- A value that is nothing at all, the usual one, is a flag.
--- The answer is {now, epoch, one letter per item, what some letters stand for...}; '+': not carried out, ask again.
+-- The usual value, null, is only a flag.
+-- The reply is {now, epoch, one letter per item, details of some letters...}; '+': not carried out, send it again.
 
 local call, pcall_, byte, sub, format = redis.call, redis.pcall, string.byte, string.sub, string.format
 local spack, sunpack = struct.pack, struct.unpack
@@ -24,7 +24,7 @@ local VERSION = 1
 local HEADER, HEADER_BYTES = '>BBBHI7I7I7', 26
 local FOREVER = 9007199254740991
 local ATTEMPT_MAX = 65535
-local SPARE_MS = 1000 -- records outlive their expiry a little, so that a fence goes on where a window is short
+local SPARE_MS = 1000 -- records stay a little longer than their expiry, so that fences keep rising with short windows
 local CLAIMED, DONE, FAILED, UNKNOWN, FORGOTTEN = 0, 1, 2, 3, 4
 local QUARANTINE, SLIDING, SEEN, VALUE, JOURNAL = 8, 16, 32, 64, 128
 local NAME, TYPE, PRINT, META, STEPS, ANCHOR, NOTHING = 1, 2, 4, 8, 16, 32, 64
@@ -53,7 +53,7 @@ if not bare then
   end
 end
 
--- Whom to tell of what has ended.
+-- The channel for ended records.
 local channel = ARGV[5] ~= '' and ARGV[5]
 if channel and byte(channel) == 63 then
   channel = sub(channel, 2)
@@ -73,7 +73,7 @@ local function number(n)
   return format('%.0f', n)
 end
 
--- Answer item i with a letter, and with what it stands for.
+-- Answer item i with a letter and its detail.
 local function say(i, letter, detail)
   out[i - 1] = letter
   details[#details + 1] = detail
@@ -91,7 +91,7 @@ local function put(key, raw, till)
   return pcall_('SET', key, raw, 'PX', milliseconds(till))
 end
 
--- The journaled claims of a bucket by the end of their lease.
+-- The key of the bucket's list of journaled claims, sorted by the end of their lease.
 local function journals(key)
   return sub(key, 1, -18) .. 'journal'
 end
@@ -100,7 +100,7 @@ local function sized(format_, text)
   return spack(format_, #text) .. text
 end
 
--- Take a record apart. Raises where it is none.
+-- Decode a record. Raises an error if it is not one.
 local function open(raw)
   local r = {}
   local version, st, fl
@@ -138,7 +138,7 @@ local function open(raw)
   return r
 end
 
--- Put a record together.
+-- Encode a record.
 local function close(r)
   local st, fl = r.state, 0
   local parts = {'', sized('>B', r.owner)}
@@ -167,7 +167,7 @@ local function close(r)
   return table.concat(parts)
 end
 
--- What a stored record means now; nil: nothing any more. A changed one is marked as such.
+-- The effective record at this time; nil: it no longer counts. Sets `changed` if its state differs from the stored one.
 local function standing(r)
   if r.state ~= CLAIMED then
     return r.expires > now and r or nil
@@ -185,7 +185,7 @@ local function gone_at(r)
   return r.expires
 end
 
--- A write was refused: for want of memory, which is this item's answer, or for something that ends the script.
+-- A write was refused. Lack of memory is this item's answer; any other error ends the script.
 local function denied(i, reply)
   out[i - 1] = 'O'
   if not string.find(reply.err, 'OOM', 1, true) then
@@ -193,12 +193,12 @@ local function denied(i, reply)
   end
 end
 
--- Whoever waits for this record may try again.
+-- Note the record for the waiters: they may try again.
 local function has_ended(key)
   if channel then ended[#ended + 1] = sub(key, -16) end
 end
 
--- Write a record, and keep the list of journaled claims with it. `had`: it was on that list.
+-- Write a record and update the list of journaled claims. `had`: the record was on that list.
 local function store(i, key, r, had)
   local done = put(key, close(r), gone_at(r))
   if done.err then
@@ -213,7 +213,7 @@ local function store(i, key, r, had)
   return true
 end
 
--- Move the lease, and the expiry by as much, except where a decision or the first claim sets it.
+-- Move the lease, and the expiry by as much, except if a decision or the first claim sets the expiry.
 local function move(r, lease_until)
   if not r.sliding and r.expires < FOREVER then
     r.expires = r.expires + lease_until - r.at

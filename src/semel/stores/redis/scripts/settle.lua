@@ -1,6 +1,7 @@
--- What is done to a record after its claim, each item on a record of its own.
+-- The operations on a record after its claim; each item is about another record.
 --
--- In common: empty, and each item says all; or the beginning of a settle, and each item only I7 fence, B+ owner, I4+ value.
+-- Shared fields: empty if the items are complete. Or the beginning of a settle: then an item is only
+-- I7 fence, B+ owner, I4+ value.
 -- S settle   B kind, B to, B options, d fence, d window, d lease, d delay; d event time (option 16), B+ owner,
 --            H+ name (option 8), I4+ value
 -- R renew    B kind, B options, d fence, d lease; B+ owner, then a step (option 1): H+ name, I4+ value + 1 or 0
@@ -9,7 +10,7 @@
 -- V resolve  B kind, B options, d fence, d window; I4+ value (option 1); option 2: to absent;
 --            option 4: claimed, with the lease in place of the window, and B+ owner
 -- W window   B kind, d window
--- P purge    B kind: take it from the list of journaled claims if it is none
+-- P purge    B kind: remove it from the list of journaled claims if it is not one
 --
 -- C completed  A already (when)  R recreated  L lost  N renewed  a absent  r the record as stored  m a mark (expiry)
 -- f forgotten (fence)  B busy (rest)  J busy, journaled (rest)  n needs the name  O no memory  X corrupt  T try again
@@ -17,9 +18,9 @@
 local find = string.find
 local TOMBSTONE_US = 43200000000
 local SETTLE, SETTLE_BYTES = '>BBBdddd', 35
-local RELEASED = 5 -- beside DONE, FAILED and UNKNOWN: what a settle is to
-local WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED, VOID = 1, 2, 4, 8, 16, 32 -- void: the value is nothing
-local SLACK_US = 60000000 -- so much later than need be may the server remove a record, where that saves work
+local RELEASED = 5 -- a target of a settle, as are DONE, FAILED and UNKNOWN
+local WITH_VALUE, SLIDES, COUNTED, NAMED, ANCHORED, VOID = 1, 2, 4, 8, 16, 32 -- void: the value is null
+local SLACK_US = 60000000 -- the server may remove a record this much too late, if that saves work
 
 local function changed(i, key, r, had, letter)
   if bare and (r.journal or had) then
@@ -37,7 +38,7 @@ local function owner_of(arg, at)
   return sub(arg, at + 1, at + n), at + 1 + n
 end
 
--- Where the owner stands in a settle.
+-- The position of the owner in a settle.
 local function owner_at(options)
   return SETTLE_BYTES + (has(options, ANCHORED) and 9 or 1)
 end
@@ -52,7 +53,7 @@ local function bury(i, key, r)
   end
 end
 
--- Give an unknown record to somebody, or to nobody, with a fence by which its late owner is refused.
+-- Give an unknown record to a new owner, or to none, with a new fence that refuses its late owner.
 local function take(i, key, r, owner, lease_until)
   r.state, r.owner, r.fence, r.at = CLAIMED, owner, next_fence(r.fence), lease_until
   if changed(i, key, r, r.journal) then
@@ -60,7 +61,7 @@ local function take(i, key, r, owner, lease_until)
   end
 end
 
--- As if it had just come and been released: its source will not send it again.
+-- Reset the record as if its event had just come and been released: the source will not send the event again.
 local function anew(i, key, r)
   r.attempt, r.steps = 0, nil
   take(i, key, r, '', now)
@@ -205,19 +206,19 @@ local function rewindow(i, key, arg, r)
     return
   end
   if r.anchor then
-    out[i - 1] = 'C' -- its key says how long
+    out[i - 1] = 'C' -- the event's own time sets the expiry
     return
   end
   r.expires = (r.sliding and r.seen or r.at) + window
   if store(i, key, r, nil) then out[i - 1] = 'C' end
 end
 
--- A key without a record may be a mark, where marks are plain keys.
+-- A key without a record may be a mark, if marks are plain keys.
 local function no_record(i, key, arg, forgets)
   local mark = sub(key, 1, -18) .. 'm' .. sub(arg, -4) .. sub(key, -16, -5)
   local stored = not bare and pcall_('GET', mark)
   local expires = tonumber(stored or nil)
-  if stored == '' then expires = now + 1000 * call('PTTL', mark) end -- made by a plain command
+  if stored == '' then expires = now + 1000 * call('PTTL', mark) end -- written by a plain command
   if not expires or expires <= now then
     out[i - 1] = 'a'
   elseif forgets then
@@ -254,8 +255,8 @@ local function carry_out(i, key, arg, raw)
   end
 end
 
--- The usual end: a running claim is completed. Claims of one batch are alike in all but their fence and owner, which
--- stand together, so that what comes before them is worked out once.
+-- The usual case: complete a running claim. Claims of one batch differ only in their fence and owner, which are
+-- adjacent, so the bytes before them are computed once.
 local common = ARGV[7]
 local ALIKE_BYTES = 19
 local _, common_to, common_options, common_window, to_complete
@@ -285,7 +286,7 @@ local function write(key, new)
   return pcall_('SET', key, new)
 end
 
--- Strings are compared where they are: to cut one out costs more than to look at it.
+-- Strings are compared in place: cutting one out costs more than reading it.
 local function quickly(i, key, arg, raw)
   if not seen or find(raw, seen, 1, true) ~= 1 then
     if #raw <= HEADER_BYTES then return false end
@@ -296,7 +297,7 @@ local function quickly(i, key, arg, raw)
   local done
   if #arg == 8 + n then
     if find(raw, arg, ALIKE_BYTES + 1, true) ~= ALIKE_BYTES + 1 then return false end
-    if stays then -- the server removes it late enough as it is
+    if stays then -- the server's expiry is already late enough
       done = pcall_('SETRANGE', key, 0, without)
     else
       done = write(key, without .. sub(raw, ALIKE_BYTES + 1))
@@ -314,7 +315,7 @@ local function quickly(i, key, arg, raw)
   return true
 end
 
--- An item in its long form.
+-- Return an item in its long form.
 local function spelled(arg)
   if common == '' then return arg end
   local kind, to, options, _, window, lease, delay = sunpack(SETTLE, common)
