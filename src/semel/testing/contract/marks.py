@@ -1,4 +1,4 @@
-"""Marks: the first time of a key, and nothing else."""
+"""Marks: whether a key is seen for the first time."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ def a_mark_is_the_first_once(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def each_key_of_a_mark_is_its_own(b: ScenarioContext) -> Flow[None]:
-    """Known keys among new ones are told apart by position, and the new ones are marked all the same."""
+    """Answers for mixed known and new keys come by position, and the new ones are marked."""
     yield from _marked(b, ["b", "d"], [True, True], "new keys")
     yield from _marked(b, ["a", "b", "c", "d", "e"], [True, False, True, False, True], "mixed keys")
     yield from _marked(b, ["e", "c", "a"], [False, False, False], "keys marked among known ones")
@@ -43,7 +43,7 @@ def each_key_of_a_mark_is_its_own(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def many_keys_are_marked_at_once(b: ScenarioContext) -> Flow[None]:
-    """A thousand keys in one item, every other of them known."""
+    """A thousand keys in one item; every second key is known."""
     keys = [f"key {number}" for number in range(MANY)]
     yield from _marked(b, keys[::2], [True] * (MANY // 2), "every other key")
     yield from _marked(b, keys, [False, True] * (MANY // 2), "all keys")
@@ -51,7 +51,7 @@ def many_keys_are_marked_at_once(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def odd_keys_are_marked_apart(b: ScenarioContext) -> Flow[None]:
-    """Keys that differ only just are different marks."""
+    """Keys that differ only slightly are different marks."""
     yield from _marked(b, KEYS, [True] * len(KEYS), "all odd keys")
     yield from _marked(b, KEYS, [False] * len(KEYS), "all odd keys again")
 
@@ -67,7 +67,7 @@ def marks_of_others_are_apart(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_mark_expires(b: ScenarioContext) -> Flow[None]:
-    """After its window a key is new; a repetition meanwhile does not prolong it; purging changes nothing."""
+    """After its window a key is new. A repeated mark does not prolong the window; a purge changes no answer."""
     yield from _marked(b, ["short", "again"], [True, True], "new keys", window=SHORT)
     yield from _marked(b, ["long"], [True], "a new key", window=LONG)
     yield from _marked(b, ["again"], [False], "a repeated key", window=LONG)
@@ -80,7 +80,7 @@ def a_mark_expires(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def a_mark_may_be_looked_up_and_forgotten(b: ScenarioContext) -> Flow[None]:
-    """It is a done record without a value; forgotten, its key is new and its neighbours are not."""
+    """A lookup shows a done record without a value. After forget the key is new; other keys are not."""
     yield from _marked(b, ["a", "b"], [True, True], "new keys")
     place = b.id("a", consumer="marks")
     expect((yield from Lookup(place)), Record, id=place, state="done", value=None)
@@ -93,7 +93,7 @@ def a_mark_may_be_looked_up_and_forgotten(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def marks_are_counted(b: ScenarioContext) -> Flow[None]:
-    """The statistics say how many marks are live, by consumer."""
+    """The statistics count the live marks by consumer."""
     yield from _marked(b, ["a", "b", "c"], [True] * 3, "new keys")
     yield from _marked(b, ["gone"], [True], "a new key", window=SHORT)
     yield from b.later()
@@ -103,7 +103,7 @@ def marks_are_counted(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def marks_at_once_have_one_first(b: ScenarioContext) -> Flow[None]:
-    """Of marks of the same keys that start together, each key is the first for one."""
+    """Of concurrent marks of the same keys, each key is the first for exactly one."""
     keys = [f"race-{number}" for number in range(10)]
     answers = yield from AtOnce([[_mark(b, keys)] for _ in range(CALLERS)])
     firsts = [expect(answer, Marked).firsts for (answer,) in answers]
