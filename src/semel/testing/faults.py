@@ -66,7 +66,7 @@ class Strike(Struct, frozen=True):
 class Driver:
     """One simulated process that runs flows on one store.
 
-    Waiting advances the clock. `handled` is the context that the handler reads, like `current()`.
+    Waiting advances the clock. `granted` is the claim under which the handler runs.
     """
 
     def __init__(
