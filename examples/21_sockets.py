@@ -16,7 +16,7 @@ all_done = asyncio.Event()
 
 
 async def handle(event: Event) -> None:
-    done.add(event.id)  # or call somebody, with semel.current().idempotency_key
+    done.add(event.id)  # or call another system, with semel.current().idempotency_key
     if len(done) == EVENTS:
         all_done.set()
 

@@ -160,7 +160,7 @@ async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene)
     source = scene.broker.source()
     dead_letter = source.dead_letter
 
-    async def watched(arrival: Arrival, letter: DeadLetterInfo) -> None:
+    async def watch(arrival: Arrival, letter: DeadLetterInfo) -> None:
         record = await once.records.lookup(letter.key)
         states.append("absent" if record is None else record.state)
         await dead_letter(arrival, letter)
@@ -168,7 +168,7 @@ async def a_dead_letter_is_confirmed_before_the_record_says_failed(scene: Scene)
     async def handler(_message: Arrival) -> None:
         raise ValueError("never")
 
-    source.dead_letter = watched  # type: ignore[method-assign]
+    source.dead_letter = watch  # type: ignore[method-assign]
     await scene.broker.send(sent("a"))
     async with scene.running(handler, once=once, source=source):
         await scene.settled()
@@ -186,7 +186,7 @@ async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene
     source = scene.broker.source()
     receive = source.receive
 
-    async def watched(limit: int, wait_s: float) -> Sequence[Arrival]:
+    async def watch(limit: int, wait_s: float) -> Sequence[Arrival]:
         found = await receive(limit, wait_s)
         times.extend(monotonic() for _ in found)
         return found
@@ -196,7 +196,7 @@ async def a_failed_message_comes_back_when_it_is_due_and_not_before(scene: Scene
         if len(scene.ran) == 1:
             raise RuntimeError("not yet")
 
-    source.receive = watched  # type: ignore[method-assign]
+    source.receive = watch  # type: ignore[method-assign]
     await scene.broker.send(sent("a"))
     once = scene.client(policy=Policy(retry_delay_s=1.0))
     async with scene.running(handler, once=once, source=source):

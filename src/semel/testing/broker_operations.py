@@ -41,12 +41,12 @@ async def _stop_in_the_middle(scene: Scene, handler: Any, begun: list[str], **op
     source = scene.broker.source(deadline_s=5.0)
     nack, nacks = source.nack, 0
 
-    async def counted(arrivals: Sequence[Arrival], delay_s: float) -> None:
+    async def count_nack(arrivals: Sequence[Arrival], delay_s: float) -> None:
         nonlocal nacks
         nacks += 1
         await nack(arrivals, delay_s)
 
-    source.nack = counted  # type: ignore[method-assign]
+    source.nack = count_nack  # type: ignore[method-assign]
     async with scene.running(handler, source=source, **options) as runner:
         await _wait_until(lambda: scene.ran)
         runner.stop()

@@ -58,12 +58,12 @@ class SimSource:
             event, owner, f"w{worker.number} {event.payload} #{self.deliveries}", self.world.now
         )
 
-    def run(self, worker: Worker, event: SimEvent, finished: Callable[[SimRun, Any], None]) -> None:
+    def run(self, worker: Worker, event: SimEvent, on_end: Callable[[SimRun, Any], None]) -> None:
         """Start the flow of a delivery in a worker."""
         attempt = self.attempt(worker, event)
         wait_s = WAITS_S[int(self.world.random() * len(WAITS_S))]
         task = task_for(self.mode, event, attempt.owner, wait_s, self.flaws)
-        worker.start(SimRun(worker, attempt, self.mode.flow(attempt, task, self.flaws), finished))
+        worker.start(SimRun(worker, attempt, self.mode.flow(attempt, task, self.flaws), on_end))
 
 
 class SimQueue(SimSource):
@@ -97,13 +97,13 @@ class SimQueue(SimSource):
             self._deliver(message)
 
     def _begin(self, worker: Worker, message: SimMessage) -> None:
-        def finished(run: SimRun, outcome: Any) -> None:
-            self._finished(run, outcome, message)
+        def on_end(run: SimRun, outcome: Any) -> None:
+            self._on_end(run, outcome, message)
 
         message.acked = message.acked or self.flaws.ack_on_receipt
-        self.run(worker, message.event, finished)
+        self.run(worker, message.event, on_end)
 
-    def _finished(self, run: SimRun, outcome: Any, message: SimMessage) -> None:
+    def _on_end(self, run: SimRun, outcome: Any, message: SimMessage) -> None:
         world = self.world
         if self.mode.acks(outcome):
             if world.chance(world.weather.handler_crash):
