@@ -1,6 +1,6 @@
 """`python -m benchmarks.peers`: semel, a careful version by hand, and other libraries, in turns in one run.
 
-Each contender runs in a process of its own (`contender.py`), in its own environment where it is another library.
+Each contender runs in its own process (`contender.py`), and other libraries in their own environments.
 The cost is processor time of client and server together, which a busy computer disturbs less than rates; the result
 has both. `--out` writes JSON, a plot and the page of the documentation; `--check` compares the ratios with stored
 ones and fails on a loss beyond the noise of both runs.

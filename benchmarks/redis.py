@@ -93,7 +93,7 @@ class Bench:
     def against_server(
         self, what: str, subject: Job, connections: int, aim: float | None, depth: int = BATCH
     ) -> Measurement:
-        """Measured in turns with redis-benchmark."""
+        """Compare a job with redis-benchmark, in turns."""
         pairs = [(self.server_rate(connections, depth), rate(subject)) for _ in range(REPEATS)]
         return Measurement(
             store="redis",

@@ -22,7 +22,7 @@ with shop, sqlite3.connect("shop.db") as orders:
     )
 orders.close()
 
-# The relay publishes what was committed; `semel relay` is the same as a program, with a real broker.
+# The relay publishes the committed messages; `semel relay` is the same as a program, with a real broker.
 broker = io.BytesIO()
 Relay("sqlite:///shop.db?adopt=true", StdoutSink(broker)).run(until_empty=True)
 deliveries = [json.loads(line) for line in broker.getvalue().splitlines()]

@@ -137,7 +137,7 @@ def between(lines: list[str], start: tuple[int, int], end: tuple[int, int]) -> s
 
 
 def awaitables(tokens: list[tokenize.TokenInfo]) -> Iterator[int]:
-    """Yield the indexes of the tokens to drop with `Awaitable`: its brackets if it has some, its comma if it is imported."""
+    """Yield the tokens to drop with `Awaitable`: its brackets if it has some, its comma if it is imported."""
     for place, token in enumerate(tokens):
         if token.type != tokenize.NAME or token.string != "Awaitable":
             continue
@@ -150,7 +150,7 @@ def awaitables(tokens: list[tokenize.TokenInfo]) -> Iterator[int]:
 
 
 def groups(tokens: list[tokenize.TokenInfo]) -> Iterator[int]:
-    """Return the parentheses around a call that were needed only for its `await`: `(await f())[0]`."""
+    """Yield the parentheses around a call that were needed only for its `await`: `(await f())[0]`."""
     for place, token in enumerate(tokens):
         if token.string != "(" or tokens[place + 1].string != "await":
             continue

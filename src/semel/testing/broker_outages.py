@@ -81,18 +81,18 @@ class Outages:
         """Return a fresh broker that can be cut off, or `None` to skip the scenario."""
         return None
 
-    def test_an_outage_is_reported_once_and_a_stop_is_heard(self) -> None:
+    def test_an_outage_is_reported_once_and_a_stop_is_quick(self) -> None:
         """A broker that is away at the start: one line at once, no flood, and a stop within a second."""
         source = self.away()
         if source is not None:
             asyncio.run(_outage(source))
 
-    def test_what_no_time_heals_ends_the_runner(self) -> None:
+    def test_a_permanent_refusal_ends_the_runner(self) -> None:
         """Wrong credentials, or no such queue: the runner ends with the reason instead of trying for ever."""
         for source in self.refused():
             asyncio.run(_refusal(source))
 
-    def test_an_outage_in_the_middle_loses_nothing_and_a_stop_is_heard(self) -> None:
+    def test_an_outage_in_the_middle_loses_nothing_and_a_stop_is_quick(self) -> None:
         """A broker that goes away while handlers run: one line; nothing is lost or run twice, even after a stop."""
 
         async def scenario() -> None:

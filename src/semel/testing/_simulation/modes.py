@@ -165,6 +165,6 @@ def _without_effect(mode: Mode, event: SimEvent) -> None:
         if event.grants <= MAX_ATTEMPTS:
             raise Violation("gave up", f"{event.payload}: failed after {event.grants} attempts")
     elif mode.journal and not event.grants:
-        return  # every listener died before any claim was made: nobody ever accepted it
+        return  # every listener died before it made a claim: the event was never accepted
     elif not (mode.may_lose and event.touched):
         raise Violation("lost", f"{event.payload}: accepted, but there is no effect")

@@ -53,7 +53,7 @@ class SimEvent:
 
 
 class SimAttempt:
-    """One claim call with its retries, and what its process knows about it."""
+    """One claim call with its retries, and the state that its process has of it."""
 
     __slots__ = (
         "claim",

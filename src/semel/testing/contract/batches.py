@@ -51,7 +51,7 @@ def an_empty_batch_has_no_answers(b: ScenarioContext) -> Flow[None]:
 
 @scenario()
 def answers_come_by_position(b: ScenarioContext) -> Flow[None]:
-    """Items of every kind in one call: each answer stands where its item stood."""
+    """Items of every kind in one call: each answer has the position of its item."""
     yield from b.finish("done")
     running = yield from b.hold("running", fingerprint=b"\1one")
     ends = yield from b.hold("ends")

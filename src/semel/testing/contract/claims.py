@@ -1,4 +1,4 @@
-"""Who may run: claims, take-overs, attempts and fences."""
+"""Claims, take-overs, attempts and fences."""
 
 from msgspec.structs import replace
 

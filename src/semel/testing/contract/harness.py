@@ -28,7 +28,7 @@ LONG = 600
 SHORT = 2
 """Units of a lease or window that the scenario lets end."""
 OVER = 3
-"""Units to advance so that what is `SHORT` is over."""
+"""Units to advance so that a `SHORT` lease or window is over."""
 FAR = 180
 """Units to advance so that a store which rounds its cleanup to a minute has something to clean."""
 PURGES_MAX = 1000
@@ -82,7 +82,7 @@ class Unlisten(Command[None], frozen=True):
 
 
 class Hear(Command[bool], frozen=True):
-    """Return whether a notification of this record comes within a few seconds; drops all earlier notifications."""
+    """Return whether a notification of this record comes within a few seconds; then drop all notifications."""
 
     id: Id
 
