@@ -149,9 +149,8 @@ async def _send_to_the_dead(scene: Scene, keys: list[str], hang: Any, once: Any)
     """Send messages and deliver them to a worker that dies before it acknowledges them."""
     await scene.broker.send(sent(*keys))
     got = await scene.deliver_to_the_dead(len(keys))
-    if not got[
-        0
-    ].deliveries:  # this broker counts no deliveries: a runner records each attempt that it starts
+    # If the broker counts no deliveries, a runner records each attempt that it starts.
+    if not got[0].deliveries:
         await _die_with(scene, hang, once)
 
 

@@ -46,7 +46,7 @@ def release_without_owner(record: Record | None, item: Any, now: int) -> Decisio
 
 
 def delete_on_error(record: Record | None, item: Any, now: int) -> Decision:
-    """An error deletes the key without checking its owner. Here: the record expired long ago, so it is absent."""
+    """An error deletes the key without checking its owner. Here it gets an old expiry, so it is absent."""
     if type(item) is Settle and item.to == "released" and record is not None:
         return Completed(at_us=now), replace(
             record, state="done", owner=b"?", lease_until_us=0, expires_at_us=0
@@ -127,7 +127,7 @@ def fresh_owner_each_try(attempt: SimAttempt, task: Task, flaws: Flaws) -> Flow[
 
 
 def mark_first(_attempt: SimAttempt, task: Task, _flaws: Flaws) -> Flow[Outcome[Any]]:
-    """Mark, run, and claim that it ran once."""
+    """Mark, then run, and promise that nothing is lost."""
     tenant, consumer, key = task.claim.id
     answer = yield from Mark(tenant, consumer, [key], task.claim.window_us)
     if isinstance(answer, Unavailable):

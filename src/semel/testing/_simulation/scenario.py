@@ -99,9 +99,8 @@ class Simulation:
             and not self.mode.may_lose
             and world.chance(world.weather.poison)
         ):
-            unasked = (
-                self.mode.quarantine and not self.mode.probe
-            )  # an event that dies there is not run again
+            # An event that dies there is not run again.
+            unasked = self.mode.quarantine and not self.mode.probe
             kinds = ("permanent", "poison") if unasked else ("permanent", "poison", "killer")
             kind = kinds[int(world.random() * len(kinds))]
         event = SimEvent(("", "sim", f"k{number}"), f"e{len(self.events)}", kind)

@@ -1,4 +1,4 @@
-"""A store behind a bad network: the real `machine.decide` on a dict, a clock that steps, requests that get lost."""
+"""A store behind a bad network: the real `machine.decide` on a dict, a clock that steps, lost and late requests."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
@@ -96,7 +96,7 @@ class SimStore:
             world.at(there, self._serve, process, process.life, item, attempt, skew_us, there, reply, args)
             return
         if world.trace is not None:
-            world.note(f"{attempt.name}: {type(item).__name__.lower()} gets lost")
+            world.note(f"{attempt.name}: {type(item).__name__.lower()} is lost or late")
         if type(item) is not Claim or fate == LATE_REPLY:
             attempt.touch()
         if fate == LATE_REPLY:

@@ -228,9 +228,7 @@ class Worker:
         item = Renew(claim.id, claim.owner, granted.fence, claim.lease_us)
         fate = self.world.fate()
         if fate in (CRASH_BEFORE, PAUSE):
-            fate = (
-                FAIR  # flows and handlers draw these faults themselves; here they would strike twice as often
-            )
+            fate = FAIR  # flows and handlers draw these themselves; here they would strike twice as often
         self.store.send(
             self, item, attempt, fate, self.skew_us, self._on_renewed, run, attempt, self.world.now
         )
