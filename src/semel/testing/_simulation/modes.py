@@ -137,6 +137,7 @@ MODES: dict[str, Mode] = {
         Mode(name="journal", flow=run_leased, journal=True),
     )
 }
+"""The modes that the simulation plays, by name."""
 
 
 def judge(mode: Mode, event: SimEvent) -> None:
